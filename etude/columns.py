@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of the columns of Experience, and the path rule for nested ones.
+
+A nested observation or action is stored as flat columns with path names: ``obs/camera``, ``action/0``. The part before
+the first slash is the column's *root*.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+
+OBS: Final = "obs"
+ACTION: Final = "action"
+REWARD: Final = "reward"
+TERMINATED: Final = "terminated"
+TRUNCATED: Final = "truncated"
+INFO: Final = "info"
+NEXT_OBS: Final = "next_obs"
+FINAL_OBS: Final = "final_obs"
+
+LOGP: Final = "logp"
+DIST_INPUTS: Final = "dist_inputs"
+VALUE: Final = "value"
+ADVANTAGE: Final = "advantage"
+VALUE_TARGET: Final = "value_target"
+STATE_IN: Final = "state_in"
+STATE_OUT: Final = "state_out"
+WEIGHT: Final = "weight"
+
+EPISODE_ID: Final = "episode_id"
+AGENT_ID: Final = "agent_id"
+MODULE_ID: Final = "module_id"
+T_INDEX: Final = "t"
+ENV_T: Final = "env_t"
+LOOKBACK: Final = "lookback"
+
+SEPARATOR: Final = "/"
+
+
+def is_under(name: str, root: str) -> bool:
+    """Whether ``name`` is the column ``root`` or one of its parts (``root/...``)."""
+    return name == root or name.startswith(root + SEPARATOR)
+
+
+def under(names: Iterable[str], root: str) -> list[str]:
+    """The names among ``names`` that are ``root`` or a part of it, in their order."""
+    return [name for name in names if is_under(name, root)]
+
+
+def subtree(columns: Mapping[str, T], root: str) -> dict[str, T]:
+    """The columns that are ``root`` or a part of it, under their own names."""
+    return {name: value for name, value in columns.items() if is_under(name, root)}
+
+
+def renamed(columns: Mapping[str, T], root: str, new_root: str) -> dict[str, T]:
+    """The columns under ``root``, with ``new_root`` in its place: ``obs/x`` becomes ``next_obs/x``."""
+    return {new_root + name[len(root) :]: value for name, value in columns.items() if is_under(name, root)}

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The few array operations that Experience needs, for NumPy arrays and torch tensors alike.
+
+Torch is looked at only where a tensor is met, so that reading recordings does not import it.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
+
+    Array: TypeAlias = NDArray[Any] | torch.Tensor
+else:
+    Array: TypeAlias = Any
+
+Index: TypeAlias = NDArray[np.int64]
+
+
+def is_tensor(array: Array) -> bool:
+    """Whether ``array`` is a torch tensor; False for a NumPy array."""
+    return not isinstance(array, np.ndarray)
+
+
+def take(array: Array, index: Index) -> Array:
+    """The rows ``index`` of ``array``: a copy."""
+    if isinstance(array, np.ndarray):
+        return array.take(index, axis=0)
+    import torch
+
+    return array.index_select(0, torch.from_numpy(index).to(array.device))
+
+
+def concat(arrays: Sequence[Array]) -> Array:
+    """The arrays end to end along the first axis; one array alone is returned as it is."""
+    if len(arrays) == 1:
+        return arrays[0]
+    if isinstance(arrays[0], np.ndarray):
+        return np.concatenate(arrays)  # type: ignore[arg-type]
+    import torch
+
+    return torch.cat(list(arrays))  # type: ignore[arg-type]
+
+
+def zeros(rows: int | tuple[int, ...], like: Array) -> Array:
+    """Zeros of shape ``rows`` + the shape of one row of ``like``, of its dtype and on its device."""
+    shape = (*((rows,) if isinstance(rows, int) else rows), *like.shape[1:])
+    if isinstance(like, np.ndarray):
+        return np.full(shape, None, object) if like.dtype == object else np.zeros(shape, like.dtype)
+    return like.new_zeros(shape)
+
+
+def put(array: Array, index: Index, values: Array) -> None:
+    """Write ``values`` to the rows ``index`` of ``array``."""
+    if isinstance(array, np.ndarray):
+        array[index] = values
+    else:
+        import torch
+
+        array[torch.from_numpy(index).to(array.device)] = values
+
+
+def ranges(starts: Index, lengths: Index) -> Index:
+    """The integers of every range ``starts[i] .. starts[i] + lengths[i]``, end to end."""
+    total = int(lengths.sum())
+    if total == 0:
+        return np.zeros(0, np.int64)
+    ends = np.cumsum(lengths)
+    return np.arange(total, dtype=np.int64) + np.repeat(starts - (ends - lengths), lengths)
+
+
+def describe(array: Array) -> str:
+    """Dtype and shape of one row, such as ``float32[4]`` or ``int64``."""
+    dtype = str(array.dtype).removeprefix("torch.")
+    return dtype + (str(list(array.shape[1:])) if array.ndim > 1 else "")
