@@ -1,4 +1,86 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Etude."""
+"""Etude: reinforcement learning, online and offline, from one kind of data.
+
+Names are imported when they are first used, so that ``import etude`` is quick and reading data does not load torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from etude.algorithms import (
+        BC,
+        PPO,
+        Algorithm,
+        AlgorithmConfig,
+        BCConfig,
+        Evaluation,
+        OfflineAlgorithm,
+        OfflineConfig,
+        OnPolicyAlgorithm,
+        OnPolicyConfig,
+        PPOConfig,
+        Result,
+        Stop,
+        load,
+    )
+    from etude.connectors import (
+        GAE,
+        ClipAction,
+        ClipReward,
+        Connector,
+        FrameStack,
+        NormalizeAdvantages,
+        NormalizeObs,
+        Pipeline,
+        PrevActionReward,
+        RescaleAction,
+    )
+    from etude.envs import VectorArena
+    from etude.errors import (
+        CheckpointError,
+        DataError,
+        EnvError,
+        EtudeError,
+        ModuleError,
+        SettingsError,
+        SpaceError,
+    )
+    from etude.experience import Experience, Segments
+    from etude.learners import Batch, Learner, Loss
+    from etude.modules import Module, NetworkConfig, Output
+    from etude.recordings import Recording, RecordingWriter
+    from etude.runners import Runner
+    from etude.settings import settings
+
+_HOMES = {
+    "etude.algorithms": "BC PPO Algorithm AlgorithmConfig BCConfig Evaluation OfflineAlgorithm OfflineConfig "
+    "OnPolicyAlgorithm OnPolicyConfig PPOConfig Result Stop load",
+    "etude.connectors": "GAE ClipAction ClipReward Connector FrameStack NormalizeAdvantages NormalizeObs Pipeline "
+    "PrevActionReward RescaleAction",
+    "etude.envs": "VectorArena",
+    "etude.errors": "CheckpointError DataError EnvError EtudeError ModuleError SettingsError SpaceError",
+    "etude.experience": "Experience Segments",
+    "etude.learners": "Batch Learner Loss",
+    "etude.modules": "Module NetworkConfig Output",
+    "etude.recordings": "Recording RecordingWriter",
+    "etude.runners": "Runner",
+    "etude.settings": "settings",
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+
+__all__ = [*_HOME_OF, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'etude' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

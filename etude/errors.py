@@ -14,6 +14,10 @@ class SpaceError(EtudeError):
     """A value does not fit its space, or a space is of a kind that Etude can't handle."""
 
 
+class ModuleError(EtudeError):
+    """A module (a user's network) can't be made, or breaks its contract."""
+
+
 class EnvError(EtudeError):
     """An environment can't be made, or breaks its contract."""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings: frozen, keyword-only dataclasses with a docstring for every field, checked against mappings from outside."""
+"""Settings: frozen, keyword-only dataclasses with a docstring for every field, checked against outside mappings."""
 
 import ast
 import dataclasses
@@ -90,8 +90,8 @@ def from_dict(cls: type[C], values: Mapping[str, Any], *, owner: str) -> C:
     hints = get_type_hints(cls)
     checked: dict[str, Any] = {}
     for key, value in values.items():
-        if dataclasses.is_dataclass(hints[key]) and isinstance(value, Mapping):
-            checked[key] = from_dict(hints[key], value, owner=f"{owner}.{key}")  # type: ignore[type-var]
+        if dataclasses.is_dataclass(hints[key]):
+            checked[key] = _nested(hints[key], value, owner=f"{owner}.{key}")
             continue
         config = pydantic.ConfigDict(arbitrary_types_allowed=True)
         try:
@@ -102,7 +102,18 @@ def from_dict(cls: type[C], values: Mapping[str, Any], *, owner: str) -> C:
             raise SettingsError(
                 f"{owner}.{key} is {value!r}, expected {expected}: {problem[:1].lower() + problem[1:]}."
             ) from None
+    missing = names - checked.keys() - defaults(cls).keys()
+    if missing:
+        raise SettingsError(f"{owner} needs a value for {', '.join(f'`{name}`' for name in sorted(missing))}.")
     return cls(**checked)
+
+
+def _nested(cls: Any, value: Any, *, owner: str) -> Any:
+    if isinstance(value, Mapping):
+        return from_dict(cls, value, owner=owner)
+    if not isinstance(value, cls):
+        raise SettingsError(f"{owner} is {value!r}, expected settings of {cls.__name__}: give its fields by name.")
+    return value
 
 
 def check_range(owner: str, **checks: tuple[bool, str]) -> None:

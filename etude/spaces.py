@@ -33,7 +33,7 @@ def _walk(space: Space, name: str, path: Path) -> list[tuple[str, Path, Space]]:
     if isinstance(space, spaces.Dict):
         for key in space.spaces:
             if SEPARATOR in str(key):
-                raise SpaceError(f"`{name}`: the key {key!r} holds a {SEPARATOR!r}, which separates the parts of a path.")
+                raise SpaceError(f"`{name}`: the key {key!r} holds a {SEPARATOR!r}, which separates parts of a path.")
         parts = [_walk(sub, f"{name}{SEPARATOR}{key}", (*path, key)) for key, sub in space.spaces.items()]
         return [leaf for part in parts for leaf in part]
     if isinstance(space, spaces.Tuple):
@@ -42,8 +42,8 @@ def _walk(space: Space, name: str, path: Path) -> list[tuple[str, Path, Space]]:
     if isinstance(space, _LEAVES):
         return [(name, path, space)]
     raise SpaceError(
-        f"`{name}` is a {type(space).__name__} space. Etude handles Box, Discrete, MultiDiscrete, MultiBinary, Dict and "
-        "Tuple: turn this part into one of them with a Gymnasium wrapper."
+        f"`{name}` is a {type(space).__name__} space. Etude handles Box, Discrete, MultiDiscrete, MultiBinary, Dict "
+        "and Tuple: turn this part into one of them with a Gymnasium wrapper."
     )
 
 
@@ -161,7 +161,7 @@ def space_from_json(data: Mapping[str, Any]) -> Space:
             return spaces.Dict([(key, space_from_json(sub)) for key, sub in data["spaces"]])
         if kind == "Tuple":
             return spaces.Tuple([space_from_json(sub) for sub in data["spaces"]])
-    except (KeyError, TypeError, ValueError, AssertionError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, AssertionError, IndexError, OverflowError) as error:
         raise SpaceError(f"this does not describe a space: {str(data)[:200]} ({error}).") from error
     raise SpaceError(f"unknown kind of space: {kind!r}.")
 
@@ -179,7 +179,7 @@ def _number_to_json(x: float) -> float | str:
 
 def _bounds_from_json(data: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     if isinstance(data, list):
-        return np.array([float(x) if isinstance(x, str) else x for x in data]).astype(dtype).reshape(shape)
+        return np.array([float(x) if isinstance(x, str) else x for x in data], dtype).reshape(shape)
     return np.full(shape, float(data) if isinstance(data, str) else data, dtype)
 
 

@@ -5,17 +5,13 @@ Torch is looked at only where a tensor is met, so that reading recordings does n
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    import torch
-
-    Array: TypeAlias = NDArray[Any] | torch.Tensor
-else:
-    Array: TypeAlias = Any
+Array: TypeAlias = Any
+"""A NumPy array or a torch tensor. What both can do has no common type, so a checker takes it for anything."""
 
 Index: TypeAlias = NDArray[np.int64]
 
@@ -39,10 +35,10 @@ def concat(arrays: Sequence[Array]) -> Array:
     if len(arrays) == 1:
         return arrays[0]
     if isinstance(arrays[0], np.ndarray):
-        return np.concatenate(arrays)  # type: ignore[arg-type]
+        return np.concatenate(arrays)
     import torch
 
-    return torch.cat(list(arrays))  # type: ignore[arg-type]
+    return torch.cat(list(arrays))
 
 
 def zeros(rows: int | tuple[int, ...], like: Array) -> Array:
@@ -69,7 +65,8 @@ def ranges(starts: Index, lengths: Index) -> Index:
     if total == 0:
         return np.zeros(0, np.int64)
     ends = np.cumsum(lengths)
-    return np.arange(total, dtype=np.int64) + np.repeat(starts - (ends - lengths), lengths)
+    shift: Index = np.repeat(starts - (ends - lengths), lengths)
+    return np.arange(total, dtype=np.int64) + shift
 
 
 def describe(array: Array) -> str:

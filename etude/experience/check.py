@@ -39,7 +39,9 @@ def _check_offsets(exp: "Experience") -> None:
     falling = np.flatnonzero(np.diff(offsets) <= 0)
     if len(falling):
         i = int(falling[0])
-        raise DataError(f"segment {i}: offsets do not rise ({offsets[i]} to {offsets[i + 1]}); it needs a step or more.")
+        raise DataError(
+            f"segment {i}: offsets do not rise ({offsets[i]} to {offsets[i + 1]}); it needs a step or more."
+        )
 
 
 def _check_lengths(exp: "Experience") -> None:
@@ -99,8 +101,11 @@ def _check_finite(exp: "Experience", finite: Sequence[str]) -> None:
 
 def _first_not_finite(column: Array) -> int | None:
     values = column if isinstance(column, np.ndarray) else column.detach().cpu().numpy()
-    if values.dtype.kind != "f" or np.isfinite(values.sum(dtype=np.float64)):
-        return None  # one sum is much cheaper than a mask, and finite only where all its terms are
+    if values.dtype.kind != "f":
+        return None
+    with np.errstate(invalid="ignore", over="ignore"):
+        if np.isfinite(values.sum(dtype=np.float64)):
+            return None  # one sum is much cheaper than a mask, and finite only where all its terms are
     bad = ~np.isfinite(values).reshape(len(values), -1).all(axis=1)
     return int(bad.argmax()) if bad.any() else None
 

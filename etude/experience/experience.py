@@ -182,12 +182,10 @@ class Experience:
 
         Views where an episode's segments stand next to each other, as they do for one agent.
         """
-        ids, first = np.unique(self.segments.episode_id.astype(str), return_index=True)
-        if (self.segments.episode_id[1:] != self.segments.episode_id[:-1]).sum() + 1 == len(ids):
-            bounds = np.append(np.sort(first), self.num_segments)
-            yield from (self[int(a) : int(b)] for a, b in zip(bounds[:-1], bounds[1:], strict=True))
-        else:
-            yield from (self.select(episode_id=self.segments.episode_id[i]) for i in np.sort(first))
+        ids, first, episode = np.unique(self.segments.episode_id.astype(str), return_index=True, return_inverse=True)
+        order = np.argsort(episode, kind="stable")
+        bounds = np.append(0, np.cumsum(np.bincount(episode, minlength=len(ids))))
+        yield from (self.select(order[bounds[i] : bounds[i + 1]]) for i in np.argsort(first))
 
     def cut(self, max_len: int, *, lookback: int = 0) -> "Experience":
         """The same steps in segments of at most ``max_len``; without lookback, the columns are shared.
@@ -265,6 +263,10 @@ class Experience:
                         f"can't concat: part {i} has other {what}s than part 0: {sorted(has ^ wanted)} "
                         "stand in only one of them."
                     )
+            for name, column in part.steps.items():
+                found, expected = arrays.describe(column), arrays.describe(parts[0].steps[name])
+                if found != expected:
+                    raise DataError(f"can't concat: column `{name}` is {found} in part {i}, but {expected} in part 0.")
         starts = np.cumsum([0, *(part.num_steps for part in parts)])
         return Experience(
             {name: arrays.concat([part.steps[name] for part in parts]) for name in parts[0].steps},
@@ -285,7 +287,10 @@ class Experience:
         ends = np.append(starts[1:], self.num_segments) - 1
         last = self.segments[ends]
         segments = self.segments[starts].replace(
-            terminated=last.terminated, truncated=last.truncated, has_final_obs=last.has_final_obs
+            terminated=last.terminated,
+            truncated=last.truncated,
+            has_final_obs=last.has_final_obs,
+            lookback=np.add.reduceat(self.segments.lookback, starts),
         )
         offsets = np.append(self.offsets[starts], self.offsets[-1])
         return Experience(
@@ -322,13 +327,10 @@ class Experience:
             tensor = torch.from_numpy(np.ascontiguousarray(column)) if isinstance(column, np.ndarray) else column
             return tensor.to(device)
 
-        numeric = {name: column for name, column in self.steps.items() if column.dtype != object}
-        return Experience(
-            {name: move(column) for name, column in numeric.items()},
-            self.offsets,
-            self.segments,
-            {name: move(column) for name, column in self.final_obs.items()},
-        )
+        def moved(columns: dict[str, Array]) -> dict[str, Array]:
+            return {name: move(column) for name, column in columns.items() if column.dtype != object}
+
+        return Experience(moved(self.steps), self.offsets, self.segments, moved(self.final_obs))
 
     def numpy(self) -> "Experience":
         """The same Experience with NumPy columns; tensors on the CPU share their memory."""

@@ -17,13 +17,13 @@ def scan(x: Array, decay: Array) -> Array:
     """Solve ``y[t] = x[t] + decay[t] * y[t + 1]`` for all t at once, with nothing after the end; destroys its inputs.
 
     A recursive doubling (Blelloch 1990, "Prefix sums and their applications", 1.4): after the k-th pass each entry
-    holds the sum over ``2 ** k`` steps. ``decay`` must be 0 at the last step of each segment, which keeps segments apart,
-    and ends the passes as soon as nothing more can flow.
+    holds the sum over ``2 ** k`` steps. ``decay`` must be 0 at the last step of each segment, which keeps segments
+    apart, and ends the passes as soon as nothing more can flow.
     """
     reach = 1
     while reach < len(x):
         x[:-reach] += decay[:-reach] * x[reach:]
-        decay[:-reach] *= decay[reach:]
+        decay[:-reach] = decay[:-reach] * decay[reach:]  # not in place: torch refuses overlapping operands
         decay[-reach:] = 0
         reach *= 2
         if not decay.any():
@@ -51,7 +51,7 @@ def _following(values: Array, bootstrap: Array, offsets: Index) -> Array:
 
 
 def discounted_returns(reward: Array, bootstrap: Array, offsets: Index, gamma: float) -> Array:
-    """``[num_steps]``: ``G[t] = r[t] + gamma * G[t + 1]``, with ``bootstrap`` after the end (Sutton & Barto 2018, 3.9)."""
+    """``[num_steps]``: ``G[t] = r[t] + gamma * G[t + 1]``, ``bootstrap`` after the end (Sutton & Barto 2018, 3.9)."""
     x = reward.copy() if isinstance(reward, np.ndarray) else reward.clone()
     if not len(x):
         return x
@@ -110,7 +110,7 @@ def n_step(reward: Array, offsets: Index, n: int, gamma: float) -> NStep:
 
 
 def n_step_returns(reward: Array, value: Array, bootstrap: Array, offsets: Index, n: int, gamma: float) -> Array:
-    """``[num_steps]``: ``r[t] + ... + gamma^(m-1) r[t+m-1] + gamma^m v[t+m]`` with ``m <= n`` (Sutton & Barto 2018, 7.1).
+    """``[num_steps]``: ``r[t] + ... + gamma^(m-1) r[t+m-1] + gamma^m v[t+m]``, ``m <= n`` (Sutton & Barto 2018, 7.1).
 
     Where the segment ends before n steps, ``v[t + m]`` is its ``bootstrap``.
     """
@@ -120,7 +120,7 @@ def n_step_returns(reward: Array, value: Array, bootstrap: Array, offsets: Index
     following = _following(value, bootstrap, offsets)[sums.last]
     discount = np.power(gamma, sums.steps)
     if not isinstance(reward, np.ndarray):
-        return sums.reward + reward.new_tensor(discount) * following  # type: ignore[operator]
+        return sums.reward + reward.new_tensor(discount) * following
     return sums.reward + discount.astype(reward.dtype) * following
 
 
@@ -160,7 +160,10 @@ def vtrace(
     """
     if not len(reward):
         return VTrace(reward, reward)
-    ratio = np.exp(log_ratio) if isinstance(log_ratio, np.ndarray) else log_ratio.exp()
+    highest = float(np.log(max(rho_bar, c_bar)))  # capped before exp, too, so that it can't overflow
+    ratio = (
+        np.exp(log_ratio.clip(max=highest)) if isinstance(log_ratio, np.ndarray) else log_ratio.clip(max=highest).exp()
+    )
     rho, c = ratio.clip(max=rho_bar), lambda_ * ratio.clip(max=c_bar)
     following = _following(value, bootstrap, offsets)
     excess = scan(rho * (reward + gamma * following - value), _decays(value, offsets, gamma * c))

@@ -85,7 +85,7 @@ class Segments:
         """For each segment after the first: is it the direct continuation of the one before it?"""
         a, b = self[:-1], self[1:]
         same = (a.episode_id == b.episode_id) & (a.agent_id == b.agent_id) & (a.module_id == b.module_id)
-        in_time = (a.t_start + lengths[:-1] == b.t_start) & (b.lookback == 0)
+        in_time = (a.t_start + lengths[:-1] == b.t_start) & ((b.lookback == 0) | (a.lookback == lengths[:-1]))
         return np.asarray(same & in_time & ~a.done, bool)
 
 

@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running statistics, where they are written, and pictures of them."""
+
+from etude.metrics.plot import plot_runs
+from etude.metrics.sinks import JSONLines, TensorBoard, read_jsonl
+from etude.metrics.window import Window
+
+__all__ = ["JSONLines", "TensorBoard", "Window", "plot_runs", "read_jsonl"]

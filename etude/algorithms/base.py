@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Algorithm: what all algorithms share: training in a loop, evaluating, recording, saving."""
+
+import dataclasses
+import os
+import time
+import typing
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import threadpoolctl
+import torch
+from gymnasium import Env
+from gymnasium.vector import VectorEnv
+
+from etude import columns as col
+from etude.algorithms import saving
+from etude.algorithms.config import AlgorithmConfig
+from etude.algorithms.playing import play
+from etude.algorithms.result import Evaluation, Result, Stop
+from etude.checkpoints import load_tree, save_tree
+from etude.connectors import ClipAction, Pipeline, RescaleAction
+from etude.envs import EnvLike, VectorArena, env_name
+from etude.errors import CheckpointError, SettingsError
+from etude.learners import Batch, Learner, Loss, Update
+from etude.metrics import Window
+from etude.modules import Module, make_module
+from etude.recordings import RecordingWriter
+from etude.runners import Runner
+from etude.spaces import Space
+
+C = TypeVar("C", bound=AlgorithmConfig)
+
+RECORDED = (col.OBS, col.ACTION, col.REWARD, col.LOGP)
+
+
+class Algorithm(Generic[C]):
+    """A module, how it learns, and where it acts.
+
+    To write one, inherit from `OnPolicyAlgorithm` or `OfflineAlgorithm` and define `loss`, and `learner_connectors`
+    where the batch must hold more than was recorded.
+
+    Args:
+        config: The settings. An algorithm can be built from them alone.
+    """
+
+    name: str = ""
+    """What the command line calls it."""
+
+    def __init__(self, config: C) -> None:
+        self.config = config
+        torch.set_num_threads(config.threads)
+        # BLAS threads beside torch's make both crawl; NumPy's matrices here are too small to gain from them.
+        threadpoolctl.threadpool_limits(1, user_api="blas")
+        weights, runner, learner = np.random.SeedSequence(config.seed).spawn(3)
+        self._seed = int(runner.generate_state(1)[0])
+        obs_space, action_space = self.env_spaces()
+        self.connectors = Pipeline(config.connectors)
+        if not any(isinstance(c, ClipAction | RescaleAction) for c in self.connectors.connectors):
+            self.connectors.add(ClipAction(), at=0)  # a Gaussian does not know the bounds of its Box
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(weights.generate_state(1)[0]))
+            seen, acted = self.connectors.spaces(obs_space, action_space)
+            self.module = make_module(config.module, seen, acted, config.network).to(config.device)
+        self.learner = Learner(
+            self.module,
+            self.loss,
+            lr=config.lr,
+            grad_clip=config.grad_clip,
+            grad_clip_by=config.grad_clip_by,
+            compile=config.compile,
+            device=config.device,
+            seed=learner,
+        )
+        self.returns = Window(self.window)
+        self.lengths = Window(self.window)
+        self.iteration = self.env_steps = self.episodes = 0
+        self.seconds = 0.0
+        self._times: dict[str, float] = {}
+        self._resumed: str | None = None
+        self.setup()
+
+    # -- to be defined by an algorithm --------------------------------------------------------------------------
+
+    def loss(self, module: Module, batch: Batch) -> Loss:
+        """The loss of one batch: named parts, which are summed."""
+        raise NotImplementedError(f"{type(self).__name__} must define loss(module, batch).")
+
+    def learner_connectors(self) -> list[Any]:
+        """Connectors that add to the experience what the loss needs, such as `GAE`; none by default."""
+        return []
+
+    def after_update(self) -> None:
+        """Called after the updates of each iteration, for target networks and the like."""
+
+    def setup(self) -> None:
+        """Called at the end of making the algorithm."""
+
+    def env_spaces(self) -> tuple[Space, Space]:
+        """The spaces of observations and actions on the env's side."""
+        raise NotImplementedError
+
+    def training_step(self) -> Update:
+        """One iteration: get experience, and learn from it."""
+        raise NotImplementedError
+
+    @property
+    def window(self) -> int:
+        """How many episodes the returns in results are over."""
+        return self.config.evaluation_episodes
+
+    # -- training -----------------------------------------------------------------------------------------------
+
+    def train(self) -> Result:
+        """One iteration."""
+        begin = time.perf_counter()
+        self._times = {}
+        steps_before = self.env_steps
+        self.learner.set_env_steps(self.env_steps)
+        update = self.training_step()
+        self.after_update()
+        self.iteration += 1
+        self.seconds += time.perf_counter() - begin
+        sampling = self._times.get("sample", 0.0)
+        rates = {"lr" if name == "all" else f"lr/{name}": rate for name, rate in self.learner.lr.items()}
+        resumed, self._resumed = self._resumed, None
+        return Result(
+            iteration=self.iteration,
+            env_steps=self.env_steps,
+            updates=self.learner.updates,
+            seconds=self.seconds,
+            episodes=self.episodes,
+            return_mean=self.returns.mean,
+            return_min=self.returns.min,
+            return_max=self.returns.max,
+            length_mean=self.lengths.mean,
+            returns_counted=len(self.returns),
+            losses=update.losses,
+            metrics=update.metrics | rates,
+            times=dict(self._times),
+            sample_steps_per_s=(self.env_steps - steps_before) / sampling if sampling else 0.0,
+            resumed=resumed,
+        )
+
+    def iterate(self, stop: Stop | None = None) -> Iterator[Result]:
+        """Train, an iteration at a time, until ``stop`` says so."""
+        stop = stop or Stop()
+        while True:
+            result = self.train()
+            yield result
+            if stop.now(result):
+                return
+
+    def fit(self, stop: Stop) -> Result:
+        """Train until ``stop`` says so; gives the last result."""
+        *_, last = deque(self.iterate(stop), maxlen=1)
+        return last
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Add the time of a ``with`` block to the ``times`` of the running iteration."""
+        begin = time.perf_counter()
+        yield
+        self._times[phase] = self._times.get(phase, 0.0) + time.perf_counter() - begin
+
+    # -- using the policy ---------------------------------------------------------------------------------------
+
+    def evaluate(
+        self, num_episodes: int = 20, *, env: EnvLike | None = None, seed: int | None = None, explore: bool = False
+    ) -> Evaluation:
+        """Play whole episodes in envs of their own, with the connectors as they are now.
+
+        Args:
+            num_episodes: How many, at least 1.
+            env: Where; the config's env where None.
+            seed: Of the envs and of the actions drawn.
+            explore: Draw actions; else take the most likely ones.
+        """
+        runner = self._new_runner(env, num_episodes, seed)
+        return play(runner, num_episodes, explore=explore, updates=self.learner.updates)
+
+    def record(
+        self,
+        path: str | os.PathLike[str],
+        num_episodes: int,
+        *,
+        env: EnvLike | None = None,
+        seed: int | None = None,
+        explore: bool = False,
+        append: bool = False,
+    ) -> Evaluation:
+        """Play whole episodes as `evaluate` does, and write them to a recording.
+
+        Kept are observations and rewards as the env gave them, actions as the module chose them, and their
+        log-probabilities (0 where not exploring).
+
+        Args:
+            path: The folder of the recording.
+            num_episodes: How many, at least 1.
+            env: Where; the config's env where None.
+            seed: Of the envs and of the actions drawn. Equal seeds give equal episodes, with equal ids.
+            explore: Draw actions; else take the most likely ones.
+            append: Add to the recording that is there; else one that is there is an error.
+        """
+        runner = self._new_runner(env, num_episodes, seed)
+        meta = {
+            "algorithm": saving.name_of(type(self)),
+            "module": saving.name_of(type(self.module.net)),
+            "connectors": [repr(connector) for connector in self.connectors.connectors],
+            "explore": explore,
+            "seed": seed,
+            "updates": self.learner.updates,
+        }
+        where = env if env is not None else self.config.env
+        assert where is not None  # _new_runner has seen to that
+        with RecordingWriter(
+            path,
+            obs_space=runner.arena.obs_space,
+            action_space=self.module.action_space,
+            env=env_name(where),
+            meta=meta,
+            columns=RECORDED,
+            append=append,
+        ) as writer:
+            return play(runner, num_episodes, explore=explore, updates=self.learner.updates, to=writer)
+
+    def _new_runner(self, env: EnvLike | None, num_episodes: int, seed: int | None) -> Runner:
+        """A runner apart from training, with the module, and with what the connectors have learned."""
+        if num_episodes < 1:
+            raise SettingsError(f"num_episodes must be at least 1, not {num_episodes}.")
+        where = env if env is not None else self.config.env
+        if where is None:
+            raise SettingsError("there is no env to act in: give one, as env=... here or in the config.")
+        if env is None and self.in_use(where):
+            raise SettingsError(
+                f"config.env is one {type(where).__name__} object, which training is in the middle of: give evaluate "
+                "and record an env=... of their own, or a function that makes envs to the config."
+            )
+        copies = (
+            where.num_envs if isinstance(where, VectorEnv) else 1 if isinstance(where, Env) else min(num_episodes, 16)
+        )
+        return Runner(VectorArena(where, copies), self.module, self.connectors.copy(), seed=seed)
+
+    def in_use(self, env: EnvLike) -> bool:
+        """Whether ``env`` is an object that training acts in."""
+        return False
+
+    # -- state --------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that goes on in a resumed run; plain data, arrays and tensors."""
+        return {
+            "learner": self.learner.state_dict(),
+            "returns": self.returns.state_dict(),
+            "lengths": self.lengths.state_dict(),
+            "counters": {name: getattr(self, name) for name in _COUNTERS},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state_dict`."""
+        self.learner.load_state_dict(state["learner"])
+        self.returns.load_state_dict(state["returns"])
+        self.lengths.load_state_dict(state["lengths"])
+        for name in _COUNTERS:
+            setattr(self, name, state["counters"][name])
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a checkpoint: ``etude.load(path)`` goes on as if this run had never stopped.
+
+        Atomic: a checkpoint that is there is replaced as a whole. Free of pickle.
+        """
+        meta = {
+            "algorithm": saving.name_of(type(self)),
+            "config": {f.name: saving.to_plain(getattr(self.config, f.name)) for f in dataclasses.fields(self.config)},
+            "env_steps": self.env_steps,
+            "updates": self.learner.updates,
+        }
+        save_tree(path, self.state_dict(), meta=meta)
+
+    def close(self) -> None:
+        """Close what training acts in."""
+
+
+_COUNTERS = ("iteration", "env_steps", "episodes", "seconds")
+
+
+def load(path: str | os.PathLike[str], **overrides: Any) -> Algorithm[Any]:
+    """The algorithm that was saved at ``path``, ready to go on.
+
+    Args:
+        path: The folder of a checkpoint.
+        overrides: Settings to be other than they were saved, such as ``env``; needed for those that could not be saved
+            (functions without a name).
+
+    Raises:
+        CheckpointError: the folder is no checkpoint, is broken, or names what can't be imported here.
+        SettingsError: an override is not a setting.
+    """
+    tree, meta = load_tree(path)
+    if not (isinstance(meta, dict) and isinstance(tree, dict) and {"algorithm", "config"} <= meta.keys()):
+        raise CheckpointError(f"{path} is a checkpoint, but not of an algorithm.")
+    name, saved = meta["algorithm"], meta["config"]
+    cls = saving.find(str(name), "the algorithm")
+    if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
+        raise CheckpointError(f"{path} names {name} as its algorithm, which is not one.")
+    algorithm = cls(saving.load_config(config_class(cls), saved, overrides))
+    algorithm.load_state_dict(tree)
+    return algorithm
+
+
+def config_class(algorithm: type[Algorithm[Any]]) -> type[AlgorithmConfig]:
+    """The settings class of an algorithm: what it is generic in."""
+    for cls in algorithm.__mro__:
+        for base in getattr(cls, "__orig_bases__", ()):
+            for argument in typing.get_args(base):
+                if isinstance(argument, type) and issubclass(argument, AlgorithmConfig):
+                    return argument
+    raise SettingsError(f"{algorithm.__name__} does not say its settings: inherit from OnPolicyAlgorithm[YourConfig].")

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings that algorithms share."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+
+from etude.connectors.pipeline import ConnectorLike
+from etude.envs import EnvLike
+from etude.errors import SettingsError
+from etude.learners import Schedule, check_schedule
+from etude.modules import NetworkConfig
+from etude.settings import settings
+from etude.spaces import Space
+
+ModuleLike = torch.nn.Module | Callable[[Space, Space], torch.nn.Module]
+
+
+@settings
+class AlgorithmConfig:
+    """What every algorithm can be told."""
+
+    env: EnvLike | None = None
+    """Where to act: a registered id, `module:factory`, a function that makes an env, an Env or a VectorEnv."""
+
+    seed: int | None = None
+    """Of everything random: weights, envs, actions, the order of minibatches. None draws one from the system."""
+
+    module: ModuleLike | None = None
+    """Your own network: an nn.Module, or a class or function called with (obs_space, action_space). None: `network`."""
+
+    network: NetworkConfig = NetworkConfig()
+    """The shape of the built-in network."""
+
+    connectors: tuple[ConnectorLike, ...] = ()
+    """Between env and module, in order from the env: names such as `normalize_obs` or `frame_stack:4`, connectors,
+    or functions of the observation."""
+
+    lr: Schedule = 3e-4
+    """Learning rate of Adam; or points of (env_steps, rate) with straight lines between."""
+
+    grad_clip: float | None = 0.5
+    """Limit that gradients are clipped to, see `grad_clip_by`; None leaves them as they are. Default: Huang et al.
+    2022, detail 11."""
+
+    grad_clip_by: Literal["global_norm", "norm", "value"] = "global_norm"
+    """What `grad_clip` limits: the norm of all gradients together, the norm of each tensor, or each element."""
+
+    compile: bool = False
+    """Compile the whole gradient step with torch.compile: takes up to half a minute at the start, then about twice as
+    fast on a CPU. Needs a C++ compiler."""
+
+    device: str = "cpu"
+    """Where the module is and learns, as torch names it: cpu, cuda, cuda:1, mps."""
+
+    threads: int = 1
+    """CPU threads of torch, at least 1. More pay only for large networks on an idle machine; beside other busy
+    processes they slow everything down."""
+
+    evaluation_episodes: int = 20
+    """Episodes of an evaluation during training."""
+
+    def __post_init__(self) -> None:
+        check_schedule("lr", self.lr)
+        self.check(
+            threads=(self.threads >= 1, "at least 1"),
+            grad_clip=(self.grad_clip is None or self.grad_clip > 0, "greater than 0, or none"),
+            evaluation_episodes=(self.evaluation_episodes >= 1, "at least 1"),
+        )
+
+    def check(self, **rules: tuple[bool, str]) -> None:
+        """Raise a SettingsError for the first setting that breaks its rule: ``name=(is_fine, what_it_must_be)``."""
+        for name, (fine, rule) in rules.items():
+            if not fine:
+                raise SettingsError(f"`{name}` is {getattr(self, name)!r}, but must be {rule}.")
+
+
+@settings
+class OnPolicyConfig(AlgorithmConfig):
+    """What algorithms that learn from their own latest steps can be told."""
+
+    num_envs: int = 16
+    """Copies of the env that step together, at least 1."""
+
+    num_steps: int = 2048
+    """Steps collected for each iteration, over all envs."""
+
+    epochs: int = 10
+    """How often an iteration goes over its steps. Default: Schulman et al. 2017, table 3."""
+
+    minibatch_size: int = 128
+    """Steps in a gradient step."""
+
+    gamma: float = 0.99
+    """Discount of future rewards, 0 to 1. Default: Schulman et al. 2017."""
+
+    lambda_: float = 0.95
+    """Decay of generalised advantage estimation, 0 to 1. Default: Schulman et al. 2017."""
+
+    window: int = 100
+    """Return and length in results are over the last so many episodes."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check(
+            num_envs=(self.num_envs >= 1, "at least 1"),
+            num_steps=(self.num_steps >= 1, "at least 1"),
+            epochs=(self.epochs >= 1, "at least 1"),
+            minibatch_size=(self.minibatch_size >= 1, "at least 1"),
+            gamma=(0 <= self.gamma <= 1, "between 0 and 1"),
+            lambda_=(0 <= self.lambda_ <= 1, "between 0 and 1"),
+            window=(self.window >= 1, "at least 1"),
+        )
+
+
+@settings
+class OfflineConfig(AlgorithmConfig):
+    """What algorithms that learn from a recording can be told. ``env`` is only for evaluation."""
+
+    data: str
+    """The recording to learn from: a folder."""
+
+    batch_size: int = 1024
+    """Steps in a gradient step."""
+
+    updates_per_iteration: int = 100
+    """Gradient steps between two results."""
+
+    in_memory: bool | None = None
+    """Hold the data in memory, or stream it from the disk. None: in memory up to 1 GiB."""
+
+    evaluation_interval: int = 1
+    """Iterations between evaluations, where an env is given; 0 evaluates never."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check(
+            batch_size=(self.batch_size >= 1, "at least 1"),
+            updates_per_iteration=(self.updates_per_iteration >= 1, "at least 1"),
+            evaluation_interval=(self.evaluation_interval >= 0, "at least 0"),
+        )

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""OfflineAlgorithm: learn from a recording."""
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+from gymnasium.spaces import Tuple
+
+from etude import columns as col
+from etude.algorithms.base import Algorithm
+from etude.algorithms.config import OfflineConfig
+from etude.connectors import Pipeline
+from etude.errors import SettingsError
+from etude.experience import Experience
+from etude.learners import Update
+from etude.recordings import Recording, sample_batches
+from etude.spaces import Space, leaf_dtype, leaf_shape, leaves
+
+C = TypeVar("C", bound=OfflineConfig)
+
+MEMORY_LIMIT = 2**30
+
+
+class OfflineAlgorithm(Algorithm[C]):
+    """Learns from a recording, in batches that see every step once an epoch. Define `loss`, and `columns` it needs."""
+
+    columns: ClassVar[tuple[str, ...]] = (col.OBS, col.ACTION)
+    """The columns that the loss needs; ``next_obs``, ``terminated`` and ``truncated`` can be among them."""
+
+    def env_spaces(self) -> tuple[Space, Space]:
+        """The spaces of the recording, which is opened here. Its env is not needed."""
+        self.recording = Recording.open(self.config.data)
+        return self.recording.obs_space, self.recording.action_space
+
+    def setup(self) -> None:
+        """Make the learner's connectors."""
+        self.to_learner = Pipeline(self.learner_connectors())
+        self._batches: Iterator[Mapping[str, Any]] | None = None
+
+    def training_step(self) -> Update:
+        """``updates_per_iteration`` gradient steps, and an evaluation when it is due."""
+        config = self.config
+        if self._batches is None:
+            with self.timed("open"):
+                self._batches = self._open()
+        with self.timed("update"):
+            update = self.learner.update_from(islice(self._batches, config.updates_per_iteration))
+        interval = config.evaluation_interval
+        if config.env is not None and interval and (self.iteration + 1) % interval == 0:
+            with self.timed("evaluate"):
+                self._evaluate()
+        return update
+
+    def _evaluate(self) -> None:
+        runner = self._new_runner(None, self.config.evaluation_episodes, self._seed)
+        try:
+            runner.collect(num_episodes=self.config.evaluation_episodes, explore=False)
+            finished = runner.take_finished()
+        finally:
+            runner.close()
+        self.returns.add(finished.returns)
+        self.lengths.add(finished.lengths)
+        self.episodes += len(finished.returns)
+
+    def _open(self) -> Iterator[Mapping[str, Any]]:
+        """Endless batches, from where the run stands."""
+        size, start = self.config.batch_size, self.learner.updates
+        if self._fits_in_memory():
+            exp = self._prepared(self.recording.read())
+            return sample_batches(exp, size, columns=self.columns, seed=self._seed, start=start)
+        if len(self.connectors) or len(self.to_learner):
+            raise SettingsError(
+                f"{self.config.data} is to be streamed, which connectors can't be applied to yet: set in_memory=True, "
+                "or leave the connectors out."
+            )
+        return self.recording.batches(size, columns=self.columns, seed=self._seed, start=start)
+
+    def _fits_in_memory(self) -> bool:
+        if self.config.in_memory is not None:
+            return self.config.in_memory
+        parts = leaves(Tuple((self.recording.obs_space, self.recording.action_space)), "row").values()
+        row = sum(int(np.prod(leaf_shape(leaf))) * leaf_dtype(leaf).itemsize for leaf in parts)
+        return (row + 64) * self.recording.num_steps <= MEMORY_LIMIT
+
+    def _prepared(self, exp: Experience) -> Experience:
+        self.connectors.update(exp)
+        return self.to_learner.offline(self.connectors.offline(exp), self.module)

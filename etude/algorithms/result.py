@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What training and evaluation report, and when to stop."""
+
+import dataclasses
+import math
+from typing import Any
+
+from etude.settings import settings
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Result:
+    """What one iteration of training brought."""
+
+    iteration: int
+    """Counted from 1 over the lifetime of the run."""
+    env_steps: int
+    """Environment steps sampled over the lifetime; 0 offline."""
+    updates: int
+    """Gradient steps over the lifetime."""
+    seconds: float
+    """Training time over the lifetime."""
+    episodes: int
+    """Episodes finished over the lifetime."""
+    return_mean: float
+    """Mean return of the latest episodes: of training, or of the latest evaluation offline. NaN before there is any."""
+    return_min: float
+    """The least of these returns."""
+    return_max: float
+    """The greatest of these returns."""
+    length_mean: float
+    """The mean length of these episodes, in steps."""
+    returns_counted: int
+    """How many episodes these figures are over."""
+    losses: dict[str, float]
+    """The mean of each part of the loss."""
+    metrics: dict[str, float]
+    """Other figures: learning rates, gradient norm, what the loss logs."""
+    times: dict[str, float]
+    """Seconds that each phase of this iteration took."""
+    sample_steps_per_s: float
+    """Environment steps a second while sampling in this iteration; 0 offline."""
+    faulty_episodes: int = 0
+    """Episodes that an env broke off by an error, over the lifetime."""
+    resumed: str | None = None
+    """After a checkpoint was loaded, in the first result: how the running episodes went on (``get_state``,
+    ``snapshot`` or ``new episodes``)."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain data."""
+        return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What an evaluation brought."""
+
+    episodes: int
+    """Whole episodes played."""
+    return_mean: float
+    """Mean of their returns."""
+    return_min: float
+    """The least of their returns."""
+    return_max: float
+    """The greatest of their returns."""
+    return_std: float
+    """Standard deviation of their returns."""
+    length_mean: float
+    """Mean of their lengths, in steps."""
+    env_steps: int
+    """Steps of these episodes."""
+    updates: int
+    """Gradient steps that the policy has had."""
+    seconds: float
+    """How long it took."""
+    sample_steps_per_s: float
+    """Steps a second."""
+    faulty_episodes: int = 0
+    """Episodes that an env broke off by an error; not among `episodes`."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain data."""
+        return dataclasses.asdict(self)
+
+
+@settings
+class Stop:
+    """When to stop: at a goal, or when a budget is used up, whichever comes first. Nothing set: never."""
+
+    return_mean: float | None = None
+    """Goal: a mean return of at least this, over 20 episodes or more."""
+
+    env_steps: int | None = None
+    """Budget: environment steps over the lifetime of the run."""
+
+    updates: int | None = None
+    """Budget: gradient steps over the lifetime of the run."""
+
+    seconds: float | None = None
+    """Budget: training time over the lifetime of the run."""
+
+    def goals_met(self, result: Result) -> bool:
+        """Whether every goal set is met; True where none is set."""
+        if self.return_mean is None:
+            return True
+        enough = result.returns_counted >= 20
+        return enough and not math.isnan(result.return_mean) and result.return_mean >= self.return_mean
+
+    def budget_used(self, result: Result) -> bool:
+        """Whether any budget is used up."""
+        budgets = (
+            (self.env_steps, result.env_steps),
+            (self.updates, result.updates),
+            (self.seconds, result.seconds),
+        )
+        return any(limit is not None and used >= limit for limit, used in budgets)
+
+    def now(self, result: Result) -> bool:
+        """Whether training ends with this result."""
+        return (self.return_mean is not None and self.goals_met(result)) or self.budget_used(result)

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trees of plain data as JSON beside a dict of arrays, and back, exactly.
+
+JSON holds None, bools, numbers, strings, lists and dicts with string keys as they are. All else is an object whose one
+special key ``"$"`` names its kind: ``{"$": "tuple", "items": [...]}``, ``{"$": "array", "name": "module/w", ...}``.
+Nothing that is read back can run code.
+"""
+
+import base64
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from etude.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import torch
+
+Tree: TypeAlias = Any
+"""A nested dict, list or tuple of None, bool, int, float, str, bytes, NumPy arrays and scalars, and torch tensors."""
+
+KIND = "$"
+_JSON_INT = 2**63  # beyond this, other readers of JSON lose digits
+_RESERVED = "__metadata__"  # safetensors keeps this name for itself
+_NATIVE = frozenset(
+    np.dtype(name) for name in ("bool", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8")
+)
+_TORCH_NATIVE = frozenset(("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"))
+
+
+class Encoder:
+    """Turns trees into JSON data; the arrays met on the way are gathered in ``arrays``, C-contiguous, by name.
+
+    Args:
+        arrays_allowed: Whether arrays and tensors may stand in the tree.
+    """
+
+    def __init__(self, *, arrays_allowed: bool = True) -> None:
+        self.arrays: dict[str, NDArray[Any]] = {}
+        self._arrays_allowed = arrays_allowed
+        self._inside: set[int] = set()
+
+    def encode(self, node: Tree, path: str = "") -> Any:
+        """``node`` as JSON data.
+
+        Raises:
+            CheckpointError: something in the tree is not plain data; its path and type are named.
+        """
+        kind = type(node)
+        if node is None or kind is bool or kind is str:
+            return node
+        if kind is int:
+            return node if -_JSON_INT <= node < _JSON_INT else {KIND: "int", "hex": hex(node)}
+        if kind is float:
+            if np.isfinite(node):
+                return node
+            return {KIND: "float", "shown": str(node), "hex": struct.pack("<d", node).hex()}
+        if kind is bytes:
+            return {KIND: "bytes", "base64": base64.b64encode(node).decode()}
+        if kind is list or kind is tuple or isinstance(node, Mapping):
+            return self._container(node, path)
+        if kind is np.ndarray or kind is np.memmap:  # other subclasses hold more than their numbers
+            return self._array(node, path)
+        if isinstance(node, np.generic):
+            return self._scalar(node, path)
+        if _is_tensor(node):
+            return self._tensor(node, path)
+        raise _refusal(path, f"a {kind.__module__}.{kind.__qualname__}, which a checkpoint can't hold")
+
+    def _container(self, node: Any, path: str) -> Any:
+        if id(node) in self._inside:
+            raise _refusal(path, f"a {type(node).__name__} that holds itself")
+        self._inside.add(id(node))
+        try:
+            if type(node) is list:
+                return [self.encode(item, f"{path}/{i}") for i, item in enumerate(node)]
+            if type(node) is tuple:
+                return {KIND: "tuple", "items": [self.encode(item, f"{path}/{i}") for i, item in enumerate(node)]}
+            if all(type(key) is str for key in node) and KIND not in node:
+                return {key: self.encode(value, f"{path}/{key}") for key, value in node.items()}
+            items = [[self.encode(k, f"{path}/<key>"), self.encode(v, f"{path}/{k}")] for k, v in node.items()]
+            return {KIND: "dict", "items": items}
+        finally:
+            self._inside.discard(id(node))
+
+    def _array(self, array: NDArray[Any], path: str) -> Any:
+        if array.dtype == object:
+            items = [self.encode(item, f"{path}/{i}") for i, item in enumerate(array.reshape(-1).tolist())]
+            return {KIND: "objects", "shape": list(array.shape), "items": items}
+        if array.dtype.hasobject or array.dtype.names:
+            raise _refusal(path, f"an array of dtype {array.dtype}, which a checkpoint can't hold")
+        if array.dtype in _NATIVE and array.dtype.isnative:
+            return {KIND: "array", "name": self._keep(array, path)}
+        raw = np.frombuffer(array.tobytes(), np.uint8)
+        return {
+            KIND: "array",
+            "name": self._keep(raw, path),
+            "dtype": array.dtype.str,
+            "shape": list(array.shape),
+        }
+
+    def _scalar(self, scalar: np.generic, path: str) -> Any:
+        if scalar.dtype.hasobject or scalar.dtype.names:
+            raise _refusal(path, f"a NumPy scalar of dtype {scalar.dtype}, which a checkpoint can't hold")
+        return {KIND: "scalar", "shown": str(scalar), "dtype": scalar.dtype.str, "hex": scalar.tobytes().hex()}
+
+    def _tensor(self, tensor: "torch.Tensor", path: str) -> Any:
+        import torch
+
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+            raise _refusal(path, f"a tensor that is not dense ({tensor.layout}, {tensor.device})")
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        host = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        if dtype in _TORCH_NATIVE:
+            return {KIND: "tensor", "name": self._keep(host.numpy(), path)}
+        raw = host.reshape(-1).view(torch.uint8).numpy()
+        return {KIND: "tensor", "name": self._keep(raw, path), "dtype": dtype, "shape": list(tensor.shape)}
+
+    def _keep(self, array: NDArray[Any], path: str) -> str:
+        if not self._arrays_allowed:
+            raise _refusal(path, "an array, which does not belong into a checkpoint's meta data")
+        base = path.strip("/").encode("utf-8", "replace").decode() or "root"
+        name, n = base, 1
+        while name in self.arrays or name == _RESERVED:
+            n += 1
+            name = f"{base}~{n}"
+        self.arrays[name] = np.require(array, requirements="C") if array.ndim else array
+        return name
+
+
+def decode(data: Any, arrays: Mapping[str, NDArray[Any]]) -> Tree:
+    """The inverse of `Encoder.encode`. Tensors come back on the CPU, without gradients; mappings as dicts.
+
+    Raises:
+        CheckpointError: the data is not what `Encoder` makes, or an array is missing.
+    """
+    if isinstance(data, list):
+        return [decode(item, arrays) for item in data]
+    if not isinstance(data, dict):
+        return data
+    if KIND not in data:
+        return {key: decode(value, arrays) for key, value in data.items()}
+    reader = _READERS.get(str(data[KIND]))
+    if reader is None:
+        raise CheckpointError(f"the checkpoint holds an unknown kind of value, {data[KIND]!r}: it is broken or newer.")
+    try:
+        return reader(data, arrays)
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, struct.error) as error:
+        raise CheckpointError(
+            f"the checkpoint is broken at {str(data)[:120]}: {type(error).__name__}: {error}. Restore it from a copy."
+        ) from error
+
+
+def _read_objects(data: dict[str, Any], arrays: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+    out = np.empty(len(data["items"]), object)
+    for i, item in enumerate(data["items"]):
+        out[i] = decode(item, arrays)
+    return out.reshape(data["shape"])
+
+
+def _read_array(data: dict[str, Any], arrays: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+    array = arrays[data["name"]]
+    if "dtype" in data:
+        return _from_bytes(array.tobytes(), data["dtype"], data["shape"])
+    return array if array.flags.writeable else array.copy()
+
+
+def _read_scalar(data: dict[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Any:
+    return _from_bytes(bytes.fromhex(data["hex"]), data["dtype"], ())[()]
+
+
+def _read_tensor(data: dict[str, Any], arrays: Mapping[str, NDArray[Any]]) -> "torch.Tensor":
+    import torch
+
+    array = arrays[data["name"]]
+    tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
+    if "dtype" not in data:
+        return tensor
+    dtype = getattr(torch, data["dtype"])
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{data['dtype']!r} is not a dtype")
+    if not tensor.numel():
+        return torch.empty(data["shape"], dtype=dtype)
+    return tensor.view(dtype).reshape(data["shape"])
+
+
+def _from_bytes(data: bytes, dtype_name: str, shape: Sequence[int]) -> NDArray[Any]:
+    dtype = np.dtype(dtype_name)
+    if dtype.hasobject:
+        raise ValueError(f"dtype {dtype_name!r} is not plain")
+    return np.ndarray(shape, dtype, buffer=bytearray(data)) if data else np.zeros(shape, dtype)
+
+
+_READERS: dict[str, Callable[[dict[str, Any], Mapping[str, NDArray[Any]]], Tree]] = {
+    "int": lambda data, _: int(data["hex"], 16),
+    "float": lambda data, _: struct.unpack("<d", bytes.fromhex(data["hex"]))[0],
+    "bytes": lambda data, _: base64.b64decode(data["base64"], validate=True),
+    "tuple": lambda data, arrays: tuple(decode(item, arrays) for item in data["items"]),
+    "dict": lambda data, arrays: {decode(k, arrays): decode(v, arrays) for k, v in data["items"]},
+    "objects": _read_objects,
+    "array": _read_array,
+    "scalar": _read_scalar,
+    "tensor": _read_tensor,
+}
+
+
+def _is_tensor(node: Any) -> bool:
+    if not type(node).__module__.startswith("torch"):  # most trees hold few tensors; do not import torch to find out
+        return hasattr(node, "__torch_function__") and hasattr(node, "untyped_storage")
+    import torch
+
+    return isinstance(node, torch.Tensor)
+
+
+def _refusal(path: str, what: str) -> CheckpointError:
+    return CheckpointError(
+        f"can't save `{path.strip('/') or 'the tree'}`: it is {what}. Turn it into numbers, strings, arrays, lists, "
+        "tuples or dicts of these first."
+    )

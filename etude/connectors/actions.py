@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Actions on their way from module to env."""
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from etude import columns as col
+from etude.connectors.base import Columns, Connector, map_leaves
+from etude.errors import SpaceError
+from etude.spaces import Space, leaf_dtype, leaves
+
+
+def _float_boxes(action_space: Space) -> dict[str, spaces.Box]:
+    found = leaves(action_space, col.ACTION)
+    return {name: leaf for name, leaf in found.items() if isinstance(leaf, spaces.Box) and leaf_dtype(leaf).kind == "f"}
+
+
+class ClipAction(Connector):
+    """Gives the env actions clipped to the bounds of its float Boxes; other actions pass as they are."""
+
+    def __init__(self) -> None:
+        self._bounds: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}
+
+    def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
+        """The module's spaces are the env's."""
+        boxes = _float_boxes(action_space).items()
+        self._bounds = {
+            n: (box.low, box.high) for n, box in boxes if box.bounded_below.any() or box.bounded_above.any()
+        }
+        return obs_space, action_space
+
+    def act(self, action: Columns) -> Columns:
+        """Clips; the module's own columns are left as they are."""
+        if not self._bounds:
+            return action
+        out = dict(action)
+        for name, (low, high) in self._bounds.items():
+            out[name] = np.minimum(np.maximum(action[name], low), high)
+        return out
+
+
+class RescaleAction(Connector):
+    """Lets the module act in [-1, 1], which is stretched to the bounds of the env's float Boxes.
+
+    What lies outside [-1, 1] is clipped. Other actions pass as they are.
+    """
+
+    def __init__(self) -> None:
+        self._bounds: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}
+
+    def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
+        """Float Boxes in the action become Boxes from -1 to 1.
+
+        Raises:
+            SpaceError: one of them has no bounds.
+        """
+        boxes = _float_boxes(action_space)
+        for name, box in boxes.items():
+            if not box.is_bounded():
+                raise SpaceError(
+                    f"RescaleAction can't stretch [-1, 1] to `{name}`, which is not bounded on all sides: {box}. "
+                    "Bound it in the env, or leave the connector out."
+                )
+        self._bounds = {name: (box.low, box.high) for name, box in boxes.items()}
+
+        def change(name: str, leaf: Space) -> Space:
+            box = boxes.get(name)
+            return leaf if box is None else spaces.Box(-1.0, 1.0, box.shape, leaf_dtype(box).type)
+
+        return obs_space, map_leaves(action_space, change, col.ACTION)
+
+    def act(self, action: Columns) -> Columns:
+        """Stretches; the module's own columns are left as they are."""
+        if not self._bounds:
+            return action
+        out = dict(action)
+        for name, (low, high) in self._bounds.items():
+            share = (np.minimum(np.maximum(action[name], -1), 1) + 1) * 0.5
+            # weighted like this, wide bounds do not overflow and both ends are met; rounding may still pass a bound
+            scaled = low * (1 - share) + high * share
+            out[name] = np.minimum(np.maximum(scaled, low), high)
+        return out

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a connector is: one class with an online side (a batch of slots) and an offline side (an Experience)."""
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from etude import columns as col
+from etude.columns import SEPARATOR
+from etude.errors import DataError
+from etude.experience import Experience
+from etude.spaces import Space
+
+if TYPE_CHECKING:
+    from etude.modules.module import Module
+
+Columns: TypeAlias = dict[str, NDArray[Any]]
+
+
+@dataclasses.dataclass(slots=True)
+class Inputs:
+    """What the env → module side sees for the rows of one turn. Never write to its arrays: they are the caller's."""
+
+    slots: NDArray[np.int64]
+    """``[rows]``: the slot of each row; no slot twice."""
+    obs: Columns
+    """Each ``[rows, ...]``: the observations that wait for an action."""
+    first: NDArray[np.bool_]
+    """``[rows]``: this observation begins an episode."""
+    prev_action: Columns
+    """Each ``[rows, ...]``: what the module chose in the step before; zeros where ``first``."""
+    prev_reward: NDArray[np.float64]
+    """``[rows]``: what that step earned; zeros where ``first``."""
+
+    def with_obs(self, obs: Columns) -> "Inputs":
+        """The same rows with other observations."""
+        return Inputs(self.slots, obs, self.first, self.prev_action, self.prev_reward)
+
+
+class Connector:
+    """A transformation on the way between env and module, and the same one on recorded Experience. Does nothing itself.
+
+    Override what is needed. What `online` makes step by step, `offline` must make from the recorded episode. The calls
+    come in this order: `spaces` once, `start`, then `online` and `act` at every step; `offline` and `update` after each
+    collection. ``__init__`` keeps its arguments as attributes of the same names, which ``repr`` shows.
+    """
+
+    context: int = 0
+    """How many earlier steps of an episode `offline` must see to make a step's observation: the lookback it needs."""
+
+    @property
+    def name(self) -> str:
+        """What `Pipeline.add` finds it by: the class's name in snake case."""
+        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(self).__name__).lower()
+
+    def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
+        """The spaces that the module sees, given those on the env's side.
+
+        Raises:
+            SpaceError: the connector can't work on these spaces.
+        """
+        return obs_space, action_space
+
+    def start(self, num_slots: int) -> None:
+        """Make the running state of ``num_slots`` slots, and forget that of earlier ones; what was learned stays."""
+
+    def online(self, inputs: Inputs) -> Inputs:
+        """Env → module: what the module sees, for the rows of one turn."""
+        return inputs
+
+    def act(self, action: Columns) -> Columns:
+        """Module → env: what the env gets; columns ``[rows, ...]``. Recorded is what the module chose."""
+        return action
+
+    def offline(self, exp: Experience, module: "Module | None" = None) -> Experience:
+        """What the module saw, ``final_obs`` included, from Experience as recorded; the same rows and segments.
+
+        The first row of a segment is taken for the start of its episode; where it is not, give `context` rows of
+        lookback: then all rows after them are right.
+        """
+        return exp
+
+    def update(self, exp: Experience) -> None:
+        """Learn from newly collected Experience. Online and offline work the same until the next call."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was learned and the running state of the slots: plain data and arrays, copied."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from ``state``; called after `spaces`. A `start` after it keeps only what was learned.
+
+        Raises:
+            CheckpointError: the state is of other columns or shapes.
+        """
+
+    def __repr__(self) -> str:
+        names = inspect.signature(type(self)).parameters
+        given = ",".join(f"{name}={getattr(self, name)!r}" for name in names if hasattr(self, name))
+        return self.name + (f":{given}" if given else "")
+
+
+def map_leaves(space: Space, change: Callable[[str, Space], Space], root: str) -> Space:
+    """``space`` with each simple space in it replaced by ``change(column name, simple space)``."""
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict(
+            [(key, map_leaves(sub, change, f"{root}{SEPARATOR}{key}")) for key, sub in space.spaces.items()]
+        )
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([map_leaves(sub, change, f"{root}{SEPARATOR}{i}") for i, sub in enumerate(space.spaces)])
+    return change(root, space)
+
+
+def replace_obs(exp: Experience, obs: Columns, final_obs: Columns) -> Experience:
+    """``exp`` with all its observation columns replaced; everything else is shared."""
+    others = {name: column for name, column in exp.steps.items() if not col.is_under(name, col.OBS)}
+    return Experience({**obs, **others}, exp.offsets, exp.segments, final_obs)
+
+
+def column(exp: Experience, name: str, who: str) -> NDArray[Any]:
+    """The step column ``name`` in NumPy.
+
+    Raises:
+        DataError: there is none; ``who`` needs it.
+    """
+    if name not in exp.steps:
+        raise DataError(f"{who} needs the column `{name}`, but the experience has only {', '.join(exp.steps)}.")
+    return np.asarray(exp.steps[name])

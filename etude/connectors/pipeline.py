@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connectors in a row, and how each is found by name."""
+
+import ast
+import copy
+import inspect
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from etude.connectors.actions import ClipAction, RescaleAction
+from etude.connectors.advantages import GAE, NormalizeAdvantages
+from etude.connectors.base import Columns, Connector, Inputs
+from etude.connectors.frame_stack import FrameStack
+from etude.connectors.function import FunctionConnector
+from etude.connectors.normalize import NormalizeObs
+from etude.connectors.previous import PrevActionReward
+from etude.connectors.rewards import ClipReward
+from etude.errors import CheckpointError, SettingsError
+from etude.experience import Experience
+from etude.settings import nearest
+from etude.spaces import Space
+
+if TYPE_CHECKING:
+    from etude.modules.module import Module
+
+BY_NAME: dict[str, type[Connector]] = {
+    "clip_action": ClipAction,
+    "clip_reward": ClipReward,
+    "frame_stack": FrameStack,
+    "gae": GAE,
+    "normalize_advantages": NormalizeAdvantages,
+    "normalize_obs": NormalizeObs,
+    "prev_action_reward": PrevActionReward,
+    "rescale_action": RescaleAction,
+}
+"""The connectors that come with Etude."""
+
+ConnectorLike: TypeAlias = str | type[Connector] | Connector | Callable[[Any], Any]
+
+
+def connector_from(spec: ConnectorLike) -> Connector:
+    """Make a connector.
+
+    Args:
+        spec: A name from `BY_NAME`, alone or with arguments (``"frame_stack:4"``, ``"clip_reward:-5,high=5"``); a
+            class, made without arguments; a connector, which is returned; or a function, see `FunctionConnector`.
+
+    Raises:
+        SettingsError: there is no such connector, or it takes other arguments.
+    """
+    if isinstance(spec, Connector):
+        return spec
+    if isinstance(spec, str):
+        name, _, text = spec.partition(":")
+        cls = BY_NAME.get(name)
+        if cls is None:
+            raise SettingsError(f"there is no connector `{name}`.{_hint(name, BY_NAME)}")
+        args, kwargs = _arguments(spec, text)
+        return _made(cls, spec, args, kwargs)
+    if isinstance(spec, type) and issubclass(spec, Connector):
+        return _made(spec, spec.__name__, [], {})
+    if isinstance(spec, type) or not callable(spec):
+        raise SettingsError(f"{spec!r} is no connector: give a name, a Connector (class or object), or a function.")
+    return FunctionConnector(spec)
+
+
+def _arguments(spec: str, text: str) -> tuple[list[Any], dict[str, Any]]:
+    try:
+        call = ast.parse(f"f({text})", mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            raise ValueError("not a list of arguments")
+        args = [ast.literal_eval(arg) for arg in call.args]
+        return args, {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+    except (SyntaxError, ValueError):
+        raise SettingsError(
+            f"connector `{spec}`: can't read {text!r}. Write plain values, such as `clip_reward:-1,high=1`."
+        ) from None
+
+
+def _made(cls: type[Connector], spec: str, args: list[Any], kwargs: dict[str, Any]) -> Connector:
+    try:
+        return cls(*args, **kwargs)
+    except TypeError as error:
+        raise SettingsError(f"connector `{spec}`: {error}. It takes {inspect.signature(cls)}.") from error
+
+
+def _hint(name: str, names: Iterable[str]) -> str:
+    names = list(names)
+    near = nearest(name.replace("-", "_").lower(), names)
+    return f" Nearest: `{near}`." if near else f" There are: {', '.join(names) or 'none'}."
+
+
+class Pipeline(Connector):
+    """Connectors in a row, from the env's side to the module's. Without any, it costs nothing.
+
+    Args:
+        connectors: Whatever `connector_from` takes, in order.
+    """
+
+    def __init__(self, connectors: Iterable[ConnectorLike] = ()) -> None:
+        self.connectors = [connector_from(spec) for spec in connectors]
+        self._arrange()
+
+    def _arrange(self) -> None:
+        # only what is overridden is called at every step
+        self.context = sum(connector.context for connector in self.connectors)
+        self._online = [c.online for c in self.connectors if _overrides(c, "online")]
+        self._act = [c.act for c in reversed(self.connectors) if _overrides(c, "act")]
+        self.observes = bool(self._online)
+        """Whether `online` does anything: else the module sees what the env gives."""
+
+    def __repr__(self) -> str:
+        return f"Pipeline({self.connectors!r})"
+
+    def __len__(self) -> int:
+        return len(self.connectors)
+
+    def add(
+        self,
+        connector: ConnectorLike,
+        *,
+        before: str | type[Connector] | None = None,
+        after: str | type[Connector] | None = None,
+        at: int | None = None,
+    ) -> None:
+        """Put in a connector: at the end (the module's side), or where asked. To be done before `spaces`.
+
+        Args:
+            connector: Whatever `connector_from` takes.
+            before: The name or class of a connector that it goes in front of; the first such one.
+            after: Likewise, behind.
+            at: Its index, as of ``list.insert``.
+
+        Raises:
+            SettingsError: there is no connector by that name, or more than one position is given.
+        """
+        if sum(position is not None for position in (before, after, at)) > 1:
+            raise SettingsError("a connector has one position: give only one of before, after and at.")
+        index = len(self.connectors)
+        if at is not None:
+            index = at
+        elif before is not None:
+            index = self._index(before)
+        elif after is not None:
+            index = self._index(after) + 1
+        self.connectors.insert(index, connector_from(connector))
+        self._arrange()
+
+    def _index(self, wanted: str | type[Connector]) -> int:
+        names = [connector.name for connector in self.connectors]
+        for i, connector in enumerate(self.connectors):
+            if names[i] == wanted or (isinstance(wanted, type) and isinstance(connector, wanted)):
+                return i
+        name = wanted if isinstance(wanted, str) else wanted.__name__
+        raise SettingsError(f"there is no connector `{name}` in this pipeline.{_hint(name, names)}")
+
+    def copy(self) -> "Pipeline":
+        """The same connectors with what they have learned, and slots of their own: for another runner."""
+        return copy.deepcopy(self)
+
+    def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
+        """What the module sees behind all connectors."""
+        for connector in self.connectors:
+            obs_space, action_space = connector.spaces(obs_space, action_space)
+        return obs_space, action_space
+
+    def start(self, num_slots: int) -> None:
+        """Starts all."""
+        for connector in self.connectors:
+            connector.start(num_slots)
+
+    def online(self, inputs: Inputs) -> Inputs:
+        """Env → module: through all, in order."""
+        for online in self._online:
+            inputs = online(inputs)
+        return inputs
+
+    def act(self, action: Columns) -> Columns:
+        """Module → env: through all, in reverse order."""
+        for act in self._act:
+            action = act(action)
+        return action
+
+    def offline(self, exp: Experience, module: "Module | None" = None) -> Experience:
+        """Through all, in order."""
+        for connector in self.connectors:
+            exp = connector.offline(exp, module)
+        return exp
+
+    def update(self, exp: Experience) -> None:
+        """Lets each connector that learns do so, from what those before it had made of ``exp`` until now."""
+        learners = [i for i, connector in enumerate(self.connectors) if _overrides(connector, "update")]
+        last = learners[-1] if learners else -1
+        for i, connector in enumerate(self.connectors[: last + 1]):
+            seen = connector.offline(exp) if i < last else exp
+            connector.update(exp)
+            exp = seen
+
+    def state_dict(self) -> dict[str, Any]:
+        """``connectors``: the name and the state of each, in order."""
+        return {"connectors": [{"name": c.name, "state": c.state_dict()} for c in self.connectors]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Lets each go on from its own state.
+
+        Raises:
+            CheckpointError: the state is of other connectors.
+        """
+        there, here = [part["name"] for part in state["connectors"]], [c.name for c in self.connectors]
+        if there != here:
+            raise CheckpointError(
+                f"the state is of the connectors {there}, but here are {here}: use the same ones in the same order."
+            )
+        for connector, part in zip(self.connectors, state["connectors"], strict=True):
+            connector.load_state_dict(part["state"])
+
+
+def _overrides(connector: Connector, method: str) -> bool:
+    return getattr(type(connector), method) is not getattr(Connector, method)

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what a user calls an env (a name, an object, a function) to a Gymnasium vector env."""
+
+import importlib
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import gymnasium as gym
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+
+from etude.errors import EnvError
+from etude.settings import nearest
+
+EnvLike: TypeAlias = str | gym.Env[Any, Any] | VectorEnv[Any, Any, Any] | Callable[[], Any]
+
+
+def make_vector_env(env: EnvLike, num_envs: int) -> VectorEnv[Any, Any, Any]:
+    """A vector env of ``num_envs`` copies.
+
+    Args:
+        env: A registered id; ``module:factory`` or ``module:EnvId``; a function or class that makes an ``Env`` or a
+            ``VectorEnv``; one ``Env`` (then ``num_envs`` must be 1); or a ready ``VectorEnv``, used as it is.
+        num_envs: How many copies, at least 1. An env's own vectorised version is used where it is registered.
+
+    Raises:
+        EnvError: the id is not registered (the nearest one is named), the module or its factory can't be found, an env
+            fails while it is made, or a single ``Env`` is asked to be several.
+    """
+    if num_envs < 1:
+        raise EnvError(f"num_envs must be at least 1, not {num_envs}.")
+    if isinstance(env, VectorEnv):
+        if env.num_envs != num_envs:
+            raise EnvError(f"the vector env has {env.num_envs} envs, but num_envs is {num_envs}: make them equal.")
+        return env
+    if isinstance(env, gym.Env):
+        if num_envs != 1:
+            raise EnvError(f"one {type(env).__name__} object can't be {num_envs} envs: give a function that makes one.")
+        single = env
+        return _sync([lambda: single])
+    if isinstance(env, str):
+        return _from_name(env, num_envs)
+    if callable(env):
+        return _from_factory(env, num_envs)
+    raise EnvError(f"an env is an id, a function, an Env or a VectorEnv, not a {type(env).__name__}.")
+
+
+def env_name(env: EnvLike) -> str:
+    """What to call an env in results and recordings: its id, or ``module:name`` of what makes it."""
+    if isinstance(env, str):
+        return env
+    spec = getattr(env, "spec", None)
+    if spec is not None:
+        return str(spec.id)
+    named = env if hasattr(env, "__qualname__") else type(env)
+    return f"{named.__module__}:{named.__qualname__}"
+
+
+def _sync(factories: list[Callable[[], gym.Env[Any, Any]]]) -> VectorEnv[Any, Any, Any]:
+    return SyncVectorEnv(factories, autoreset_mode=AutoresetMode.NEXT_STEP)
+
+
+def _from_name(name: str, num_envs: int) -> VectorEnv[Any, Any, Any]:
+    if ":" in name:
+        module_name, _, attribute = name.partition(":")
+        try:
+            module = importlib.import_module(module_name)
+        except ImportError as error:
+            raise EnvError(
+                f"env {name!r}: can't import the module `{module_name}` ({error}). It must be importable from here."
+            ) from error
+        if hasattr(module, attribute):
+            return _from_factory(getattr(module, attribute), num_envs)
+        name = attribute
+        if name not in gym.registry:
+            raise EnvError(
+                f"env '{module_name}:{attribute}': the module has no `{attribute}`, nor registers an env of that name."
+            )
+    try:
+        spec = gym.spec(name)
+    except gym.error.Error as error:
+        near = nearest(name, gym.registry)
+        hint = f" Nearest: {near!r}." if near else ""
+        raise EnvError(f"no env {name!r} is registered ({error}).{hint}") from None
+    try:
+        if spec.vector_entry_point is not None and not spec.additional_wrappers:
+            return gym.make_vec(spec, num_envs=num_envs, vectorization_mode="vector_entry_point")
+        return _sync([lambda: gym.make(spec)] * num_envs)
+    except Exception as error:
+        raise EnvError(f"env {name!r} can't be made: {type(error).__name__}: {error}") from error
+
+
+def _from_factory(factory: Callable[[], Any], num_envs: int) -> VectorEnv[Any, Any, Any]:
+    name = env_name(factory)
+    try:
+        first = factory()
+    except Exception as error:
+        raise EnvError(f"{name} fails to make an env: {type(error).__name__}: {error}") from error
+    if isinstance(first, VectorEnv):
+        return make_vector_env(first, num_envs)
+    if not isinstance(first, gym.Env):
+        raise EnvError(f"{name} made a {type(first).__name__}, not a gymnasium.Env or VectorEnv.")
+    made = iter([first])
+    return _sync([lambda: next(made, None) or factory()] * num_envs)

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Learner: Experience or batches → gradients → new weights."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from etude.errors import CheckpointError, EtudeError
+from etude.experience import Experience
+from etude.experience.arrays import Array
+from etude.learners.adam import Adam
+from etude.learners.batch import Batch
+from etude.learners.clipping import ClipBy, clip, global_norm
+from etude.learners.compiled import CompiledStep
+from etude.learners.flat import FlatParameters
+from etude.learners.loss import Loss
+from etude.learners.schedules import Schedule, value_at
+from etude.modules import Module
+
+LossFn = Callable[[Module, Batch], Loss]
+Figures = dict[str, torch.Tensor]
+
+
+class Update(NamedTuple):
+    """What an update brought: means over its gradient steps."""
+
+    losses: dict[str, float]
+    """Each part of the loss."""
+    metrics: dict[str, float]
+    """What the loss logs, and ``grad_norm`` (before clipping) where gradients are clipped."""
+
+
+class Learner:
+    """Owns the optimizers of a module and makes its updates.
+
+    Args:
+        module: What is trained, in place. Its parameters are moved into flat memory, once, here.
+        loss: ``loss(module, batch) -> Loss``.
+        lr: Learning rate, or points of env steps → rate; or one of these for each named optimizer.
+        parameters: The parameters of each named optimizer; None is one, ``"all"``, of all that need a gradient.
+        grad_clip: The limit that gradients are clipped to; None leaves them.
+        grad_clip_by: What the limit is of, see `ClipBy`.
+        compile: Compile the whole step (loss, gradient, clipping, Adam) with ``torch.compile`` when batches are all of
+            one size: several seconds at the first step, then faster.
+        device: Where batches go; the module must be there already.
+        seed: Of the order of minibatches.
+
+    Raises:
+        EtudeError: a parameter belongs to no optimizer or to two; it is named.
+    """
+
+    def __init__(
+        self,
+        module: Module,
+        loss: LossFn,
+        *,
+        lr: Schedule | Mapping[str, Schedule] = 3e-4,
+        parameters: Mapping[str, Sequence[nn.Parameter]] | None = None,
+        grad_clip: float | None = None,
+        grad_clip_by: ClipBy = "global_norm",
+        compile: bool = False,
+        device: torch.device | str = "cpu",
+        seed: int | np.random.SeedSequence | None = None,
+    ) -> None:
+        self.module = module
+        self.loss = loss
+        self.grad_clip = grad_clip
+        self.grad_clip_by: ClipBy = grad_clip_by
+        self.device = device
+        groups = _checked_groups(module, parameters)
+        self.optimizers = {name: Adam(FlatParameters(group)) for name, group in groups.items()}
+        self.schedules: dict[str, Schedule] = (
+            dict(lr) if isinstance(lr, Mapping) else dict.fromkeys(self.optimizers, lr)
+        )
+        if set(self.schedules) != set(self.optimizers):
+            raise EtudeError(f"learning rates for {sorted(self.schedules)}, but optimizers {sorted(self.optimizers)}.")
+        self.lr = {name: value_at(schedule, 0) for name, schedule in self.schedules.items()}
+        self.updates = 0
+        self._rng = np.random.default_rng(seed)
+        self._compiled = CompiledStep(self) if compile else None
+
+    # -- updates ------------------------------------------------------------------------------------------------
+
+    def set_env_steps(self, env_steps: int) -> None:
+        """Set the learning rates to their schedules' values after ``env_steps`` over the lifetime of the run."""
+        self.lr = {name: value_at(schedule, env_steps) for name, schedule in self.schedules.items()}
+
+    def update(self, exp: Experience, *, minibatch_size: int, epochs: int = 1, shuffle: bool = True) -> Update:
+        """Update from Experience: minibatches of its steps, lookback left out, each step once an epoch."""
+        source: Mapping[str, Array] = exp.steps if str(self.device) == "cpu" else exp.to(self.device).steps
+        rows = np.flatnonzero(exp.trained())
+
+        def batches() -> Iterable[Batch]:
+            for _ in range(epochs):
+                order = self._rng.permutation(rows) if shuffle else rows
+                for start in range(0, len(order), minibatch_size):
+                    yield Batch(source, order[start : start + minibatch_size], self.module, self.device)
+
+        return self._update_all(batches())
+
+    def update_from(self, batches: Iterable[Mapping[str, Array]]) -> Update:
+        """Update once from each batch of columns ``[B, ...]``."""
+        return self._update_all(Batch(columns, None, self.module, self.device) for columns in batches)
+
+    def _update_all(self, batches: Iterable[Batch]) -> Update:
+        losses: list[Figures] = []
+        metrics: list[Figures] = []
+        for batch in batches:
+            parts, figures = self._step(batch)
+            losses.append(parts)
+            metrics.append(figures)
+        return Update(_means(losses), _means(metrics))
+
+    def _step(self, batch: Batch) -> tuple[Figures, Figures]:
+        """One gradient step; gives the loss parts and other figures, without their gradients."""
+        self.updates += 1
+        if self._compiled is not None and (done := self._compiled.step(batch)) is not None:
+            return done
+        for optimizer in self.optimizers.values():
+            optimizer.parameters.attach_grads()
+        loss = self.loss(self.module, batch)
+        loss.total.backward()  # type: ignore[no-untyped-call]
+        groups = [optimizer.parameters for optimizer in self.optimizers.values()]
+        figures = dict(loss.logged)
+        if self.grad_clip is not None:
+            grads = [group.grad for group in groups]
+            figures["grad_norm"] = global_norm(grads)
+            for group, clipped in zip(groups, clip(groups, grads, self.grad_clip, self.grad_clip_by), strict=True):
+                group.grad.copy_(clipped)
+        for name, optimizer in self.optimizers.items():
+            optimizer.step(self.lr[name])
+        return {name: part.detach() for name, part in loss.parts.items()}, figures
+
+    # -- state --------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, optimizers, count of updates and the random stream: plain data, tensors and arrays."""
+        return {
+            "module": {name: value.detach().clone() for name, value in self.module.state_dict().items()},
+            "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
+            "updates": self.updates,
+            "rng": self._rng.bit_generator.state,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state_dict`.
+
+        Raises:
+            CheckpointError: the weights are those of another module; the first that differs is named.
+        """
+        load_weights(self.module, state["module"])
+        for name, optimizer in self.optimizers.items():
+            optimizer.load_state_dict(state["optimizers"][name])
+        self.updates = int(state["updates"])
+        self._rng.bit_generator.state = state["rng"]
+
+
+def _means(rows: list[Figures]) -> dict[str, float]:
+    """The mean of each figure over gradient steps; moved to the host once."""
+    if not rows or not rows[0]:
+        return {}
+    names = list(rows[0])
+    table = torch.stack([row[name] for row in rows for name in names]).view(len(rows), len(names))
+    return dict(zip(names, table.to(torch.float64).mean(0).tolist(), strict=True))
+
+
+def load_weights(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
+    """Copy weights into a module, in place.
+
+    Raises:
+        CheckpointError: a weight is missing, unknown or of another shape.
+    """
+    own = module.state_dict()
+    for name in sorted(own.keys() | weights.keys()):
+        if name not in weights or name not in own:
+            where = "the checkpoint" if name not in weights else "the module"
+            raise CheckpointError(f"{where} has no weight `{name}`: the checkpoint is of another module.")
+        if own[name].shape != weights[name].shape:
+            raise CheckpointError(
+                f"weight `{name}` has shape {tuple(weights[name].shape)} in the checkpoint, but "
+                f"{tuple(own[name].shape)} in the module: the checkpoint is of another module."
+            )
+    with torch.no_grad():
+        for name, value in own.items():
+            value.copy_(weights[name])
+
+
+def _checked_groups(
+    module: nn.Module, parameters: Mapping[str, Sequence[nn.Parameter]] | None
+) -> dict[str, list[nn.Parameter]]:
+    needed = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
+    if not needed:
+        raise EtudeError("the module has no parameter to train.")
+    if parameters is None:
+        return {"all": [p for p in module.parameters() if p.requires_grad]}
+    owner: dict[int, str] = {}
+    for group, members in parameters.items():
+        for p in members:
+            if id(p) in owner:
+                raise EtudeError(f"parameter `{needed.get(id(p), '?')}` has two optimizers: {owner[id(p)]}, {group}.")
+            owner[id(p)] = group
+    for key, name in needed.items():
+        if key not in owner:
+            raise EtudeError(f"parameter `{name}` has no optimizer: give it one, or set requires_grad to False.")
+    return {group: list(members) for group, members in parameters.items()}

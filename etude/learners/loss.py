@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loss: named parts that are summed, and figures that are only logged."""
+
+import torch
+
+
+class Loss:
+    """The parts of a loss by name; their sum is what is minimised, and each is logged.
+
+    >>> Loss(policy=policy_loss, value=0.5 * value_loss).log(kl=kl)
+
+    Args:
+        parts: Scalar tensors, already weighted.
+    """
+
+    def __init__(self, **parts: torch.Tensor) -> None:
+        if not parts:
+            raise ValueError("a Loss needs at least one part, such as Loss(policy=...).")
+        self.parts = parts
+        self.logged: dict[str, torch.Tensor] = {}
+
+    def log(self, **figures: torch.Tensor) -> "Loss":
+        """Scalar tensors to be logged beside the parts, without a say in the gradient."""
+        self.logged.update({name: figure.detach() for name, figure in figures.items()})
+        return self
+
+    @property
+    def total(self) -> torch.Tensor:
+        """The sum of the parts."""
+        first, *rest = self.parts.values()
+        for part in rest:
+            first = first + part
+        return first

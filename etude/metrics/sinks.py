@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where metrics go: JSON lines and TensorBoard; and the way back from JSON lines.
+
+Both sinks take one (nested) mapping of numbers at a time. Neither TensorFlow nor torch is imported.
+"""
+
+import json
+import math
+import os
+import queue
+import socket
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from etude.errors import DataError
+
+
+class JSONLines:
+    """A file with one JSON object a line, readable at any time; an existing one is continued.
+
+    Standard JSON has no NaN: it is written as null. Infinities are written as ``1e999`` and ``-1e999``, which read back
+    as infinities.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        _mend_tail(self.path)
+        self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
+
+    def write(self, metrics: Mapping[str, Any]) -> None:
+        """Append one line and hand it to the system at once: if the process dies, the line is there."""
+        self._file.write(_to_json(metrics).encode() + b"\n")
+
+    def close(self) -> None:
+        """Close the file; a second time does nothing."""
+        self._file.close()
+
+
+def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The lines of a file that `JSONLines` wrote, oldest first. A torn last line (a killed writer) is left out.
+
+    Raises:
+        DataError: there is no such file, or a line before the last is not a JSON object.
+    """
+    try:
+        lines = Path(path).read_bytes().split(b"\n")
+    except OSError as error:
+        raise DataError(f"can't read the metrics {path}: {error.strerror or error}.") from error
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        row = _parse(line)
+        if row is not None:
+            rows.append(row)
+        elif number < len(lines):
+            shown = line[:60].decode(errors="replace")
+            raise DataError(f"{path}, line {number} is not a JSON object: {shown!r}. Remove the line and try again.")
+    return rows
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _mend_tail(path: Path) -> None:
+    """Make a file end with a whole line: what a killed writer left torn is taken off."""
+    if not path.exists():
+        return
+    data = path.read_bytes()
+    torn = data[data.rfind(b"\n") + 1 :]
+    if torn:
+        with open(path, "r+b") as file:
+            if _parse(torn) is None:
+                file.truncate(len(data) - len(torn))
+            else:
+                file.seek(0, os.SEEK_END)
+                file.write(b"\n")
+
+
+def _to_json(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(str(k))}: {_to_json(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_to_json, value)) + "]"
+    if not isinstance(value, str | int | float | bool | None) and hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return "null" if math.isnan(value) else f"{math.copysign(1, value):.0f}e999"
+    return json.dumps(value)
+
+
+class TensorBoard:
+    """An event file for TensorBoard in ``folder``: a scalar for each number, nested ones as ``losses/policy``.
+
+    A thread of its own encodes and writes, and each event is in the file soon after `write`. What is not a number is
+    left out: an event file holds scalars only. A failed write is raised by the next `write` or by `close`.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        stamp = f"{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}"
+        self.path = folder / f"events.out.tfevents.{stamp}"
+        self._queue: queue.Queue[_Event | None] = queue.Queue(maxsize=1024)
+        self._errors: list[BaseException] = []
+        self._thread = threading.Thread(
+            target=_write_events, args=(self.path, self._queue, self._errors), name="etude-tensorboard", daemon=True
+        )
+        self._thread.start()
+        self._finish = weakref.finalize(self, _finish, self._queue, self._thread)
+
+    def write(self, metrics: Mapping[str, Any], step: int) -> None:
+        """Record the numbers of ``metrics`` at ``step`` (env steps, or updates offline).
+
+        Raises:
+            DataError: an earlier write failed, on a full disk for instance.
+        """
+        self._check()
+        if not self._finish.alive:
+            raise ValueError(f"{self.path} is closed.")
+        self._queue.put((time.time(), int(step), dict(_scalars(metrics, ""))))
+
+    def close(self) -> None:
+        """Write what is still waiting and close the file; a second time does nothing."""
+        self._finish()
+        self._check()
+
+    def _check(self) -> None:
+        if self._errors:
+            error = self._errors.pop()
+            raise DataError(f"can't write TensorBoard events to {self.path}: {error}.") from error
+
+
+_Event = tuple[float, int, dict[str, float]]
+"""Wall time in seconds, step, values by tag."""
+
+
+def _scalars(metrics: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
+    for name, value in metrics.items():
+        if isinstance(value, Mapping):
+            yield from _scalars(value, f"{prefix}{name}/")
+        elif not isinstance(value, str | bytes) and hasattr(value, "__float__") and getattr(value, "ndim", 0) == 0:
+            yield f"{prefix}{name}", float(value)
+
+
+def _finish(events: "queue.Queue[_Event | None]", thread: threading.Thread) -> None:
+    events.put(None)
+    thread.join()
+
+
+def _write_events(path: Path, events: "queue.Queue[_Event | None]", errors: list[BaseException]) -> None:
+    try:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        with open(path, "wb") as file:
+            _write_record(file, Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+            while (item := events.get()) is not None:
+                wall_time, step, values = item
+                event = Event(wall_time=wall_time, step=step)
+                for tag, value in values.items():
+                    event.summary.value.add(tag=tag, simple_value=value)
+                _write_record(file, event.SerializeToString())
+    except Exception as error:  # noqa: BLE001 - handed to the caller's thread, which raises it
+        errors.append(error)
+        while events.get() is not None:  # so that no writer ever waits for a place in the queue
+            pass
+
+
+def _write_record(file: BinaryIO, data: bytes) -> None:
+    """A record of a TFRecord file: length, its checksum, data, its checksum."""
+    length = struct.pack("<Q", len(data))
+    file.write(length + _masked_crc(length) + data + _masked_crc(data))
+    file.flush()
+
+
+def _crc_table() -> list[int]:
+    table = []
+    for byte in range(256):
+        for _ in range(8):
+            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
+        table.append(byte)
+    return table
+
+
+_CRC_TABLE = _crc_table()
+
+
+def _masked_crc(data: bytes) -> bytes:
+    """CRC-32C (Castagnoli), rotated and shifted as TFRecord asks."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _CRC_TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
+    crc ^= 0xFFFFFFFF
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)

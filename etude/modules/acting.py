@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Actors: modules while they act, NumPy columns in and out."""
+
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from etude.columns import DIST_INPUTS, LOGP, VALUE
+from etude.errors import ModuleError
+from etude.modules.distributions import Distribution
+from etude.modules.networks import Network
+from etude.modules.numpy_network import NumPyNetwork
+
+if TYPE_CHECKING:
+    from etude.modules.module import Module
+
+Columns: TypeAlias = dict[str, NDArray[Any]]
+
+_NOISE_STEPS = 64
+_NOISE_NUMBERS = 1 << 16  # at most so many numbers are drawn ahead
+
+
+class Actor(Protocol):
+    """Acts for a batch of rows, step by step."""
+
+    def start(self, rng: np.random.Generator, num_rows: int) -> None:
+        """Begin to collect: draw from ``rng``, for about ``num_rows`` rows a step; parameters may have moved."""
+
+    def step(self, obs: Columns) -> tuple[Columns, Columns]:
+        """Actions by column, and what else to record by column (at least ``dist_inputs``), each ``[N, ...]``.
+
+        N may differ from step to step. The arrays are the caller's: no later step writes into them.
+        """
+
+    def finish(self, obs: Columns, extras: Columns, action: Columns) -> Columns:
+        """What is cheaper to compute at once: ``logp`` and perhaps ``value``, float32 ``[rows]``, for recorded rows.
+
+        The parameters must be those that acted. ``logp`` is 0 where the actor is greedy.
+        """
+
+
+class _Noise:
+    """Random numbers for actions, drawn in blocks: one call of the generator for many steps."""
+
+    def __init__(self, dist: Distribution) -> None:
+        self._dist = dist
+        self._pool: NDArray[np.float32] = np.empty((0, dist.num_noise), np.float32)
+        self._next = 0
+        self._block = 0
+        self._rng: np.random.Generator | None = None
+
+    def start(self, rng: np.random.Generator, num_rows: int) -> None:
+        self._rng = rng
+        most = max(1, _NOISE_NUMBERS // max(1, num_rows * self._dist.num_noise))
+        self._block = num_rows * min(_NOISE_STEPS, most)
+        self._pool, self._next = self._pool[:0], 0
+
+    def take(self, n: int) -> NDArray[np.float32]:
+        start, stop = self._next, self._next + n
+        if stop > len(self._pool):
+            if self._rng is None:
+                raise ModuleError("this actor was not started: call its start(rng, num_rows) before step().")
+            self._pool = self._dist.noise(self._rng, (max(self._block, n),))
+            start, stop = 0, n
+        self._next = stop
+        return self._pool[start:stop]
+
+
+def _logp(dist: Distribution, explore: bool, extras: Columns, action: Columns) -> NDArray[np.float32]:
+    if not explore:
+        return np.zeros(len(extras[DIST_INPUTS]), np.float32)
+    with torch.inference_mode():
+        actions = {name: as_tensor(column) for name, column in action.items()}
+        logp: NDArray[np.float32] = dist.logp(as_tensor(extras[DIST_INPUTS]), actions).float().numpy()
+        return logp
+
+
+def as_tensor(column: NDArray[Any]) -> torch.Tensor:
+    """A tensor that shares the array's memory, or a copy where torch would not share it."""
+    if not column.flags.writeable or any(stride < 0 for stride in column.strides):
+        column = column.copy()
+    return torch.from_numpy(column)
+
+
+class NumPyActor:
+    """Acts with the built-in network in NumPy; sees updates in place of its parameters at once.
+
+    Only the policy is computed at each step. Values are computed by `finish`, for all rows at once.
+    """
+
+    def __init__(self, net: Network, dist: Distribution, *, explore: bool) -> None:
+        self._net = NumPyNetwork(net)
+        self._dist = dist
+        self._noise = _Noise(dist) if explore else None
+
+    def start(self, rng: np.random.Generator, num_rows: int) -> None:
+        """See `Actor.start`."""
+        self._net.refresh()
+        if self._noise is not None:
+            self._noise.start(rng, num_rows)
+
+    def step(self, obs: Columns) -> tuple[Columns, Columns]:
+        """See `Actor.step`."""
+        inputs = self._net.dist_inputs(obs)
+        noise = None if self._noise is None else self._noise.take(len(inputs))
+        return self._dist.act(inputs, noise), {DIST_INPUTS: inputs}
+
+    def finish(self, obs: Columns, extras: Columns, action: Columns) -> Columns:
+        """See `Actor.finish`."""
+        done = {LOGP: _logp(self._dist, self._noise is not None, extras, action)}
+        if self._net.has_value:
+            done[VALUE] = self._net.value(obs)
+        return done
+
+
+class TorchActor:
+    """Acts with any module through torch, on the module's device; no distribution object is made."""
+
+    def __init__(self, module: "Module", *, explore: bool) -> None:
+        self._module = module
+        self._dist = module.dist
+        self._noise = _Noise(module.dist) if explore else None
+        self._device = torch.device("cpu")
+
+    def start(self, rng: np.random.Generator, num_rows: int) -> None:
+        """See `Actor.start`."""
+        self._device = self._module.device
+        if self._noise is not None:
+            self._noise.start(rng, num_rows)
+
+    def step(self, obs: Columns) -> tuple[Columns, Columns]:
+        """See `Actor.step`; ``value`` is recorded where the module gives one."""
+        with torch.inference_mode():
+            tensors = {name: as_tensor(column) for name, column in obs.items()}
+            if self._device.type != "cpu":
+                tensors = {name: tensor.to(self._device) for name, tensor in tensors.items()}
+            output = self._module(self._module.obs_from(tensors))
+            inputs = output.bound()[1].float().cpu().numpy()
+            extras = {DIST_INPUTS: inputs}
+            if output.value is not None:
+                extras[VALUE] = output.value.float().cpu().numpy()
+        noise = None if self._noise is None else self._noise.take(len(inputs))
+        return self._dist.act(inputs, noise), extras
+
+    def finish(self, obs: Columns, extras: Columns, action: Columns) -> Columns:
+        """See `Actor.finish`."""
+        return {LOGP: _logp(self._dist, self._noise is not None, extras, action)}

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The forward of the built-in network in NumPy, on the memory of its torch parameters: no dispatch, no copies."""
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from etude.modules.activations import ACTIVATIONS
+from etude.modules.encoders import Encoder, Image, Numbers
+from etude.modules.networks import Network, Trunk
+
+Floats: TypeAlias = NDArray[np.float32]
+Columns: TypeAlias = Mapping[str, NDArray[Any]]
+
+CHUNK = 1024
+"""Rows that are computed at once where there are many: the layers' results stay in the processor's cache."""
+
+_ACROSS_AT_MOST = 128  # rows
+_ACROSS_FROM = 1536  # rows times the widest layer
+
+
+def runs_in_numpy(net: nn.Module) -> bool:
+    """Whether `NumPyNetwork` computes what ``net`` computes: a `Network` itself, without images."""
+    return type(net) is Network and net.policy.encoder.vector
+
+
+def _view(parameter: torch.Tensor) -> Floats:
+    return parameter.detach().to("cpu", torch.float32).numpy()
+
+
+class _Layers:
+    """Linear layers of one trunk, their activation, and buffers for what they compute."""
+
+    def __init__(self, trunk: Trunk, activation: str) -> None:
+        self._encoder: Encoder = trunk.encoder
+        self._linears: list[nn.Linear] = list(trunk.linears)  # type: ignore[arg-type]
+        self._activate = ACTIVATIONS[activation].in_place
+        (name, part), *others = trunk.encoder.parts.items()
+        self._direct = name if not others and isinstance(part, Numbers) else None
+        self.names = list(trunk.encoder.parts)
+        self._size = self._capacity = 0
+        self._across = False
+        self._steps: list[tuple[Floats, Floats, Floats]] = []
+        self.take_views()
+
+    def take_views(self) -> None:
+        """Look where the parameters are now."""
+        self._views = [(_view(layer.weight), _view(layer.bias)) for layer in self._linears]
+        self._size = 0
+
+    def _resize(self, n: int) -> None:
+        """Choose buffers and a layout for ``n`` rows.
+
+        A layer is x W^T: either so, or across, as (W x^T)^T. BLAS is quicker with W as it lies in memory, but NumPy
+        adds biases slowly to short columns. The limits were measured with layers of 64 to 256.
+        """
+        if n > self._capacity:
+            self._input = np.empty((n, self._encoder.width), np.float32)
+            self._buffers = [np.empty(n * layer.out_features, np.float32) for layer in self._linears]
+            self._capacity = n
+        self._size = n
+        self._rows = self._input[:n]
+        widths = [layer.out_features for layer in self._linears]
+        self._across = n <= _ACROSS_AT_MOST and n * max(widths, default=0) >= _ACROSS_FROM
+        self._steps = []
+        for width, buffer, (weight, bias) in zip(widths, self._buffers, self._views, strict=True):
+            if self._across:
+                self._steps.append((weight, bias[:, None], buffer[: n * width].reshape(width, n)))
+            else:
+                self._steps.append((weight.T, bias, buffer[: n * width].reshape(n, width)))
+
+    def __call__(self, obs: Columns, n: int) -> Floats:
+        """``[n, width]``: valid until the next call."""
+        if n != self._size:
+            self._resize(n)
+        x = self._encode(obs)
+        activate = self._activate
+        if self._across:
+            x = x.T
+            for weight, bias, out in self._steps:
+                weight.dot(x, out)
+                out += bias
+                if activate is not None:
+                    activate(out)
+                x = out
+            return x.T
+        for weight, bias, out in self._steps:
+            x.dot(weight, out)
+            out += bias
+            if activate is not None:
+                activate(out)
+            x = out
+        return x
+
+    def _encode(self, obs: Columns) -> Floats:
+        if self._direct is not None:
+            x = obs[self._direct]
+            if x.dtype == np.float32 and x.ndim == 2:
+                return x
+        out, start = self._rows, 0
+        for name, part in self._encoder.parts.items():
+            assert not isinstance(part, Image)
+            part.write(obs[name], out[:, start : start + part.width])
+            start += part.width
+        return out
+
+
+class NumPyNetwork:
+    """Computes what a `Network` of vector-like observations computes.
+
+    Views of the parameters' memory are used, so that an update in place is seen at once. `refresh` takes new views
+    where a parameter's memory moved; parameters on another device, or of another dtype, are copied by each `refresh`.
+    """
+
+    def __init__(self, net: Network) -> None:
+        self._net = net
+        self._policy = _Layers(net.policy, net.activation)
+        self._critic = None if net.critic is None else _Layers(net.critic, net.activation)
+        self._parameters = list(net.parameters())
+        self._first = next(iter(self._policy.names))
+        self._order = None if net.order is None else net.order.cpu().numpy()
+        self._width = net.policy_head.out_features
+        self.has_value = net.value_head is not None
+        self._pointers: list[int] = []
+        self.refresh()
+
+    def refresh(self) -> None:
+        """See parameters whose memory moved."""
+        pointers = [parameter.data_ptr() for parameter in self._parameters]
+        shared = all(p.device.type == "cpu" and p.dtype == torch.float32 for p in self._parameters)
+        if shared and pointers == self._pointers:
+            return
+        self._pointers = pointers
+        net = self._net
+        self._policy.take_views()
+        self._weight, self._bias = _view(net.policy_head.weight).T, _view(net.policy_head.bias)
+        self._log_std = None if net.log_std is None else _view(net.log_std)
+        if self._critic is not None:
+            self._critic.take_views()
+        if net.value_head is not None:
+            self._value_weight, self._value_bias = _view(net.value_head.weight).T, _view(net.value_head.bias)
+
+    def dist_inputs(self, obs: Columns) -> Floats:
+        """float32 ``[N, num_inputs]``, an array of its own; ``obs`` are flat columns ``[N, *shape]``."""
+        n = len(obs[self._first])
+        hidden = self._policy(obs, n)
+        if self._log_std is None:
+            inputs: Floats = hidden.dot(self._weight)
+            inputs += self._bias
+            return inputs
+        inputs = np.empty((n, self._width + len(self._log_std)), np.float32)
+        inputs[:, : self._width] = hidden.dot(self._weight)
+        inputs[:, : self._width] += self._bias
+        inputs[:, self._width :] = self._log_std
+        return inputs if self._order is None else inputs.take(self._order, axis=1)
+
+    def value(self, obs: Columns) -> Floats:
+        """float32 ``[N]``: the values of any number of observations, in chunks."""
+        n = len(obs[self._first])
+        out = np.empty((n, 1), np.float32)
+        layers = self._critic or self._policy
+        for start in range(0, n, CHUNK):
+            stop = min(start + CHUNK, n)
+            hidden = layers({name: obs[name][start:stop] for name in layers.names}, stop - start)
+            np.add(hidden.dot(self._value_weight), self._value_bias, out=out[start:stop])
+        return out[:, 0]

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches of single steps for training: from a stream in bounded memory, or at random from memory."""
+
+import itertools
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from etude import columns as col
+from etude.errors import DataError
+from etude.experience import Experience
+
+Batch: TypeAlias = dict[str, NDArray[Any]]
+"""Columns of steps, each ``[batch_size, ...]``."""
+
+DERIVED: Final = (col.NEXT_OBS, col.TERMINATED, col.TRUNCATED)
+"""Columns that batches can have beside those on the disk."""
+BLOCK_BYTES: Final = 8 * 2**20
+BLOCK_ROWS: Final = 16_384
+BLOCK_BATCHES: Final = 16
+"""Rows are gathered and handed between threads in blocks: large enough to cost little, small enough to hold."""
+
+
+def steps_of(exp: Experience, roots: Sequence[str]) -> Batch:
+    """The columns ``roots`` of all steps to train on, ``next_obs``, ``terminated`` and ``truncated`` among them.
+
+    Raises:
+        DataError: ``next_obs`` is wanted, and is not known after a segment that did not terminate.
+    """
+    out: dict[str, Any] = {}
+    for root in roots:
+        if root == col.NEXT_OBS:
+            _check_next_obs(exp)
+            out.update(col.renamed(exp.next_obs(), col.OBS, col.NEXT_OBS))
+        elif root == col.TERMINATED:
+            out[root] = exp.at_ends(exp.segments.terminated)
+        elif root == col.TRUNCATED:
+            out[root] = exp.at_ends(exp.segments.truncated)
+        else:
+            found = col.subtree(exp.steps, root)
+            if not found:
+                raise DataError(f"there is no column `{root}`; there are {', '.join([*exp.steps, *DERIVED])}.")
+            out.update(found)
+    if exp.segments.lookback.any():
+        rows = np.flatnonzero(exp.trained())
+        out = {name: column.take(rows, axis=0) for name, column in out.items()}
+    return out
+
+
+def _check_next_obs(exp: Experience) -> None:
+    if not exp.final_obs:
+        raise DataError("`next_obs` is wanted, but there are no observations.")
+    unknown = np.flatnonzero(~exp.segments.has_final_obs & ~exp.segments.terminated)
+    if len(unknown):
+        i = int(unknown[0])
+        last = int(exp.segments.t_start[i] + exp.lengths[i] - 1)
+        raise DataError(
+            f"what was observed after t {last} of episode {exp.segments.episode_id[i]!r} was not recorded "
+            f"({len(unknown)} such place(s)). Train without `next_obs`, or leave this episode out."
+        )
+
+
+def sample_batches(
+    exp: Experience,
+    batch_size: int,
+    *,
+    columns: Sequence[str] | None = None,
+    seed: int = 0,
+    epochs: int | None = None,
+    start: int = 0,
+) -> Iterator[Batch]:
+    """Random batches of exactly ``batch_size`` steps from memory, endless by default; each step once an epoch.
+
+    As `Recording.batches`, for experience that is in memory; its columns are not copied, but for ``next_obs``.
+
+    Args:
+        exp: The experience, in NumPy.
+        batch_size: Steps in a batch, at least 1.
+        columns: Step columns by name or root; also ``next_obs``, ``terminated`` and ``truncated``. None is all.
+        seed: The order depends on this alone.
+        epochs: How many times over; None is without end.
+        start: The first batch to give, as if that many had been taken before.
+
+    Raises:
+        DataError: a column does not exist, or there are no steps.
+    """
+    steps = steps_of(exp, list(exp.steps) if columns is None else columns)
+    source = Source(lambda _: steps, 1, 0, lambda: rows_of(steps))
+    return batches_of(source, batch_size, seed=seed, epochs=epochs, start=start)
+
+
+class Source(NamedTuple):
+    """Where batches come from: groups of rows that are loaded one at a time."""
+
+    load: Callable[[int], Batch]
+    """The rows of a group."""
+    num_groups: int
+    """How many groups."""
+    num_rows: int
+    """The rows of all groups together, lookback included."""
+    num_trained: Callable[[], int]
+    """The rows that come in batches; asked for only where a restart needs it."""
+
+
+def batches_of(
+    source: Source,
+    batch_size: int,
+    *,
+    shuffle: bool = True,
+    buffer_size: int = 1,
+    seed: int = 0,
+    epochs: int | None = None,
+    prefetch: int = 0,
+    start: int = 0,
+) -> Iterator[Batch]:
+    """Batches from any source; see `Recording.batches` for the arguments."""
+    for name, value, least in (("batch_size", batch_size, 1), ("buffer_size", buffer_size, 1), ("start", start, 0)):
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, not {value}.")
+    first, skip = 0, 0
+    if start:
+        first, skip = divmod(start * batch_size, max(1, source.num_trained()))
+    blocks = _epochs(source, batch_size, buffer_size if shuffle else None, seed, first, epochs)
+    if prefetch:
+        blocks = Prefetched(blocks, prefetch)
+    return _rebatched(blocks, batch_size, skip)
+
+
+def _epochs(
+    source: Source, batch_size: int, buffer_size: int | None, seed: int, first: int, epochs: int | None
+) -> Iterator[Batch]:
+    """Blocks of rows of one epoch after the other, in the order in which they are to be given."""
+    whole = None
+    if buffer_size is not None and source.num_rows <= buffer_size:  # loaded once, in memory for all epochs
+        parts = [source.load(k) for k in range(source.num_groups)]
+        whole = _joined(parts) if parts else {}
+    for epoch in itertools.count(first) if epochs is None else range(first, epochs):
+        rng = np.random.default_rng([seed, epoch])
+        rows = 0
+        blocks: Iterator[Batch]
+        if buffer_size is None:
+            blocks = (b for k in range(source.num_groups) for b in _cut(source.load(k), None, batch_size))
+        elif whole is not None:
+            blocks = _cut(whole, rng.permutation(rows_of(whole)), batch_size)
+        else:
+            blocks = _shuffled(source, batch_size, buffer_size, rng)
+        for block in blocks:
+            rows += rows_of(block)
+            yield block
+        if not rows:
+            raise DataError("there are no steps to make batches of.")
+
+
+def _shuffled(source: Source, batch_size: int, buffer_size: int, rng: np.random.Generator) -> Iterator[Batch]:
+    """One epoch through the buffer: filled with groups, emptied to half of its size at random, and so on."""
+    parts: list[Batch] = []
+    rows, kept = 0, buffer_size // 2
+    order = rng.permutation(source.num_groups)
+    for i, group in enumerate(order):
+        parts.append(source.load(int(group)))
+        rows += rows_of(parts[-1])
+        if rows >= buffer_size and i + 1 < len(order):
+            pool, index = _joined(parts), rng.permutation(rows)
+            yield from _cut(pool, index[kept:], batch_size)
+            parts, rows = [_taken(pool, index[:kept])], kept
+    if rows:
+        yield from _cut(_joined(parts), rng.permutation(rows), batch_size)
+
+
+def rows_of(batch: Batch) -> int:
+    """The rows of a batch."""
+    return len(next(iter(batch.values()))) if batch else 0
+
+
+def _taken(batch: Batch, index: NDArray[np.int64]) -> Batch:
+    return {name: column.take(index, axis=0) for name, column in batch.items()}
+
+
+def _joined(parts: Sequence[Batch]) -> Batch:
+    if len(parts) == 1:
+        return parts[0]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _cut(rows: Batch, index: NDArray[np.int64] | None, batch_size: int) -> Iterator[Batch]:
+    """The rows ``index`` of ``rows`` (None is all, in order), copied in blocks of whole batches and bounded size."""
+    size = sum(column[:1].nbytes for column in rows.values()) or 1
+    step = min(BLOCK_BYTES // size, max(BLOCK_BATCHES * batch_size, BLOCK_ROWS))
+    step = max(1, step // batch_size) * batch_size
+    for at in range(0, rows_of(rows) if index is None else len(index), step):
+        if index is None:
+            yield {name: column[at : at + step].copy() for name, column in rows.items()}
+        else:
+            yield _taken(rows, index[at : at + step])
+
+
+def _rebatched(blocks: Iterator[Batch], batch_size: int, skip: int) -> Iterator[Batch]:
+    """The rows of ``blocks`` but the first ``skip``, exactly ``batch_size`` at a time; the last may be fewer."""
+    rest: Batch = {}
+    for block in blocks:
+        rows, at = rows_of(block), min(skip, rows_of(block))
+        skip -= at
+        if rest:
+            missing = batch_size - rows_of(rest)
+            rest = _joined([rest, {name: column[:missing] for name, column in block.items()}])
+            at = missing
+            if rows_of(rest) == batch_size:
+                yield rest
+                rest = {}
+        while at + batch_size <= rows:
+            yield {name: column[at : at + batch_size] for name, column in block.items()}
+            at += batch_size
+        if at < rows:
+            rest = {name: column[at:] for name, column in block.items()}
+    if rest:
+        yield rest
+
+
+class Prefetched(Iterator[Batch]):
+    """An iterator whose items are made ahead by a thread, at most ``depth`` of them; the thread ends with it."""
+
+    def __init__(self, items: Iterator[Batch], depth: int) -> None:
+        ready: queue.Queue[Batch | BaseException | None] = queue.Queue(depth)
+        stop = threading.Event()
+        thread = threading.Thread(target=_produce, args=(items, ready, stop), name="etude-reader", daemon=True)
+        self._ready = ready
+        self.close = weakref.finalize(self, _stop, ready, stop, thread)
+        thread.start()
+
+    def __next__(self) -> Batch:
+        item = self._ready.get() if self.close.alive else None
+        if isinstance(item, dict):
+            return item
+        self.close()
+        if item is None:
+            raise StopIteration
+        raise item
+
+
+def _produce(items: Iterator[Batch], ready: "queue.Queue[Batch | BaseException | None]", stop: threading.Event) -> None:
+    end: BaseException | None = None
+    try:
+        for item in items:
+            ready.put(item)
+            if stop.is_set():
+                return
+    except Exception as error:  # noqa: BLE001 - raised again where the items are taken
+        end = error
+    ready.put(end)
+
+
+def _stop(ready: "queue.Queue[Batch | BaseException | None]", stop: threading.Event, thread: threading.Thread) -> None:
+    stop.set()
+    while thread.is_alive():
+        try:
+            ready.get(timeout=0.01)  # it may wait to put an item
+        except queue.Empty:
+            continue
+    thread.join()

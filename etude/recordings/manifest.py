@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a recording says about itself: in every Parquet file's footer, and once more in ``recording.json``.
+
+The footers are the truth. ``recording.json`` repeats them for people and other tools, and lists the files, so that a
+lost one is noticed. It is replaced after each file that appears; one killed in between is whole, but not yet listed.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from etude import columns as col
+from etude.errors import DataError, SpaceError
+from etude.spaces import Space, leaves, space_from_json, space_to_json
+
+FORMAT: Final = "etude-recording"
+VERSION: Final = 1
+MANIFEST: Final = "recording.json"
+HEADER_KEY: Final = b"etude:recording"
+
+
+@dataclasses.dataclass(frozen=True)
+class Header:
+    """What holds for a whole recording."""
+
+    obs_space: Space
+    """The space of one observation, as the env gave it."""
+    action_space: Space
+    """The space of one action, as the module chose it."""
+    env: str | None = None
+    """The id of the env, or None where it has none."""
+    meta: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Anything else worth keeping, as JSON data: connectors, the module's identity, the seed."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON data."""
+        from etude import __version__
+
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "written_by": f"etude {__version__}",
+            "env": self.env,
+            "spaces": {col.OBS: space_to_json(self.obs_space), col.ACTION: space_to_json(self.action_space)},
+            "meta": dict(self.meta),
+        }
+
+    @classmethod
+    def from_json(cls, data: Any, where: Path) -> "Header":
+        """The inverse of `to_json`.
+
+        Raises:
+            DataError: the data, found in the file ``where``, is not such a header or of a later version.
+        """
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise DataError(f"{where}: this does not describe an Etude recording (`format` is not {FORMAT!r}).")
+        if data.get("version") != VERSION:
+            raise DataError(
+                f"{where}: the recording has format version {data.get('version')!r}, but this Etude reads version "
+                f"{VERSION}. Install a newer Etude."
+            )
+        try:
+            spaces = data["spaces"]
+            obs_space, action_space = space_from_json(spaces[col.OBS]), space_from_json(spaces[col.ACTION])
+            return cls(obs_space, action_space, data.get("env"), data.get("meta") or {})
+        except (KeyError, TypeError, SpaceError) as error:
+            raise DataError(f"{where}: the recording's `spaces` can't be read: {error}.") from error
+
+    def dumps(self) -> bytes:
+        """As JSON bytes.
+
+        Raises:
+            DataError: ``meta`` holds something that JSON can't.
+        """
+        try:
+            return json.dumps(self.to_json()).encode()
+        except (TypeError, ValueError) as error:
+            raise DataError(f"the recording's `meta` must be plain JSON data: {error}.") from error
+
+    def obs_leaves(self) -> dict[str, Space]:
+        """The simple spaces of the observation by column name."""
+        return leaves(self.obs_space, col.OBS)
+
+    def action_leaves(self) -> dict[str, Space]:
+        """The simple spaces of the action by column name."""
+        return leaves(self.action_space, col.ACTION)
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """``recording.json``: the header and the files."""
+
+    header: Header
+    files: dict[str, dict[str, int]]
+    """For each data file, by its path relative to the folder: ``rows`` and ``bytes``."""
+
+    def write(self, folder: Path) -> None:
+        """Replace ``recording.json`` in ``folder``, whole or not at all."""
+        totals = {"files": len(self.files), "rows": sum(f["rows"] for f in self.files.values())}
+        data = {**self.header.to_json(), "totals": totals, "files": self.files}
+        write_atomically(folder / MANIFEST, (json.dumps(data, indent=2) + "\n").encode())
+
+    @classmethod
+    def read(cls, folder: Path) -> "Manifest | None":
+        """``recording.json`` of ``folder``, or None where there is none.
+
+        Raises:
+            DataError: it is there, but is not valid.
+        """
+        path = folder / MANIFEST
+        try:
+            data = json.loads(path.read_text())
+        except FileNotFoundError:
+            return None
+        except (ValueError, OSError) as error:
+            raise DataError(
+                f"{path}: can't be read as JSON ({error}). Each Parquet file carries the same header: move "
+                f"{MANIFEST} away to read the recording without it."
+            ) from error
+        header = Header.from_json(data, path)
+        files = data.get("files", {})
+        if not isinstance(files, dict) or not all(isinstance(f, dict) and "rows" in f for f in files.values()):
+            raise DataError(f"{path}: `files` is not a list of files with their rows. Move {MANIFEST} away to go on.")
+        return cls(header, files)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file aside, flush it to the disk and rename it to ``path``."""
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with aside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        publish(aside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+        raise
+
+
+def publish(aside: Path, path: Path) -> None:
+    """Rename a finished file to its real name, so that it and its name survive a power cut."""
+    sync(aside)
+    aside.replace(path)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Flush a file, or a folder's names, to the disk."""
+    if os.name == "nt" and path.is_dir():  # Windows can't open folders, and journals renames itself
+        return
+    handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Validation: every row of a recording looked at, every problem named with its place and a remedy."""
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from gymnasium import spaces
+
+from etude import columns as col
+from etude.errors import DataError
+from etude.experience import Experience
+from etude.experience.arrow import from_table
+from etude.recordings.files import DataFile, fault_of, find_files, missing_files, open_file
+from etude.recordings.manifest import Header, Manifest
+from etude.recordings.pieces import continues
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """One fault."""
+
+    kind: str
+    """A word for it, such as ``nan``, ``truncated_file``, ``duplicate`` or ``missing_column``."""
+    message: str
+    """What is wrong, where, and what to do."""
+    file: str
+    """The file, or the folder where it is about the whole."""
+    row_group: int | None = None
+    """The row group in the file, from 0."""
+    row: int | None = None
+    """The first row concerned, in the file, from 0."""
+    column: str | None = None
+    """The column on the disk."""
+    count: int = 1
+    """How many rows are concerned."""
+    repairable: bool = False
+    """Whether the rest of the recording can be used with the files or rows concerned left out."""
+
+    def __str__(self) -> str:
+        return self.message
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What validation found."""
+
+    path: str
+    files: int
+    rows: int
+    """Rows that could be looked at."""
+    episodes: int
+    problems: tuple[Problem, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Nothing is wrong."""
+        return not self.problems
+
+    def __str__(self) -> str:
+        head = f"{self.path}: {self.files} files, {self.rows:,} rows, {self.episodes:,} episodes"
+        if self.ok:
+            return f"{head}: no problems."
+        return "\n".join([f"{head}: {len(self.problems)} problem(s).", *map(str, self.problems)])
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON data."""
+        return {**dataclasses.asdict(self), "ok": self.ok}
+
+
+def validate(path: str | os.PathLike[str]) -> Report:
+    """Look at every row of the recording at ``path``, a folder or one Parquet file, in bounded memory.
+
+    Found are: files that are missing, cut off, can't be decoded or are of another format; other spaces or columns than
+    the rest; empty rows, NaN and infinity in observations, actions and rewards; discrete values outside their space;
+    steps that are there twice; episodes that go on after their end; ends without a final observation.
+
+    Raises:
+        DataError: there is nothing at ``path`` that could be a recording.
+    """
+    path = Path(path)
+    paths = find_files(path)
+    check = _Check(path)
+    files = check.open(paths)
+    for file in files:
+        check.rows_of(file)
+    check.overlaps()
+    return Report(str(path), len(paths), check.rows, len(check.episodes), tuple(check.problems))
+
+
+class _Check:
+    """The state of one validation: what is known so far of every agent's episode."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.problems: list[Problem] = []
+        self.rows = 0
+        self.episodes: dict[str, int] = {}
+        self._agents: dict[str | None, int] = {}
+        self._files: list[DataFile] = []
+        self._spans: list[np.ndarray] = []  # int64 rows: episode, agent, first t, stop t, file, row in file, done
+        self._header: Header | None = None
+
+    def open(self, paths: list[Path]) -> list[DataFile]:
+        """The files that can be looked into."""
+        files = []
+        for path in paths:
+            try:
+                files.append(open_file(path))
+            except DataError as error:
+                self.problems.append(Problem("truncated_file", str(error), str(path), repairable=len(paths) > 1))
+        manifest = None
+        try:
+            manifest = Manifest.read(self.path) if self.path.is_dir() else None
+        except DataError as error:
+            self.problems.append(Problem("manifest", str(error), str(self.path), repairable=True))
+        if manifest:
+            lost = (Problem("missing_file", text, str(self.path)) for text in missing_files(self.path, manifest))
+            self.problems.extend(lost)
+        self._header = manifest.header if manifest else next((file.header for file in files if file.header), None)
+        for file in files:
+            fault = fault_of(file, files[0], self._header)
+            if fault:
+                self.problems.append(Problem(_kind(fault), fault, str(file.path), repairable=len(files) > 1))
+            else:
+                self._files.append(file)
+        return self._files
+
+    def rows_of(self, file: DataFile) -> None:
+        """Look at all rows of a file."""
+        start = 0
+        held: Experience | None = None
+        for group in range(file.num_groups):
+            rows = file.metadata.row_group(group).num_rows
+            try:
+                table = file.read_group(group, file.schema.names, None)
+                empty = list(self._empty(table, file, group, start))
+                self.problems.extend(empty)
+                exp = None if empty else from_table(table)
+            except (DataError, pa.ArrowException) as error:
+                text = str(error) if str(file.path) in str(error) else f"{file.path}: row group {group}: {error}"
+                self.problems.append(Problem("undecodable", text, str(file.path), group))
+                exp = None
+            if exp is not None and exp.num_segments:
+                self._look(exp, file, group, start)
+                if held is not None:
+                    self._check_end(held, exp, file, start)
+            elif held is not None:
+                self._check_end(held, None, file, start)
+            held = exp if exp is not None and exp.num_segments else None
+            self.rows += rows if exp is not None else 0
+            start += rows
+        if held is not None:
+            self._check_end(held, None, file, start)
+
+    def _empty(self, table: pa.Table, file: DataFile, group: int, start: int) -> Iterator[Problem]:
+        """Nulls where there must be a value."""
+        free = (col.AGENT_ID, col.MODULE_ID, col.LOOKBACK)
+        for name in table.column_names:
+            column = table[name]
+            may_be = name in free or col.is_under(name, col.FINAL_OBS) or pa.types.is_string(column.type)
+            if column.null_count and not may_be:
+                row = start + int(np.argmax(np.asarray(column.is_null())))
+                yield self._problem("empty", "is empty", file, group, row, name, column.null_count)
+
+    def _look(self, exp: Experience, file: DataFile, group: int, start: int) -> None:
+        """Check the values of a row group, and remember where its segments are."""
+        for name, column in exp.steps.items():
+            values = np.asarray(column)
+            if col.is_under(name, col.OBS) or col.is_under(name, col.ACTION) or name == col.REWARD:
+                self._check_finite(values, np.arange(start, start + len(values)), name, file, group)
+        assert self._header is not None
+        for name, leaf in {**self._header.obs_leaves(), **self._header.action_leaves()}.items():
+            if name in exp.steps:
+                self._check_discrete(np.asarray(exp.steps[name]), leaf, name, file, group, start)
+        known = np.flatnonzero(exp.segments.has_final_obs)
+        ends = exp.offsets[1:] - 1 + start
+        for name, column in exp.final_obs.items():
+            on_disk = col.FINAL_OBS + name[len(col.OBS) :]
+            self._check_finite(np.asarray(column)[known], ends[known], on_disk, file, group)
+        s = exp.segments
+        episode = [self.episodes.setdefault(e, len(self.episodes)) for e in s.episode_id.tolist()]
+        agent = [self._agents.setdefault(a, len(self._agents)) for a in s.agent_id.tolist()]
+        own = np.minimum(s.lookback, exp.lengths)
+        spans = [episode, agent, s.t_start + own, s.t_start + exp.lengths, np.full(len(s), self._files.index(file))]
+        spans += [start + exp.offsets[:-1] + own, s.done]
+        self._spans.append(np.stack([np.asarray(column, np.int64) for column in spans], axis=1))
+
+    def _check_finite(self, values: np.ndarray, rows: np.ndarray, name: str, file: DataFile, group: int) -> None:
+        if values.dtype.kind != "f" or np.isfinite(values.sum(dtype=np.float64)):
+            return
+        flat = ~np.isfinite(values.reshape(len(values), -1))
+        bad = np.flatnonzero(flat.any(axis=1))
+        if len(bad):
+            at = int(flat[bad[0]].argmax())
+            what = f"holds {values.reshape(len(values), -1)[bad[0], at]} in component {at}"
+            self.problems.append(self._problem("nan", what, file, group, int(rows[bad[0]]), name, len(bad)))
+
+    def _check_discrete(self, values: np.ndarray, leaf: Any, name: str, file: DataFile, group: int, start: int) -> None:
+        if isinstance(leaf, spaces.Discrete):
+            low, high = int(leaf.start), int(leaf.start + leaf.n) - 1
+        elif isinstance(leaf, spaces.MultiDiscrete):
+            low, high = leaf.start, leaf.start + leaf.nvec - 1  # type: ignore[assignment]
+        else:
+            return
+        outside = ((values < low) | (values > high)).reshape(len(values), -1).any(axis=1)
+        if outside.any():
+            row = int(outside.argmax())
+            what = f"is {values[row]}, outside its space {leaf}"
+            self.problems.append(
+                self._problem("out_of_space", what, file, group, start + row, name, int(outside.sum()))
+            )
+
+    def _check_end(self, exp: Experience, following: Experience | None, file: DataFile, stop: int) -> None:
+        """Every end of an episode has a final observation, and so has a cut that the next rows do not continue."""
+        unknown = np.flatnonzero(~exp.segments.has_final_obs)
+        if len(unknown) and unknown[-1] == exp.num_segments - 1 and following is not None and continues(exp, following):
+            unknown = unknown[:-1]
+        if len(unknown) and exp.final_obs:
+            row = stop - (following.num_steps if following is not None else 0) - exp.num_steps
+            row += int(exp.offsets[unknown[0] + 1]) - 1
+            episode = exp.segments.episode_id[unknown[0]]
+            what = f"is empty at the end of a segment of episode {episode!r}"
+            name = next(iter(col.renamed(exp.final_obs, col.OBS, col.FINAL_OBS)))
+            self.problems.append(self._problem("no_final_obs", what, file, None, row, name, len(unknown)))
+
+    def overlaps(self) -> None:
+        """Steps that are there twice, and episodes that go on after their end."""
+        if not self._spans:
+            return
+        spans = np.concatenate(self._spans)
+        spans = spans[np.lexsort((spans[:, 5], spans[:, 4], spans[:, 2], spans[:, 1], spans[:, 0]))]
+        a, b = spans[:-1], spans[1:]
+        same = (a[:, 0] == b[:, 0]) & (a[:, 1] == b[:, 1])
+        names = {code: episode for episode, code in self.episodes.items()}
+        for is_bad, kind in ((same & (b[:, 2] < a[:, 3]), "duplicate"), (same & (a[:, 6] == 1), "after_end")):
+            told: set[int] = set()
+            for i in np.flatnonzero(is_bad & (b[:, 2] >= a[:, 3]) if kind == "after_end" else is_bad):
+                episode = int(b[i, 0])
+                if episode not in told:
+                    told.add(episode)
+                    self._tell_pair(kind, names[episode], a[i], b[i])
+
+    def _tell_pair(self, kind: str, episode: str, a: np.ndarray, b: np.ndarray) -> None:
+        here, there = (f"{self._files[int(x[4])].path} row {int(x[5])}" for x in (b, a))
+        if kind == "duplicate":
+            what = f"{here}: episode {episode!r} has step t {int(b[2])} a second time; it is in {there} already"
+            remedy = "Was a file copied, or an episode recorded twice? Move one of them away, or give it another id."
+        else:
+            what = f"{here}: episode {episode!r} goes on at t {int(b[2])}, after its end in {there}"
+            remedy = "Two episodes may share one id: give each its own."
+        file = str(self._files[int(b[4])].path)
+        problem = Problem(kind, f"{what}. {remedy}", file, None, int(b[5]), col.EPISODE_ID, int(b[3] - b[2]), True)
+        self.problems.append(problem)
+
+    def _problem(
+        self, kind: str, what: str, file: DataFile, group: int | None, row: int, name: str, count: int
+    ) -> Problem:
+        place = f"{file.path}: " + (f"row group {group}, " if group is not None else "") + f"row {row}"
+        more = f" ({count:,} rows like it)" if count > 1 else ""
+        remedy = _REMEDIES[kind]
+        return Problem(
+            kind, f"{place}: column `{name}` {what}{more}. {remedy}", str(file.path), group, row, name, count, True
+        )
+
+
+_REMEDIES = {
+    "empty": "Fill it, or leave these rows out with a filter.",
+    "nan": "Leave the episode out with a filter, or mend the env that gave it.",
+    "out_of_space": "Was it recorded with another space? Leave these rows out with a filter, or mend them.",
+    "no_final_obs": "Train without `next_obs`, or leave the episode out.",
+}
+
+
+def _kind(fault: str) -> str:
+    for words, kind in (("` space is", "mismatched_spaces"), ("has no column", "missing_column")):
+        if words in fault:
+            return kind
+    return "wrong_type" if "is of type" in fault else "foreign_file"

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from etude.checkpoints import load_tree, save_tree, tree
+from etude.errors import CheckpointError
+
+STATE = {
+    "module": {"w": torch.arange(6.0).reshape(2, 3), "b": torch.ones(2, dtype=torch.bfloat16)},
+    "optimizer": {"state": {0: {"step": torch.tensor(3.0)}}, "betas": (0.9, 0.999)},
+    "counters": [1, 2**70, float("inf"), None, True],
+    "obs": np.zeros((0, 4), np.float32),
+    "scale": np.float32(0.1),
+}
+
+
+def _state_file(folder):
+    (path,) = folder.glob("state-*.safetensors")
+    return path
+
+
+def test_a_checkpoint_comes_back(tmp_path):
+    folder = tmp_path / "runs" / "a"
+    save_tree(folder, STATE, meta={"algorithm": "PPO", "hidden": (64, 64)})
+    back, meta = load_tree(str(folder))
+    assert meta == {"algorithm": "PPO", "hidden": (64, 64)}
+    assert back["optimizer"]["betas"] == (0.9, 0.999)
+    assert back["counters"] == STATE["counters"]
+    assert list(back["optimizer"]["state"]) == [0]
+    assert torch.equal(back["module"]["w"], STATE["module"]["w"])
+    assert back["module"]["b"].dtype == torch.bfloat16
+    assert back["obs"].shape == (0, 4)
+    assert back["scale"].dtype == np.float32
+    back["module"]["w"].add_(1)  # what comes back can be written into
+    assert sorted(path.suffix for path in folder.iterdir()) == [".json", ".safetensors"]
+
+
+def test_the_arrays_are_readable_with_safetensors_alone(tmp_path):
+    save_tree(tmp_path, STATE)
+    arrays = load_file(_state_file(tmp_path))
+    assert np.array_equal(arrays["module/w"], STATE["module"]["w"].numpy())
+
+
+def test_a_tree_without_arrays_and_an_empty_one_can_be_saved(tmp_path):
+    for value in ({}, None, {"a": [1, ()]}):
+        save_tree(tmp_path, value)
+        assert load_tree(tmp_path) == (value, None)
+
+
+def test_saving_again_replaces_and_leaves_other_files_alone(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("mine")
+    (tmp_path / "state-mine.safetensors").write_text("mine")
+    for i in range(3):
+        save_tree(tmp_path, {"w": np.full(3, i)})
+    assert load_tree(tmp_path)[0]["w"].tolist() == [2, 2, 2]
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_an_unfit_tree_leaves_the_old_checkpoint(tmp_path):
+    save_tree(tmp_path, {"w": np.ones(2)})
+    before = sorted(os.listdir(tmp_path))
+    with pytest.raises(CheckpointError, match="can't save `w`"):
+        save_tree(tmp_path, {"w": object()})
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_a_failed_write_leaves_the_old_checkpoint_and_no_litter(tmp_path, monkeypatch):
+    save_tree(tmp_path, {"w": np.ones(2)})
+    before = sorted(os.listdir(tmp_path))
+
+    def full(handle):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(CheckpointError, match=r"can't save a checkpoint to .*: .*No space left on device\."):
+        save_tree(tmp_path, {"w": np.zeros(2)})
+    assert sorted(os.listdir(tmp_path)) == before
+    assert load_tree(tmp_path)[0]["w"].tolist() == [1, 1]
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match=r"can't save a checkpoint to .*file"):
+        save_tree(tmp_path / "file" / "run", {})
+
+
+KILLED = """
+import sys, numpy as np
+from etude.checkpoints import save_tree
+folder, i = sys.argv[1], int(sys.argv[2])
+while True:
+    i += 1
+    save_tree(folder, {"i": i, "w": np.full(50_000, i), "v": np.full(7, i).astype(np.int8)}, meta=i)
+    print(i, flush=True)
+"""
+
+
+def test_a_checkpoint_is_whole_whenever_its_writer_is_killed(tmp_path):
+    last = 0
+    for round_ in range(6):
+        with subprocess.Popen(
+            [sys.executable, "-c", KILLED, str(tmp_path), str(last)], stdout=subprocess.PIPE, text=True
+        ) as child:
+            for _ in range(3):
+                last = int(child.stdout.readline())
+            for _ in range(3 + 7 * round_):  # a reader beside the writer sees a whole checkpoint, too
+                _check_whole(tmp_path, last)
+            child.send_signal(signal.SIGKILL)
+            child.wait()
+        last = _check_whole(tmp_path, last)
+    save_tree(tmp_path, {"i": 0}, meta=0)
+    assert len(list(tmp_path.glob("state-*"))) == 1, "what the killed writers left was not cleared away"
+
+
+DIES_AT = """
+import os, signal, sys, numpy as np
+from etude.checkpoints import save_tree
+folder, left = sys.argv[1], int(sys.argv[2])
+def dying(function):
+    def call(*args, **kwargs):
+        global left
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*args, **kwargs)
+    return call
+for name in ("fsync", "replace", "unlink"):
+    setattr(os, name, dying(getattr(os, name)))
+save_tree(folder, {"i": 2, "w": np.full(50_000, 2), "v": np.full(7, 2, np.int8)}, meta=2)
+"""
+
+
+def test_a_kill_before_any_step_of_a_save_leaves_a_whole_checkpoint(tmp_path):
+    found = []
+    for step in range(9):
+        save_tree(tmp_path, {"i": 1, "w": np.full(50_000, 1), "v": np.full(7, 1, np.int8)}, meta=1)
+        child = subprocess.run([sys.executable, "-c", DIES_AT, str(tmp_path), str(step)])
+        found.append(_check_whole(tmp_path, 1))
+        if child.returncode == 0:
+            break
+        assert child.returncode == -signal.SIGKILL
+    assert child.returncode == 0, "the save takes more steps than were tried"
+    assert found == sorted(found)  # old until the rename, new after it
+    assert found[0] == 1
+    assert len(found) >= 5
+
+
+def _check_whole(folder, at_least):
+    state, meta = load_tree(folder)
+    assert meta == state["i"] >= at_least
+    assert (state["w"] == meta).all()
+    assert (state["v"] == np.full(7, meta).astype(np.int8)).all()
+    return meta
+
+
+def _edit(change):
+    def edit(folder):
+        path = folder / "checkpoint.json"
+        document = json.loads(path.read_text())
+        change(document)
+        path.write_text(json.dumps(document))
+
+    return edit
+
+
+def _flip_a_bit(folder):
+    data = bytearray(_state_file(folder).read_bytes())
+    data[-1] ^= 1
+    _state_file(folder).write_bytes(data)
+
+
+def _forge(folder):
+    import hashlib
+
+    path = _state_file(folder)
+    path.write_bytes(b"\xff" * 64)
+    sha = hashlib.sha256(path.read_bytes()).hexdigest()
+    _edit(lambda d: d["state"].update(bytes=64, sha256=sha))(folder)
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (
+            lambda f: (f / "checkpoint.json").unlink(),
+            r"is not a checkpoint: it has no checkpoint\.json\. Give the folder",
+        ),
+        (lambda f: (f / "checkpoint.json").write_text('{"format'), r"checkpoint\.json is broken: it is not JSON"),
+        (lambda f: (f / "checkpoint.json").write_bytes(b"\xff\xfe\xff"), r"checkpoint\.json is broken: it is not JSON"),
+        (lambda f: (f / "checkpoint.json").write_text("[]"), "is not a checkpoint: .* does not say `format: etude-ch"),
+        (
+            _edit(lambda d: d.update(version=9, etude="7.0")),
+            "of version 9, written by Etude 7.0; Etude .* reads version 1",
+        ),
+        (_edit(lambda d: d.pop("state")), "is broken: it lacks `meta`, `tree` or `state`"),
+        (_edit(lambda d: d.pop("tree")), "is broken: it lacks"),
+        (_edit(lambda d: d["state"].update(file="../../etc/passwd")), "it names the state file '../../etc/passwd'"),
+        (lambda f: _state_file(f).unlink(), r"state-.*\.safetensors is missing, though checkpoint\.json names it"),
+        (lambda f: os.truncate(_state_file(f), 50), r"state-.* has 50 bytes, but checkpoint\.json says \d+"),
+        (_flip_a_bit, "state-.* is broken: its content does not match its checksum. Restore it from a copy"),
+        (_forge, r"state-.* is broken: .*header"),
+        (_edit(lambda d: d["tree"]["module"].update(w={"$": "tensor", "name": "x"})), "the checkpoint is broken at"),
+    ],
+)
+def test_a_broken_checkpoint_is_named(tmp_path, harm, message):
+    save_tree(tmp_path, STATE)
+    harm(tmp_path)
+    with pytest.raises(CheckpointError, match=message):
+        load_tree(tmp_path)
+
+
+def test_a_path_that_is_no_folder_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match="nowhere is not a checkpoint: there is no such folder"):
+        load_tree(tmp_path / "nowhere")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="a checkpoint is a folder, this is a file"):
+        load_tree(tmp_path / "file")
+
+
+def test_nothing_here_imports_torch_or_pickle():
+    code = (
+        "import sys, tempfile, numpy as np\nfrom etude.checkpoints import load_tree, save_tree\n"
+        "folder = tempfile.mkdtemp()\nsave_tree(folder, {'a': np.ones(3)})\nload_tree(folder)\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert "pickle" not in Path(tree.__file__).read_text().replace("free of pickle", "")

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+import numpy as np
+import pytest
+from connector_cases import episodes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etude.connectors import GAE, NormalizeAdvantages
+from etude.errors import DataError, SettingsError
+from etude.experience import Experience
+
+
+class Critic:
+    """Its value is ``w * obs``; remembers which observations it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[np.ndarray] = []
+
+    def value_of(self, columns: dict[str, np.ndarray]) -> np.ndarray:
+        self.asked.append(columns["obs"])
+        return (columns["obs"] @ [0.7, -0.3]).astype(np.float32)
+
+
+def naive_gae(exp: Experience, gamma: float, lambda_: float) -> tuple[list[float], list[float]]:
+    """Schulman et al. 2016, eq. 11, 12 and 16, as a double loop over segments and steps."""
+    critic, advantages, targets = Critic(), [], []
+    for segment in exp:
+        value = [float(v) for v in critic.value_of({"obs": segment.steps["obs"]})]
+        if segment.segments.terminated[0]:
+            after = 0.0
+        elif segment.segments.has_final_obs[0]:
+            after = float(critic.value_of({"obs": segment.final_obs["obs"]})[0])
+        else:
+            after = value[-1]
+        value.append(after)
+        for t in range(segment.num_steps):
+            total = 0.0
+            for k in range(t, segment.num_steps):
+                delta = float(segment.steps["reward"][k]) + gamma * value[k + 1] - value[k]
+                total += (gamma * lambda_) ** (k - t) * delta
+            advantages.append(total)
+            targets.append(total + value[t])
+    return advantages, targets
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    ends=st.lists(st.tuples(st.integers(1, 9), st.sampled_from(["term", "trunc", "cut", "lost"])), max_size=6),
+    gamma=st.sampled_from([0.0, 0.9, 1.0]),
+    lambda_=st.sampled_from([0.0, 0.95, 1.0]),
+    max_len=st.integers(1, 9),
+    lookback=st.integers(0, 3),
+    recorded=st.booleans(),
+)
+def test_against_the_naive_loop(
+    ends: list[tuple[int, str]], gamma: float, lambda_: float, max_len: int, lookback: int, recorded: bool
+) -> None:
+    exp = episodes(
+        [n for n, _ in ends],
+        terminated=[end == "term" for _, end in ends],
+        truncated=[end == "trunc" for _, end in ends],
+        has_final_obs=[end != "lost" for _, end in ends],
+    ).cut(max_len, lookback=lookback)
+    advantages, targets = naive_gae(exp, gamma, lambda_)
+    value = Critic().value_of({"obs": exp.steps["obs"]})
+    data = exp.with_steps(value=value) if recorded else exp
+
+    out = GAE(gamma, lambda_).offline(data, Critic())  # type: ignore[arg-type]
+
+    np.testing.assert_allclose(out.steps["advantage"], np.array(advantages), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(out.steps["value_target"], np.array(targets), rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(out.steps["value"], value)
+    assert {out.steps[name].dtype.name for name in ("advantage", "value_target", "value")} == {"float32"}
+    assert "advantage" not in exp.steps
+
+
+def test_the_module_is_asked_only_for_what_is_needed() -> None:
+    exp = episodes([2, 3, 4, 5], terminated=[True, False, False, False], truncated=[False, True, False, False])
+    exp = exp.with_steps(value=np.zeros(14, np.float32))
+    exp.segments.has_final_obs[3] = False
+    critic = Critic()
+    GAE().offline(exp, critic)  # type: ignore[arg-type]
+    assert len(critic.asked) == 1
+    np.testing.assert_array_equal(critic.asked[0], [[1, 3], [2, 4]])
+
+
+def test_no_module_is_needed_where_all_terminated_and_values_are_recorded() -> None:
+    exp = episodes([2], terminated=True)
+    out = GAE(1.0, 1.0).offline(exp.with_steps(value=np.float32([5, 7])))
+    np.testing.assert_allclose(out.steps["advantage"], [1 - 5, 1 - 7])
+    with pytest.raises(DataError, match="needs a module for the values of the steps, which have no column `value`"):
+        GAE().offline(exp)
+    with pytest.raises(DataError, match=r"of the observations that segments were cut or truncated at: call offline"):
+        GAE().offline(episodes([2]).with_steps(value=np.zeros(2)))
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(SettingsError, match=r"GAE\.gamma must be from 0 to 1, not 1\.5"):
+        GAE(gamma=1.5)
+    with pytest.raises(SettingsError, match=r"GAE\.lambda_ must be from 0 to 1, not -1"):
+        GAE(lambda_=-1)
+
+
+def test_normalized_over_trained_steps_only() -> None:
+    exp = episodes([6, 4]).cut(3, lookback=2)
+    advantage = np.random.default_rng(0).normal(3, 5, exp.num_steps).astype(np.float32)
+    trained = exp.trained()
+    assert not trained.all()
+    advantage[~trained] = 1e6
+    out = NormalizeAdvantages().offline(exp.with_steps(advantage=advantage)).steps["advantage"]
+    assert out.dtype == np.float32
+    own = advantage[trained].astype(float)
+    np.testing.assert_allclose(out[trained], (own - own.mean()) / own.std(), rtol=1e-4, atol=1e-5)
+
+
+def test_normalizing_one_value_none_and_no_column() -> None:
+    one = NormalizeAdvantages().offline(episodes([1]).with_steps(advantage=np.float32([4])))
+    np.testing.assert_array_equal(one.steps["advantage"], [0])
+    none = NormalizeAdvantages().offline(episodes([]).with_steps(advantage=np.zeros(0, np.float32)))
+    assert none.num_steps == 0
+    with pytest.raises(DataError, match="NormalizeAdvantages needs the column `advantage`"):
+        NormalizeAdvantages().offline(episodes([1]))

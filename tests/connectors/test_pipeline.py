@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+from typing import Any
+
+import numpy as np
+import pytest
+from connector_cases import episodes
+from gymnasium import spaces
+
+from etude.connectors import (
+    GAE,
+    ClipReward,
+    Connector,
+    FrameStack,
+    FunctionConnector,
+    Inputs,
+    NormalizeObs,
+    Pipeline,
+    PrevActionReward,
+    connector_from,
+)
+from etude.connectors.pipeline import BY_NAME
+from etude.errors import CheckpointError, SettingsError
+
+BOX = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+ACTION = spaces.Discrete(4)
+
+
+class AddNoise(Connector):
+    """A user's connector, with an argument of its own."""
+
+    def __init__(self, scale: float = 0.5) -> None:
+        self.scale = scale
+
+    def act(self, action: dict[str, Any]) -> dict[str, Any]:
+        return {"action": action["action"] + self.scale}
+
+
+class Double(Connector):
+    """Another."""
+
+    def act(self, action: dict[str, Any]) -> dict[str, Any]:
+        return {"action": action["action"] * 2}
+
+
+def double(obs: Any) -> Any:
+    return obs * 2
+
+
+def names(pipeline: Pipeline) -> list[str]:
+    return [connector.name for connector in pipeline.connectors]
+
+
+def test_connectors_by_name_class_object_and_function() -> None:
+    stack = connector_from("frame_stack:3")
+    assert isinstance(stack, FrameStack)
+    assert stack.k == 3
+    clip = connector_from("clip_reward:-5,high=2,sign=True")
+    assert isinstance(clip, ClipReward)
+    assert (clip.low, clip.high, clip.sign) == (-5, 2, True)
+    assert isinstance(connector_from("normalize_obs"), NormalizeObs)
+    assert isinstance(connector_from(AddNoise), AddNoise)
+    assert connector_from(stack) is stack
+    assert isinstance(connector_from(double), FunctionConnector)
+
+
+def test_names_and_texts_lead_back() -> None:
+    for name, cls in BY_NAME.items():
+        connector = connector_from(name)
+        assert type(connector) is cls
+        assert connector.name == name
+        assert repr(connector_from(repr(connector))) == repr(connector)
+    assert repr(connector_from("clip_reward:-5")) == "clip_reward:low=-5,high=1.0,sign=False"
+    assert repr(AddNoise(2)) == "add_noise:scale=2"
+    assert repr(Pipeline(["gae:0.9", double])) == "Pipeline([gae:gamma=0.9,lambda_=0.95, double])"
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("frame-stak", r"there is no connector `frame-stak`\. Nearest: `frame_stack`"),
+        ("zzzzzz", r"there is no connector `zzzzzz`\. There are: clip_action, clip_reward, "),
+        ("frame_stack:x", r"connector `frame_stack:x`: can't read 'x'\. Write plain values"),
+        ("frame_stack:4)(", r"can't read '4\)\('"),
+        (
+            "frame_stack:n=4",
+            r"connector `frame_stack:n=4`: .*unexpected keyword argument 'n'.* It takes \(k: int = 4\)",
+        ),
+        ("frame_stack:0", r"FrameStack\.k must be a whole number of at least 1, not 0"),
+        (3, r"3 is no connector: give a name, a Connector \(class or object\), or a function"),
+        (int, r"<class 'int'> is no connector"),
+    ],
+)
+def test_what_is_no_connector(spec: Any, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        connector_from(spec)
+
+
+def test_positions() -> None:
+    pipeline = Pipeline(["normalize_obs"])
+    pipeline.add("frame_stack:2")
+    pipeline.add("prev_action_reward", before="frame_stack")
+    pipeline.add("clip_reward", after=NormalizeObs)
+    pipeline.add(double, at=0)
+    pipeline.add(AddNoise, before="double")
+    assert names(pipeline) == [
+        *["add_noise", "double", "normalize_obs", "clip_reward", "prev_action_reward", "frame_stack"],
+    ]
+    assert pipeline.context == 2
+    assert len(pipeline) == 6
+
+
+def test_positions_that_are_not_there() -> None:
+    pipeline = Pipeline(["normalize_obs"])
+    with pytest.raises(
+        SettingsError, match=r"no connector `normalise_obs` in this pipeline\. Nearest: `normalize_obs`"
+    ):
+        pipeline.add("frame_stack", before="normalise_obs")
+    with pytest.raises(SettingsError, match=r"no connector `FrameStack` in this pipeline\. There are: normalize_obs"):
+        pipeline.add("clip_reward", after=FrameStack)
+    with pytest.raises(SettingsError, match="give only one of before, after and at"):
+        pipeline.add("clip_reward", after="normalize_obs", at=0)
+    assert names(pipeline) == ["normalize_obs"]
+
+
+def test_actions_go_through_in_reverse() -> None:
+    pipeline = Pipeline([AddNoise(1), Double()])
+    np.testing.assert_array_equal(pipeline.act({"action": np.array([3.0])})["action"], [7])
+
+
+def test_an_empty_pipeline_hands_everything_through() -> None:
+    pipeline = Pipeline()
+    assert pipeline.spaces(BOX, ACTION) == (BOX, ACTION)
+    exp = episodes([2])
+    inputs = Inputs(np.arange(1), {}, np.zeros(1, bool), {}, np.zeros(1))
+    action = {"action": np.zeros(1)}
+    assert pipeline.online(inputs) is inputs
+    assert pipeline.act(action) is action
+    assert pipeline.offline(exp) is exp
+    pipeline.update(exp)
+    pipeline.load_state_dict(pipeline.state_dict())
+    assert pipeline.context == 0
+
+
+def test_each_learns_from_what_those_before_it_made() -> None:
+    first, stack, second = NormalizeObs(), FrameStack(2), NormalizeObs()
+    pipeline = Pipeline([double, first, stack, second])
+    pipeline.spaces(BOX, ACTION)
+    exp = episodes([5, 3])
+    pipeline.update(exp)
+    np.testing.assert_allclose(first.state_dict()["obs"]["mean"], exp.steps["obs"].mean(axis=0) * 2)
+    # the second saw what the first made before it had learned: the doubled observations, stacked
+    stacked = stack.offline(exp).steps["obs"].mean(axis=0) * 2
+    np.testing.assert_allclose(second.state_dict()["obs"]["mean"], np.minimum(stacked, 10), rtol=1e-6)
+
+
+def test_a_copy_has_slots_of_its_own_and_the_same_statistics() -> None:
+    pipeline = Pipeline(["normalize_obs", "frame_stack:2"])
+    pipeline.spaces(BOX, ACTION)
+    pipeline.update(episodes([5]))
+    pipeline.start(2)
+    both = Inputs(np.arange(2), {"obs": np.ones((2, 2), np.float32)}, np.ones(2, bool), {}, np.zeros(2))
+    seen = pipeline.online(both)
+    other = pipeline.copy()
+    other.start(1)
+    one = Inputs(np.arange(1), {"obs": np.ones((1, 2), np.float32)}, np.ones(1, bool), {}, np.zeros(1))
+    np.testing.assert_array_equal(other.online(one).obs["obs"], seen.obs["obs"][:1])
+    assert pipeline.state_dict()["connectors"][1]["state"]["frames"]["obs"].shape == (2, 4)
+
+
+def test_a_state_loads_before_start_and_start_keeps_what_was_learned() -> None:
+    pipeline = Pipeline(["normalize_obs", "frame_stack:2"])
+    pipeline.spaces(BOX, ACTION)
+    pipeline.update(episodes([5]))
+    pipeline.start(8)
+    other = Pipeline(["normalize_obs", "frame_stack:2"])
+    other.spaces(BOX, ACTION)
+    other.load_state_dict(pipeline.state_dict())
+    other.start(3)
+    state = other.state_dict()["connectors"]
+    assert state[0]["state"]["obs"]["count"] == 5
+    assert state[1]["state"]["frames"]["obs"].shape == (3, 4)
+
+
+def test_a_state_of_other_connectors_is_refused() -> None:
+    with pytest.raises(CheckpointError, match=r"of the connectors \['gae'\], but here are \['gae', 'frame_stack'\]"):
+        Pipeline([GAE, FrameStack]).load_state_dict(Pipeline(["gae"]).state_dict())
+
+
+def test_the_lookback_of_a_chain_is_the_sum() -> None:
+    assert Pipeline([PrevActionReward, FrameStack(4), Pipeline([FrameStack(2)])]).context == 5

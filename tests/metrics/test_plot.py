@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+import math
+
+import numpy as np
+import pytest
+from matplotlib import image
+
+from etude.errors import DataError
+from etude.metrics import JSONLines, plot_runs
+from etude.metrics.plot import _curve, _labels
+
+
+def _run(path, rows):
+    sink = JSONLines(path / "metrics.jsonl")
+    for row in rows:
+        sink.write(row)
+    sink.close()
+    return path
+
+
+def _online(path, n=20):
+    rows = [
+        {"env_steps": i * 100, "updates": i, "return_mean": i * 1.0, "return_min": i - 5.0, "return_max": i + 5.0}
+        for i in range(1, n)
+    ]
+    rows[0]["return_mean"] = math.nan  # no episode has ended yet
+    return _run(path, rows)
+
+
+def _offline(path, n=20):
+    return _run(
+        path,
+        [{"updates": i, "losses": {"a": 1 / i}} | ({"eval_return_mean": i} if i % 5 == 0 else {}) for i in range(1, n)],
+    )
+
+
+def test_runs_of_all_kinds_make_one_picture(tmp_path):
+    bare = _run(tmp_path / "bare", [{"updates": i, "losses": {"a": 1.0, "b": 0.5}} for i in range(1, 9)])
+    to = plot_runs([_online(tmp_path / "ppo"), _offline(tmp_path / "bc"), bare], tmp_path / "made" / "curves.png")
+    picture = image.imread(to)
+    assert picture.shape[1] > picture.shape[0] > 500
+    assert picture[..., :3].std() > 0.05, "the picture is empty"
+    alone = image.imread(plot_runs([tmp_path / "ppo"], tmp_path / "one.png"))
+    assert alone.shape[1] < picture.shape[1]
+
+
+@pytest.mark.parametrize("ending", ["svg", "pdf"])
+def test_other_formats_go_by_the_ending(tmp_path, ending):
+    assert plot_runs([_online(tmp_path / "ppo", 3)], tmp_path / f"c.{ending}").stat().st_size > 1000
+
+
+def test_a_run_of_one_row_can_be_drawn(tmp_path):
+    run = _run(tmp_path / "r", [{"env_steps": 5, "return_mean": 3.0}])
+    assert plot_runs([run], tmp_path / "c.png").exists()
+
+
+def test_online_curves_stand_over_env_steps_and_offline_ones_over_updates(tmp_path):
+    online = _curve(_online(tmp_path / "a"), "a")
+    assert (online.clock, online.quantity) == ("env_steps", "return")
+    assert online.x.tolist() == [i * 100 for i in range(1, 20)]
+    assert online.low[3] == -1
+    assert online.high[3] == 9
+    offline = _curve(_offline(tmp_path / "b"), "b")
+    assert (offline.clock, offline.quantity) == ("updates", "return")
+    assert offline.evaluated[~np.isnan(offline.evaluated)].tolist() == [5, 10, 15]
+    bare = _curve(_run(tmp_path / "c", [{"updates": 1, "losses": {"a": 1.0, "b": 0.5}}]), "c")
+    assert (bare.quantity, bare.mean.tolist()) == ("loss", [1.5])
+
+
+def test_rows_that_a_resumed_run_wrote_anew_replace_the_old_ones(tmp_path):
+    steps = [100, 200, 300, 400, 200, 300, 500]
+    rows = [{"env_steps": x, "return_mean": i} for i, x in enumerate(steps)]
+    curve = _curve(_run(tmp_path / "r", rows), "r")
+    assert curve.x.tolist() == [100, 200, 200, 300, 500]
+    assert curve.mean.tolist() == [0, 1, 4, 5, 6]
+
+
+def test_labels_tell_runs_apart():
+    assert _labels(["runs/ppo", "runs/bc/"]) == ["ppo", "bc"]
+    assert _labels(["runs/a/ppo", "runs/b/ppo"]) == ["a/ppo", "b/ppo"]
+    assert _labels(["runs/a/metrics.jsonl"]) == ["a"]
+    assert _labels(["runs/a", "runs/a"]) == ["a", "a"]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda run: None, "there is no such run"),
+        (lambda run: run.mkdir(), r"has no metrics: there is no metrics\.jsonl in it"),
+        (lambda run: _run(run, []), "is empty: the run has not finished its first iteration"),
+        (lambda run: _run(run, [{"env_steps": 3}]), "holds nothing to draw: no line has env_steps with return_mean"),
+        (lambda run: _run(run, [{"return_mean": 3}]), "holds nothing to draw"),
+    ],
+)
+def test_what_cannot_be_drawn_is_named(tmp_path, make, message):
+    make(tmp_path / "run7")
+    with pytest.raises(DataError, match=f"run7.*{message}"):
+        plot_runs([tmp_path / "run7"], tmp_path / "c.png")
+    assert not (tmp_path / "c.png").exists()
+
+
+def test_no_run_and_an_unknown_format_are_refused(tmp_path):
+    with pytest.raises(DataError, match="no run to plot"):
+        plot_runs([], tmp_path / "c.png")
+    with pytest.raises(DataError, match=r"can't write the picture .*c\.xyz: .*Give a path that ends in \.png"):
+        plot_runs([_online(tmp_path / "ppo", 3)], tmp_path / "c.xyz")

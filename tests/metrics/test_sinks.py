@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+import math
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from etude.errors import DataError
+from etude.metrics import JSONLines, TensorBoard, read_jsonl
+from etude.metrics.sinks import _masked_crc
+
+
+def test_lines_come_back_in_order(tmp_path):
+    path = tmp_path / "run" / "metrics.jsonl"
+    sink = JSONLines(path)
+    sink.write({"env_steps": 10, "return_mean": 1.5, "losses": {"policy": np.float32(0.5)}, "note": 'a "b"\n'})
+    sink.write({"env_steps": np.int64(20), "return_mean": torch.tensor(2.0), "flag": True, "none": None, "l": [1, 2.5]})
+    assert len(read_jsonl(path)) == 2, "a line must be readable while the file is open"
+    sink.close()
+    sink.close()
+    assert read_jsonl(path) == [
+        {"env_steps": 10, "return_mean": 1.5, "losses": {"policy": 0.5}, "note": 'a "b"\n'},
+        {"env_steps": 20, "return_mean": 2.0, "flag": True, "none": None, "l": [1, 2.5]},
+    ]
+
+
+def _refuse(constant):
+    raise AssertionError(f"{constant} is not standard JSON")
+
+
+@given(st.lists(st.floats(), min_size=1, max_size=5))
+def test_lines_are_standard_json_even_for_numbers_that_are_not_finite(tmp_path_factory, values):
+    path = tmp_path_factory.mktemp("lines") / "m.jsonl"
+    sink = JSONLines(path)
+    sink.write({"values": values})
+    sink.close()
+    read = json.loads(path.read_text(), parse_constant=_refuse)["values"]
+    assert read == [None if math.isnan(v) else v for v in values]
+
+
+@pytest.mark.parametrize("torn", [b'{"a": 2, "b', b"{", b"\xff\xfe", b'"a'])
+def test_a_torn_last_line_is_left_out_and_taken_off(tmp_path, torn):
+    path = tmp_path / "m.jsonl"
+    path.write_bytes(b'{"a": 1}\n' + torn)
+    assert read_jsonl(path) == [{"a": 1}]
+    sink = JSONLines(path)
+    sink.write({"a": 3})
+    sink.close()
+    assert read_jsonl(path) == [{"a": 1}, {"a": 3}]
+
+
+def test_a_whole_last_line_without_its_newline_is_kept(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_bytes(b'{"a": 1}\n{"a": 2}')
+    assert read_jsonl(path) == [{"a": 1}, {"a": 2}]
+    sink = JSONLines(path)
+    sink.write({"a": 3})
+    sink.close()
+    assert read_jsonl(path) == [{"a": 1}, {"a": 2}, {"a": 3}]
+
+
+def test_a_broken_line_inside_is_named(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_bytes(b'{"a": 1}\nnonsense\n{"a": 2}\n')
+    with pytest.raises(DataError, match=r"m\.jsonl, line 2 is not a JSON object: 'nonsense'\. Remove the line"):
+        read_jsonl(path)
+
+
+def test_missing_metrics_are_named(tmp_path):
+    with pytest.raises(DataError, match=r"can't read the metrics .*gone\.jsonl: No such file"):
+        read_jsonl(tmp_path / "gone.jsonl")
+
+
+def test_every_line_written_before_a_kill_is_there(tmp_path):
+    path = tmp_path / "m.jsonl"
+    code = (
+        "import sys\nfrom etude.metrics.sinks import JSONLines\n"
+        f"sink = JSONLines({str(path)!r})\n"
+        "for i in range(10**9):\n    sink.write({'i': i})\n    print(i, flush=True)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as child:
+        seen = [int(child.stdout.readline()) for _ in range(20)]
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    rows = [row["i"] for row in read_jsonl(path)]
+    assert rows[:20] == seen
+    assert rows == list(range(len(rows)))
+
+
+def _scalars(folder):
+    accumulator = EventAccumulator(str(folder))
+    accumulator.Reload()
+    return {
+        tag: [(event.step, event.value) for event in accumulator.Scalars(tag)] for tag in accumulator.Tags()["scalars"]
+    }
+
+
+def test_tensorboard_reads_the_events_back(tmp_path):
+    sink = TensorBoard(tmp_path / "tb")
+    for i in range(50):
+        sink.write(
+            {
+                "return_mean": i / 4,
+                "losses": {"policy": -i, "value": np.float32(i)},
+                "t": torch.tensor(1.5),
+                "env": "X",
+            },
+            step=i * 100,
+        )
+    sink.write({"return_mean": math.nan, "seconds": 2**40}, step=10**12)
+    sink.close()
+    sink.close()
+    read = _scalars(tmp_path / "tb")
+    assert set(read) == {"return_mean", "losses/policy", "losses/value", "t", "seconds"}
+    assert read["losses/policy"] == [(i * 100, -i) for i in range(50)]
+    assert read["return_mean"][:-1] == [(i * 100, i / 4) for i in range(50)]
+    assert math.isnan(read["return_mean"][-1][1])
+    assert read["seconds"] == [(10**12, 2**40)]
+
+
+def test_two_runs_in_one_folder_are_two_files(tmp_path):
+    for step in (1, 2):
+        sink = TensorBoard(tmp_path)
+        sink.write({"a": step}, step)
+        sink.close()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_events_of_a_process_that_forgets_to_close_are_written(tmp_path):
+    code = f"from etude.metrics.sinks import TensorBoard\nt = TensorBoard({str(tmp_path)!r})\nt.write({{'a': 4}}, 2)\n"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert _scalars(tmp_path) == {"a": [(2, 4)]}
+
+
+def test_a_failed_write_is_raised_and_blocks_nobody(tmp_path, monkeypatch):
+    monkeypatch.setattr("socket.gethostname", lambda: "x" * 300)  # longer than a file's name may be
+    sink = TensorBoard(tmp_path)
+    with pytest.raises(DataError, match=r"can't write TensorBoard events to .*: .*File name too long"):
+        _write_many(sink)
+    sink.close()
+
+
+def _write_many(sink):
+    for i in range(5000):  # many more than there are places in the queue
+        sink.write({"a": 1}, i)
+
+
+def test_writing_to_a_closed_sink_is_refused(tmp_path):
+    sink = TensorBoard(tmp_path)
+    sink.close()
+    with pytest.raises(ValueError, match="is closed"):
+        sink.write({"a": 1}, 1)
+
+
+def test_the_checksum_is_crc32c():
+    def crc(data):  # bit by bit, RFC 3720's polynomial
+        value = 0xFFFFFFFF
+        for byte in data:
+            value ^= byte
+            for _ in range(8):
+                value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
+        return value ^ 0xFFFFFFFF
+
+    assert crc(b"123456789") == 0xE3069283
+    for data in (b"", b"123456789", bytes(range(256))):
+        value = crc(data)
+        masked = ((value >> 15 | value << 17 & 0xFFFFFFFF) + 0xA282EAD8) % 2**32
+        assert _masked_crc(data) == masked.to_bytes(4, "little")
+
+
+def test_the_sinks_import_neither_torch_nor_tensorflow(tmp_path):
+    code = (
+        "import sys\nfrom etude.metrics import JSONLines, TensorBoard\n"
+        "heavy = {'torch', 'tensorflow', 'matplotlib', 'tensorboard', 'pandas'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+        f"t = TensorBoard({str(tmp_path)!r})\nt.write({{'a': 1}}, 1)\nt.close()\n"
+        "assert not (heavy - {'tensorboard'}) & set(sys.modules)\n"
+        "assert 'tensorboard.compat.tensorflow_stub' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from etude.errors import SpaceError
+from etude.spaces import Flattener, Nester, check_value, leaf_dtype, leaf_shape, leaves, space_from_json, space_to_json
+
+shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=1, max_side=3)
+
+
+@st.composite
+def boxes(draw, *, widest=True):
+    dtype = np.dtype(draw(st.sampled_from(["f2", "f4", "f8", "u1", "i1", "i4", "i8", "u8"])))
+    shape = draw(shapes)
+    if dtype.kind == "f":
+        edges = st.floats(width=dtype.itemsize * 8, allow_nan=False)
+        if not widest:  # Gymnasium can't sample from all that it can describe
+            edges = st.floats(-1000, 1000, width=16)
+        if draw(st.booleans()):
+            return spaces.Box(-np.inf, np.inf, shape, dtype.type)
+    else:
+        most = 2**64 if widest else 100
+        edges = st.integers(max(np.iinfo(dtype).min, -most), min(np.iinfo(dtype).max, most))
+    a, b = (draw(hnp.arrays(dtype, shape, elements=edges)) for _ in range(2))
+    low, high = np.asarray(np.minimum(a, b)), np.asarray(np.maximum(a, b))
+    low[low == np.inf], high[high == -np.inf] = 0, 0
+    return spaces.Box(low, np.maximum(low, high), shape, dtype.type)
+
+
+others = st.one_of(
+    st.builds(lambda n, start: spaces.Discrete(n, start=start), st.integers(1, 9), st.integers(-5, 5)),
+    st.builds(
+        lambda nvec: spaces.MultiDiscrete(nvec, start=-np.ones_like(nvec)),
+        hnp.arrays(np.int64, hnp.array_shapes(max_dims=2, max_side=3), elements=st.integers(1, 9)),
+    ),
+    st.builds(spaces.MultiBinary, st.integers(1, 5) | st.lists(st.integers(1, 3), min_size=2, max_size=3)),
+)
+keys = st.text(st.characters(exclude_characters="/", codec="utf-8"), min_size=1, max_size=3)
+
+
+def nested(*, widest):
+    """Spaces of all kinds that Etude handles."""
+    return st.recursive(
+        others | boxes(widest=widest),
+        lambda inner: st.one_of(
+            st.lists(inner, min_size=1, max_size=3).map(spaces.Tuple),
+            st.dictionaries(keys, inner, min_size=1, max_size=3).map(spaces.Dict),
+        ),
+        max_leaves=6,
+    )
+
+
+@given(nested(widest=True))
+def test_a_space_survives_json(space):
+    again = space_from_json(json.loads(json.dumps(space_to_json(space))))
+    assert again == space
+    assert list(leaves(again, "obs")) == list(leaves(space, "obs"))
+    for a, b in zip(leaves(again, "obs").values(), leaves(space, "obs").values(), strict=True):
+        assert (leaf_dtype(a), leaf_shape(a)) == (leaf_dtype(b), leaf_shape(b))
+
+
+def _equal(a, b):
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(_equal(a[key], b[key]) for key in a)
+    if isinstance(a, tuple):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    return a is b
+
+
+@given(nested(widest=False), st.integers(0, 99), st.booleans())
+def test_nesting_undoes_flattening(space, seed, batched):
+    whole = batch_space(space, 3) if batched else space
+    whole.seed(seed)
+    value = whole.sample()
+    columns = Flattener(space, "obs")(value)
+    assert list(columns) == list(leaves(space, "obs"))
+    nested_again = Nester(space, "obs")(columns)
+    assert type(nested_again) is type(value)
+    assert _equal(nested_again, value)
+    for name, leaf in leaves(space, "obs").items():
+        shape = ((3,) if batched else ()) + leaf_shape(leaf)
+        assert np.shape(columns[name]) == shape
+
+
+@given(nested(widest=False), st.integers(0, 99))
+def test_samples_fit_their_space(space, seed):
+    space.seed(seed)
+    check_value(space, space.sample(), "obs")
+
+
+def test_columns_are_named_by_their_path():
+    space = spaces.Dict(
+        {"camera": spaces.Box(0, 255, (4, 4, 3), np.uint8), "arms": spaces.Tuple([spaces.Discrete(2)] * 2)}
+    )
+    assert set(leaves(space, "obs")) == {"obs/camera", "obs/arms/0", "obs/arms/1"}
+    assert list(leaves(spaces.Discrete(3), "action")) == ["action"]
+
+
+def test_bounds_that_are_all_alike_are_one_number():
+    data = space_to_json(spaces.Box(-np.inf, 1, (84, 84)))
+    assert (data["low"], data["high"]) == ("-inf", 1.0)
+    assert space_to_json(gym.make("CartPole-v1").observation_space)["high"][1] == "inf"
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        (spaces.Text(3), "`obs` is a Text space. Etude handles Box, .* turn this part into one of them"),
+        (spaces.Dict(a=spaces.Tuple([spaces.Graph(spaces.Discrete(2), None)])), "`obs/a/0` is a Graph space"),
+        (spaces.Dict({"a/b": spaces.Discrete(2)}), "`obs`: the key 'a/b' holds a '/'"),
+    ],
+)
+def test_spaces_that_are_not_handled_are_named(space, message):
+    with pytest.raises(SpaceError, match=message):
+        leaves(space, "obs")
+
+
+def test_unknown_spaces_are_not_written_down():
+    with pytest.raises(SpaceError, match="a Text space can't be written down"):
+        space_to_json(spaces.Tuple([spaces.Text(3)]))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"type": "Cube"}, "unknown kind of space: 'Cube'"),
+        ({}, r"this does not describe a space: \{\}"),
+        ([], "this does not describe a space"),
+        ({"type": "Box", "dtype": "f4", "shape": [2], "low": [0], "high": 1}, "does not describe a space"),
+        ({"type": "Box", "dtype": "what", "shape": [2], "low": 0, "high": 1}, "does not describe a space"),
+        ({"type": "Box", "dtype": "float32", "shape": [2], "low": "low", "high": 1}, "does not describe a space"),
+        ({"type": "Discrete", "n": -1, "start": 0}, "does not describe a space"),
+        ({"type": "Dict", "spaces": {"a": 1}}, "does not describe a space"),
+        ({"type": "Tuple", "spaces": None}, "does not describe a space"),
+        ({"type": "MultiBinary", "n": [-1]}, "does not describe a space"),
+    ],
+)
+def test_data_that_describes_no_space_is_named(data, message):
+    with pytest.raises(SpaceError, match=message):
+        space_from_json(data)
+
+
+BOX = spaces.Box(-1, 1, (2,), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("space", "value", "message"),
+    [
+        (BOX, np.zeros(3, np.float32), r"`obs` has shape \(3,\), but its space Box.* has shape \(2,\)"),
+        (BOX, np.array([0, np.nan], np.float32), r"`obs` holds NaN at \[1\]"),
+        (
+            BOX,
+            np.array([0, 1.5], np.float32),
+            r"`obs` is 1\.5 at \[1\], outside its space's \[-1\.0, 1\.0\]\. Mend the env",
+        ),
+        (
+            spaces.Box(0, 255, (1,), np.uint8),
+            np.array([0.5]),
+            "`obs` has dtype float64, but its space .* has dtype uint8",
+        ),
+        (spaces.Discrete(3), 3, "`obs` is 3, outside its space Discrete"),
+        (spaces.Discrete(3), 1.5, "`obs` has dtype float64"),
+        (spaces.MultiDiscrete([2, 2]), np.array([0, 2]), r"`obs` is \[0 2\], outside its space MultiDiscrete"),
+        (spaces.Dict(a=BOX), {"b": 1}, r"`obs` is a dict with the keys \['b'\], but its space is Dict"),
+        (spaces.Dict(a=BOX), np.zeros(2), "`obs` is a ndarray, but its space is Dict"),
+        (spaces.Dict(a=BOX), {"a": np.zeros(1)}, r"`obs/a` has shape \(1,\)"),
+        (spaces.Tuple([BOX, BOX]), (np.zeros(2),), "`obs` is a tuple, but its space is Tuple"),
+    ],
+)
+def test_values_that_do_not_fit_are_shown_beside_their_space(space, value, message):
+    with pytest.raises(SpaceError, match=message):
+        check_value(space, value, "obs")
