@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings for all tests: property tests draw the same examples each time and know no deadline on a busy machine."""
+"""One thread for everything: tests run beside other work, and two thread pools make each other crawl."""
 
 import hypothesis
+import threadpoolctl
+import torch
 
-hypothesis.settings.register_profile("etude", deadline=None, derandomize=True)
+torch.set_num_threads(1)
+threadpoolctl.threadpool_limits(1)
+hypothesis.settings.register_profile("etude", deadline=None, derandomize=True, max_examples=50)
 hypothesis.settings.load_profile("etude")

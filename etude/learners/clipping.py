@@ -33,5 +33,4 @@ def global_norm(grads: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _scale(norm: torch.Tensor, limit: float) -> torch.Tensor:
-    scale: torch.Tensor = limit / (norm + 1e-6)
-    return scale.clamp(max=1.0)
+    return torch.clamp((norm + 1e-6).reciprocal() * limit, max=1.0)

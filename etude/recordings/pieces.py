@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Experience in pieces of bounded size, cut between segments wherever that can be."""
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -37,7 +38,7 @@ def copied(exp: Experience) -> Experience:
 def row_bytes(exp: Experience) -> int:
     """How many bytes one row of ``exp`` takes in memory as a table, at least 1."""
     columns = [*exp.steps.values(), *exp.final_obs.values()]
-    return max(1, sum(int(np.prod(c.shape[1:], dtype=np.int64)) * c.dtype.itemsize for c in columns))
+    return max(1, sum(math.prod(column.shape[1:]) * int(column.dtype.itemsize) for column in columns))
 
 
 def continues(exp: Experience, following: Experience) -> bool:

@@ -88,6 +88,7 @@ def validate(path: str | os.PathLike[str]) -> Report:
     files = check.open(paths)
     for file in files:
         check.rows_of(file)
+    check.ends(None)
     check.overlaps()
     return Report(str(path), len(paths), check.rows, len(check.episodes), tuple(check.problems))
 
@@ -104,6 +105,7 @@ class _Check:
         self._files: list[DataFile] = []
         self._spans: list[np.ndarray] = []  # int64 rows: episode, agent, first t, stop t, file, row in file, done
         self._header: Header | None = None
+        self._held: tuple[Experience, DataFile, int] | None = None  # the rows before, their file and first row
 
     def open(self, paths: list[Path]) -> list[DataFile]:
         """The files that can be looked into."""
@@ -133,7 +135,6 @@ class _Check:
     def rows_of(self, file: DataFile) -> None:
         """Look at all rows of a file."""
         start = 0
-        held: Experience | None = None
         for group in range(file.num_groups):
             rows = file.metadata.row_group(group).num_rows
             try:
@@ -145,17 +146,14 @@ class _Check:
                 text = str(error) if str(file.path) in str(error) else f"{file.path}: row group {group}: {error}"
                 self.problems.append(Problem("undecodable", text, str(file.path), group))
                 exp = None
+            if exp is not None:
+                self.rows += rows
+            self.ends(exp)
+            self._held = None
             if exp is not None and exp.num_segments:
                 self._look(exp, file, group, start)
-                if held is not None:
-                    self._check_end(held, exp, file, start)
-            elif held is not None:
-                self._check_end(held, None, file, start)
-            held = exp if exp is not None and exp.num_segments else None
-            self.rows += rows if exp is not None else 0
+                self._held = exp, file, start
             start += rows
-        if held is not None:
-            self._check_end(held, None, file, start)
 
     def _empty(self, table: pa.Table, file: DataFile, group: int, start: int) -> Iterator[Problem]:
         """Nulls where there must be a value."""
@@ -215,16 +213,18 @@ class _Check:
                 self._problem("out_of_space", what, file, group, start + row, name, int(outside.sum()))
             )
 
-    def _check_end(self, exp: Experience, following: Experience | None, file: DataFile, stop: int) -> None:
-        """Every end of an episode has a final observation, and so has a cut that the next rows do not continue."""
+    def ends(self, following: Experience | None) -> None:
+        """Look at the rows before, now that ``following`` is known: what comes after each segment must be known."""
+        if self._held is None:
+            return
+        exp, file, start = self._held
         unknown = np.flatnonzero(~exp.segments.has_final_obs)
-        if len(unknown) and unknown[-1] == exp.num_segments - 1 and following is not None and continues(exp, following):
+        goes_on = following is not None and following.num_segments > 0 and continues(exp, following)
+        if goes_on and len(unknown) and unknown[-1] == exp.num_segments - 1:
             unknown = unknown[:-1]
         if len(unknown) and exp.final_obs:
-            row = stop - (following.num_steps if following is not None else 0) - exp.num_steps
-            row += int(exp.offsets[unknown[0] + 1]) - 1
-            episode = exp.segments.episode_id[unknown[0]]
-            what = f"is empty at the end of a segment of episode {episode!r}"
+            row = start + int(exp.offsets[unknown[0] + 1]) - 1
+            what = f"is empty at the end of a segment of episode {exp.segments.episode_id[unknown[0]]!r}"
             name = next(iter(col.renamed(exp.final_obs, col.OBS, col.FINAL_OBS)))
             self.problems.append(self._problem("no_final_obs", what, file, None, row, name, len(unknown)))
 

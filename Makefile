@@ -1,0 +1,63 @@
+# Everything that a clone needs, from nothing but Python (3.11 or newer) and make.
+#   make demo   train, record, clone          make test   lint and tests
+#   make lint   make bench   make docs   make clean
+
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
+	"$$p" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && { echo $$p; break; }; done)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+SOURCES := pyproject.toml constraints.txt
+
+.PHONY: demo test lint format bench docs serve-docs clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/installed
+	$(BIN)/etude demo
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/installed-bench
+	$(BIN)/python -m benchmarks
+
+docs: $(VENV)/installed-dev
+	$(BIN)/mkdocs build --strict
+
+serve-docs: $(VENV)/installed-dev
+	$(BIN)/mkdocs serve
+
+$(VENV)/python: 
+	@test -n "$(PYTHON)" || { echo "Etude needs Python 3.11, 3.12 or 3.13 with venv; none was found. Set PYTHON=/path/to/python."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@ln -sf bin/python $(VENV)/python
+
+# torch first and by itself: a plain name could take a build of several GB where none is wanted.
+$(VENV)/torch: constraints.txt | $(VENV)/python
+	$(PIP_INSTALL) $$(grep '^torch==' constraints.txt)
+	@touch $@
+
+$(VENV)/installed: $(SOURCES) $(VENV)/torch
+	$(PIP_INSTALL) -e .
+	@touch $@
+
+$(VENV)/installed-dev: $(SOURCES) $(VENV)/torch
+	$(PIP_INSTALL) -e ".[dev]"
+	@touch $@ $(VENV)/installed
+
+$(VENV)/installed-bench: $(SOURCES) $(VENV)/torch
+	$(PIP_INSTALL) -e ".[bench]"
+	@touch $@ $(VENV)/installed
+
+clean:
+	rm -rf $(VENV) site dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

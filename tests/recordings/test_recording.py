@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from some_recording import ACTION, OBS, assert_same, numbered, record
+
+from etude.errors import DataError
+from etude.experience import Experience
+from etude.recordings import Recording, RecordingWriter
+
+
+def rewritten(folder: Path, rows: int) -> None:
+    """All files anew with row groups of ``rows``, which cut through segments: as other tools may leave them."""
+    for path in folder.glob("*.parquet"):
+        table = pq.read_table(path)
+        pq.write_table(table, path, row_group_size=rows)
+
+
+def test_what_it_says_of_itself(tmp_path):
+    record(tmp_path, numbered([3, 4, 5]), meta={"seed": 1}, max_rows_per_file=7)
+    recording = Recording.open(str(tmp_path))
+    assert (recording.num_steps, recording.num_episodes, recording.env) == (12, 3, "Numbered-v0")
+    assert (recording.obs_space, recording.action_space, dict(recording.meta)) == (OBS, ACTION, {"seed": 1})
+    assert [f.name for f in recording.files] == ["part-00000.parquet", "part-00001.parquet"]
+    assert recording.columns == ["obs", "action", "reward"]
+    assert "12 steps in 2 files" in repr(recording)
+
+
+def test_one_file_alone_and_a_folder_without_its_json_are_read(tmp_path):
+    record(tmp_path, numbered([3, 4, 5]), max_rows_per_file=7)
+    assert Recording.open(tmp_path / "part-00001.parquet").read().num_steps == 5
+    (tmp_path / "recording.json").unlink()
+    assert_same(Recording.open(tmp_path).read(), numbered([3, 4, 5]))
+
+
+def test_files_in_sub_folders_are_found_and_hidden_ones_are_not(tmp_path):
+    record(tmp_path / "a", numbered([3]))
+    record(tmp_path / "b", numbered([4], first=1))
+    (tmp_path / ".part-00000.parquet").write_bytes(b"unfinished")
+    assert_same(Recording.open(tmp_path).read(), numbered([3, 4]))
+
+
+def test_a_file_that_json_does_not_list_yet_counts(tmp_path):
+    record(tmp_path, numbered([3, 4]), max_rows_per_file=4)
+    data = json.loads((tmp_path / "recording.json").read_text())
+    del data["files"]["part-00001.parquet"]
+    (tmp_path / "recording.json").write_text(json.dumps(data))
+    assert Recording.open(tmp_path).num_steps == 7
+
+
+def test_only_some_columns_and_roots(tmp_path):
+    record(tmp_path, numbered([3, 4]))
+    exp = Recording.open(tmp_path).read(columns=["action"])
+    assert list(exp.steps) == ["action"]
+    assert exp.final_obs == {}
+    assert exp.segments.episode_id.tolist() == ["e0", "e1"]
+    with pytest.raises(DataError, match="there is no column `actions`; there are obs, .* Nearest: `action`"):
+        Recording.open(tmp_path).read(columns=["actions"])
+    with pytest.raises(DataError, match="there is no column `rewards`"):
+        Recording.open(tmp_path).stream(columns=["rewards"])
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_filter_on_rows(tmp_path, whole):
+    record(tmp_path, numbered([6, 3, 6]), max_rows_per_file=9)
+    recording, where = Recording.open(tmp_path), (pc.field("episode_id") != "e1") & (pc.field("t") < 4)
+    parts = [recording.read(filter=where)] if whole else list(recording.stream(filter=where))
+    exp = Experience.concat(parts)
+    assert exp.segments.episode_id.tolist() == ["e0", "e2"]
+    assert exp.lengths.tolist() == [4, 4]
+    assert not exp.segments.has_final_obs.any()  # their ends were left out
+    assert recording.read(filter=pc.field("t") > 99).num_steps == 0
+
+
+def test_arrays_may_be_written_to(tmp_path):
+    record(tmp_path, numbered([6, 3]))
+    recording = Recording.open(tmp_path)
+    for exp in (recording.read(), next(recording.stream()), recording.read(filter=pc.field("t") < 2)):
+        assert all(column.flags.writeable for column in exp.steps.values())
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=12),
+    per_file=st.integers(1, 60),
+    rows=st.integers(1, 50),
+    max_rows=st.integers(1, 50),
+    lookback=st.integers(0, 5),
+)
+def test_however_it_is_cut_up_the_same_comes_back(tmp_path_factory, lengths, per_file, rows, max_rows, lookback):
+    folder = tmp_path_factory.mktemp("r")
+    exp = numbered(lengths, lookback=np.minimum(lookback, lengths))
+    record(folder, exp, max_rows_per_file=per_file)
+    rewritten(folder, rows)
+    recording = Recording.open(folder)
+    assert_same(recording.read(), exp)
+    parts = list(recording.stream(max_rows=max_rows))
+    assert max(part.num_steps for part in parts) <= max_rows
+    streamed = Experience.concat(parts)
+    assert streamed.segments.has_final_obs.all()
+    np.testing.assert_array_equal(streamed.next_obs()["obs"], exp.next_obs()["obs"])
+    np.testing.assert_array_equal(streamed.trained(), exp.trained())
+    for part in parts:
+        part.validate()
+
+
+def test_reading_imports_neither_torch_nor_an_env(tmp_path):
+    record(tmp_path, numbered([6, 3]))
+    code = (
+        "import sys; from etude.recordings import Recording\n"
+        f"r = Recording.open({str(tmp_path)!r}); r.read(); next(r.batches(4)); r.info(); r.validate()\n"
+        "print([m for m in ('torch', 'gymnasium.envs.classic_control', 'matplotlib') if m in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+# -- what can't be opened ------------------------------------------------------------------------------------------
+
+
+def test_no_such_path(tmp_path):
+    with pytest.raises(DataError, match=r"nowhere: there is no such file or folder\. Give the folder"):
+        Recording.open(tmp_path / "nowhere")
+
+
+def test_an_empty_folder(tmp_path):
+    with pytest.raises(DataError, match="holds no Parquet file"):
+        Recording.open(tmp_path)
+
+
+def test_a_recording_without_data_yet(tmp_path):
+    record(tmp_path)
+    with pytest.raises(DataError, match=r"this recording has no data yet: recording\.json is there"):
+        Recording.open(tmp_path)
+
+
+def test_a_file_that_is_not_parquet(tmp_path):
+    (tmp_path / "x.txt").write_text("hello")
+    with pytest.raises(DataError, match=r"x\.txt: is not a recording"):
+        Recording.open(tmp_path / "x.txt")
+
+
+def test_a_truncated_file_is_named(tmp_path):
+    record(tmp_path, numbered([3, 4]), max_rows_per_file=4)
+    path = tmp_path / "part-00001.parquet"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(DataError, match=r"part-00001\.parquet: is not a whole Parquet file: it was cut off .* Restore"):
+        Recording.open(tmp_path)
+
+
+def test_bytes_that_changed_are_named(tmp_path):
+    record(tmp_path, numbered([300]))
+    path = tmp_path / "part-00000.parquet"
+    data = bytearray(path.read_bytes())
+    data[4:2000] = bytes(1996)
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=r"part-00000\.parquet: row group 0 can't be read .*Restore the file"):
+        Recording.open(tmp_path).read()
+
+
+def test_a_missing_file_is_named(tmp_path):
+    record(tmp_path, numbered([3, 4]), max_rows_per_file=4)
+    (tmp_path / "part-00000.parquet").unlink()
+    with pytest.raises(DataError, match=r"part-00000\.parquet: recording\.json lists this file with 3 rows, but"):
+        Recording.open(tmp_path)
+
+
+def test_a_missing_column_is_named(tmp_path):
+    record(tmp_path, numbered([3, 4]), max_rows_per_file=4)
+    path = tmp_path / "part-00001.parquet"
+    pq.write_table(pq.read_table(path).drop_columns(["action"]), path)
+    with pytest.raises(DataError, match=r"part-00001\.parquet: has no column `action`; it has episode_id, .*Restore"):
+        Recording.open(tmp_path)
+    shutil.copy(path, tmp_path / "part-00000.parquet")
+    pq.write_table(pq.read_table(path).drop_columns(["t"]), path)
+    with pytest.raises(DataError, match=r"part-00001\.parquet: has no column `t`"):
+        Recording.open(path)
+
+
+def test_a_column_of_another_type_is_named(tmp_path):
+    record(tmp_path, numbered([3, 4]), max_rows_per_file=4)
+    path = tmp_path / "part-00001.parquet"
+    table = pq.read_table(path)
+    index = table.column_names.index("reward")
+    pq.write_table(table.set_column(index, "reward", table["reward"].cast(pa.float32())), path)
+    with pytest.raises(DataError, match=r"part-00001\.parquet: column `reward` is of type float, but double in part-00"):
+        Recording.open(tmp_path)
+
+
+def test_mismatched_spaces_between_files_and_with_the_json_are_named(tmp_path):
+    record(tmp_path / "a", numbered([3]))
+    with RecordingWriter(tmp_path / "b", obs_space=OBS, action_space=gym.spaces.Discrete(7)) as writer:
+        writer.write(numbered([4], first=1))
+    with pytest.raises(DataError, match=r"b/part-00000\.parquet: its `action` space is Discrete\(7\), but the recording"):
+        Recording.open(tmp_path)
+    shutil.copy(tmp_path / "a" / "recording.json", tmp_path / "b" / "recording.json")
+    with pytest.raises(DataError, match="its `action` space is Discrete"):
+        Recording.open(tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", r"recording\.json: can't be read as JSON .*move recording\.json away"),
+        ("[]", r"recording\.json: this does not describe an Etude recording"),
+        ('{"format": "etude-recording", "version": 99}', "has format version 99, but this Etude reads version 1"),
+        ('{"format": "etude-recording", "version": 1}', "the recording's `spaces` can't be read"),
+    ],
+)
+def test_a_broken_json_is_named(tmp_path, text, message):
+    record(tmp_path, numbered([3]))
+    (tmp_path / "recording.json").write_text(text)
+    with pytest.raises(DataError, match=message):
+        Recording.open(tmp_path)
+
+
+def test_parquet_files_of_others_are_recognised(tmp_path):
+    pq.write_table(pa.table({"item": pa.array([b"x"], pa.binary())}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"eps_id": ["x"], "obs": [1.0], "actions": [0]}), tmp_path / "b.parquet")
+    pq.write_table(pa.table({"x": [1]}), tmp_path / "c.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet: this looks like an RLlib episode recording"):
+        Recording.open(tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"b\.parquet: this looks like an RLlib tabular recording"):
+        Recording.open(tmp_path / "b.parquet")
+    with pytest.raises(DataError, match=r"c\.parquet: is no part of a recording: it carries no Etude header; .* x\."):
+        Recording.open(tmp_path / "c.parquet")
+
+
+def test_folders_of_others_are_recognised(tmp_path):
+    (tmp_path / "rllib").mkdir()
+    (tmp_path / "rllib" / "output.json").write_text("{}")
+    (tmp_path / "minari" / "data").mkdir(parents=True)
+    (tmp_path / "minari" / "data" / "main_data.hdf5").write_bytes(b"")
+    with pytest.raises(DataError, match="rllib: this looks like an RLlib JSON recording"):
+        Recording.open(tmp_path / "rllib")
+    with pytest.raises(DataError, match="minari: this looks like a Minari dataset"):
+        Recording.open(tmp_path / "minari")
+
+
+# -- info ----------------------------------------------------------------------------------------------------------
+
+
+def test_info_counts_and_sums(tmp_path):
+    exp = numbered([30, 3, 5], truncated=[False, True, False])
+    record(tmp_path, exp, max_rows_per_file=8)
+    info = Recording.open(tmp_path).info()
+    assert info["env"] == "Numbered-v0"
+    assert (info["episodes"], info["agents"], info["env_steps"], info["agent_steps"]) == (3, 1, 38, 38)
+    assert (info["terminated"], info["truncated"], info["unfinished"]) == (2, 1, 0)
+    returns = [sum(e + t / 1000 for t in range(n)) for e, n in ((0, 30), (1, 3), (2, 5))]
+    assert info["return_total"] == pytest.approx(sum(returns))
+    assert info["return_mean"] == pytest.approx(np.mean(returns))
+    assert (info["return_min"], info["return_max"]) == pytest.approx((min(returns), max(returns)))
+    assert info["obs_sum"] == pytest.approx(sum(sum(row) for row in exp.steps["obs"].tolist()))
+    assert info["final_obs_sum"] == pytest.approx(sum(sum(row) for row in exp.final_obs["obs"].tolist()))
+    assert info["action_sum"] == sum(exp.steps["action"].tolist())
+    assert info["files"] == len(list(tmp_path.glob("*.parquet"))) == 6
+    assert info["bytes"] == sum(f.stat().st_size for f in tmp_path.glob("*.parquet"))
+    json.dumps(info)
+
+
+def test_info_of_several_agents_counts_env_steps_once(tmp_path):
+    parts = [numbered([6], agent_id="a"), numbered([4], agent_id="b", t_start=[1]), numbered([5], agent_id="a", first=1)]
+    record(tmp_path, *parts)
+    info = Recording.open(tmp_path).info()
+    assert (info["episodes"], info["agents"], info["agent_ids"]) == (2, 2, ["a", "b"])
+    assert (info["agent_steps"], info["env_steps"]) == (15, 11)
+
+
+def test_info_leaves_lookback_out(tmp_path):
+    record(tmp_path, numbered([6, 4], lookback=[2, 0], t_start=[3, 0]))
+    info = Recording.open(tmp_path).info()
+    assert (info["agent_steps"], info["env_steps"]) == (8, 8)

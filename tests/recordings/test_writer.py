@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+import threading
+
+import gymnasium as gym
+import numpy as np
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+from some_recording import ACTION, OBS, assert_same, numbered, record
+
+import etude.recordings.writer as writer_module
+from etude.errors import DataError
+from etude.experience import Experience, Segments
+from etude.recordings import Recording, RecordingWriter
+
+
+def test_what_is_written_is_read_bit_for_bit(tmp_path):
+    exp = numbered([5, 1, 9, 3], agent_id=["a", "b", None, "a"], module_id="m")
+    record(tmp_path / "r", exp)
+    assert_same(Recording.open(tmp_path / "r").read(), exp)
+
+
+def test_many_small_writes_are_one_row_group_and_arrays_may_be_used_again(tmp_path):
+    exp = numbered([4] * 50)
+    buffer = numbered([4])
+    with RecordingWriter(tmp_path, obs_space=OBS, action_space=ACTION) as writer:
+        for one in exp:
+            for name, column in one.steps.items():
+                buffer.steps[name][:] = column
+            buffer.final_obs["obs"][:] = one.final_obs["obs"]
+            writer.write(Experience(buffer.steps, buffer.offsets, one.segments, buffer.final_obs))
+            for column in (*buffer.steps.values(), *buffer.final_obs.values()):
+                column[:] = 77
+    assert_same(Recording.open(tmp_path).read(), exp)
+    assert pq.ParquetFile(tmp_path / "part-00000.parquet").num_row_groups == 1
+
+
+def test_the_layout_other_tools_see(tmp_path):
+    record(tmp_path, numbered([3, 4]), numbered([5], first=2), meta={"seed": 3, "connectors": ["frame_stack:4"]})
+    table = ds.dataset(tmp_path, format="parquet", exclude_invalid_files=True).to_table()
+    assert table["t"].to_pylist() == [0, 1, 2, 0, 1, 2, 3, 0, 1, 2, 3, 4]
+    assert [v for v in table["final_obs"].to_pylist() if v is not None] == [[0, 3, 3], [1, 4, 1004], [2, 5, 2005]]
+    assert table["terminated"].to_pylist().count(True) == 2
+    assert "next_obs" not in table.column_names
+    data = json.loads((tmp_path / "recording.json").read_text())
+    assert data["format"] == "etude-recording"
+    assert data["version"] == 1
+    assert data["env"] == "Numbered-v0"
+    assert data["spaces"]["action"] == {"type": "Discrete", "n": 1000, "start": 0, "dtype": "int64"}
+    assert data["meta"] == {"seed": 3, "connectors": ["frame_stack:4"]}
+    size = (tmp_path / "part-00000.parquet").stat().st_size
+    assert data["files"] == {"part-00000.parquet": {"rows": 12, "bytes": size}}
+    assert data["totals"] == {"files": 1, "rows": 12}
+
+
+def test_files_roll_by_rows_and_keep_segments_whole(tmp_path):
+    exp = numbered([30, 50, 40, 90, 20, 10])
+    record(tmp_path, exp, max_rows_per_file=100)
+    rows = [pq.read_metadata(f).num_rows for f in Recording.open(tmp_path).files]
+    assert rows == [80, 40, 90, 30]
+    assert_same(Recording.open(tmp_path).read(), exp)
+
+
+def test_a_segment_longer_than_a_file_is_cut_with_its_own_final_obs_and_joined_again(tmp_path):
+    exp = numbered([25, 3])
+    record(tmp_path, exp, max_rows_per_file=10)
+    pieces = list(Recording.open(tmp_path).stream())
+    assert [p.num_steps for p in pieces] == [10, 10, 8]
+    assert pieces[0].final_obs["obs"].tolist() == [[0, 10, 10]]
+    assert not pieces[0].segments.done.any()
+    assert_same(Recording.open(tmp_path).read(), exp)
+
+
+def test_files_roll_by_bytes(tmp_path):
+    rng = np.random.default_rng(0)
+    exp = numbered([100] * 40)
+    exp = exp.with_steps(obs=rng.normal(size=exp.steps["obs"].shape).astype(np.float32))
+    record(tmp_path, exp, max_bytes_per_file=20_000)
+    sizes = [f.stat().st_size for f in Recording.open(tmp_path).files]
+    assert len(sizes) > 2
+    assert max(sizes) < 2 * 20_000
+    assert_same(Recording.open(tmp_path).read(), exp)
+
+
+def test_row_groups_are_small_where_rows_are_large(tmp_path, monkeypatch):
+    monkeypatch.setattr(writer_module, "ROW_GROUP_BYTES", 100_000)
+    images = np.random.default_rng(0).integers(0, 255, (60, 32, 32, 3), dtype=np.uint8)
+    exp = Experience(
+        {"obs": images, "action": np.zeros(60, np.int64)},
+        np.arange(0, 61, 5),
+        Segments.of(12, episode_id=[str(i) for i in range(12)], terminated=True),
+        {"obs": images[:12]},
+    )
+    space = gym.spaces.Box(0, 255, (32, 32, 3), np.uint8)
+    with RecordingWriter(tmp_path, obs_space=space, action_space=ACTION) as writer:
+        writer.write(exp)
+    metadata = pq.read_metadata(tmp_path / "part-00000.parquet")
+    assert max(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)) <= 16
+    assert_same(Recording.open(tmp_path).read(), exp)
+
+
+def test_flush_puts_all_on_the_disk_and_num_steps_tells(tmp_path):
+    with RecordingWriter(tmp_path, obs_space=OBS, action_space=ACTION) as writer:
+        writer.write(numbered([4, 4]))
+        assert writer.num_steps == 0
+        writer.flush()
+        assert writer.num_steps == 8
+        assert Recording.open(tmp_path).num_steps == 8
+        writer.flush()  # nothing new: no empty file
+        writer.write(numbered([5], first=2))
+    assert writer.num_steps == 13
+    assert len(Recording.open(tmp_path).files) == 2
+
+
+def test_rows_that_waited_long_are_put_on_the_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(writer_module, "MAX_SECONDS", -1.0)
+    record(tmp_path, numbered([4]), numbered([5], first=1))
+    assert [pq.read_metadata(f).num_rows for f in Recording.open(tmp_path).files] == [4, 5]
+
+
+def test_append_adds_files_and_clears_what_a_killed_writer_left(tmp_path):
+    record(tmp_path, numbered([4]))
+    (tmp_path / ".part-00001.parquet.tmp").write_bytes(b"half a file")
+    record(tmp_path, numbered([5], first=1), append=True)
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["part-00000.parquet", "part-00001.parquet", "recording.json"]
+    assert_same(Recording.open(tmp_path).read(), numbered([4, 5]))
+
+
+def test_a_recording_is_not_overwritten(tmp_path):
+    record(tmp_path, numbered([4]))
+    with pytest.raises(DataError, match=r"holds a recording of 1 files already\. Choose another folder.*append=True"):
+        record(tmp_path, numbered([4]))
+
+
+def test_append_with_other_spaces_is_refused(tmp_path):
+    record(tmp_path, numbered([4]))
+    with pytest.raises(DataError, match=r"part-00000\.parquet: has other spaces than what is to be appended"):
+        RecordingWriter(tmp_path, obs_space=OBS, action_space=gym.spaces.Discrete(3), append=True)
+
+
+def test_a_folder_that_is_a_file_is_named(tmp_path):
+    (tmp_path / "x").write_text("")
+    with pytest.raises(DataError, match="x: can't write a recording here"):
+        RecordingWriter(tmp_path / "x", obs_space=OBS, action_space=ACTION)
+
+
+def test_only_some_columns(tmp_path):
+    record(tmp_path, numbered([4]), columns=["obs", "action"])
+    assert Recording.open(tmp_path).columns == ["obs", "action"]
+    with pytest.raises(DataError, match="no column `logp` to record; there are obs, action, reward"):
+        record(tmp_path / "b", numbered([4]), columns=["logp"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"obs": np.zeros((4, 2), np.float32)}, r"column `obs` is float32\[2\], but its space .* is float32\[3\]"),
+        ({"obs": np.zeros((4, 3))}, r"column `obs` is float64\[3\], but its space"),
+        ({"action": np.zeros((4, 1), np.int64)}, r"column `action` is int64\[1\], but its space Discrete\(1000\)"),
+    ],
+)
+def test_columns_that_do_not_fit_the_spaces_are_refused(tmp_path, change, message):
+    with (
+        pytest.raises(DataError, match=message),
+        RecordingWriter(tmp_path, obs_space=OBS, action_space=ACTION) as writer,
+    ):
+        writer.write(numbered([4]).with_steps(**change))
+
+
+def test_columns_that_change_are_refused(tmp_path):
+    with (
+        pytest.raises(DataError, match="column `logp` is float64 in this write, but absent in the first"),
+        RecordingWriter(tmp_path, obs_space=OBS, action_space=ACTION) as writer,
+    ):
+        writer.write(numbered([4]))
+        writer.write(numbered([4], first=1).with_steps(logp=np.zeros(4)))
+    assert Recording.open(tmp_path).num_steps == 4
+
+
+def test_a_missing_column_and_meta_that_is_not_json_are_refused(tmp_path):
+    exp = numbered([4])
+    del exp.steps["action"]
+    with pytest.raises(DataError, match="there is no column `action`, but the space has one"):
+        record(tmp_path / "a", exp)
+    with pytest.raises(DataError, match="`meta` must be plain JSON data"):
+        record(tmp_path / "b", meta={"x": object()})
+
+
+def test_a_failed_write_is_raised_by_the_next_call(tmp_path):
+    exp = numbered([4]).with_steps(x=np.array(["a", "b", "c", 4], object))
+    writer = RecordingWriter(tmp_path, obs_space=OBS, action_space=ACTION)
+    writer.write(exp)
+    with pytest.raises(DataError, match=r"writing failed after 0 rows were on the disk: column `x`"):
+        writer.flush()
+    with pytest.raises(DataError, match="writing failed"):
+        writer.write(exp)
+    with pytest.raises(DataError, match="writing failed"):
+        writer.close()
+    assert [f.name for f in tmp_path.iterdir()] == ["recording.json"]
+
+
+def test_a_full_disk_is_told_and_what_was_published_stays(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    writer = RecordingWriter(tmp_path, obs_space=OBS, action_space=ACTION)
+    writer.write(numbered([4]))
+    writer.flush()
+    monkeypatch.setattr(writer_module, "publish", full)
+    writer.write(numbered([5], first=1))
+    with pytest.raises(DataError, match="writing failed after 4 rows were on the disk: .*No space left"):
+        writer.close()
+    monkeypatch.undo()
+    assert_same(Recording.open(tmp_path).read(), numbered([4]))
+
+
+def test_a_closed_writer_says_so(tmp_path):
+    writer = RecordingWriter(tmp_path, obs_space=OBS, action_space=ACTION)
+    writer.close()
+    writer.close()
+    with pytest.raises(DataError, match="this writer is closed"):
+        writer.write(numbered([4]))
+
+
+def test_a_forgotten_writer_still_writes_and_leaves_no_thread(tmp_path):
+    writer = RecordingWriter(tmp_path, obs_space=OBS, action_space=ACTION)
+    writer.write(numbered([4]))
+    del writer
+    assert Recording.open(tmp_path).num_steps == 4
+    assert not [t for t in threading.enumerate() if t.name == "etude-writer"]
+
+
+def test_segments_that_were_cut_while_acting_are_joined_when_read(tmp_path):
+    whole = numbered([30, 20, 25])
+    rounds: list[list[Experience]] = [[], [], []]
+    for one in whole:  # three slots, collected in rounds of ten steps: pieces of an episode do not stand together
+        for i, piece in enumerate(one.cut(10)):
+            rounds[i].append(piece)
+    record(tmp_path, *(Experience.concat(parts) for parts in rounds))
+    assert_same(Recording.open(tmp_path).read(), whole)
+
+
+def test_nested_spaces_and_lookback_come_back(tmp_path):
+    obs = gym.spaces.Dict({"a": gym.spaces.Box(-1, 1, (2, 3), np.float64), "b": gym.spaces.Discrete(4)})
+    action = gym.spaces.Tuple([gym.spaces.MultiDiscrete([3, 2]), gym.spaces.MultiBinary(4)])
+    rng = np.random.default_rng(1)
+    steps = {
+        "obs/a": rng.normal(size=(7, 2, 3)),
+        "obs/b": rng.integers(0, 4, 7),
+        "action/0": rng.integers(0, 2, (7, 2)),
+        "action/1": rng.integers(0, 2, (7, 4)).astype(np.int8),
+        "reward": rng.normal(size=7),
+        "info/name": np.array(["x", None, "y"] * 2 + ["z"], object),
+    }
+    segments = Segments.of(2, episode_id=["p", "q"], lookback=[2, 0], t_start=[5, 0], has_final_obs=[True, False])
+    exp = Experience(steps, np.array([0, 4, 7]), segments, {"obs/a": steps["obs/a"][:2], "obs/b": steps["obs/b"][:2]})
+    with RecordingWriter(tmp_path, obs_space=obs, action_space=action) as writer:
+        writer.write(exp)
+    recording = Recording.open(tmp_path)
+    assert (recording.obs_space, recording.action_space) == (obs, action)
+    assert_same(recording.read(), exp)
