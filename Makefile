@@ -2,8 +2,8 @@
 #   make demo   train, record, clone          make test   lint and tests
 #   make lint   make bench   make docs   make clean
 
-PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
-	"$$p" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && { echo $$p; break; }; done)
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 python; do \
+	"$$p" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -38,7 +38,7 @@ serve-docs: $(VENV)/installed-dev
 	$(BIN)/mkdocs serve
 
 $(VENV)/python: 
-	@test -n "$(PYTHON)" || { echo "Etude needs Python 3.11, 3.12 or 3.13 with venv; none was found. Set PYTHON=/path/to/python."; exit 1; }
+	@test -n "$(PYTHON)" || { echo "Etude needs Python 3.11 or newer with venv; none was found. Set PYTHON=/path/to/python."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	@ln -sf bin/python $(VENV)/python
 

@@ -6,8 +6,10 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import re
 import textwrap
 from collections.abc import Iterable, Mapping
+from decimal import Decimal
 from typing import Any, TypeVar, dataclass_transform, get_type_hints
 
 from etude.errors import SettingsError
@@ -62,11 +64,22 @@ def unknown_setting(owner: str, name: str, cls: type) -> SettingsError:
     near = nearest(name.replace("-", "_"), names)
     message = f"{owner} has no setting `{name}`."
     if near:
-        about = field_docs(cls).get(near, "").split(". ")[0].rstrip(".")
-        default = defaults(cls).get(near)
-        details = ", ".join(filter(None, [about[:1].lower() + about[1:], f"default {default!r}"]))
-        message += f" Nearest: `{near}` ({details})."
+        message += f" Nearest: `{near}` ({summary(cls, near)})."
     return SettingsError(message)
+
+
+def summary(cls: type, name: str) -> str:
+    """A setting in a few words: what it is, and its default where it has one."""
+    about = re.split(r"[.;:] ", field_docs(cls).get(name, ""))[0].rstrip(".")
+    default = f"default {shown(defaults(cls)[name])}" if name in defaults(cls) else ""
+    return ", ".join(filter(None, [about[:1].lower() + about[1:], default]))
+
+
+def shown(value: Any) -> str:
+    """A value as people write it: ``3e-4`` for 0.0003."""
+    if isinstance(value, float) and 0 < abs(value) < 1e-3:
+        return f"{Decimal(repr(value)):e}"
+    return repr(value)
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
@@ -79,11 +92,25 @@ def from_dict(cls: type[C], values: Mapping[str, Any], *, owner: str) -> C:
     """Build settings from a mapping (YAML, JSON), checking names and types.
 
     Raises:
-        SettingsError: a key is unknown (the nearest right name is given) or a value has the wrong type.
+        SettingsError: a key is unknown (the nearest right name is given), a value has the wrong type or is missing.
+    """
+    checked = typed(cls, values, owner=owner)
+    names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    missing = names - checked.keys() - defaults(cls).keys()
+    if missing:
+        raise SettingsError(f"{owner} needs a value for {', '.join(f'`{name}`' for name in sorted(missing))}.")
+    return cls(**checked)
+
+
+def typed(cls: type, values: Mapping[str, Any], *, owner: str) -> dict[str, Any]:
+    """Some settings of ``cls`` with their names and types checked; numbers in text become numbers.
+
+    Raises:
+        SettingsError: as `from_dict`, but nothing is ever missing.
     """
     import pydantic
 
-    names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    names = {f.name for f in dataclasses.fields(cls)}
     for key in values:
         if key not in names:
             raise unknown_setting(owner, key, cls)
@@ -102,10 +129,7 @@ def from_dict(cls: type[C], values: Mapping[str, Any], *, owner: str) -> C:
             raise SettingsError(
                 f"{owner}.{key} is {value!r}, expected {expected}: {problem[:1].lower() + problem[1:]}."
             ) from None
-    missing = names - checked.keys() - defaults(cls).keys()
-    if missing:
-        raise SettingsError(f"{owner} needs a value for {', '.join(f'`{name}`' for name in sorted(missing))}.")
-    return cls(**checked)
+    return checked
 
 
 def _nested(cls: Any, value: Any, *, owner: str) -> Any:

@@ -99,7 +99,7 @@ def test_numbers_in_text_are_read():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"lrr": 1}, r"ppo has no setting `lrr`\. Nearest: `lr` \(learning rate, above 0, default 0\.0003\)\."),
+        ({"lrr": 1}, r"ppo has no setting `lrr`\. Nearest: `lr` \(learning rate, above 0, default 3e-4\)\."),
         ({"hidde-n": 1}, r"ppo has no setting `hidde-n`\. Nearest: `hidden`"),
         ({"zzz": 1}, r"ppo has no setting `zzz`\.$"),
         ({"inner": {"widht": 1}}, r"ppo\.inner has no setting `widht`\. Nearest: `width` \(units, default 8\)"),

@@ -4,6 +4,7 @@
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 from etude.algorithms.config import OnPolicyConfig
 from etude.algorithms.on_policy import OnPolicyAlgorithm
@@ -66,25 +67,36 @@ class PPO(OnPolicyAlgorithm[PPOConfig]):
         ratio = log_ratio.exp()
         clipped = ratio.clamp(1 - config.clip, 1 + config.clip)
         policy = -torch.min(ratio * batch.advantage, clipped * batch.advantage).mean()
-        error = (out.value - batch.value_target).square()
-        if config.value_clip is not None:
-            near = batch.value + (out.value - batch.value).clamp(-config.value_clip, config.value_clip)
-            error = torch.max(error, (near - batch.value_target).square())
-        entropy = out.entropy().mean()
-        with torch.no_grad():
-            kl = (ratio - 1 - log_ratio).mean()  # Schulman 2020, "Approximating KL divergence": the k3 estimator
-            clip_fraction = ((ratio - 1).abs() > config.clip).float().mean()
-        return Loss(
-            policy=policy, value=config.value_weight * error.mean(), entropy=-config.entropy_weight * entropy
-        ).log(kl=kl, clip_fraction=clip_fraction, policy_entropy=entropy)
+        parts = {"policy": policy, "value": config.value_weight * self._value_error(out.value, batch)}
+        if config.entropy_weight:
+            parts["entropy"] = -config.entropy_weight * out.entropy().mean()
+        return Loss(**parts)
+
+    def _value_error(self, value: torch.Tensor, batch: Batch) -> torch.Tensor:
+        limit, target = self.config.value_clip, batch["value_target"]
+        if limit is None:
+            return F.mse_loss(value, target)
+        near = batch["value"] + (value - batch["value"]).clamp(-limit, limit)
+        return torch.max((value - target).square(), (near - target).square()).mean()
 
     def update(self, exp: Experience) -> Update:
-        """As for every on-policy algorithm, an epoch at a time where a KL target is set."""
+        """As for every on-policy algorithm; an epoch at a time where a KL target is set."""
         config = self.config
-        if config.kl_target is None:
-            return super().update(exp)
-        for _ in range(config.epochs):
-            update = self.learner.update(exp, minibatch_size=config.minibatch_size)
-            if update.metrics["kl"] > 1.5 * config.kl_target:
+        at_a_time = config.epochs if config.kl_target is None else 1
+        for _ in range(config.epochs // at_a_time):
+            update = self.learner.update(exp, minibatch_size=config.minibatch_size, epochs=at_a_time)
+            moved = self.learner.measure(exp, self._movement)
+            if config.kl_target is not None and moved["kl"] > 1.5 * config.kl_target:
                 break
-        return update
+        return Update(update.losses, update.metrics | moved)
+
+    def _movement(self, module: Module, batch: Batch) -> dict[str, torch.Tensor]:
+        """How far the policy has moved from the one that acted, and how sure it is."""
+        out = module(batch.obs)
+        log_ratio = out.logp(batch.action) - batch.logp
+        ratio = log_ratio.exp()
+        return {
+            "kl": (ratio - 1 - log_ratio).mean(),  # Schulman 2020, "Approximating KL divergence": the k3 estimator
+            "clip_fraction": ((ratio - 1).abs() > self.config.clip).float().mean(),
+            "entropy": out.entropy().mean(),
+        }

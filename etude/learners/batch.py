@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batch: what a loss sees of the data. Columns by name, gathered only when they are asked for."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.errors import DataError
-from etude.experience import arrays
 from etude.experience.arrays import Array
 
 if TYPE_CHECKING:
@@ -18,67 +16,93 @@ if TYPE_CHECKING:
 
 
 class Batch:
-    """Some rows of columns, as tensors: ``batch.obs``, ``batch.action``, ``batch.advantage``, ``batch["my/column"]``.
+    """Columns of a batch as tensors: ``batch.obs``, ``batch.action``, ``batch.advantage``, ``batch["my/column"]``.
 
-    ``obs``, ``next_obs`` and ``action`` come nested, as their spaces are. float64 comes as float32.
+    ``obs``, ``next_obs`` and ``action`` come nested, as their spaces are.
 
     Args:
-        source: The columns, NumPy or torch.
-        rows: The rows of this batch; None is all.
+        columns: The columns, ``[B, ...]``; looked up only when asked for.
         module: Whose spaces say how observations and actions are nested.
-        device: Where the tensors go.
     """
 
-    def __init__(
-        self,
-        source: Mapping[str, Array],
-        rows: NDArray[np.int64] | None,
-        module: "Module",
-        device: torch.device | str = "cpu",
-    ) -> None:
-        self._source = source
-        self._rows = rows
+    __slots__ = ("_columns", "_module", "used")
+
+    def __init__(self, columns: Mapping[str, torch.Tensor], module: "Module") -> None:
+        self._columns = columns
         self._module = module
-        self._device = device
-        self._cache: dict[str, torch.Tensor] = {}
+        self.used: dict[str, torch.Tensor] = {}
+        """The columns asked for so far."""
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """A column ``[B, ...]`` by its full name."""
-        found = self._cache.get(name)
-        if found is None:
+        if name not in self.used:
             try:
-                column = self._source[name]
+                self.used[name] = self._columns[name]
             except KeyError:
                 raise DataError(
-                    f"the batch has no column `{name}`; it has {', '.join(sorted(self._source))}. "
+                    f"the batch has no column `{name}`; it has {', '.join(sorted(self._columns))}. "
                     "A connector of the learner can add it (learner_connectors)."
                 ) from None
-            found = self._cache[name] = self._tensor(column)
-        return found
-
-    def _tensor(self, column: Array) -> torch.Tensor:
-        rows = column if self._rows is None else arrays.take(column, self._rows)
-        tensor = torch.from_numpy(rows) if isinstance(rows, np.ndarray) else rows
-        dtype = torch.float32 if tensor.dtype == torch.float64 else None
-        return tensor.to(self._device, dtype)
+        return self.used[name]
 
     def __getattr__(self, name: str) -> Any:
+        if name in (col.OBS, col.NEXT_OBS):
+            parts = col.under(self._columns, name) or [name]
+            return self._module.obs_from({col.OBS + part[len(name) :]: self[part] for part in parts})
+        if name == col.ACTION:
+            return self._module.action_from({part: self[part] for part in col.under(self._columns, name) or [name]})
         if name.startswith("_"):
             raise AttributeError(name)
-        if name in (col.OBS, col.NEXT_OBS):
-            names = col.under(self._source, name)
-            return self._module.obs_from({col.OBS + n[len(name) :]: self[n] for n in names or [name]})
-        if name == col.ACTION:
-            return self._module.action_from({n: self[n] for n in col.under(self._source, name) or [name]})
         return self[name]
 
     def __contains__(self, name: str) -> bool:
-        return name in self._source
+        return name in self._columns
+
+
+class Shuffled:
+    """Columns in a given order of rows, cut into minibatches. A column is gathered, once, when it is first needed."""
+
+    def __init__(self, columns: Mapping[str, torch.Tensor], order: torch.Tensor, size: int) -> None:
+        self.columns = columns
+        self._order = order
+        self._size = size
+        self._parts: dict[str, tuple[torch.Tensor, ...]] = {}
+
+    def part(self, name: str, i: int) -> torch.Tensor:
+        """Minibatch i of a column."""
+        if name not in self._parts:
+            gathered = _learnable(self.columns[name].index_select(0, self._order))
+            self._parts[name] = torch.split(gathered, self._size)
+        return self._parts[name][i]
+
+
+class MinibatchColumns(Mapping[str, torch.Tensor]):
+    """The columns of minibatch i."""
+
+    def __init__(self, of: Shuffled, i: int) -> None:
+        self._of = of
+        self._i = i
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._of.part(name, self._i)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._of.columns)
 
     def __len__(self) -> int:
-        return len(self._rows) if self._rows is not None else len(next(iter(self._source.values())))
+        return len(self._of.columns)
 
-    @property
-    def used(self) -> dict[str, torch.Tensor]:
-        """The columns asked for so far."""
-        return self._cache
+
+def as_tensors(columns: Mapping[str, Array], device: torch.device | str) -> dict[str, torch.Tensor]:
+    """Columns as tensors on ``device``, sharing memory on the CPU; columns of strings are left out."""
+    tensors = {}
+    for name, column in columns.items():
+        if column.dtype != object:
+            tensor = torch.from_numpy(column) if isinstance(column, np.ndarray) else column
+            tensors[name] = _learnable(tensor.to(device))
+    return tensors
+
+
+def _learnable(tensor: torch.Tensor) -> torch.Tensor:
+    """Networks compute in float32: a float64 column (rewards, some observations) is cast."""
+    return tensor.float() if tensor.dtype == torch.float64 else tensor

@@ -12,25 +12,27 @@ ClipBy: TypeAlias = Literal["global_norm", "norm", "value"]
 ``norm``: the same for each tensor by itself. ``value``: cap each element."""
 
 
-def clip(groups: list[FlatParameters], grads: list[torch.Tensor], limit: float, by: ClipBy) -> list[torch.Tensor]:
-    """Gradients clipped to ``limit``; new tensors. ``grads[i]`` is the flat gradient of ``groups[i]``."""
-    if by == "value":
-        return [grad.clamp(-limit, limit) for grad in grads]
-    if by == "norm":
-        clipped = []
+def clip(groups: list[FlatParameters], grads: list[torch.Tensor], limit: float, by: ClipBy) -> torch.Tensor:
+    """Clip gradients in place to ``limit``; gives their joint L2 norm before. ``grads[i]`` is of ``groups[i]``, flat."""
+    norm = _global_norm(grads)
+    if by == "global_norm":
+        scale = _scale(norm, limit)
+        for grad in grads:
+            grad.mul_(scale)
+    elif by == "value":
+        for grad in grads:
+            grad.clamp_(-limit, limit)
+    else:
         for group, grad in zip(groups, grads, strict=True):
-            parts = [part * _scale(torch.linalg.vector_norm(part), limit) for part in group.split(grad)]
-            clipped.append(torch.cat([part.reshape(-1) for part in parts]))
-        return clipped
-    scale = _scale(global_norm(grads), limit)
-    return [grad * scale for grad in grads]
+            for part in group.split(grad):
+                part.mul_(_scale(torch.linalg.vector_norm(part), limit))
+    return norm
 
 
-def global_norm(grads: list[torch.Tensor]) -> torch.Tensor:
-    """The L2 norm of all gradients together: a scalar."""
-    norms = [torch.linalg.vector_norm(grad) for grad in grads]
-    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+def _global_norm(grads: list[torch.Tensor]) -> torch.Tensor:
+    norms: list[torch.Tensor] = [torch.linalg.vector_norm(grad) for grad in grads]
+    return norms[0] if len(norms) == 1 else torch.stack(norms).square().sum().sqrt()
 
 
 def _scale(norm: torch.Tensor, limit: float) -> torch.Tensor:
-    return torch.clamp((norm + 1e-6).reciprocal() * limit, max=1.0)
+    return limit / norm.clamp(min=limit)

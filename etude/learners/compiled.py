@@ -8,7 +8,7 @@ from torch import nn
 from torch.func import functional_call, grad_and_value
 
 from etude.learners.batch import Batch
-from etude.learners.clipping import clip, global_norm
+from etude.learners.clipping import clip
 
 if TYPE_CHECKING:
     from etude.learners.learner import Figures, Learner, LossFn
@@ -18,14 +18,13 @@ if TYPE_CHECKING:
 class _LossModule(nn.Module):
     """A loss as a module, so that its parameters can be given from outside."""
 
-    def __init__(self, module: "Module", loss: "LossFn", device: torch.device | str) -> None:
+    def __init__(self, module: "Module", loss: "LossFn") -> None:
         super().__init__()
         self.module = module
         self.loss = loss
-        self.device = device
 
     def forward(self, columns: dict[str, torch.Tensor]) -> tuple[torch.Tensor, tuple["Figures", "Figures"]]:
-        loss = self.loss(self.module, Batch(columns, None, self.module, self.device))
+        loss = self.loss(self.module, Batch(columns, self.module))
         return loss.total, (loss.parts, loss.logged)
 
 
@@ -37,7 +36,7 @@ class CompiledStep:
 
     def __init__(self, learner: "Learner") -> None:
         self._learner = learner
-        self._lossed = _LossModule(learner.module, learner.loss, learner.device)
+        self._lossed = _LossModule(learner.module, learner.loss)
         names = {id(p): name for name, p in self._lossed.named_parameters()}
         self._groups = [optimizer.parameters for optimizer in learner.optimizers.values()]
         self._names = [[names[id(p)] for p in group.parameters] for group in self._groups]
@@ -48,11 +47,11 @@ class CompiledStep:
     def step(self, batch: Batch) -> tuple["Figures", "Figures"] | None:
         """One step; None where this batch is to be stepped plainly."""
         if self._columns is None:
-            self._size = len(batch)
             with torch.no_grad():
                 self._learner.loss(self._learner.module, batch)
             self._columns = list(batch.used)
-        if len(batch) != self._size:
+            self._size = len(batch[self._columns[0]])
+        if len(batch[self._columns[0]]) != self._size:
             return None
         rates = torch.tensor([self._learner.lr[name] for name in self._learner.optimizers])
         columns = {name: batch[name] for name in self._columns}
@@ -72,8 +71,7 @@ class CompiledStep:
         grads, (_, (losses, figures)) = grad_and_value(loss_of, has_aux=True)(flats)
         learner, figures = self._learner, dict(figures)
         if learner.grad_clip is not None:
-            figures["grad_norm"] = global_norm(grads)
-            grads = clip(self._groups, grads, learner.grad_clip, learner.grad_clip_by)
+            figures["grad_norm"] = clip(self._groups, grads, learner.grad_clip, learner.grad_clip_by)
         for i, (optimizer, grad) in enumerate(zip(learner.optimizers.values(), grads, strict=True)):
             optimizer.traced_step(grad, rates[i])
         return {name: part.detach() for name, part in losses.items()}, figures

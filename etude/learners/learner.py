@@ -12,8 +12,8 @@ from etude.errors import CheckpointError, EtudeError
 from etude.experience import Experience
 from etude.experience.arrays import Array
 from etude.learners.adam import Adam
-from etude.learners.batch import Batch
-from etude.learners.clipping import ClipBy, clip, global_norm
+from etude.learners.batch import Batch, MinibatchColumns, Shuffled, as_tensors
+from etude.learners.clipping import ClipBy, clip
 from etude.learners.compiled import CompiledStep
 from etude.learners.flat import FlatParameters
 from etude.learners.loss import Loss
@@ -90,20 +90,36 @@ class Learner:
 
     def update(self, exp: Experience, *, minibatch_size: int, epochs: int = 1, shuffle: bool = True) -> Update:
         """Update from Experience: minibatches of its steps, lookback left out, each step once an epoch."""
-        source: Mapping[str, Array] = exp.steps if str(self.device) == "cpu" else exp.to(self.device).steps
+        columns = exp.to(self.device).steps
         rows = np.flatnonzero(exp.trained())
 
         def batches() -> Iterable[Batch]:
             for _ in range(epochs):
                 order = self._rng.permutation(rows) if shuffle else rows
-                for start in range(0, len(order), minibatch_size):
-                    yield Batch(source, order[start : start + minibatch_size], self.module, self.device)
+                epoch = Shuffled(columns, torch.from_numpy(order).to(self.device), minibatch_size)
+                for i in range(-(-len(order) // minibatch_size)):
+                    yield Batch(MinibatchColumns(epoch, i), self.module)
 
         return self._update_all(batches())
 
+    def measure(
+        self, exp: Experience, figures: Callable[[Module, Batch], Figures], *, chunk_size: int = 8192
+    ) -> dict[str, float]:
+        """The means of ``figures(module, batch)``, scalars, over the steps of ``exp``, without gradients."""
+        columns = exp.to(self.device).steps
+        rows = torch.from_numpy(np.flatnonzero(exp.trained())).to(self.device)
+        epoch = Shuffled(columns, rows, chunk_size)
+        totals: dict[str, float] = {}
+        with torch.no_grad():
+            for i in range(-(-len(rows) // chunk_size)):
+                share = min(chunk_size, len(rows) - i * chunk_size) / len(rows)
+                for name, value in figures(self.module, Batch(MinibatchColumns(epoch, i), self.module)).items():
+                    totals[name] = totals.get(name, 0.0) + share * float(value)
+        return totals
+
     def update_from(self, batches: Iterable[Mapping[str, Array]]) -> Update:
         """Update once from each batch of columns ``[B, ...]``."""
-        return self._update_all(Batch(columns, None, self.module, self.device) for columns in batches)
+        return self._update_all(Batch(as_tensors(columns, self.device), self.module) for columns in batches)
 
     def _update_all(self, batches: Iterable[Batch]) -> Update:
         losses: list[Figures] = []
@@ -127,9 +143,7 @@ class Learner:
         figures = dict(loss.logged)
         if self.grad_clip is not None:
             grads = [group.grad for group in groups]
-            figures["grad_norm"] = global_norm(grads)
-            for group, clipped in zip(groups, clip(groups, grads, self.grad_clip, self.grad_clip_by), strict=True):
-                group.grad.copy_(clipped)
+            figures["grad_norm"] = clip(groups, grads, self.grad_clip, self.grad_clip_by)
         for name, optimizer in self.optimizers.items():
             optimizer.step(self.lr[name])
         return {name: part.detach() for name, part in loss.parts.items()}, figures

@@ -44,6 +44,8 @@ class Numbers(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., *shape]`` to ``[..., width]``."""
+        if self._axes == 1 and x.dtype == torch.float32:
+            return x
         x = x.reshape(*x.shape[: x.dim() - self._axes], self.width).float()
         return x if self._scale is None else x * self._scale
 

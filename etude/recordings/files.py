@@ -4,7 +4,6 @@
 import dataclasses
 import json
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+import pyarrow.fs
 import pyarrow.parquet as pq
 
 from etude import columns as col
@@ -44,9 +44,8 @@ class DataFile:
         """Its row groups."""
         return int(self.metadata.num_row_groups)
 
-    @cached_property
-    def parquet(self) -> pq.ParquetFile:
-        """The open file."""
+    def _opened(self) -> pq.ParquetFile:
+        """Opened anew each time: an open file keeps what was read from it, and handles are few."""
         return pq.ParquetFile(self.path, metadata=self.metadata)
 
     def read_group(self, group: int, names: Sequence[str], where: pc.Expression | None) -> pa.Table:
@@ -57,20 +56,25 @@ class DataFile:
         """
         try:
             if where is None:
-                return self.parquet.read_row_group(group, columns=list(names))
-            fragment = ds.ParquetFileFormat().make_fragment(str(self.path), row_groups=[group])
+                with self._opened() as parquet:
+                    return parquet.read_row_group(group, columns=list(names))
+            fragment = ds.ParquetFileFormat().make_fragment(
+                str(self.path.absolute()), filesystem=pa.fs.LocalFileSystem(), row_groups=[group]
+            )
             return fragment.to_table(schema=self.schema, columns=list(names), filter=where)
         except (pa.ArrowException, OSError) as error:
             raise DataError(
-                f"{self.path}: row group {group} can't be read ({error}). Restore the file from a copy, or move it "
-                "away to read the rest."
+                f"{self.path}: row group {group} can't be read ({_first_line(error)}). Restore the file from a copy, "
+                "or move it away to read the rest."
             ) from error
 
     def load(self, group: int, names: Sequence[str], where: pc.Expression | None) -> Experience:
         """Some columns of one row group as Experience."""
-        exp = Experience.from_table(self.read_group(group, names, where))
-        if where is None and exp.segments.lookback.any():
-            _share_lookback(exp, self._lookback_before(group))
+        table = self.read_group(group, names, where)
+        exp = Experience.from_table(table)
+        if where is None and group and table.num_rows and not _is_marked(table):
+            exp.segments.lookback[0] = self._lookback_before(group)
+        np.minimum(exp.segments.lookback, exp.lengths, out=exp.segments.lookback)
         return exp
 
     def _lookback_before(self, group: int) -> int:
@@ -88,8 +92,9 @@ class DataFile:
 
     def first_row(self, group: int, names: Sequence[str]) -> Experience:
         """Some columns of the first row of a row group, without decoding the rest."""
-        for batch in self.parquet.iter_batches(batch_size=1, row_groups=[group], columns=list(names)):
-            return Experience.from_table(pa.Table.from_batches([batch]))
+        with self._opened() as parquet:
+            for batch in parquet.iter_batches(batch_size=1, row_groups=[group], columns=list(names)):
+                return Experience.from_table(pa.Table.from_batches([batch]))
         return Experience.from_table(self.schema.empty_table().select(list(names)))
 
     def names_for(self, roots: Sequence[str] | None) -> list[str]:
@@ -140,7 +145,7 @@ def open_file(path: Path) -> DataFile:
         schema = metadata.schema.to_arrow_schema()
     except (pa.ArrowException, OSError) as error:
         raise DataError(
-            f"{path}: is not a whole Parquet file: it was cut off or overwritten ({str(error).splitlines()[0]}). "
+            f"{path}: is not a whole Parquet file: it was cut off or overwritten ({_first_line(error)}). "
             "Restore it from a copy, or move it away to read the rest."
         ) from error
     raw = (schema.metadata or {}).get(HEADER_KEY)
@@ -196,8 +201,10 @@ def missing_files(folder: Path, manifest: Manifest) -> list[str]:
     ]
 
 
-def _share_lookback(exp: Experience, before: int) -> None:
-    """Mend lookback that a row group's borders cut through, in place."""
-    lookback = exp.segments.lookback
-    lookback[0] = max(lookback[0], before)
-    np.minimum(lookback, exp.lengths, out=lookback)
+def _is_marked(table: pa.Table) -> bool:
+    """Whether the first row says that a segment begins there; those that Etude wrote always do."""
+    return col.LOOKBACK not in table.column_names or bool(table[col.LOOKBACK][0].is_valid)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -2,9 +2,11 @@
 """Experience in pieces of bounded size, cut between segments wherever that can be."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from etude.experience import Experience
 
@@ -35,10 +37,38 @@ def copied(exp: Experience) -> Experience:
     return Experience(steps, exp.offsets, exp.segments[:], final_obs)
 
 
+def gathered(parts: Iterable[Experience], most_rows: int) -> Experience | None:
+    """All ``parts``, at most ``most_rows`` rows together, in memory of its own; None where there are none.
+
+    As `Experience.concat`, but each part may go as soon as it is copied, which halves the memory.
+    """
+    steps: dict[str, NDArray[Any]] = {}
+    rows = 0
+    heads = []
+    for part in parts:
+        if not part.num_segments:
+            continue
+        for name, column in part.steps.items():
+            if name not in steps:
+                steps[name] = np.empty((most_rows, *column.shape[1:]), np.asarray(column).dtype)
+            steps[name][rows : rows + part.num_steps] = column
+        rows += part.num_steps
+        heads.append(Experience({}, part.offsets, part.segments, part.final_obs))
+    if not heads:
+        return None
+    whole = Experience.concat(heads) if len(heads) > 1 else heads[0]
+    if rows < most_rows // 2:
+        steps = {name: column[:rows].copy() for name, column in steps.items()}
+    return Experience(
+        {name: column[:rows] for name, column in steps.items()}, whole.offsets, whole.segments, whole.final_obs
+    )
+
+
 def row_bytes(exp: Experience) -> int:
     """How many bytes one row of ``exp`` takes in memory as a table, at least 1."""
     columns = [*exp.steps.values(), *exp.final_obs.values()]
-    return max(1, sum(math.prod(column.shape[1:]) * int(column.dtype.itemsize) for column in columns))
+    size: int = sum(math.prod(column.shape[1:]) * int(column.dtype.itemsize) for column in columns)
+    return max(1, size)
 
 
 def continues(exp: Experience, following: Experience) -> bool:

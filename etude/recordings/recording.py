@@ -15,7 +15,7 @@ from etude.experience.arrow import KEYS
 from etude.recordings.batches import DERIVED, Batch, Source, batches_of, steps_of
 from etude.recordings.files import DataFile, fault_of, find_files, missing_files, open_file
 from etude.recordings.manifest import Header, Manifest
-from etude.recordings.pieces import continues, copied, in_order, pieces
+from etude.recordings.pieces import continues, copied, gathered, in_order, pieces
 from etude.settings import nearest
 from etude.spaces import Space
 
@@ -126,11 +126,11 @@ class Recording:
             DataError: a column does not exist, or a file can't be decoded.
         """
         names = self._names(columns)
-        parts = [self._load(k, names, filter) for k in range(len(self._groups))]
-        parts = [part for part in parts if part.num_segments]
-        if not parts:
+        parts = (self._load(k, names, filter) for k in range(len(self._groups)))
+        exp = gathered(parts, self.num_steps)
+        if exp is None:
             return Experience.from_table(self._files[0].schema.empty_table().select(names))
-        return in_order(Experience.concat(parts) if len(parts) > 1 else copied(parts[0])).join()
+        return in_order(exp).join()
 
     def stream(
         self, *, columns: Sequence[str] | None = None, filter: pc.Expression | None = None, max_rows: int = 65_536

@@ -23,7 +23,10 @@ def numbered(lengths: list[int], first: int = 0, **segments: Any) -> Experience:
     obs = np.stack([episode, t, episode * 1000 + t], axis=1).astype(np.float32)
     last = t_start + np.asarray(lengths)
     final = np.stack([np.arange(first, first + count), last, np.arange(first, first + count) * 1000 + last], axis=1)
-    known = {"episode_id": [f"e{first + i}" for i in range(count)], "terminated": np.arange(first, first + count) % 2 == 0}
+    known = {
+        "episode_id": [f"e{first + i}" for i in range(count)],
+        "terminated": np.arange(first, first + count) % 2 == 0,
+    }
     known["truncated"] = ~known["terminated"]
     return Experience(
         {"obs": obs, "action": (t % 7).astype(np.int64), "reward": episode + t / 1000},

@@ -169,12 +169,10 @@ def test_columns_that_do_not_fit_the_spaces_are_refused(tmp_path, change, messag
 
 
 def test_columns_that_change_are_refused(tmp_path):
-    with (
-        pytest.raises(DataError, match="column `logp` is float64 in this write, but absent in the first"),
-        RecordingWriter(tmp_path, obs_space=OBS, action_space=ACTION) as writer,
-    ):
+    with RecordingWriter(tmp_path, obs_space=OBS, action_space=ACTION) as writer:
         writer.write(numbered([4]))
-        writer.write(numbered([4], first=1).with_steps(logp=np.zeros(4)))
+        with pytest.raises(DataError, match="column `logp` is float64 in this write, but absent in the first"):
+            writer.write(numbered([4], first=1).with_steps(logp=np.zeros(4)))
     assert Recording.open(tmp_path).num_steps == 4
 
 
@@ -209,7 +207,7 @@ def test_a_full_disk_is_told_and_what_was_published_stays(tmp_path, monkeypatch)
     writer.flush()
     monkeypatch.setattr(writer_module, "publish", full)
     writer.write(numbered([5], first=1))
-    with pytest.raises(DataError, match="writing failed after 4 rows were on the disk: .*No space left"):
+    with pytest.raises(DataError, match=r"writing failed after 4 rows were on the disk: .*No space left"):
         writer.close()
     monkeypatch.undo()
     assert_same(Recording.open(tmp_path).read(), numbered([4]))

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+import gc
+import itertools
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from some_recording import numbered, record
+
+from etude.errors import DataError
+from etude.experience import Experience
+from etude.recordings import Recording, sample_batches
+
+ALL = ["obs", "action", "reward", "next_obs", "terminated", "truncated"]
+
+
+def ids(batches):
+    """The number that each step's observation carries, end to end."""
+    return np.concatenate([batch["obs"][:, 2] for batch in batches]).astype(int).tolist()
+
+
+def check_rows(batch):
+    """Every row is one true step: next_obs is of the same episode and one later."""
+    obs, following = batch["obs"], batch["next_obs"]
+    np.testing.assert_array_equal(following[:, 0], obs[:, 0])
+    np.testing.assert_array_equal(following[:, 1], obs[:, 1] + 1)
+    np.testing.assert_array_equal(batch["action"], obs[:, 1] % 7)
+    np.testing.assert_allclose(batch["reward"], obs[:, 0] + obs[:, 1] / 1000)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=12),
+    per_file=st.integers(1, 80),
+    rows=st.integers(1, 60),
+    batch_size=st.integers(1, 50),
+    buffer_size=st.integers(1, 200),
+    lookback=st.integers(0, 4),
+    shuffle=st.booleans(),
+    prefetch=st.integers(0, 2),
+)
+def test_every_step_once_an_epoch_with_its_own_next_obs(
+    tmp_path_factory, lengths, per_file, rows, batch_size, buffer_size, lookback, shuffle, prefetch
+):
+    folder = tmp_path_factory.mktemp("r")
+    exp = numbered([n + lookback for n in lengths], lookback=lookback)
+    record(folder, exp, max_rows_per_file=per_file)
+    for path in folder.glob("*.parquet"):  # row groups that cut through segments, as other tools may leave them
+        pq.write_table(pq.read_table(path), path, row_group_size=rows)
+    options = {"columns": ALL, "shuffle": shuffle, "buffer_size": buffer_size, "prefetch": prefetch}
+    batches = list(Recording.open(folder).batches(batch_size, epochs=3, **options))
+    total = sum(lengths)
+    assert [len(b["obs"]) for b in batches[:-1]] == [batch_size] * (len(batches) - 1)
+    assert sum(len(b["obs"]) for b in batches) == 3 * total
+    seen, wanted = ids(batches), exp.steps["obs"][exp.trained()][:, 2].astype(int).tolist()
+    for epoch in range(3):
+        given_order = seen[epoch * total : (epoch + 1) * total]
+        assert (sorted(given_order) if shuffle else given_order) == wanted
+    last = {int(e): n + lookback - 1 for e, n in enumerate(lengths)}
+    for batch in batches:
+        check_rows(batch)
+        is_last = np.array([last[int(e)] for e in batch["obs"][:, 0]]) == batch["obs"][:, 1]
+        np.testing.assert_array_equal(batch["terminated"], is_last & (batch["obs"][:, 0] % 2 == 0))
+        np.testing.assert_array_equal(batch["truncated"], is_last & (batch["obs"][:, 0] % 2 == 1))
+
+
+@pytest.fixture
+def recording(tmp_path):
+    record(tmp_path, numbered([20] * 30), max_rows_per_file=60)
+    return Recording.open(tmp_path)
+
+
+def test_the_seed_decides_the_order_and_epochs_differ(recording):
+    def run(seed, **options):
+        return ids(recording.batches(50, seed=seed, epochs=2, buffer_size=100, **options))
+
+    first = run(1)
+    assert run(1, prefetch=0) == first
+    assert run(2) != first
+    assert first[:600] != first[600:]
+    assert first[:600] != sorted(first[:600])
+
+
+@pytest.mark.parametrize("buffer_size", [1, 100, 10_000])
+@pytest.mark.parametrize("start", [1, 11, 12, 13, 30])
+def test_start_goes_on_where_an_earlier_iterator_was(recording, buffer_size, start):
+    def run(**options):
+        return ids(itertools.islice(recording.batches(50, seed=3, buffer_size=buffer_size, **options), 10))
+
+    whole = ids(itertools.islice(recording.batches(50, seed=3, buffer_size=buffer_size), start + 10))
+    assert run(start=start) == whole[start * 50 :]
+
+
+def test_the_buffer_mixes_episodes_and_all_fits_in_it(recording):
+    batch = next(recording.batches(100, buffer_size=10_000))
+    assert len(set(batch["obs"][:, 0])) > 20
+
+
+def test_batches_never_end_and_are_exact_across_epochs(recording):
+    batches = list(itertools.islice(recording.batches(70, columns=["obs"]), 100))
+    assert {len(b["obs"]) for b in batches} == {70}
+    assert sorted(ids(batches)[:600]) == sorted(ids(batches)[600:1200])
+
+
+def test_batches_may_be_written_to(recording):
+    for shuffle in (True, False):
+        for batch in recording.batches(50, shuffle=shuffle, epochs=1, columns=ALL):
+            for column in batch.values():
+                column[:] = 0
+    assert Recording.open(recording.path).read().steps["obs"].any()
+
+
+def test_the_thread_ends_with_the_iterator(recording):
+    for end in ("deleted", "closed", "exhausted"):
+        batches = recording.batches(10, epochs=1 if end == "exhausted" else None, prefetch=1)
+        next(batches)
+        assert [t for t in threading.enumerate() if t.name == "etude-reader"]
+        if end == "closed":
+            batches.close()
+        elif end == "exhausted":
+            list(batches)
+        else:
+            del batches
+            gc.collect()
+        assert not [t for t in threading.enumerate() if t.name == "etude-reader"]
+
+
+def test_a_process_with_an_open_iterator_ends(recording):
+    code = (
+        "from etude.recordings import Recording\n"
+        f"b = Recording.open({str(recording.path)!r}).batches(10)\nnext(b)\nprint('done')"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert (out.stdout, out.stderr) == ("done\n", "")
+
+
+def test_a_reader_that_fails_is_told_where_the_batch_is_taken(recording):
+    path = recording.files[-1]
+    data = bytearray(path.read_bytes())
+    data[4:700] = bytes(696)
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=rf"{path.name}: row group 0 can't be read"):
+        list(recording.batches(10, epochs=1))
+
+
+def test_next_obs_that_was_not_recorded_is_named(tmp_path):
+    record(tmp_path, numbered([3]), numbered([4], first=2, has_final_obs=False, terminated=False, truncated=True))
+    recording = Recording.open(tmp_path)
+    assert len(ids(recording.batches(7, epochs=1))) == 7
+    with pytest.raises(DataError, match=r"part-00000\.parquet: what was observed after t 3 of episode 'e2' was not"):
+        next(recording.batches(7, columns=["obs", "next_obs"]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size"),
+        ({"buffer_size": 0}, "buffer_size"),
+        ({"start": -1}, "start must be at least 0"),
+    ],
+)
+def test_sizes_out_of_range_are_refused(recording, options, message):
+    with pytest.raises(ValueError, match=message):
+        recording.batches(**({"batch_size": 3} | options))
+
+
+def test_unknown_columns_and_no_steps_are_refused(tmp_path, recording):
+    with pytest.raises(DataError, match=r"no column `next_ob`; .*Nearest: `next_obs`"):
+        recording.batches(3, columns=["next_ob"])
+    with pytest.raises(DataError, match="there is no column `actoin`"):
+        sample_batches(numbered([3]), 2, columns=["actoin"])
+    with pytest.raises(DataError, match="there are no steps to make batches of"):
+        next(sample_batches(numbered([]), 2))
+    only_lookback = tmp_path / "lookback"
+    record(only_lookback, numbered([3], lookback=3))
+    with pytest.raises(DataError, match="there are no steps to make batches of"):
+        next(Recording.open(only_lookback).batches(2))
+
+
+def test_from_memory_every_step_once_an_epoch():
+    exp = numbered([20, 7, 30], lookback=[0, 2, 0])
+    batches = list(sample_batches(exp, 8, columns=ALL, epochs=4, seed=5))
+    assert [len(b["obs"]) for b in batches] == [8] * 27 + [4]
+    seen, wanted = ids(batches), sorted(exp.steps["obs"][exp.trained()][:, 2].astype(int).tolist())
+    assert all(sorted(seen[i * 55 : (i + 1) * 55]) == wanted for i in range(4))
+    assert len({tuple(seen[i * 55 : (i + 1) * 55]) for i in range(4)}) == 4
+    for batch in batches:
+        check_rows(batch)
+    again = ids(itertools.islice(sample_batches(exp, 8, columns=ALL, seed=5, start=10), 5))
+    assert again == seen[80:120]
+
+
+def test_memory_does_not_grow_with_the_data(tmp_path):
+    """Arrow's own count of what it holds, and the rows that are alive, while one recording is ten times the other."""
+
+    def peak(folder, episodes):
+        rng = np.random.default_rng(0)
+        exp = numbered([100] * episodes)
+        exp = Experience(
+            exp.steps | {"x": rng.normal(size=(exp.num_steps, 50))}, exp.offsets, exp.segments, exp.final_obs
+        )
+        record(folder, exp, max_rows_per_file=2_000)
+        before, most = pa.total_allocated_bytes(), 0
+        for batch in Recording.open(folder).batches(100, buffer_size=4_000, epochs=1):
+            most = max(most, pa.total_allocated_bytes() - before)
+            assert batch["x"].base is None or batch["x"].base.nbytes <= 8 * 2**20
+        del batch
+        return most
+
+    small, large = peak(tmp_path / "small", 60), peak(tmp_path / "large", 600)
+    assert large < 2 * small + 2**20
+    assert large < 600 * 100 * 50 * 8 / 4

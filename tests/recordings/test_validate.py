@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+
+import gymnasium as gym
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from some_recording import OBS, numbered, record
+
+from etude.errors import DataError
+from etude.experience import Experience
+from etude.recordings import Recording, RecordingWriter, validate
+
+
+def only(report, kind):
+    """The one problem of a report, which is of this kind."""
+    assert [p.kind for p in report.problems] == [kind], str(report)
+    assert not report.ok
+    assert "1 problem(s)" in str(report)
+    assert report.problems[0].message in str(report)
+    return report.problems[0]
+
+
+def change(path, name, rows, values):
+    """Put values at some rows of a column of a Parquet file."""
+    table = pq.read_table(path)
+    column = table[name].to_pylist()
+    for row, value in zip(rows, values, strict=True):
+        column[row] = value
+    index, field = table.column_names.index(name), table.schema.field(name)
+    changed = pa.chunked_array([pa.array(column, field.type)])
+    pq.write_table(table.set_column(index, field.with_nullable(None in column), changed), path, row_group_size=10)
+
+
+def test_a_good_recording_is_good(tmp_path):
+    record(tmp_path, numbered([30, 50, 40]), max_rows_per_file=25)
+    report = Recording.open(tmp_path).validate()
+    assert report.ok, str(report)
+    assert (report.files, report.rows, report.episodes) == (6, 120, 3)
+    assert "120 rows, 3 episodes: no problems" in str(report)
+    assert validate(tmp_path / "part-00000.parquet").ok
+    json.dumps(report.to_json())
+
+
+def test_row_groups_that_cut_segments_are_no_problem(tmp_path):
+    record(tmp_path, numbered([30, 50, 40]))
+    table = pq.read_table(tmp_path / "part-00000.parquet")
+    pq.write_table(table.slice(0, 71), tmp_path / "part-00000.parquet", row_group_size=7)
+    pq.write_table(table.slice(71), tmp_path / "part-00001.parquet", row_group_size=7)
+    assert validate(tmp_path).ok, str(validate(tmp_path))
+
+
+def test_nothing_there_is_an_error(tmp_path):
+    with pytest.raises(DataError, match="nowhere: there is no such file"):
+        validate(tmp_path / "nowhere")
+    with pytest.raises(DataError, match="holds no Parquet file"):
+        validate(tmp_path)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_truncated_file(tmp_path, whole):
+    record(tmp_path, numbered([3, 4]), max_rows_per_file=4)
+    path = tmp_path / "part-00001.parquet"
+    path.write_bytes(path.read_bytes()[:-100])
+    problem = only(validate(tmp_path if whole else path), "truncated_file")
+    assert problem.file == str(path)
+    assert "part-00001.parquet: is not a whole Parquet file" in problem.message
+    assert problem.repairable is whole
+
+
+def test_nan_observations(tmp_path):
+    exp = numbered([30, 30])
+    exp.steps["obs"][[14, 17, 40], 1] = np.nan
+    record(tmp_path, exp, max_rows_per_file=30)
+    problems = validate(tmp_path).problems
+    assert [(p.kind, p.row_group, p.row, p.column, p.count) for p in problems] == [
+        ("nan", 0, 14, "obs", 2),
+        ("nan", 0, 10, "obs", 1),
+    ]
+    assert "part-00000.parquet: row group 0, row 14: column `obs` holds nan in component 1 (2 rows like it). Leave" in (
+        problems[0].message
+    )
+
+
+def test_infinite_rewards_and_final_observations(tmp_path):
+    exp = numbered([30, 30])
+    exp.steps["reward"][7] = np.inf
+    exp.final_obs["obs"][1, 2] = -np.inf
+    record(tmp_path, exp)
+    found = [(p.row, p.column) for p in validate(tmp_path).problems]
+    assert found == [(7, "reward"), (59, "final_obs")]
+
+
+def test_an_episode_twice(tmp_path):
+    record(tmp_path, numbered([3, 4]), numbered([4], first=1), max_rows_per_file=4)
+    problem = only(validate(tmp_path), "duplicate")
+    assert "part-00002.parquet row 0: episode 'e1' has step t 0 a second time; it is in" in problem.message
+    assert "part-00001.parquet row 0 already. Was a file copied" in problem.message
+    assert problem.count == 4
+
+
+def test_an_episode_that_goes_on_after_its_end(tmp_path):
+    record(tmp_path, numbered([3]), numbered([4], t_start=[3]))
+    problem = only(validate(tmp_path), "after_end")
+    assert "row 3: episode 'e0' goes on at t 3, after its end in" in problem.message
+
+
+def test_agents_of_one_episode_are_not_the_same_steps(tmp_path):
+    record(tmp_path, numbered([3], agent_id="a"), numbered([4], agent_id="b"))
+    assert validate(tmp_path).ok
+
+
+def test_overlapping_lookback_is_no_problem(tmp_path):
+    record(tmp_path, numbered([30]).cut(10, lookback=4))
+    assert validate(tmp_path).ok, str(validate(tmp_path))
+
+
+def test_an_end_without_a_final_observation(tmp_path):
+    exp = numbered([3, 4, 5])
+    exp = Experience(
+        exp.steps, exp.offsets, exp.segments.replace(has_final_obs=np.array([True, False, True])), exp.final_obs
+    )
+    record(tmp_path, exp)
+    problem = only(validate(tmp_path), "no_final_obs")
+    assert (problem.row, problem.column) == (6, "final_obs")
+    assert "is empty at the end of a segment of episode 'e1'. Train without `next_obs`" in problem.message
+
+
+def test_values_outside_a_discrete_space(tmp_path):
+    exp = numbered([30, 30])
+    exp.steps["action"][[44, 45]] = [1000, -1]
+    record(tmp_path, exp)
+    problem = only(validate(tmp_path), "out_of_space")
+    assert (problem.row, problem.column, problem.count) == (44, "action", 2)
+    assert "is 1000, outside its space Discrete(1000)" in problem.message
+
+
+def test_empty_rows_are_named_and_the_rest_is_looked_at(tmp_path):
+    record(tmp_path, numbered([30, 30]))
+    change(tmp_path / "part-00000.parquet", "reward", [33, 34, 55], [None, None, float("nan")])
+    empty, nan = validate(tmp_path).problems
+    assert (empty.kind, empty.row_group, empty.row, empty.column, empty.count) == ("empty", 3, 33, "reward", 2)
+    assert (nan.kind, nan.row_group, nan.row) == ("nan", 5, 55)
+
+
+def test_bytes_that_changed(tmp_path):
+    record(tmp_path, numbered([300]))
+    path = tmp_path / "part-00000.parquet"
+    data = bytearray(path.read_bytes())
+    data[4:2000] = bytes(1996)
+    path.write_bytes(data)
+    problem = only(validate(tmp_path), "undecodable")
+    assert (problem.file, problem.row_group) == (str(path), 0)
+
+
+def test_missing_columns_files_and_foreign_ones(tmp_path):
+    record(tmp_path, numbered([3, 4, 5, 6]), max_rows_per_file=6)
+    pq.write_table(
+        pq.read_table(tmp_path / "part-00001.parquet").drop_columns(["action"]), tmp_path / "part-00001.parquet"
+    )
+    (tmp_path / "part-00002.parquet").unlink()
+    pq.write_table(pa.table({"item": [b"x"]}), tmp_path / "x.parquet")
+    problems = validate(tmp_path).problems
+    assert [p.kind for p in problems] == ["missing_file", "missing_column", "foreign_file"]
+    assert "has no column `action`" in problems[1].message
+    assert "x.parquet: this looks like an RLlib episode recording" in problems[2].message
+
+
+def test_mismatched_spaces_and_a_broken_json(tmp_path):
+    record(tmp_path / "a", numbered([3]))
+    with RecordingWriter(tmp_path / "b", obs_space=OBS, action_space=gym.spaces.Discrete(7)) as writer:
+        writer.write(numbered([4], first=1))
+    assert "b/part-00000.parquet: its `action` space" in only(validate(tmp_path), "mismatched_spaces").message
+    (tmp_path / "a" / "recording.json").write_text("{")
+    assert "recording.json" in only(validate(tmp_path / "a"), "manifest").message
