@@ -14,13 +14,13 @@ import numpy as np
 import threadpoolctl
 import torch
 from gymnasium import Env
-from gymnasium.vector import VectorEnv
+from gymnasium.spaces import Box
 
 from etude import columns as col
 from etude.algorithms import saving
 from etude.algorithms.config import AlgorithmConfig
 from etude.algorithms.playing import play
-from etude.algorithms.result import Evaluation, Result, Stop
+from etude.algorithms.result import MIN_EPISODES, Evaluation, Result, Stop
 from etude.checkpoints import load_tree, save_tree
 from etude.connectors import ClipAction, Pipeline, RescaleAction
 from etude.envs import EnvLike, VectorArena, env_name
@@ -30,7 +30,7 @@ from etude.metrics import Window
 from etude.modules import Module, make_module
 from etude.recordings import RecordingWriter
 from etude.runners import Runner
-from etude.spaces import Space
+from etude.spaces import Space, leaf_shape, leaves
 
 C = TypeVar("C", bound=AlgorithmConfig)
 
@@ -58,7 +58,7 @@ class Algorithm(Generic[C]):
         weights, runner, learner = np.random.SeedSequence(config.seed).spawn(3)
         self._seed = int(runner.generate_state(1)[0])
         obs_space, action_space = self.env_spaces()
-        self.connectors = Pipeline(config.connectors)
+        self.connectors = Pipeline(config.connectors).copy()  # ones in the config may be used by others, too
         if not any(isinstance(c, ClipAction | RescaleAction) for c in self.connectors.connectors):
             self.connectors.add(ClipAction(), at=0)  # a Gaussian does not know the bounds of its Box
         with torch.random.fork_rng(devices=[]):
@@ -148,11 +148,20 @@ class Algorithm(Generic[C]):
     def iterate(self, stop: Stop | None = None) -> Iterator[Result]:
         """Train, an iteration at a time, until ``stop`` says so."""
         stop = stop or Stop()
+        self.check_stop(stop)
         while True:
             result = self.train()
             yield result
             if stop.now(result):
                 return
+
+    def check_stop(self, stop: Stop) -> None:
+        """Raise a SettingsError where ``stop`` sets a goal that can never be met."""
+        if stop.return_mean is not None and self.window < MIN_EPISODES:
+            raise SettingsError(
+                f"`stop.return_mean` is over at least {MIN_EPISODES} episodes, but results are over {self.window} only: "
+                "raise `window` (`evaluation_episodes` offline)."
+            )
 
     def fit(self, stop: Stop) -> Result:
         """Train until ``stop`` says so; gives the last result."""
@@ -239,10 +248,17 @@ class Algorithm(Generic[C]):
                 f"config.env is one {type(where).__name__} object, which training is in the middle of: give evaluate "
                 "and record an env=... of their own, or a function that makes envs to the config."
             )
-        copies = (
-            where.num_envs if isinstance(where, VectorEnv) else 1 if isinstance(where, Env) else min(num_episodes, 16)
-        )
-        return Runner(VectorArena(where, copies), self.module, self.connectors.copy(), seed=seed)
+        arena = VectorArena(where, 1 if isinstance(where, Env) else min(num_episodes, 16), exact=False)
+        connectors = self.connectors.copy()
+        learned = connectors.state_dict()
+        seen, acted = connectors.spaces(arena.obs_space, arena.action_space)
+        if not (_alike(seen, self.module.obs_space) and _alike(acted, self.module.action_space)):
+            raise SettingsError(
+                f"the env {env_name(where)} does not fit the module: behind the connectors it has the spaces {seen} "
+                f"and {acted}, but the module was made for {self.module.obs_space} and {self.module.action_space}."
+            )
+        connectors.load_state_dict(learned)
+        return Runner(arena, self.module, connectors, seed=seed)
 
     def in_use(self, env: EnvLike) -> bool:
         """Whether ``env`` is an object that training acts in."""
@@ -256,6 +272,7 @@ class Algorithm(Generic[C]):
             "learner": self.learner.state_dict(),
             "returns": self.returns.state_dict(),
             "lengths": self.lengths.state_dict(),
+            "seed": self._seed,
             "counters": {name: getattr(self, name) for name in _COUNTERS},
         }
 
@@ -264,6 +281,7 @@ class Algorithm(Generic[C]):
         self.learner.load_state_dict(state["learner"])
         self.returns.load_state_dict(state["returns"])
         self.lengths.load_state_dict(state["lengths"])
+        self._seed = state["seed"]
         for name in _COUNTERS:
             setattr(self, name, state["counters"][name])
 
@@ -282,6 +300,17 @@ class Algorithm(Generic[C]):
 
     def close(self) -> None:
         """Close what training acts in."""
+
+
+def _alike(space: Space, other: Space) -> bool:
+    """Whether values of one space have the form of the other's; bounds may differ."""
+    parts, others = leaves(space, ""), leaves(other, "")
+    return parts.keys() == others.keys() and all(
+        type(part) is type(others[name])
+        and leaf_shape(part) == leaf_shape(others[name])
+        and (isinstance(part, Box) or part == others[name])
+        for name, part in parts.items()
+    )
 
 
 _COUNTERS = ("iteration", "env_steps", "episodes", "seconds")
@@ -307,6 +336,10 @@ def load(path: str | os.PathLike[str], **overrides: Any) -> Algorithm[Any]:
     if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
         raise CheckpointError(f"{path} names {name} as its algorithm, which is not one.")
     algorithm = cls(saving.load_config(config_class(cls), saved, overrides))
+    was = saved.get("env")
+    is_other = "env" in overrides and saving.UNSAVED not in (was or ()) and saving.to_plain(overrides["env"]) != was
+    if is_other and isinstance(tree.get("runner"), dict):
+        tree["runner"]["arena"] = {"how": "new episodes", "why": "another env was given"}
     algorithm.load_state_dict(tree)
     return algorithm
 

@@ -11,7 +11,8 @@ from gymnasium.spaces import Tuple
 from etude import columns as col
 from etude.algorithms.base import Algorithm
 from etude.algorithms.config import OfflineConfig
-from etude.connectors import Pipeline
+from etude.algorithms.result import Stop
+from etude.connectors import Pipeline, overrides
 from etude.errors import SettingsError
 from etude.experience import Experience
 from etude.learners import Update
@@ -38,6 +39,17 @@ class OfflineAlgorithm(Algorithm[C]):
         """Make the learner's connectors."""
         self.to_learner = Pipeline(self.learner_connectors())
         self._batches: Iterator[Mapping[str, Any]] | None = None
+        self._has_seen_data = False
+        """The connectors have learned from the recording."""
+
+    def check_stop(self, stop: Stop) -> None:
+        """Also where returns are never measured."""
+        if stop.return_mean is not None and (self.config.env is None or not self.config.evaluation_interval):
+            raise SettingsError(
+                "`stop.return_mean` is set, but returns are measured only where there is an `env` and "
+                "`evaluation_interval` is at least 1."
+            )
+        super().check_stop(stop)
 
     def training_step(self) -> Update:
         """``updates_per_iteration`` gradient steps, and an evaluation when it is due."""
@@ -70,7 +82,7 @@ class OfflineAlgorithm(Algorithm[C]):
         if self._fits_in_memory():
             exp = self._prepared(self.recording.read())
             return sample_batches(exp, size, columns=self.columns, seed=self._seed, start=start)
-        if len(self.connectors) or len(self.to_learner):
+        if any(overrides(c, "offline") for c in (*self.connectors.connectors, *self.to_learner.connectors)):
             raise SettingsError(
                 f"{self.config.data} is to be streamed, which connectors can't be applied to yet: set in_memory=True, "
                 "or leave the connectors out."
@@ -85,5 +97,24 @@ class OfflineAlgorithm(Algorithm[C]):
         return (row + 64) * self.recording.num_steps <= MEMORY_LIMIT
 
     def _prepared(self, exp: Experience) -> Experience:
-        self.connectors.update(exp)
+        if not self._has_seen_data:
+            self.connectors.update(exp)
+            self._has_seen_data = True
         return self.to_learner.offline(self.connectors.offline(exp), self.module)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Also what the connectors have learned from the recording."""
+        return {
+            **super().state_dict(),
+            "connectors": self.connectors.state_dict() if self._has_seen_data else None,
+            "to_learner": self.to_learner.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state_dict`."""
+        super().load_state_dict(state)
+        self._batches = None  # to be opened where the run stood
+        self._has_seen_data = state["connectors"] is not None
+        if self._has_seen_data:
+            self.connectors.load_state_dict(state["connectors"])
+        self.to_learner.load_state_dict(state["to_learner"])

@@ -7,6 +7,9 @@ from typing import Any
 
 from etude.settings import settings
 
+MIN_EPISODES = 20
+"""A mean return is taken for a goal only over as many episodes."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
@@ -43,8 +46,8 @@ class Result:
     faulty_episodes: int = 0
     """Episodes that an env broke off by an error, over the lifetime."""
     resumed: str | None = None
-    """After a checkpoint was loaded, in the first result: how the running episodes went on (``get_state``,
-    ``snapshot`` or ``new episodes``)."""
+    """After a checkpoint was loaded, in the first result: how the running episodes went on: ``get_state`` (through the env's own
+    methods), ``snapshot``, ``new episodes: why``, or ``no episode was running``."""
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain data."""
@@ -103,7 +106,7 @@ class Stop:
         """Whether every goal set is met; True where none is set."""
         if self.return_mean is None:
             return True
-        enough = result.returns_counted >= 20
+        enough = result.returns_counted >= MIN_EPISODES
         return enough and not math.isnan(result.return_mean) and result.return_mean >= self.return_mean
 
     def budget_used(self, result: Result) -> bool:

@@ -3,6 +3,7 @@
 
 import dataclasses
 import importlib
+import inspect
 from collections.abc import Mapping
 from typing import Any, TypeVar, get_type_hints
 
@@ -13,6 +14,7 @@ from etude.settings import unknown_setting
 C = TypeVar("C")
 
 REF = "$ref"
+MADE = "$made"
 UNSAVED = "$unsaved"
 
 
@@ -21,11 +23,11 @@ def name_of(thing: Any) -> str:
     return f"{thing.__module__}:{thing.__qualname__}"
 
 
-def find(name: str, what: str) -> Any:
+def find(name: str, what: str, remedy: str = "") -> Any:
     """The class or function called ``module:qualname``.
 
     Raises:
-        CheckpointError: there is none; ``what`` says what it was wanted for.
+        CheckpointError: there is none; ``what`` says what it was wanted for, and ``remedy`` what to do.
     """
     module, _, path = name.partition(":")
     try:
@@ -33,7 +35,7 @@ def find(name: str, what: str) -> Any:
         for part in path.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
-        raise CheckpointError(f"{what} is `{name}`, which can't be imported here: {error}.") from error
+        raise CheckpointError(f"{what} is `{name}`, which can't be imported here ({error}){remedy}.") from error
     return found
 
 
@@ -46,15 +48,30 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, FunctionConnector):
         return to_plain(value.fn)
     if isinstance(value, Connector):
-        return repr(value)
+        return _made_again(value)
     if isinstance(value, list | tuple):
         return [to_plain(item) for item in value]
     if isinstance(value, Mapping):
         return {str(key): to_plain(item) for key, item in value.items()}
-    name = getattr(value, "__qualname__", None)
-    if name and value.__module__ and "<" not in name:
-        return {REF: name_of(value)}
-    return {UNSAVED: repr(value)[:200]}
+    return {REF: name_of(value)} if _is_found_by_name(value) else {UNSAVED: repr(value)[:200]}
+
+
+def _is_found_by_name(value: Any) -> bool:
+    if not getattr(value, "__qualname__", None) or not getattr(value, "__module__", None):
+        return False
+    try:
+        return bool(find(name_of(value), "") == value)
+    except CheckpointError:
+        return False
+
+
+def _made_again(connector: Connector) -> Any:
+    """A connector by its class and the arguments it was made with, which it keeps as attributes of the same names."""
+    names = inspect.signature(type(connector)).parameters
+    arguments = {name: to_plain(getattr(connector, name)) for name in names if hasattr(connector, name)}
+    if len(arguments) < len(names) or not _is_found_by_name(type(connector)):
+        return {UNSAVED: repr(connector)[:200]}
+    return {MADE: name_of(type(connector)), "with": arguments}
 
 
 def from_plain(value: Any, what: str) -> Any:
@@ -64,12 +81,16 @@ def from_plain(value: Any, what: str) -> Any:
         CheckpointError: it could not be saved, or what it names can't be imported; it must then be given anew.
     """
     if isinstance(value, dict):
+        remedy = f"give it when loading, as etude.load(path, {what.strip('`')}=...)"
         if REF in value:
-            return find(value[REF], what)
+            return find(value[REF], what, f": {remedy}")
+        if MADE in value:
+            made = find(value[MADE], what, f": {remedy}")
+            return made(**{name: from_plain(item, what) for name, item in value["with"].items()})
         if UNSAVED in value:
             raise CheckpointError(
-                f"{what} was {value[UNSAVED]}, which can't be kept in a checkpoint: give it when loading, as "
-                f"etude.load(path, {what.strip('`')}=...). Functions and classes at the top of a module are kept."
+                f"{what} was {value[UNSAVED]}, which can't be kept in a checkpoint: {remedy}. "
+                "Functions and classes at the top of a module are kept."
             )
         return {key: from_plain(item, what) for key, item in value.items()}
     if isinstance(value, list):

@@ -7,7 +7,7 @@ from etude.connectors.base import Connector, Inputs
 from etude.connectors.frame_stack import FrameStack
 from etude.connectors.function import FunctionConnector
 from etude.connectors.normalize import NormalizeObs
-from etude.connectors.pipeline import Pipeline, connector_from
+from etude.connectors.pipeline import Pipeline, connector_from, overrides
 from etude.connectors.previous import PrevActionReward
 from etude.connectors.rewards import ClipReward
 
@@ -25,4 +25,5 @@ __all__ = [
     "PrevActionReward",
     "RescaleAction",
     "connector_from",
+    "overrides",
 ]

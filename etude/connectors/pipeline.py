@@ -104,8 +104,8 @@ class Pipeline(Connector):
     def _arrange(self) -> None:
         # only what is overridden is called at every step
         self.context = sum(connector.context for connector in self.connectors)
-        self._online = [c.online for c in self.connectors if _overrides(c, "online")]
-        self._act = [c.act for c in reversed(self.connectors) if _overrides(c, "act")]
+        self._online = [c.online for c in self.connectors if overrides(c, "online")]
+        self._act = [c.act for c in reversed(self.connectors) if overrides(c, "act")]
         self.observes = bool(self._online)
         """Whether `online` does anything: else the module sees what the env gives."""
 
@@ -189,7 +189,7 @@ class Pipeline(Connector):
 
     def update(self, exp: Experience) -> None:
         """Lets each connector that learns do so, from what those before it had made of ``exp`` until now."""
-        learners = [i for i, connector in enumerate(self.connectors) if _overrides(connector, "update")]
+        learners = [i for i, connector in enumerate(self.connectors) if overrides(connector, "update")]
         last = learners[-1] if learners else -1
         for i, connector in enumerate(self.connectors[: last + 1]):
             seen = connector.offline(exp) if i < last else exp
@@ -215,5 +215,6 @@ class Pipeline(Connector):
             connector.load_state_dict(part["state"])
 
 
-def _overrides(connector: Connector, method: str) -> bool:
+def overrides(connector: Connector, method: str) -> bool:
+    """Whether a connector does anything in a method of `Connector`."""
     return getattr(type(connector), method) is not getattr(Connector, method)

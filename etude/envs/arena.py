@@ -56,7 +56,10 @@ class Arena(Protocol):
         """The running episodes as plain data; ``{"how": "new episodes", "why": ...}`` where that can't be had."""
 
     def load_state_dict(self, state: dict[str, Any]) -> str:
-        """Go on where `state_dict` was taken; says how: ``get_state``, ``snapshot`` or ``new episodes``."""
+        """Go on where `state_dict` was taken; says how: ``get_state``, ``snapshot`` or ``new episodes: why``.
+
+        After ``new episodes`` the arena must be reset.
+        """
 
     def close(self) -> None:
         """Close the envs and what they hold open."""

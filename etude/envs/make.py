@@ -14,13 +14,14 @@ from etude.settings import nearest
 EnvLike: TypeAlias = str | gym.Env[Any, Any] | VectorEnv[Any, Any, Any] | Callable[[], Any]
 
 
-def make_vector_env(env: EnvLike, num_envs: int) -> VectorEnv[Any, Any, Any]:
+def make_vector_env(env: EnvLike, num_envs: int, *, exact: bool = True) -> VectorEnv[Any, Any, Any]:
     """A vector env of ``num_envs`` copies.
 
     Args:
         env: A registered id; ``module:factory`` or ``module:EnvId``; a function or class that makes an ``Env`` or a
             ``VectorEnv``; one ``Env`` (then ``num_envs`` must be 1); or a ready ``VectorEnv``, used as it is.
         num_envs: How many copies, at least 1. An env's own vectorised version is used where it is registered.
+        exact: A ready ``VectorEnv`` must have ``num_envs`` copies; else it is taken with as many as it has.
 
     Raises:
         EnvError: the id is not registered (the nearest one is named), the module or its factory can't be found, an env
@@ -29,7 +30,7 @@ def make_vector_env(env: EnvLike, num_envs: int) -> VectorEnv[Any, Any, Any]:
     if num_envs < 1:
         raise EnvError(f"num_envs must be at least 1, not {num_envs}.")
     if isinstance(env, VectorEnv):
-        if env.num_envs != num_envs:
+        if exact and env.num_envs != num_envs:
             raise EnvError(f"the vector env has {env.num_envs} envs, but num_envs is {num_envs}: make them equal.")
         return env
     if isinstance(env, gym.Env):
@@ -38,9 +39,9 @@ def make_vector_env(env: EnvLike, num_envs: int) -> VectorEnv[Any, Any, Any]:
         single = env
         return _sync([lambda: single])
     if isinstance(env, str):
-        return _from_name(env, num_envs)
+        return _from_name(env, num_envs, exact)
     if callable(env):
-        return _from_factory(env, num_envs)
+        return _from_factory(env, num_envs, exact)
     raise EnvError(f"an env is an id, a function, an Env or a VectorEnv, not a {type(env).__name__}.")
 
 
@@ -59,17 +60,18 @@ def _sync(factories: list[Callable[[], gym.Env[Any, Any]]]) -> VectorEnv[Any, An
     return SyncVectorEnv(factories, autoreset_mode=AutoresetMode.NEXT_STEP)
 
 
-def _from_name(name: str, num_envs: int) -> VectorEnv[Any, Any, Any]:
+def _from_name(name: str, num_envs: int, exact: bool) -> VectorEnv[Any, Any, Any]:
     if ":" in name:
         module_name, _, attribute = name.partition(":")
         try:
             module = importlib.import_module(module_name)
-        except ImportError as error:
+        except Exception as error:
             raise EnvError(
-                f"env {name!r}: can't import the module `{module_name}` ({error}). It must be importable from here."
+                f"env {name!r}: can't import the module `{module_name}` ({type(error).__name__}: {error}). It must be "
+                "importable from here: run in its folder, install it, or put its folder on PYTHONPATH."
             ) from error
         if hasattr(module, attribute):
-            return _from_factory(getattr(module, attribute), num_envs)
+            return _from_factory(getattr(module, attribute), num_envs, exact)
         name = attribute
         if name not in gym.registry:
             raise EnvError(
@@ -89,15 +91,22 @@ def _from_name(name: str, num_envs: int) -> VectorEnv[Any, Any, Any]:
         raise EnvError(f"env {name!r} can't be made: {type(error).__name__}: {error}") from error
 
 
-def _from_factory(factory: Callable[[], Any], num_envs: int) -> VectorEnv[Any, Any, Any]:
+def _from_factory(factory: Callable[[], Any], num_envs: int, exact: bool) -> VectorEnv[Any, Any, Any]:
     name = env_name(factory)
-    try:
-        first = factory()
-    except Exception as error:
-        raise EnvError(f"{name} fails to make an env: {type(error).__name__}: {error}") from error
+    first = _made(factory, name)
     if isinstance(first, VectorEnv):
-        return make_vector_env(first, num_envs)
+        return make_vector_env(first, num_envs, exact=exact)
     if not isinstance(first, gym.Env):
         raise EnvError(f"{name} made a {type(first).__name__}, not a gymnasium.Env or VectorEnv.")
-    made = iter([first])
-    return _sync([lambda: next(made, None) or factory()] * num_envs)
+    copies = [first, *(_made(factory, name) for _ in range(num_envs - 1))]
+    if len({id(copy) for copy in copies}) < num_envs:
+        raise EnvError(f"{name} gives the same {type(first).__name__} object each time: let it make a new one.")
+    made = iter(copies)
+    return _sync([lambda: next(made)] * num_envs)
+
+
+def _made(factory: Callable[[], Any], name: str) -> Any:
+    try:
+        return factory()
+    except Exception as error:
+        raise EnvError(f"{name} fails to make an env: {type(error).__name__}: {error}") from error

@@ -2,161 +2,279 @@
 """The state of running envs as plain data: arrays, numbers, strings and random generators, never a pickle.
 
 An env with ``get_state`` and ``set_state`` is asked for its state. Any other is walked attribute by attribute, its
-wrappers included, and put back in place: nothing is ever constructed from what was stored but numbers, strings, arrays
+wrappers included, and put back in place. What is in two places stays one thing. Objects are only ever filled, in an env
+that was made and reset anew; none is constructed from what was stored but numbers, strings, arrays, random generators
 and their containers. An env that holds anything else (a C++ simulator, an open socket) can't be captured, and says so.
 """
 
 import enum
+import functools
+import logging
+import pathlib
+import random
 import types
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import VectorEnv
 
-_PLAIN = (bool, int, float, str, bytes, np.bool_, np.number)
-# Fixed once an env is made, or only for drawing: neither is part of an episode's state.
-_STATIC = (gym.Space, EnvSpec, types.ModuleType, type, enum.Enum)
-_SEQUENCES = {"list": list, "tuple": tuple, "deque": deque, "array": np.ndarray}
-_DRAWING = ("pygame", "matplotlib", "PIL", "moviepy")
+Node = dict[str, Any]
+
+_PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
+_KEYS = frozenset((type(None), bool, int, float, str, bytes))
+_SEQUENCES: dict[type, str] = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset"}
+_DICTS = (dict, OrderedDict, defaultdict)
+_DRAWING = frozenset(("pygame", "matplotlib", "PIL", "moviepy", "_thread"))
+_FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, type)
+_ANY = "any"  # stands for what is fixed once an env is made, or for drawing only
 
 
-class _CannotCapture(Exception):
-    """An attribute is not plain data; the message is its path."""
+class CannotCaptureError(Exception):
+    """Something in an env is not plain data; the message says where it is."""
+
+
+class CannotRestoreError(Exception):
+    """A stored state does not fit the env that it is put into; the message says where."""
+
+
+class _Bare:
+    pass
 
 
 def capture_env(env: Any) -> dict[str, Any]:
     """The env's state: ``{"how": "get_state" | "snapshot" | "new episodes", ...}``."""
-    used_get_state = [False]
+    capture = _Capture()
     try:
-        tree = _capture(env, type(env).__name__, set(), used_get_state)
-    except _CannotCapture as error:
-        return {"how": "new episodes", "why": f"{error} is not plain data"}
-    return {"how": "get_state" if used_get_state[0] else "snapshot", "env": tree}
+        tree = capture.node(env, type(env).__name__)
+    except (CannotCaptureError, RecursionError) as error:
+        return {"how": "new episodes", "why": str(error)}
+    return {"how": "get_state" if capture.used_get_state else "snapshot", "env": tree}
 
 
 def restore_env(env: Any, state: dict[str, Any]) -> None:
-    """Put a state from `capture_env` into an env of the same making."""
-    _restore(env, state["env"])
+    """Put a state from `capture_env` into an env of the same making, after its reset.
+
+    Raises:
+        CannotRestoreError: the env is another, or holds objects that a new one does not; it must be reset then.
+    """
+    _Restore().value(env, state["env"], type(env).__name__)
 
 
-def _is_static(value: Any) -> bool:
-    if isinstance(value, _STATIC) or type(value).__module__.split(".")[0] in _DRAWING:
-        return True
-    return (callable(value) and not hasattr(value, "__dict__")) or isinstance(
-        value, types.FunctionType | types.MethodType
-    )
+def _class_name(thing: type) -> str:
+    return f"{thing.__module__}:{thing.__qualname__}"
 
 
-def _capture(value: Any, path: str, seen: set[int], used_get_state: list[bool]) -> Any:
-    if value is None or isinstance(value, _PLAIN):
-        return {"value": value}
-    if _is_static(value) or id(value) in seen:
-        return {"skip": None}
-    if isinstance(value, np.ndarray) and value.dtype != object:
-        return {"value": value.copy()}
-    if isinstance(value, np.random.Generator):
-        return {"generator": value.bit_generator.state}
-    if isinstance(value, np.random.RandomState):
-        return {"random_state": value.get_state(legacy=False)}
-    seen = seen | {id(value)}
-    if isinstance(value, list | tuple | deque | np.ndarray):
-        kind = next(k for k, t in _SEQUENCES.items() if isinstance(value, t))
-        items = value.reshape(-1) if isinstance(value, np.ndarray) else value
-        return {kind: [_capture(item, f"{path}[{i}]", seen, used_get_state) for i, item in enumerate(items)]}
-    if isinstance(value, set | frozenset) and all(isinstance(item, _PLAIN) for item in value):
-        return {"set": list(value)}
-    if isinstance(value, dict):
-        if not all(isinstance(key, _PLAIN) or _is_plain_tuple(key) for key in value):
-            raise _CannotCapture(path)
-        return {
-            "dict": [[key, _capture(item, f"{path}[{key!r}]", seen, used_get_state)] for key, item in value.items()]
-        }
-    own = _own_state(value)
-    if own is not None:
-        used_get_state[0] = True
-        return {"own": _capture(own[0](), f"{path}.get_state()", seen, used_get_state)}
-    if not hasattr(value, "__dict__") or any(getattr(base, "__slots__", ()) for base in type(value).__mro__):
-        raise _CannotCapture(path)
-    return {
-        "object": {name: _capture(item, f"{path}.{name}", seen, used_get_state) for name, item in vars(value).items()}
-    }
-
-
-def _is_plain_tuple(key: Any) -> bool:
-    return isinstance(key, tuple) and all(isinstance(part, _PLAIN) for part in key)
+def _static(value: Any) -> str | None:
+    """A name for what has no state of its own; None for all else."""
+    if isinstance(value, _FUNCTIONS):
+        return f"{getattr(value, '__module__', '')}:{value.__qualname__}"
+    if isinstance(value, types.ModuleType):
+        return value.__name__
+    fixed = isinstance(value, EnvSpec | functools.partial | logging.Logger | pathlib.PurePath)
+    if fixed or type(value).__module__.split(".")[0] in _DRAWING:
+        return _ANY
+    return _ANY if callable(value) and not hasattr(value, "__dict__") else None
 
 
 def _own_state(value: Any) -> tuple[Callable[[], Any], Callable[[Any], None]] | None:
-    if isinstance(value, gym.Env) and not isinstance(value, gym.Wrapper):
+    if isinstance(value, gym.Env | VectorEnv) and not isinstance(value, gym.Wrapper):
         get, put = getattr(value, "get_state", None), getattr(value, "set_state", None)
         if callable(get) and callable(put):
             return get, put
     return None
 
 
-def _restore(current: Any, node: dict[str, Any]) -> Any:
-    """The value that ``node`` describes; objects are changed in place and returned."""
-    ((kind, stored),) = node.items()
-    match kind:
-        case "value":
-            return stored.copy() if isinstance(stored, np.ndarray) else stored
-        case "skip":
+class _Capture:
+    """From an env to nodes: ``{kind: content}``, with a number ``id`` where it can be met twice."""
+
+    def __init__(self) -> None:
+        self.used_get_state = False
+        self._numbers: dict[int, int] = {}
+        self._met: list[Any] = []  # keeps them alive, so that no id is used twice
+
+    def node(self, value: Any, path: str, *, plain: bool = False) -> Node:
+        """``plain``: objects are not allowed, since nothing will be there for them to be put into."""
+        if type(value) in _PLAIN or (isinstance(value, np.generic) and value.dtype.kind not in "OV"):
+            return {"value": value}
+        if isinstance(value, enum.Enum) and value.name in type(value).__members__ and not plain:
+            return {"enum": value.name, "class": _class_name(type(value))}
+        if not plain and (static := _static(value)) is not None:
+            return {"static": static}
+        if id(value) in self._numbers:
+            return {"ref": self._numbers[id(value)]}
+        number = self._numbers[id(value)] = len(self._met)
+        self._met.append(value)
+        return {"id": number, **self._content(value, path, plain)}
+
+    def _content(self, value: Any, path: str, plain: bool) -> Node:
+        kind = type(value)
+        if kind is np.ndarray and value.dtype.kind not in "OV":
+            return {"array": value.copy()}
+        if kind is np.random.Generator:
+            return {"generator": value.bit_generator.state}
+        if kind is np.random.RandomState:
+            return {"random_state": value.get_state(legacy=False)}
+        if kind is random.Random:
+            return {"python_random": value.getstate()}
+        if kind in _SEQUENCES or (isinstance(value, tuple) and hasattr(value, "_fields") and not plain):
+            items = [self.node(item, f"{path}[{i}]", plain=plain) for i, item in enumerate(value)]
+            return {_SEQUENCES[kind]: items} if kind in _SEQUENCES else {"named": items, "class": _class_name(kind)}
+        if kind is deque:
+            items = [self.node(item, f"{path}[{i}]", plain=plain) for i, item in enumerate(value)]
+            return {"deque": items, "maxlen": value.maxlen}
+        if kind is np.ndarray and value.dtype.kind == "O":
+            items = [self.node(item, f"{path}.flat[{i}]", plain=plain) for i, item in enumerate(value.flat)]
+            return {"objects": items, "shape": list(value.shape)}
+        if kind in _DICTS and not (plain and kind is defaultdict):
+            return {"dict": self._items(value, path, plain), "class": _class_name(kind)}
+        if plain:
+            raise CannotCaptureError(f"{path} is a {_class_name(kind)}, not plain data")
+        return self._object(value, path)
+
+    def _items(self, value: dict[Any, Any], path: str, plain: bool) -> list[Any]:
+        for key in value:
+            parts = key if type(key) is tuple else (key,)
+            if not all(type(part) in _KEYS or isinstance(part, np.number | np.bool_) for part in parts):
+                raise CannotCaptureError(f"{path} has the key {key!r}, which is not plain data")
+        return [[key, self.node(item, f"{path}[{key!r}]", plain=plain)] for key, item in value.items()]
+
+    def _object(self, value: Any, path: str) -> Node:
+        kind = type(value)
+        own = _own_state(value)
+        if own is not None:
+            self.used_get_state = True
+            rng = self.node(getattr(value, "_np_random", None), f"{path}._np_random")
+            return {"own": self.node(own[0](), f"{path}.get_state()", plain=True), "rng": rng}
+        # An instance that is larger than a bare one keeps something in C or in slots, where it is not seen.
+        if not hasattr(value, "__dict__") or kind.__basicsize__ > _Bare.__basicsize__:
+            raise CannotCaptureError(f"{path} is a {_class_name(kind)}, not plain data")
+        parts = vars(value)
+        if isinstance(value, gym.Space):  # what it is does not change, but it can be sampled from
+            parts = {n: v for n, v in parts.items() if n in ("_np_random", "spaces") or isinstance(v, gym.Space)}
+        content = {name: self.node(item, f"{path}.{name}") for name, item in parts.items()}
+        return {"object": content, "class": _class_name(kind)}
+
+
+class _Restore:
+    """From nodes to values, with what is in the env now to be filled."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, Any] = {}
+        self._filled: list[Any] = []
+
+    def value(self, current: Any, node: Node, path: str) -> Any:
+        if "value" in node:
+            return node["value"]
+        if "ref" in node:
+            if node["ref"] not in self._made:
+                raise CannotRestoreError(f"{path} is in a tuple that holds itself")
+            return self._made[node["ref"]]
+        if "static" in node:
+            if node["static"] not in (_ANY, _static(current)):
+                raise CannotRestoreError(f"{path} was {node['static']}, and is another thing in a new env")
             return current
-        case "generator":
-            bits = getattr(np.random, stored["bit_generator"])()
-            bits.state = stored
-            if isinstance(current, np.random.Generator) and type(current.bit_generator) is type(bits):
-                current.bit_generator.state = stored
+        if "enum" in node:
+            self._check_class(current, node, path)
+            return type(current)[node["enum"]]
+        if "object" in node:
+            return self._fill(current, node, path)
+        made = self._make(current, node, path)
+        self._made[node["id"]] = made
+        return made
+
+    def _check_class(self, current: Any, node: Node, path: str) -> None:
+        if _class_name(type(current)) != node["class"]:
+            raise CannotRestoreError(f"{path} was a {node['class']}, and a new env has none there to be filled")
+
+    def _fill(self, current: Any, node: Node, path: str) -> Any:
+        self._check_class(current, node, path)
+        if any(current is filled for filled in self._filled):  # one thing in a new env, but two when captured
+            twin = object.__new__(type(current))
+            vars(twin).update(vars(current))
+            current = twin
+        self._filled.append(current)
+        self._made[node["id"]] = current
+        attributes = vars(current)
+        for name, item in node["object"].items():
+            attributes[name] = self.value(attributes.get(name), item, f"{path}.{name}")
+        if not isinstance(current, gym.Space):
+            for name in attributes.keys() - node["object"].keys():
+                del attributes[name]
+        return current
+
+    def _make(self, current: Any, node: Node, path: str) -> Any:
+        kind, stored = next((k, v) for k, v in node.items() if k not in ("id", "class", "maxlen", "shape", "rng"))
+        match kind:
+            case "array":
+                return stored.copy()
+            case "generator":
+                return np.random.Generator(_bit_generator(stored))
+            case "random_state":
+                made = np.random.RandomState()
+                made.set_state(stored)
+                return made
+            case "python_random":
+                python_random = random.Random()
+                python_random.setstate(stored)
+                return python_random
+            case "dict":
+                return self._dict(current, node, path)
+            case "own":
+                own = _own_state(current)
+                if own is None:
+                    raise CannotRestoreError(f"{path} has no set_state")
+                own[1](self.value(None, stored, f"{path}.get_state()"))
+                if (rng := self.value(None, node["rng"], f"{path}._np_random")) is not None:
+                    current._np_random = rng
                 return current
-            return np.random.Generator(bits)
-        case "random_state":
-            current.set_state(stored)
-            return current
-        case "set":
-            return type(current)(stored) if isinstance(current, set | frozenset) else set(stored)
-        case "dict":
-            old = current if isinstance(current, dict) else {}
-            items = {_key(key): _restore(old.get(_key(key)), item) for key, item in stored}
-            if not isinstance(current, dict):
-                return items
-            current.clear()
-            current.update(items)
-            return current
-        case "own":
-            own = _own_state(current)
-            assert own is not None
-            own[1](_restore(None, stored))
-            return current
-        case "object":
-            for name, item in stored.items():
-                if "skip" not in item:
-                    setattr(current, name, _restore(getattr(current, name, None), item))
-            return current
-    return _restore_sequence(current, kind, stored)
+        return self._sequence(current, kind, node, path)
 
+    def _dict(self, current: Any, node: Node, path: str) -> Any:
+        old = current if isinstance(current, dict) else {}
+        made: dict[Any, Any] = {}
+        if node["class"] == _class_name(OrderedDict):
+            made = OrderedDict()
+        elif node["class"] == _class_name(defaultdict):
+            self._check_class(current, node, path)
+            made = defaultdict(current.default_factory)
+        self._made[node["id"]] = made
+        for key, item in node["dict"]:
+            made[key] = self.value(old.get(key), item, f"{path}[{key!r}]")
+        return made
 
-def _restore_sequence(current: Any, kind: str, stored: list[Any]) -> Any:
-    if kind == "array":
-        flat = current.reshape(-1)
+    def _sequence(self, current: Any, kind: str, node: Node, path: str) -> Any:
+        stored, old = node[kind], []
+        if isinstance(current, np.ndarray) and current.dtype == object:
+            old = list(current.flat)
+        elif isinstance(current, list | tuple | deque):
+            old = list(current)
+        made: Any = deque(maxlen=node["maxlen"]) if kind == "deque" else []
+        if kind in ("list", "deque"):
+            self._made[node["id"]] = made
         for i, item in enumerate(stored):
-            flat[i] = _restore(flat[i], item)
-        return current
-    old = list(current) if isinstance(current, list | tuple | deque) else []
-    items = [_restore(old[i] if i < len(old) else None, item) for i, item in enumerate(stored)]
-    if isinstance(current, deque):
-        current.clear()
-        current.extend(items)
-        return current
-    if isinstance(current, list):
-        current[:] = items
-        return current
-    if isinstance(current, tuple) and hasattr(current, "_fields"):
-        return type(current)(*items)
-    return items if kind == "list" else tuple(items)
+            made.append(self.value(old[i] if i < len(old) else None, item, f"{path}[{i}]"))
+        match kind:
+            case "tuple" | "set" | "frozenset":
+                return {"tuple": tuple, "set": set, "frozenset": frozenset}[kind](made)
+            case "named":
+                self._check_class(current, node, path)
+                return type(current)(*made)
+            case "objects":
+                array = np.empty(len(made), object)
+                array[:] = made
+                return array.reshape(node["shape"])
+        return made
 
 
-def _key(key: Any) -> Any:
-    return tuple(key) if isinstance(key, list) else key
+def _bit_generator(state: dict[str, Any]) -> np.random.BitGenerator:
+    kinds = (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
+    for kind in kinds:
+        if kind.__name__ == state["bit_generator"]:
+            made: np.random.BitGenerator = kind()
+            made.state = state
+            return made
+    raise CannotRestoreError(f"there is no random generator {state['bit_generator']!r}")

@@ -3,6 +3,7 @@
 
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
@@ -21,14 +22,16 @@ class VectorArena:
     Args:
         env: See `make_vector_env`.
         num_envs: How many copies; each is one slot.
+        exact: See `make_vector_env`.
 
     Raises:
         EnvError: the env can't be made, or does not say its autoreset mode.
         SpaceError: a space is of a kind that Etude can't handle.
     """
 
-    def __init__(self, env: EnvLike, num_envs: int = 1) -> None:
-        self.env: VectorEnv[Any, Any, Any] = make_vector_env(env, num_envs)
+    def __init__(self, env: EnvLike, num_envs: int = 1, *, exact: bool = True) -> None:
+        self.env: VectorEnv[Any, Any, Any] = make_vector_env(env, num_envs, exact=exact)
+        self._is_given = isinstance(env, gym.Env | VectorEnv)
         self.num_slots: int = self.env.num_envs
         self.obs_space = self.env.single_observation_space
         self.action_space = self.env.single_action_space
@@ -83,6 +86,8 @@ class VectorArena:
         turn.first, turn.final_rows = done, rows
         if self._mode is AutoresetMode.DISABLED:
             turn.final_obs = {name: column.take(rows, axis=0) for name, column in turn.obs.items()}
+            # the reset may clear flags that the env lends
+            turn.terminated, turn.truncated = turn.terminated.copy(), turn.truncated.copy()
             obs, _ = self.env.reset(options={"reset_mask": done.copy()})
             turn.obs = self._flatten(obs)
             return
@@ -127,15 +132,21 @@ class VectorArena:
 
     def load_state_dict(self, state: dict[str, Any]) -> str:
         """See `Arena.load_state_dict`."""
-        if state["how"] != "new episodes":
-            self.reset()  # makes the env's own attributes, for the state to be put into
+        if state["how"] == "new episodes":
+            return f"new episodes: {state['why']}"
+        self.reset()  # makes the env's own attributes, for the state to be put into
+        try:
             snapshot.restore_env(self.env, state)
-            self._turn = Turn(**state["turn"])
+        except snapshot.CannotRestoreError as error:
+            self.reset()
+            return f"new episodes: {error}"
+        self._turn = Turn(**state["turn"])
         return str(state["how"])
 
     def close(self) -> None:
-        """See `Arena.close`."""
-        self.env.close()
+        """See `Arena.close`. An Env or VectorEnv that was given ready-made is left to its giver."""
+        if not self._is_given:
+            self.env.close()
 
 
 def _row(batched: Any, i: int) -> Any:

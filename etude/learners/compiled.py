@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The whole gradient step as one compiled graph: loss, gradient, clipping and Adam."""
 
-from typing import TYPE_CHECKING
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -42,7 +44,7 @@ class CompiledStep:
         self._names = [[names[id(p)] for p in group.parameters] for group in self._groups]
         self._columns: list[str] | None = None
         self._size = 0
-        self._graph = torch.compile(self._traced, dynamic=False, fullgraph=True)
+        self._graph = _compiled(self._traced)
 
     def step(self, batch: Batch) -> tuple["Figures", "Figures"] | None:
         """One step; None where this batch is to be stepped plainly."""
@@ -75,3 +77,19 @@ class CompiledStep:
         for i, (optimizer, grad) in enumerate(zip(learner.optimizers.values(), grads, strict=True)):
             optimizer.traced_step(grad, rates[i])
         return {name: part.detach() for name, part in losses.items()}, figures
+
+
+def _compiled(step: Callable[..., Any]) -> Callable[..., Any]:
+    """A bound method, compiled without guards.
+
+    Nothing that the graph depends on changes but the batch, whose size is checked here; checking every module and
+    setting again would cost a fifth of a step. Compiled graphs are kept by code object, so that without guards each
+    learner needs a code object of its own, or it would be given another's graph.
+    """
+    unguarded = getattr(torch.compiler, "skip_all_guards_unsafe", None)
+    if unguarded is None:
+        return torch.compile(step, dynamic=False, fullgraph=True)
+    function = step.__func__  # type: ignore[attr-defined]
+    own = types.FunctionType(function.__code__.replace(), function.__globals__, closure=function.__closure__)
+    bound = types.MethodType(own, step.__self__)  # type: ignore[attr-defined]
+    return torch.compile(bound, dynamic=False, fullgraph=True, options={"guard_filter_fn": unguarded})

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from etude.errors import ModuleError
+
 
 class FlatParameters:
     """The flat buffers of some parameters of one dtype on one device.
@@ -23,7 +25,10 @@ class FlatParameters:
         first = self.parameters[0]
         kinds = {(p.dtype, p.device) for p in self.parameters}
         if len(kinds) > 1:
-            raise ValueError(f"parameters of one optimizer must share dtype and device, not {sorted(map(str, kinds))}.")
+            raise ModuleError(
+                f"parameters of one optimizer must share dtype and device, but these are of {sorted(map(str, kinds))}. "
+                "Convert the module (float32 is usual), or give each kind an optimizer of its own."
+            )
         self.sizes = [p.numel() for p in self.parameters]
         self.shapes = [p.shape for p in self.parameters]
         with torch.no_grad():

@@ -110,6 +110,7 @@ class Learner:
         rows = torch.from_numpy(np.flatnonzero(exp.trained())).to(self.device)
         epoch = Shuffled(columns, rows, chunk_size)
         totals: dict[str, float] = {}
+        self.module.eval()
         with torch.no_grad():
             for i in range(-(-len(rows) // chunk_size)):
                 share = min(chunk_size, len(rows) - i * chunk_size) / len(rows)
@@ -124,10 +125,13 @@ class Learner:
     def _update_all(self, batches: Iterable[Batch]) -> Update:
         losses: list[Figures] = []
         metrics: list[Figures] = []
-        for batch in batches:
-            parts, figures = self._step(batch)
-            losses.append(parts)
-            metrics.append(figures)
+        self.module.train()
+        with torch.random.fork_rng(devices=[]):  # dropout and the like come from this learner's stream, too
+            torch.manual_seed(int(self._rng.integers(2**63)))
+            for batch in batches:
+                parts, figures = self._step(batch)
+                losses.append(parts)
+                metrics.append(figures)
         return Update(_means(losses), _means(metrics))
 
     def _step(self, batch: Batch) -> tuple[Figures, Figures]:
@@ -212,6 +216,8 @@ def _checked_groups(
         return {"all": [p for p in module.parameters() if p.requires_grad]}
     owner: dict[int, str] = {}
     for group, members in parameters.items():
+        if not members:
+            raise EtudeError(f"optimizer `{group}` has no parameters: give it some, or leave it out.")
         for p in members:
             if id(p) in owner:
                 raise EtudeError(f"parameter `{needed.get(id(p), '?')}` has two optimizers: {owner[id(p)]}, {group}.")

@@ -34,7 +34,7 @@ def copied(exp: Experience) -> Experience:
     """The same in memory of its own, which may be written to."""
     steps = {name: np.array(column) for name, column in exp.steps.items()}
     final_obs = {name: np.array(column) for name, column in exp.final_obs.items()}
-    return Experience(steps, exp.offsets, exp.segments[:], final_obs)
+    return Experience(steps, exp.offsets.copy(), exp.segments[np.arange(exp.num_segments)], final_obs)
 
 
 def gathered(parts: Iterable[Experience], most_rows: int) -> Experience | None:

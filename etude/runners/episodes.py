@@ -89,10 +89,14 @@ class EpisodeBook:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict`."""
-        self._prefix, self._next = state["prefix"], state["next"]
+        self.load_counter(state)
         self._id[:] = state["id"]
         self.t[:], self._return[:] = state["t"], state["return"]
         self._finished = [Finished(*part) for part in state["finished"]]
+
+    def load_counter(self, state: dict[str, Any]) -> None:
+        """Go on with the ids of `state_dict`, but with no episode that ran in it."""
+        self._prefix, self._next = state["prefix"], state["next"]
 
 
 @dataclasses.dataclass(slots=True)

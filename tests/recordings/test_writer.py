@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from some_recording import ACTION, OBS, assert_same, numbered, record
 
+import etude.recordings.roller as roller_module
 import etude.recordings.writer as writer_module
 from etude.errors import DataError
 from etude.experience import Experience, Segments
@@ -29,9 +30,13 @@ def test_many_small_writes_are_one_row_group_and_arrays_may_be_used_again(tmp_pa
             for name, column in one.steps.items():
                 buffer.steps[name][:] = column
             buffer.final_obs["obs"][:] = one.final_obs["obs"]
-            writer.write(Experience(buffer.steps, buffer.offsets, one.segments, buffer.final_obs))
+            buffer.segments.episode_id[:] = one.segments.episode_id
+            buffer.segments.terminated[:] = one.segments.terminated
+            buffer.segments.truncated[:] = one.segments.truncated
+            writer.write(buffer)
             for column in (*buffer.steps.values(), *buffer.final_obs.values()):
                 column[:] = 77
+            buffer.segments.episode_id[:] = "gone"
     assert_same(Recording.open(tmp_path).read(), exp)
     assert pq.ParquetFile(tmp_path / "part-00000.parquet").num_row_groups == 1
 
@@ -205,7 +210,7 @@ def test_a_full_disk_is_told_and_what_was_published_stays(tmp_path, monkeypatch)
     writer = RecordingWriter(tmp_path, obs_space=OBS, action_space=ACTION)
     writer.write(numbered([4]))
     writer.flush()
-    monkeypatch.setattr(writer_module, "publish", full)
+    monkeypatch.setattr(roller_module, "publish", full)
     writer.write(numbered([5], first=1))
     with pytest.raises(DataError, match=r"writing failed after 4 rows were on the disk: .*No space left"):
         writer.close()

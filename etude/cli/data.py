@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``etude data``: look into recordings. Imports no torch."""
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from etude.cli import files, flags
+from etude.errors import SettingsError
+from etude.settings import from_dict, nearest, settings
+
+PROBLEMS = 1
+
+
+@settings
+class DataOptions:
+    """What the commands take."""
+
+    path: str
+    """The recording: a folder, or one Parquet file."""
+
+    json: bool = False
+    """Print one JSON object on standard output."""
+
+
+def main(args: list[str]) -> int:
+    """Run ``etude data info|validate ...``."""
+    if not args or args[0] in ("-h", "--help"):
+        listed = "\n".join(f"  {name:<10}{about}" for name, (_, about) in COMMANDS.items())
+        sys.stdout.write(f"usage: etude data COMMAND PATH [--json]\n\ncommands:\n{listed}\n")
+        return 0
+    name, rest = args[0], args[1:]
+    if name not in COMMANDS:
+        near = nearest(name, COMMANDS)
+        hint = f"Nearest: `{near}`." if near else f"There are {', '.join(COMMANDS)}."
+        raise SettingsError(f"etude data has no command `{name}`. {hint}")
+    command, about = COMMANDS[name]
+    (given,) = flags.parse([DataOptions], rest, prog=f"etude data {name}", about=about, positional="path")
+    return command(from_dict(DataOptions, given, owner=name))
+
+
+def info(options: DataOptions) -> int:
+    """Print what the recording holds."""
+    from etude.recordings import Recording
+
+    recording = Recording.open(options.path)
+    found = recording.info()
+    if options.json:
+        files.print_json(found)
+    else:
+        sys.stdout.write("\n".join(_described(found, recording.obs_space, recording.action_space)) + "\n")
+    return 0
+
+
+def validate(options: DataOptions) -> int:
+    """Print every problem of the recording."""
+    from etude.recordings import validate as check
+
+    report = check(options.path)
+    if options.json:
+        files.print_json(report.to_json())
+    else:
+        sys.stdout.write(f"{report}\n")
+    return 0 if report.ok else PROBLEMS
+
+
+COMMANDS: Mapping[str, tuple[Callable[[DataOptions], int], str]] = {
+    "info": (info, "What a recording holds, counted over every row."),
+    "validate": (validate, "Look at every row, and name every problem; exit code 1 where there is one."),
+}
+
+
+def _described(found: Mapping[str, Any], obs_space: Any, action_space: Any) -> list[str]:
+    steps = f"{found['env_steps']:,}"
+    if found["agent_steps"] != found["env_steps"]:
+        steps += f" of the env, {found['agent_steps']:,} of {found['agents']} agents"
+    ends = f"{found['terminated']:,} terminated, {found['truncated']:,} truncated, {found['unfinished']:,} unfinished"
+    returns = "unknown"
+    if found["return_mean"] is not None:
+        returns = f"mean {found['return_mean']:,.1f} ({found['return_min']:,.5g} … {found['return_max']:,.5g})"
+    rows = {
+        "recording": f"{found['path']} ({found['format']}, version {found['version']})",
+        "env": found["env"] or "unknown",
+        "episodes": f"{found['episodes']:,}: {ends}",
+        "steps": steps,
+        "return": returns,
+        "columns": " ".join(found["columns"]),
+        "obs": str(obs_space),
+        "action": str(action_space),
+        "files": f"{found['files']:,}, {found['bytes'] / 1e6:,.2f} MB",
+        **{name: str(value) for name, value in found["meta"].items() if value not in (None, [], "")},
+    }
+    return [f"{name:<11}{text}" for name, text in rows.items()]

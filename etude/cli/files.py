@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings from files, and JSON on standard output."""
+
+import json
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from etude.errors import SettingsError
+
+
+def read_settings(path: str) -> dict[str, Any]:
+    """The mapping in a YAML or JSON file.
+
+    Raises:
+        SettingsError: there is no such file, it is of another kind or can't be parsed, or is no mapping.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise SettingsError(f"can't read the settings {path}: {reason}.") from error
+    if Path(path).suffix not in (".yaml", ".yml", ".json"):
+        raise SettingsError(f"can't read the settings {path}: its name must end in .yaml, .yml or .json.")
+    import yaml
+
+    try:
+        found = json.loads(text) if path.endswith(".json") else yaml.safe_load(text)
+    except (ValueError, yaml.YAMLError) as error:
+        raise SettingsError(f"{path} can't be parsed: {error}") from error
+    if found is None:
+        return {}
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+        raise SettingsError(f"{path} must hold settings by name, such as `num_envs: 8`, each on a line.")
+    return found
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """One JSON object on one line of standard output."""
+    sys.stdout.write(json.dumps(plain(value), allow_nan=False) + "\n")
+    sys.stdout.flush()
+
+
+def plain(value: Any) -> Any:
+    """JSON data; numbers that JSON has no word for (NaN, infinities) become None."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The entry point: finds the command and hands over. Imports nothing heavy, so that help is there at once."""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from etude import __version__
+from etude.errors import EtudeError, SettingsError
+from etude.settings import nearest
+
+COMMANDS = {
+    "train": ("etude.cli.train:main", "Train an algorithm: etude train ppo --env CartPole-v1 --stop.return-mean 450."),
+    "record": ("etude.cli.play:record", "Let a trained run play, and record its episodes as Parquet."),
+    "evaluate": ("etude.cli.play:evaluate", "Let a trained run play, and report its returns."),
+    "data": ("etude.cli.data:main", "Look into recordings: etude data info, etude data validate."),
+    "plot": ("etude.cli.plot:main", "Draw the learning curves of one or more runs."),
+    "demo": ("etude.cli.demo:main", "See it all in a minute: train, record, clone, plot."),
+}
+"""Where each command is, and what it does."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: The arguments after ``etude``; those of the process where None.
+
+    Returns:
+        The exit code: 0 fine; 1 a check found problems, or something unexpected; 2 an error of the user's to mend;
+        3 a budget ran out before the goal was met; 130 interrupted.
+    """
+    args = list(sys.argv[1:] if argv is None else argv)
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # `module:factory` may be in the folder that one works in
+    try:
+        return _dispatch(args)
+    except EtudeError as error:
+        complain(str(error))
+        return 2
+    except KeyboardInterrupt:
+        complain("interrupted.")
+        return 130
+    except BrokenPipeError:  # the reader of a pipe, such as `head`, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def complain(message: str) -> None:
+    """Write an error to standard error, its later lines under its first."""
+    sys.stderr.write("error: " + message.replace("\n", "\n       ") + "\n")
+
+
+def _dispatch(args: list[str]) -> int:
+    if not args or args[0] in ("-h", "--help", "help"):
+        sys.stdout.write(_help())
+        return 0
+    if args[0] in ("-V", "--version"):
+        sys.stdout.write(f"etude {__version__}\n")
+        return 0
+    name, rest = args[0], args[1:]
+    if name not in COMMANDS:
+        near = nearest(name, COMMANDS)
+        hint = f" Nearest: `{near}`." if near else ""
+        raise SettingsError(f"etude has no command `{name}`.{hint} All commands: etude --help")
+    module, _, function = COMMANDS[name][0].partition(":")
+    command: Callable[[list[str]], int] = getattr(importlib.import_module(module), function)
+    return command(rest)
+
+
+def _help() -> str:
+    commands = "\n".join(f"  {name:<10}{about}" for name, (_, about) in COMMANDS.items())
+    return (
+        "Etude: reinforcement learning, online and offline, from one kind of data.\n\n"
+        f"usage: etude COMMAND ...\n\ncommands:\n{commands}\n\n"
+        "  --help    This, or after a command all that it takes.\n"
+        "  --version The version.\n"
+    )

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``etude plot``: learning curves as a picture."""
+
+import sys
+
+from etude.cli import flags
+from etude.settings import from_dict, settings
+
+
+@settings
+class PlotOptions:
+    """What the command takes."""
+
+    run: tuple[str, ...] = ()
+    """The folders of the runs."""
+
+    to: str = "curves.png"
+    """The picture to write; .png, .svg or .pdf."""
+
+
+def main(args: list[str]) -> int:
+    """Run ``etude plot RUN ...``."""
+    about = "Draw the learning curves of one or more runs."
+    (given,) = flags.parse([PlotOptions], args, prog="etude plot", about=about, positional="run")
+    options = from_dict(PlotOptions, given, owner="plot")
+    from etude.metrics.plot import plot_runs
+
+    sys.stdout.write(f"{plot_runs(options.run, options.to)}\n")
+    return 0

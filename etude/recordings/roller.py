@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Row groups into Parquet files that roll, and that appear whole or not at all."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from etude import columns as col
+from etude.errors import DataError
+from etude.experience import Experience
+from etude.recordings.files import data_files, open_file
+from etude.recordings.manifest import HEADER_KEY, MANIFEST, Header, Manifest, publish
+
+
+class FileRoller:
+    """The files of one writer; used by its thread alone."""
+
+    def __init__(self, folder: Path, header: Header, max_rows: int, max_bytes: int, append: bool) -> None:
+        self.failure: Exception | None = None
+        self.published_rows = 0
+        self._folder, self._max_rows, self._max_bytes = folder, max_rows, max_bytes
+        self._header = header.dumps()
+        self._writer: pq.ParquetWriter | None = None
+        self._schema: pa.Schema | None = None
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._manifest = Manifest(header, _files_there(folder, header, append))
+            for left_over in folder.glob(".*.tmp"):
+                left_over.unlink()
+            self._manifest.write(folder)
+        except OSError as error:
+            raise DataError(f"{folder}: can't write a recording here: {error}.") from error
+        numbers = [int(name[5:10]) for name in self._manifest.files if name[:5] == "part-" and name[5:10].isdigit()]
+        self._next = max(numbers, default=-1) + 1
+
+    def add(self, exp: Experience) -> None:
+        """Write ``exp`` as one row group."""
+        table = exp.to_table()
+        if self._writer is not None and self._rows + table.num_rows > self._max_rows:
+            self.publish()
+        if self._writer is None:
+            self._open(table.schema)
+        if table.schema != self._schema:
+            table = table.cast(self._schema)
+        assert self._writer is not None
+        self._writer.write_table(table, row_group_size=table.num_rows)
+        self._rows += table.num_rows
+        if self._rows >= self._max_rows or self._sink.tell() >= self._max_bytes:
+            self.publish()
+
+    def _open(self, schema: pa.Schema) -> None:
+        self._schema = schema.with_metadata({HEADER_KEY: self._header})
+        self._path = self._folder / f"part-{self._next:05d}.parquet"
+        self._aside = self._folder / f".{self._path.name}.tmp"
+        self._next += 1
+        self._rows = 0
+        self._sink = pa.OSFile(str(self._aside), "wb")
+        self._writer = pq.ParquetWriter(self._sink, self._schema, **_parquet_options(schema))
+
+    def publish(self) -> None:
+        """Close the file and give it its real name."""
+        if self._writer is None:
+            return
+        self._writer.close()
+        self._writer = None
+        self._sink.close()
+        publish(self._aside, self._path)
+        self.published_rows += self._rows
+        self._manifest.files[self._path.name] = {"rows": self._rows, "bytes": self._path.stat().st_size}
+        self._manifest.write(self._folder)
+
+    def abandon(self) -> None:
+        """After a failure: let go of the unfinished file."""
+        try:
+            if self._writer is not None:
+                writer, self._writer = self._writer, None
+                writer.close()
+                self._sink.close()
+                self._aside.unlink(missing_ok=True)
+        except (OSError, pa.ArrowException):
+            pass  # the first failure is the one that is told
+
+
+def _parquet_options(schema: pa.Schema) -> dict[str, Any]:
+    """How each column is kept: measured on CartPole, this reads half as fast again as Zstandard alone, and is smaller.
+
+    Numbers are split by bytes or differences, and then LZ4 does; images and strings take Zstandard. Dictionaries and
+    statistics on numbers would cost more than half of the speed, so only keys have them.
+    """
+    keys = [name for name in (col.EPISODE_ID, col.AGENT_ID, col.MODULE_ID) if name in schema.names]
+    encodings, compression = {}, {}
+    for field in schema:
+        is_list = pa.types.is_fixed_size_list(field.type)
+        path = f"{field.name}.list.element" if is_list else field.name
+        kind = field.type.value_type if is_list else field.type
+        if pa.types.is_floating(kind) and kind != pa.float16():
+            encodings[path] = "BYTE_STREAM_SPLIT"
+        elif kind in (pa.int32(), pa.int64()) and not is_list:
+            encodings[path] = "DELTA_BINARY_PACKED"
+        compression[path] = "lz4" if path in encodings else "zstd"
+    return {
+        "compression": compression,
+        "compression_level": {path: 1 for path, name in compression.items() if name == "zstd"},
+        "use_dictionary": keys,
+        "column_encoding": encodings,
+        "write_statistics": [col.EPISODE_ID],  # lets a filter on episodes skip row groups
+    }
+
+
+def _files_there(folder: Path, header: Header, append: bool) -> dict[str, dict[str, int]]:
+    """The data files that ``folder`` holds already; none, unless ``append``."""
+    paths = data_files(folder)
+    if paths and not append:
+        raise DataError(
+            f"{folder}: holds a recording of {len(paths)} files already. Choose another folder, remove it, or give "
+            "append=True to add to it."
+        )
+    files = {}
+    for path in paths:
+        there = open_file(path)
+        if there.header is None or there.header.to_json()["spaces"] != header.to_json()["spaces"]:
+            raise DataError(f"{path}: has other spaces than what is to be appended. Choose another folder.")
+        files[path.relative_to(folder).as_posix()] = {"rows": there.num_rows, "bytes": path.stat().st_size}
+    if not paths and (folder / MANIFEST).exists():
+        Manifest.read(folder)  # refuses to replace a recording.json that is not ours
+    return files
