@@ -7,6 +7,8 @@ Names are imported when they are first used, so that ``import etude`` is quick a
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from etude.settings import settings  # at once: the module of that name would hide it as soon as it is imported
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
@@ -53,7 +55,6 @@ if TYPE_CHECKING:
     from etude.modules import Module, NetworkConfig, Output
     from etude.recordings import Recording, RecordingWriter
     from etude.runners import Runner
-    from etude.settings import settings
 
 _HOMES = {
     "etude.algorithms": "BC PPO Algorithm AlgorithmConfig BCConfig Evaluation OfflineAlgorithm OfflineConfig "
@@ -67,11 +68,10 @@ _HOMES = {
     "etude.modules": "Module NetworkConfig Output",
     "etude.recordings": "Recording RecordingWriter",
     "etude.runners": "Runner",
-    "etude.settings": "settings",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
-__all__ = [*_HOME_OF, "__version__"]
+__all__ = [*_HOME_OF, "__version__", "settings"]
 
 
 def __getattr__(name: str) -> Any:

@@ -159,8 +159,8 @@ class Algorithm(Generic[C]):
         """Raise a SettingsError where ``stop`` sets a goal that can never be met."""
         if stop.return_mean is not None and self.window < MIN_EPISODES:
             raise SettingsError(
-                f"`stop.return_mean` is over at least {MIN_EPISODES} episodes, but results are over {self.window} only: "
-                "raise `window` (`evaluation_episodes` offline)."
+                f"`stop.return_mean` is over at least {MIN_EPISODES} episodes, but results are over {self.window} "
+                "only: raise `window` (`evaluation_episodes` offline)."
             )
 
     def fit(self, stop: Stop) -> Result:

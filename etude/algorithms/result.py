@@ -46,8 +46,8 @@ class Result:
     faulty_episodes: int = 0
     """Episodes that an env broke off by an error, over the lifetime."""
     resumed: str | None = None
-    """After a checkpoint was loaded, in the first result: how the running episodes went on: ``get_state`` (through the env's own
-    methods), ``snapshot``, ``new episodes: why``, or ``no episode was running``."""
+    """After a checkpoint was loaded, in the first result: how the running episodes went on: ``get_state`` (through
+    the env's own methods), ``snapshot``, ``new episodes: why``, or ``no episode was running``."""
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain data."""

@@ -86,6 +86,15 @@ def load_tree(folder: str | os.PathLike[str]) -> tuple[Tree, Tree]:
     return decode(document["tree"], arrays), decode(document["meta"], {})
 
 
+def load_meta(folder: str | os.PathLike[str]) -> Tree:
+    """Read ``meta`` alone, as `save_tree` wrote it; quick, however large the checkpoint is.
+
+    Raises:
+        CheckpointError: the folder is not a checkpoint, or it is of another version.
+    """
+    return decode(_read_manifest(Path(folder))["meta"], {})
+
+
 def _write_state(path: Path, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
     """Write the arrays through to the disk; what the manifest has to say of the file."""
     from safetensors.numpy import save_file

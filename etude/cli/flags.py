@@ -144,7 +144,7 @@ def _view(name: str, classes: Iterable[type], positional: str | None, path: tupl
                 help_behavior_hint=_behaviour(known, field.name, hint),
             )
             marks = (arg, tyro.conf.Positional) if field.name == positional else (arg,)
-            annotated: Any = Annotated[(shape, *marks)]  # type: ignore[valid-type]
+            annotated: Any = Annotated[(shape, *marks)]
             fields.append((field.name, annotated, dataclasses.field(default=start)))
     return dataclasses.make_dataclass(name, fields)
 

@@ -126,7 +126,7 @@ class Picture:
         share = progress(self.stop, self.first, self.last)
         if share is None:
             return Group(Text(self.title, style="bold"), table, Text(f"{clock(seconds)} so far", style="dim"))
-        left = f", about {clock(seconds * (1 - share) / share)} left" if share > 0.02 else ""
+        left = f", about {clock(seconds * (1 - share) / share)} left" if 0.02 < share < 1 else ""
         bar = Table.grid(padding=(0, 2))
         bar.add_row(ProgressBar(1.0, share, width=_WIDTH), f"{share:.0%}", f"{clock(seconds)}{left}")
         return Group(Text(self.title, style="bold"), table, bar)

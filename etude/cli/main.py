@@ -35,7 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # `module:factory` may be in the folder that one works in
     try:
-        return _dispatch(args)
+        code = _dispatch(args)
+        sys.stdout.flush()
+        return code
     except EtudeError as error:
         complain(str(error))
         return 2

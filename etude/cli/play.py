@@ -2,14 +2,14 @@
 """``etude evaluate`` and ``etude record``: let a trained run play whole episodes."""
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from etude.cli import files, flags
 from etude.errors import SettingsError
 from etude.settings import from_dict, settings
 
 if TYPE_CHECKING:
-    from etude.algorithms import Evaluation
+    from etude.algorithms import Algorithm, Evaluation
 
 
 @settings
@@ -58,9 +58,7 @@ def evaluate(args: list[str]) -> int:
     about = "Let a trained run play whole episodes, and report their returns."
     (given,) = flags.parse([PlayOptions], args, prog="etude evaluate", about=about, positional="run")
     options = from_dict(PlayOptions, given, owner="evaluate")
-    from etude.algorithms import load
-
-    algorithm = load(options.run)
+    algorithm = _loaded(options)
     try:
         found = algorithm.evaluate(options.episodes, env=options.env, seed=options.seed, explore=options.explore)
     finally:
@@ -77,9 +75,7 @@ def record(args: list[str]) -> int:
     about = "Let a trained run play whole episodes, and record them as Parquet."
     (given,) = flags.parse([RecordOptions], args, prog="etude record", about=about, positional="run")
     options = from_dict(RecordOptions, given, owner="record")
-    from etude.algorithms import load
-
-    algorithm = load(options.run)
+    algorithm = _loaded(options)
     try:
         found = algorithm.record(
             options.to,
@@ -96,6 +92,17 @@ def record(args: list[str]) -> int:
     elif not options.quiet:
         sys.stdout.write(f"{summary(found)}\nrecorded to {options.to}\n")
     return 0
+
+
+def _loaded(options: PlayOptions) -> "Algorithm[Any]":
+    """The run, sure to have somewhere to play."""
+    from etude.algorithms import load
+
+    algorithm = load(options.run)
+    if options.env is None and algorithm.config.env is None:
+        algorithm.close()
+        raise SettingsError(f"{options.run} was trained without an env: say where to play with --env.")
+    return algorithm
 
 
 def summary(found: "Evaluation") -> str:

@@ -15,7 +15,8 @@ from typing import Any
 
 from etude.algorithms import BC, PPO, Algorithm, AlgorithmConfig, Result, Stop, config_class, load
 from etude.algorithms.config import ModuleLike
-from etude.algorithms.saving import find
+from etude.algorithms.saving import find, name_of
+from etude.checkpoints import load_meta
 from etude.checkpoints.tree import MANIFEST
 from etude.cli import files, flags, live
 from etude.connectors.pipeline import BY_NAME, ConnectorLike
@@ -82,6 +83,7 @@ def main(args: list[str]) -> int:
         sys.stdout.write(text)
         return 0
     algorithm, options, out = _make(_algorithm(args[0]), args[0], args[1:])
+    algorithm.check_stop(options.stop)  # before anything is replaced
     if options.overwrite:
         _clear(out)
     return run(algorithm, out, options)
@@ -95,6 +97,8 @@ def run(algorithm: Algorithm[Any], out: Path, options: TrainOptions) -> int:
     """
     stop, saved = options.stop, time.monotonic()
     view = live.view(_title(algorithm), stop, quiet=options.quiet)
+    if stop == Stop() and not options.quiet:
+        live.say("nothing says when to stop (--stop....): Ctrl-C saves and ends it")
     with (
         closing(algorithm),
         closing(JSONLines(out / METRICS_FILE)) as lines,
@@ -201,15 +205,15 @@ def _make(cls: type[Algorithm[Any]], name: str, args: list[str]) -> tuple[Algori
         options = dataclasses.replace(
             options, stop=from_dict(Stop, flags.merged(stop, asked.get("stop", {})), owner=f"{owner}.stop")
         )
-        given = flags.merged(_converted(config, written, path), given)
+        given = flags.merged(_converted(config, written, path, owner), given)
     out = _folder(options, given.get("env"), owner)
     _check_free(out, options)
     if options.resume is not None:
-        return _resumed(cls, config, options.resume, typed(config, given, owner=owner), owner), options, out
+        return _resumed(cls, options.resume, typed(config, given, owner=owner), owner), options, out
     return cls(from_dict(config, given, owner=owner)), options, out
 
 
-def _converted(config: type[AlgorithmConfig], written: Mapping[str, Any], path: str) -> dict[str, Any]:
+def _converted(config: type[AlgorithmConfig], written: Mapping[str, Any], path: str, owner: str) -> dict[str, Any]:
     """Settings from a file; what only Python can write is made of its name, as it is for flags."""
     values = dict(written)
     for leaf in flags.leaves_of(config):
@@ -219,20 +223,19 @@ def _converted(config: type[AlgorithmConfig], written: Mapping[str, Any], path: 
         elif len(leaf.path) == 1 and isinstance(value, str):
             values[name] = flags.one_value(leaf.hint, value, _CONVERTERS)
     try:
-        typed(config, values, owner=config.__name__)
+        typed(config, values, owner=owner)
     except SettingsError as error:
         raise SettingsError(f"{path}: {error}") from error
     return values
 
 
-def _resumed(
-    cls: type[Algorithm[Any]], config: type[AlgorithmConfig], path: str, given: dict[str, Any], owner: str
-) -> Algorithm[Any]:
+def _resumed(cls: type[Algorithm[Any]], path: str, given: dict[str, Any], owner: str) -> Algorithm[Any]:
+    meta = load_meta(path)
+    was = meta.get("algorithm") if isinstance(meta, dict) else None
+    if was != name_of(cls):
+        raise SettingsError(f"{path} is a run of {was}, not of {owner} ({name_of(cls)}).")
     network = given.pop("network", None)
     algorithm = load(path, **given)
-    if type(algorithm) is not cls:
-        algorithm.close()
-        raise SettingsError(f"{path} is a run of {algorithm.name or type(algorithm).__name__}, not of {owner}.")
     if network is not None and network != algorithm.config.network:
         algorithm.close()
         raise SettingsError("`network` can't be other than it was in a resumed run: the weights would not fit.")
@@ -288,8 +291,9 @@ def _module(word: str) -> Any:
 
 def _connector(word: str) -> Any:
     """A name that the pipeline knows, or ``module:name`` of a class or function."""
-    head, colon, _ = word.partition(":")
-    return find(word, "a connector") if colon and head not in BY_NAME else word
+    head, colon, tail = word.partition(":")
+    importable = colon and head not in BY_NAME and tail.replace(".", "").isidentifier()
+    return find(word, "a connector") if importable else word
 
 
 _CONVERTERS: dict[Any, Any] = {

@@ -20,7 +20,8 @@ def make_vector_env(env: EnvLike, num_envs: int, *, exact: bool = True) -> Vecto
     Args:
         env: A registered id; ``module:factory`` or ``module:EnvId``; a function or class that makes an ``Env`` or a
             ``VectorEnv``; one ``Env`` (then ``num_envs`` must be 1); or a ready ``VectorEnv``, used as it is.
-        num_envs: How many copies, at least 1. An env's own vectorised version is used where it is registered.
+        num_envs: How many copies, at least 1. From two on, an env's own vectorised
+            version is used where it is registered.
         exact: A ready ``VectorEnv`` must have ``num_envs`` copies; else it is taken with as many as it has.
 
     Raises:
@@ -84,7 +85,8 @@ def _from_name(name: str, num_envs: int, exact: bool) -> VectorEnv[Any, Any, Any
         hint = f" Nearest: {near!r}." if near else ""
         raise EnvError(f"no env {name!r} is registered ({error}).{hint}") from None
     try:
-        if spec.vector_entry_point is not None and not spec.additional_wrappers:
+        # One copy alone is several times quicker as a plain env than as a vector of length one.
+        if num_envs > 1 and spec.vector_entry_point is not None and not spec.additional_wrappers:
             return gym.make_vec(spec, num_envs=num_envs, vectorization_mode="vector_entry_point")
         return _sync([lambda: gym.make(spec)] * num_envs)
     except Exception as error:

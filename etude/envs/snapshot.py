@@ -71,7 +71,8 @@ def _class_name(thing: type) -> str:
 def _static(value: Any) -> str | None:
     """A name for what has no state of its own; None for all else."""
     if isinstance(value, _FUNCTIONS):
-        return f"{getattr(value, '__module__', '')}:{value.__qualname__}"
+        name = value.__qualname__
+        return _ANY if "<" in name else f"{getattr(value, '__module__', '')}:{name}"
     if isinstance(value, types.ModuleType):
         return value.__name__
     fixed = isinstance(value, EnvSpec | functools.partial | logging.Logger | pathlib.PurePath)

@@ -72,7 +72,7 @@ class VectorArena:
         turn = Turn(self._flatten(obs), reward, terminated, truncated, self._none_first)
         if self._mode is AutoresetMode.NEXT_STEP:
             done = terminated | truncated
-            if done.any():
+            if np.count_nonzero(done):
                 turn.live = ~done
             if before.live is not None:
                 turn.first = ~before.live

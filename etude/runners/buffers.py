@@ -18,6 +18,10 @@ class Buffers:
         self.capacity = capacity
         self.columns: Columns = {}
 
+    def add(self, name: str, dtype: type[np.generic]) -> None:
+        """Make a column of one number a step, all zeros."""
+        self.columns[name] = np.zeros((self.num_slots, self.capacity), dtype)
+
     def write(self, t: int, values: Mapping[str, NDArray[Any]]) -> None:
         """Write one turn, ``[num_slots, ...]`` for each column, at time ``t``."""
         if t >= self.capacity:

@@ -19,7 +19,7 @@ from etude.runners.lookback import Lookback
 from etude.spaces import leaf_dtype, leaf_shape, leaves
 
 _SEEN = "module/"  # what the module saw, where connectors changed it; kept for Actor.finish only
-_VALID = "valid"  # a step was made here, and is not delivered yet
+_SKIPPED = "skipped"  # no step was made here, or it was delivered already
 
 
 @dataclasses.dataclass(slots=True)
@@ -64,6 +64,7 @@ class Runner:
         self._carried: _Rollout | None = None
         self._lookback = Lookback(self.connectors.context, arena.num_slots)
         self._must_reset = True
+        self._turns = 0
         self._prev: tuple[Columns, NDArray[np.float64]] | None = None
         self._nothing: Columns = {
             name: np.zeros((arena.num_slots, *leaf_shape(leaf)), leaf_dtype(leaf))
@@ -109,14 +110,15 @@ class Runner:
         slots = self.arena.num_slots
         rollout, self._carried = self._carried, None
         if rollout is None:
-            rollout = _Rollout(Buffers(slots, -(-num_steps // slots)), 0, 0, [])
-        have = int(rollout.buffers.columns[_VALID][:, : rollout.t].sum()) if rollout.t else 0
+            rollout = self._new_rollout(max(-(-num_steps // slots), self._turns))
+        have = int((~rollout.buffers.columns[_SKIPPED][:, : rollout.t]).sum())
         if have < num_steps:
             actor = self._actor(explore)
             while have < num_steps:
                 have += self._step(actor, rollout)
             self._finish(actor, rollout)
-        valid = rollout.buffers.columns[_VALID][:, : rollout.t].copy()
+            self._turns = rollout.t
+        valid = ~rollout.buffers.columns[_SKIPPED][:, : rollout.t]
         surplus = np.flatnonzero(valid[:, -1])[valid[:, -1].sum() - (have - num_steps) :]
         valid[surplus, -1] = False
         exp = self._cut(rollout, valid)
@@ -127,16 +129,22 @@ class Runner:
     def _collect_episodes(self, num_episodes: int, explore: bool) -> Experience:
         slots = self.arena.num_slots
         quota = Quota.of(num_episodes, slots)
-        rollout = _Rollout(Buffers(slots, 256), 0, 0, [])
+        rollout = self._new_rollout(256)
         actor = self._actor(explore)
         owed = quota.owed.copy()
         while (owed > 0).any():
             self._step(actor, rollout)
             owed -= self._done(rollout, rollout.t - 1)
         self._finish(actor, rollout)
-        valid = rollout.buffers.columns[_VALID][:, : rollout.t]
+        valid = ~rollout.buffers.columns[_SKIPPED][:, : rollout.t]
         exp = self._cut(rollout, valid & quota.delivered(valid & self._done(rollout, slice(0, rollout.t))))
         return exp
+
+    def _new_rollout(self, turns: int) -> _Rollout:
+        buffers = Buffers(self.arena.num_slots, turns)
+        buffers.add(_SKIPPED, np.bool_)
+        buffers.add(col.REWARD, np.float64)
+        return _Rollout(buffers, 0, 0, [])
 
     def _actor(self, explore: bool) -> Actor:
         if explore not in self._actors:
@@ -157,15 +165,25 @@ class Runner:
         action, extras = actor.step(seen)
         self.arena.send(self.connectors.act(action))
         after = self.arena.recv()
-        buffers.write(t, action)
-        buffers.write(t, extras)
-        buffers.write(t, _outcome(turn, after))
+        buffers.write(
+            t,
+            {
+                **action,
+                **extras,
+                col.REWARD: after.reward,
+                col.TERMINATED: after.terminated,
+                col.TRUNCATED: after.truncated,
+            },
+        )
         if after.final_rows is not None and after.final_obs is not None:
             rollout.finals.append((t, after.final_rows, after.final_obs))
         if self.connectors.observes:
             self._prev = (action, after.reward)
         rollout.t += 1
-        return self.arena.num_slots if turn.live is None else int(turn.live.sum())
+        if turn.live is None:
+            return buffers.num_slots
+        buffers.write(t, {_SKIPPED: ~turn.live})
+        return int(np.count_nonzero(turn.live))
 
     def _seen(self, turn: Turn) -> Columns:
         slots = np.arange(self.arena.num_slots)
@@ -206,7 +224,7 @@ class Runner:
     def _cut(self, rollout: _Rollout, deliver: NDArray[np.bool_]) -> Experience:
         """The rows ``deliver`` (bool ``[slots, T]``) as Experience: views of the buffers where they are all of them."""
         buffers, t = rollout.buffers, rollout.t
-        hidden = (_VALID, col.TERMINATED, col.TRUNCATED)
+        hidden = (_SKIPPED, col.TERMINATED, col.TRUNCATED)
         names = [name for name in buffers.columns if name not in hidden and not name.startswith(_SEEN)]
         slot, time = np.divmod(np.flatnonzero(deliver), t)
         rows = slot * buffers.capacity + time
@@ -244,9 +262,9 @@ class Runner:
         last = rollout.t - 1
         carried = _Rollout(Buffers(self.arena.num_slots, rollout.buffers.capacity), 1, 1, [])
         carried.buffers.write(0, rollout.column(last))
-        valid = np.zeros(self.arena.num_slots, bool)
-        valid[slots] = True
-        carried.buffers.write(0, {_VALID: valid})
+        delivered = np.ones(self.arena.num_slots, bool)
+        delivered[slots] = False
+        carried.buffers.write(0, {_SKIPPED: delivered})
         carried.finals = [(0, rows, columns) for t, rows, columns in rollout.finals if t == last]
         return carried
 
@@ -309,16 +327,6 @@ class Runner:
     def close(self) -> None:
         """Close the arena."""
         self.arena.close()
-
-
-def _outcome(turn: Turn, after: Turn) -> dict[str, NDArray[Any]]:
-    valid = turn.live if turn.live is not None else np.ones(len(after.reward), bool)
-    return {
-        col.REWARD: after.reward.astype(np.float64, copy=False),
-        col.TERMINATED: after.terminated,
-        col.TRUNCATED: after.truncated,
-        _VALID: valid,
-    }
 
 
 def _blanked(column: NDArray[Any], where: NDArray[np.bool_]) -> NDArray[Any]:

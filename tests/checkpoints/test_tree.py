@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from etude.checkpoints import load_tree, save_tree, tree
+from etude.checkpoints import load_meta, load_tree, save_tree, tree
 from etude.errors import CheckpointError
 
 STATE = {
@@ -32,7 +32,7 @@ def test_a_checkpoint_comes_back(tmp_path):
     folder = tmp_path / "runs" / "a"
     save_tree(folder, STATE, meta={"algorithm": "PPO", "hidden": (64, 64)})
     back, meta = load_tree(str(folder))
-    assert meta == {"algorithm": "PPO", "hidden": (64, 64)}
+    assert meta == load_meta(folder) == {"algorithm": "PPO", "hidden": (64, 64)}
     assert back["optimizer"]["betas"] == (0.9, 0.999)
     assert back["counters"] == STATE["counters"]
     assert list(back["optimizer"]["state"]) == [0]

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small runs for the tests of the command line."""
+
+import gymnasium as gym
+import torch
+from gymnasium.spaces import flatdim
+from torch import nn
+
+import etude
+from etude.cli.main import main
+
+TRAIN = ["train", "ppo", "--env", "CartPole-v1", "--seed", "1", "--num-envs", "2", "--num-steps", "64"]
+SMALL = [*TRAIN, "--epochs", "1", "--minibatch-size", "32", "--network.hidden", "8"]
+"""A run whose every iteration is 64 steps and 2 updates."""
+
+
+def trained(out, *more, updates=4):
+    """A small run in ``out``; gives it back."""
+    code = main([*SMALL, "--stop.updates", str(updates), "--out", str(out), "--quiet", *more])
+    assert code == 0
+    return out
+
+
+def make_env():
+    return gym.make("CartPole-v1", max_episode_steps=20)
+
+
+class Net(nn.Module):
+    def __init__(self, obs_space, action_space):
+        super().__init__()
+        self.policy = nn.Linear(flatdim(obs_space), int(action_space.n))
+        self.value = nn.Linear(flatdim(obs_space), 1)
+
+    def forward(self, obs, state=None):
+        return etude.Output(dist_inputs=self.policy(obs), value=self.value(obs).squeeze(-1))
+
+
+def halved(obs):
+    return obs * 0.5
+
+
+class Mine(etude.PPO):
+    """Somebody's own algorithm."""
+
+    name = ""
+
+    def after_update(self):
+        assert isinstance(self.module, torch.nn.Module)

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+import io
+import math
+
+import pytest
+from rich.console import Console
+
+from etude.algorithms import Result, Stop
+from etude.cli import live
+
+
+def result(**values):
+    zero = {
+        "iteration": 1, "env_steps": 0, "updates": 0, "seconds": 0.0, "episodes": 0, "return_mean": math.nan,
+        "return_min": math.nan, "return_max": math.nan, "length_mean": math.nan, "returns_counted": 0, "losses": {},
+        "metrics": {}, "times": {}, "sample_steps_per_s": 0.0,
+    }  # fmt: skip
+    return Result(**{**zero, **values})
+
+
+FULL = {"returns_counted": 3, "return_mean": 12.34, "return_min": 1.0, "return_max": 20.0, "losses": {"policy": 0.1234}}
+
+
+def test_a_line_holds_what_there_is():
+    assert live.line(result(env_steps=2048, updates=16, seconds=1.26, sample_steps_per_s=1e5, **FULL)) == (
+        "return 12.3 (1 … 20)  steps 2,048, 100,000/s sampled  updates 16  losses policy 0.123  seconds 1.3"
+    )
+    assert live.line(result(updates=16, losses={"imitation": 1.0})) == "updates 16  losses imitation 1  seconds 0.0"
+
+
+def test_lines_are_throttled_but_the_last_is_always_there(capsys):
+    with live.Lines("ppo on X") as view:
+        for updates in range(50):
+            view.show(result(updates=updates))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "training ppo on X"
+    assert lines[1].startswith("updates 0 ")
+    assert lines[-1].startswith("updates 49 ")
+    assert len(lines) < 10
+
+
+@pytest.mark.parametrize(
+    ("stop", "first", "last", "share"),
+    [
+        (Stop(), {}, {}, None),
+        (Stop(updates=10), {}, {"updates": 5}, 0.5),
+        (Stop(updates=10, env_steps=100, seconds=8.0), {}, {"updates": 5, "env_steps": 60, "seconds": 1.0}, 0.6),
+        (Stop(return_mean=110.0), {"return_mean": 10.0}, {"return_mean": 35.0}, 0.25),
+        (Stop(return_mean=110.0), {"return_mean": 10.0}, {"return_mean": -35.0}, 0.0),
+        (Stop(return_mean=110.0), {}, {}, None),
+        (Stop(return_mean=110.0, updates=8), {}, {"updates": 2}, 0.25),
+        (Stop(return_mean=5.0), {"return_mean": 10.0}, {"return_mean": 10.0}, 1.0),
+        (Stop(updates=10), {}, {"updates": 50}, 1.0),
+    ],
+)
+def test_progress_is_the_nearest_of_goal_and_budgets(stop, first, last, share):
+    assert live.progress(stop, result(**first), result(**last)) == share
+
+
+def test_sparklines():
+    assert live.sparkline([math.nan, 1.0]) == ""
+    assert live.sparkline([0.0, 1.0, math.nan, 7.0]) == "▁▂█"
+    assert live.sparkline([3.0, 3.0]) == "▁▁"
+    assert len(live.sparkline([float(x) for x in range(1000)])) == 48
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59.7, "1:00"), (61, "1:01"), (3725, "1:02:05")])
+def test_clocks(seconds, text):
+    assert live.clock(seconds) == text
+
+
+def drawn(picture):
+    console = Console(file=io.StringIO(), width=100, force_terminal=False)
+    console.print(picture.draw())
+    return console.file.getvalue()
+
+
+def test_the_picture_on_a_terminal():
+    picture = live.Picture("ppo on X", Stop(updates=100))
+    assert "ppo on X: getting ready" in drawn(picture)
+    picture.show(result(updates=10, **FULL))
+    picture.show(result(updates=40, **{**FULL, "return_mean": 99.0}))
+    text = drawn(picture)
+    for words in ("ppo on X", "99.0 (1 … 20)", "policy 0.123", "▁█", "40%", "━", "left"):
+        assert words in text
+    endless = live.Picture("bc", Stop())
+    endless.show(result(updates=1))
+    assert "so far" in drawn(endless)
+
+
+def test_where_it_goes_decides_the_view(monkeypatch):
+    assert isinstance(live.view("x", Stop(), quiet=True), live.Silent)
+    assert isinstance(live.view("x", Stop(), quiet=False), live.Lines)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with live.view("x", Stop(updates=3), quiet=False) as view:
+        assert isinstance(view, live.Picture)
+        view.show(result(updates=1))

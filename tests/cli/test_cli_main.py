@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+import subprocess
+import sys
+
+import pytest
+
+import etude
+from etude.cli.main import COMMANDS, main
+
+
+def test_help_and_version(capsys):
+    assert main(["--help"]) == 0
+    assert main([]) == 0
+    text = capsys.readouterr().out
+    assert all(f"  {name} " in text for name in COMMANDS)
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"etude {etude.__version__}\n"
+
+
+def test_an_unknown_command_is_named_with_the_nearest(capsys):
+    assert main(["trian"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "error: etude has no command `trian`. Nearest: `train`. All commands: etude --help\n")
+
+
+@pytest.mark.parametrize(
+    ("args", "never"),
+    [(["--help"], "torch tyro rich numpy pydantic gymnasium"), (["data", "info", "--help"], "torch matplotlib")],
+)
+def test_a_command_imports_only_what_it_needs(args, never):
+    code = f"""
+import sys
+from etude.cli.main import main
+try:
+    main({args!r})
+except SystemExit:
+    pass
+print("loaded:", *({never!r}.split() & sys.modules.keys()))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "loaded:"
+
+
+def test_a_reader_that_has_had_enough_is_no_error():
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import sys; from etude.cli.main import main; sys.exit(main(['--help']))"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    child.stdout.close()
+    _, err = child.communicate(timeout=60)
+    assert (child.returncode, err) == (1, b"")

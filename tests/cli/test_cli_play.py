@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+
+import pytest
+from cli_runs import trained
+
+from etude.cli.main import main
+from etude.recordings import Recording
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("play") / "run")
+
+
+def test_an_evaluation_in_words_and_as_json(run, capsys):
+    assert main(["evaluate", str(run), "--episodes", "3", "--seed", "9"]) == 0
+    words = capsys.readouterr().out
+    assert main(["evaluate", str(run), "--episodes", "3", "--seed", "9", "--json"]) == 0
+    text = capsys.readouterr()
+    found = json.loads(text.out)
+    assert text.err == ""
+    assert found["episodes"] == 3
+    assert words.startswith(f"3 episodes, {found['env_steps']} steps: mean return {found['return_mean']:.1f} ")
+
+
+def test_another_env(run, capsys):
+    assert main(["evaluate", str(run), "--env", "cli_runs:make_env", "--episodes", "4", "--explore", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["length_mean"] <= 20
+
+
+def test_episodes_are_recorded_and_cloned_from_the_recording_alone(run, tmp_path, capsys):
+    to = tmp_path / "rec"
+    record = ["record", str(run), "--episodes", "5", "--to", str(to), "--explore"]
+    assert main([*record, "--seed", "5", "--quiet"]) == 0
+    assert tuple(capsys.readouterr()) == ("", "")
+    recording = Recording.open(to)
+    assert (recording.num_episodes, recording.env) == (5, "CartPole-v1")
+    assert main([*record, "--seed", "5"]) == 2
+    assert str(to) in capsys.readouterr().err
+    assert main([*record, "--seed", "6", "--append", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["to"] == str(to)
+    assert Recording.open(to).num_episodes == 10
+    clone = ["train", "bc", "--data", str(to), "--batch-size", "32", "--updates-per-iteration", "5", "--quiet"]
+    out = tmp_path / "bc"
+    assert main([*clone, "--stop.updates", "10", "--out", str(out)]) == 0
+    assert main(["evaluate", str(out)]) == 2
+    assert "was trained without an env: say where to play with --env" in capsys.readouterr().err
+    assert main(["evaluate", str(out), "--env", "CartPole-v1", "--episodes", "2"]) == 0
+    assert main([*clone, "--out", str(out), "--overwrite", "--stop.return-mean", "450"]) == 2
+    assert "`stop.return_mean`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["evaluate", "EMPTY"], "is not a checkpoint"),
+        (["evaluate", "EMPTY/nowhere"], "is not a checkpoint: there is no such folder"),
+        (["evaluate"], "evaluate needs a value for `run`"),
+        (["evaluate", "RUN", "--episodes", "0"], "`episodes` is 0, but must be at least 1"),
+        (["evaluate", "RUN", "--episods", "3"], "evaluate has no setting `episods`. Nearest: `episodes`"),
+        (["record", "RUN"], "record needs a value for `to`"),
+        (["record", "EMPTY", "--to", "x"], "is not a checkpoint"),
+    ],
+)
+def test_errors(run, tmp_path, capsys, args, message):
+    args = [word.replace("EMPTY", str(tmp_path)).replace("RUN", str(run)) for word in args]
+    assert main(args) == 2
+    text = capsys.readouterr()
+    assert message in text.err
+    assert text.out == ""

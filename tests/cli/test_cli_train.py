@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+from cli_runs import SMALL, TRAIN, trained
+
+import etude
+from etude.cli.main import main
+from etude.metrics import read_jsonl
+
+
+def test_a_run_leaves_metrics_events_and_a_checkpoint(tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main([*SMALL, "--stop.updates", "6", "--out", str(out)]) == 0
+    rows = read_jsonl(out / "metrics.jsonl")
+    assert [row["updates"] for row in rows] == [2, 4, 6]
+    assert rows[-1].keys() == etude.load(out).train().to_dict().keys()
+    assert list((out / "tensorboard").glob("events*"))
+    text = capsys.readouterr()
+    assert text.out == ""
+    assert "updates 6" in text.err
+    assert f"The run is in {out}" in text.err
+
+
+def test_flags_reach_the_settings(tmp_path):
+    more = ["--network.hidden", "8", "4", "--connectors", "normalize_obs", "frame_stack:2", "cli_runs:halved"]
+    out = trained(tmp_path / "run", *more, "--lr", "0:1e-3,1000:0", "--no-normalize-advantages", "--kl-target", "none")
+    config = etude.load(out).config
+    assert (config.network.hidden, config.lr, config.seed) == ((8, 4), ((0, 1e-3), (1000, 0.0)), 1)
+    assert not config.normalize_advantages
+    assert [str(c) for c in config.connectors[:2]] == ["normalize_obs", "frame_stack:2"]
+
+
+def test_envs_networks_and_algorithms_of_ones_own(tmp_path, capsys):
+    out = tmp_path / "run"
+    args = ["train", "cli_runs:Mine", "--env", "cli_runs:make_env", "--module", "cli_runs:Net", "--num-steps", "64"]
+    assert main([*args, "--num-envs", "2", "--stop.updates", "2", "--out", str(out), "--json"]) == 0
+    last = json.loads(capsys.readouterr().out)
+    assert last["length_mean"] <= 20
+    assert type(etude.load(out)).__name__ == "Mine"
+    assert main(["evaluate", str(out), "--episodes", "2"]) == 0
+
+
+def test_quiet_and_json(tmp_path, capsys):
+    trained(tmp_path / "a", "--json")
+    text = capsys.readouterr()
+    assert text.err == ""
+    last = json.loads(text.out)
+    assert {
+        "return_mean", "return_min", "return_max", "episodes", "env_steps", "updates", "seconds",
+        "sample_steps_per_s", "faulty_episodes", "algorithm", "out", "goal_met",
+    } <= last.keys()  # fmt: skip
+    assert (last["updates"], last["env_steps"], last["goal_met"], last["algorithm"]) == (4, 128, True, "ppo")
+    trained(tmp_path / "b")
+    assert tuple(capsys.readouterr()) == ("", "")
+
+
+def test_what_is_not_a_number_is_null_in_json(tmp_path, capsys):
+    args = ["--env", "cli_runs:make_env", "--num-steps", "4", "--minibatch-size", "4"]  # too few for an episode to end
+    trained(tmp_path / "run", *args, "--json", updates=1)
+    last = json.loads(capsys.readouterr().out)
+    assert last["return_mean"] is None
+    assert last["episodes"] == 0
+
+
+def test_exit_code_3_where_a_budget_ran_out_before_the_goal(tmp_path, capsys):
+    args = [*SMALL, "--stop.return-mean", "450", "--stop.env-steps", "128", "--out", str(tmp_path / "run")]
+    assert main(args) == 3
+    assert "a budget ran out with a mean return of" in capsys.readouterr().err
+
+
+def test_exit_code_0_where_the_goal_was_met(tmp_path):
+    args = [*SMALL, "--stop.return-mean", "1", "--stop.env-steps", "100000", "--out", str(tmp_path / "run")]
+    assert main([*args, "--quiet"]) == 0
+
+
+def test_a_goal_that_is_never_measured_is_refused_before_anything_is_replaced(tmp_path, capsys):
+    out = trained(tmp_path / "run")
+    args = ["--window", "5", "--stop.return-mean", "9", "--out", str(out), "--overwrite"]
+    assert main([*SMALL, *args]) == 2
+    assert "`stop.return_mean`" in capsys.readouterr().err
+    assert etude.load(out).learner.updates == 4
+
+
+# -- files ----------------------------------------------------------------------------------------------------------
+
+
+def test_settings_from_a_file_which_flags_override(tmp_path, capsys):
+    path = tmp_path / "ppo.yaml"
+    path.write_text(
+        "env: CartPole-v1\nnum_envs: 4\nnum_steps: 64\nepochs: 1\nlr: 0:1e-3,100:0\nclip: 3e-1\nkl_target: none\n"
+        "network: {hidden: [8], activation: relu}\nconnectors: [normalize_obs, cli_runs:halved]\nstop: {updates: 3}\n"
+    )
+    out = tmp_path / "run"
+    args = ["--num-envs", "2", "--network.activation", "tanh", "--out", str(out), "--json"]
+    assert main(["train", "ppo", "--config", str(path), *args]) == 0
+    config = etude.load(out).config
+    assert (config.num_envs, config.num_steps, config.clip, config.lr) == (2, 64, 0.3, ((0, 1e-3), (100, 0.0)))
+    assert (config.network.hidden, config.network.activation) == ((8,), "tanh")
+    assert json.loads(capsys.readouterr().out)["updates"] == 3
+
+
+def test_a_json_file_too(tmp_path):
+    path = tmp_path / "ppo.json"
+    path.write_text(json.dumps({"network": {"hidden": []}, "lr": [[0, 1e-3], [10, 1e-4]], "gamma": 0.5}))
+    config = etude.load(trained(tmp_path / "run", "--network.hidden", "--config", str(path))).config
+    assert (config.network.hidden, config.lr, config.gamma) == ((), ((0, 1e-3), (10, 1e-4)), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.yaml", "num_envz: 3", "a.yaml: ppo has no setting `num_envz`. Nearest: `num_envs`"),
+        ("a.yaml", "network: {hiden: 3}", "a.yaml: ppo.network has no setting `hiden`. Nearest: `hidden`"),
+        ("a.yaml", "num_envs: many", "a.yaml: ppo.num_envs is 'many', expected int"),
+        ("a.yaml", "lr: fast", "a.yaml: ppo.lr is 'fast', expected float"),
+        ("a.yaml", "stop: {updatez: 3}", "ppo.stop has no setting `updatez`. Nearest: `updates`"),
+        ("a.yaml", "- 3", "a.yaml must hold settings by name"),
+        ("a.yaml", "a: [", "a.yaml can't be parsed"),
+        ("a.json", "{", "a.json can't be parsed"),
+        ("a.txt", "", "a.txt: its name must end in .yaml, .yml or .json"),
+        (None, "", "nowhere.yaml: No such file"),
+    ],
+)
+def test_what_is_wrong_in_a_file(tmp_path, capsys, name, text, message):
+    if name:
+        (tmp_path / name).write_text(text)
+    assert main([*TRAIN, "--config", str(tmp_path / (name or "nowhere.yaml"))]) == 2
+    assert message in capsys.readouterr().err
+
+
+# -- errors ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (
+            ["ppo", "--env", "CartPole-v1", "--lrr", "0.1"],
+            "error: ppo has no setting `lrr`. Nearest: `lr` (learning rate of Adam, default ",
+        ),
+        (["ppo", "--num-envs", "many"], "error: ppo.num_envs is 'many', expected int"),
+        (["ppo", "--env", "CartPole-v1", "--num-envs", "0"], "error: `num_envs` is 0, but must be at least 1."),
+        (["ppo", "--stop.update", "3"], "Nearest: `stop.updates`"),
+        (["ppo", "--env", "CartPol-v1"], "Nearest: 'CartPole-v1'"),
+        (["ppo", "--module", "Net"], "`module` is 'Net', but must be written as `module:Class`"),
+        (["ppo", "--module", "cli_runs:Nett"], "`cli_runs:Nett`, which can't be imported here"),
+        (["ppo", "--env", "CartPole-v1", "--connectors", "frame_stak:4"], "Nearest: `frame_stack`"),
+        (["ppo", "--save-interval", "-1"], "`save_interval` is -1.0, but must be at least 0."),
+        (["poo"], "error: there is no algorithm `poo`. Nearest: `ppo`."),
+        (["cli_runs:make_env"], "error: cli_runs:make_env is no algorithm"),
+        ([], "error: etude train needs an algorithm: ppo, bc"),
+        (["bc", "--env", "CartPole-v1"], "error: bc needs a value for `data`."),
+        (["bc", "--data", "nowhere"], "nowhere: there is no such file or folder"),
+    ],
+)
+def test_errors_name_the_culprit_and_what_to_do(capsys, tmp_path, monkeypatch, args, message):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *args]) == 2
+    text = capsys.readouterr()
+    assert message in text.err
+    assert text.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_lists_every_setting(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "ppo", "--help"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    for words in ("--network.hidden INT ...", "--stop.return-mean", "--clip", "--resume", "(default: 0.2)"):
+        assert words in text
+    assert main(["train", "--help"]) == 0
+    assert "ALGORITHM is one of ppo, bc" in capsys.readouterr().out
+
+
+# -- folders --------------------------------------------------------------------------------------------------------
+
+
+def test_two_runs_are_never_mixed(tmp_path, capsys):
+    out = trained(tmp_path / "run")
+    (out / "notes.txt").write_text("mine")
+    assert main([*SMALL, "--stop.updates", "2", "--out", str(out)]) == 2
+    assert f"{out} holds a run already. Go on with it (--resume {out})" in capsys.readouterr().err
+    trained(out, "--overwrite", updates=2)
+    assert [row["updates"] for row in read_jsonl(out / "metrics.jsonl")] == [2]
+    assert len(list((out / "tensorboard").iterdir())) == 1
+    assert (out / "notes.txt").read_text() == "mine"
+    assert main([*SMALL, "--out", str(out / "notes.txt")]) == 2
+    assert "which is a file" in capsys.readouterr().err
+
+
+def test_a_folder_is_found_where_none_is_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main([*SMALL, "--stop.updates", "2", "--quiet"]) == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    assert run.name.startswith("ppo-CartPole-v1-")
+
+
+# -- resuming -------------------------------------------------------------------------------------------------------
+
+
+def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(tmp_path):
+    whole, parts = trained(tmp_path / "whole", updates=8), trained(tmp_path / "parts")
+    assert main(["train", "ppo", "--resume", str(parts), "--stop.updates", "8", "--quiet"]) == 0
+    one, other = (read_jsonl(out / "metrics.jsonl") for out in (whole, parts))
+    assert [row["updates"] for row in other] == [2, 4, 6, 8]
+    assert [row["losses"] for row in one] == [row["losses"] for row in other]
+    assert other[2]["resumed"] is not None
+
+
+def test_settings_given_count_more_and_the_run_may_go_on_elsewhere(tmp_path):
+    old, new = trained(tmp_path / "old"), tmp_path / "new"
+    args = ["--lr", "1e-5", "--stop.updates", "6", "--out", str(new), "--quiet"]
+    assert main(["train", "ppo", "--resume", str(old), *args]) == 0
+    assert [row["updates"] for row in read_jsonl(new / "metrics.jsonl")] == [6]
+    assert len(read_jsonl(old / "metrics.jsonl")) == 2
+    assert etude.load(new).config.lr == 1e-5
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["bc", "--resume", "RUN", "--data", "x"], "is a run of etude.algorithms.ppo:PPO, not of bc"),
+        (["ppo", "--resume", "RUN", "--network.hidden", "3"], "`network` can't be other than it was"),
+        (["ppo", "--resume", "RUN", "--overwrite"], "can't be both resumed and overwritten"),
+        (["ppo", "--resume", "RUN", "--num-envs", "many"], "ppo.num_envs is 'many', expected int"),
+        (["ppo", "--resume", "nowhere"], "nowhere is not a checkpoint"),
+        (["cli_runs:Mine", "--resume", "RUN"], "is a run of etude.algorithms.ppo:PPO, not of Mine (cli_runs:Mine)"),
+    ],
+)
+def test_what_can_not_be_resumed(tmp_path, capsys, args, message):
+    out = trained(tmp_path / "run")
+    assert main(["train", *(str(out) if word == "RUN" else word for word in args)]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_a_checkpoint_and_ends_it(tmp_path, number):
+    out = tmp_path / "run"
+    code = "import sys; from etude.cli.main import main; sys.exit(main())"
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, *SMALL, "--out", str(out)],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    for line in child.stderr:
+        if line.startswith(("return", "steps", "updates")):
+            break
+    child.send_signal(number)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert f"Go on with: etude train ppo --resume {out}" in err
+    assert "Traceback" not in err
+    rows = read_jsonl(out / "metrics.jsonl")
+    done = rows[-1]["updates"]
+    assert etude.load(out).learner.updates == done
+    assert main(["train", "ppo", "--resume", str(out), "--stop.updates", str(done + 2), "--quiet"]) == 0
+    assert [row["iteration"] for row in read_jsonl(out / "metrics.jsonl")] == list(range(1, len(rows) + 2))
+
+
+def test_checkpoints_are_saved_on_the_way(tmp_path, monkeypatch):
+    saved = []
+    monkeypatch.setattr(etude.PPO, "save", lambda self, out: saved.append(self.learner.updates))
+    trained(tmp_path / "a", "--save-interval", "0")
+    assert saved == [2, 4, 4]
+    saved.clear()
+    trained(tmp_path / "b")
+    assert saved == [4]

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from some_envs import LendingVectorEnv, Numbered, fails, make_lending, make_numbered, makes_text
+
+from etude.envs import VectorArena, env_name, make_vector_env
+from etude.errors import EnvError, SpaceError
+
+
+@pytest.mark.parametrize(
+    ("env", "num_envs", "wanted"),
+    [
+        ("CartPole-v1", 3, "CartPoleVectorEnv"),
+        ("Acrobot-v1", 2, "SyncVectorEnv"),
+        ("gymnasium.envs.classic_control:Pendulum-v1", 2, "SyncVectorEnv"),
+        ("some_envs:make_numbered", 2, "SyncVectorEnv"),
+        ("some_envs:make_lending", 4, "LendingVectorEnv"),
+        (make_numbered, 3, "SyncVectorEnv"),
+        (Numbered, 1, "SyncVectorEnv"),
+        (Numbered(), 1, "SyncVectorEnv"),
+        (LendingVectorEnv(2, AutoresetMode.DISABLED), 2, "LendingVectorEnv"),
+    ],
+)
+def test_arena_over_whatever_is_an_env(env: Any, num_envs: int, wanted: str) -> None:
+    arena = VectorArena(env, num_envs)
+    assert isinstance(arena.env, VectorEnv)
+    assert type(arena.env.unwrapped).__name__ == wanted
+    arena.reset(seed=1)
+    turn = arena.recv()
+    assert arena.num_slots == num_envs
+    assert all(column.shape[0] == num_envs for column in turn.obs.values())
+    assert turn.first.all()
+    arena.send({"action": np.stack([arena.action_space.sample() for _ in range(num_envs)])})
+    arena.close()
+
+
+def test_factory_makes_each_copy() -> None:
+    made = []
+
+    def factory() -> Numbered:
+        made.append(Numbered())
+        return made[-1]
+
+    VectorArena(factory, 3)
+    assert len(made) == 3
+
+
+@pytest.mark.parametrize(
+    ("env", "num_envs", "message"),
+    [
+        ("CartPol-v1", 1, r"no env 'CartPol-v1' is registered .* Nearest: 'CartPole-v1'"),
+        ("no_such_module:make", 1, r"can't import the module `no_such_module` .*importable"),
+        ("some_envs:nothing", 1, r"the module has no `nothing`, nor registers an env of that name"),
+        ("some_envs:fails", 1, r"some_envs:fails fails to make an env: RuntimeError: no licence"),
+        (fails, 2, r"fails to make an env: RuntimeError: no licence"),
+        (makes_text, 1, r"made a str, not a gymnasium.Env or VectorEnv"),
+        (Numbered(), 2, r"one Numbered object can't be 2 envs: give a function that makes one"),
+        (make_lending, 2, r"the vector env has 4 envs, but num_envs is 2"),
+        (3, 1, r"an env is an id, a function, an Env or a VectorEnv, not a int"),
+        ("CartPole-v1", 0, r"num_envs must be at least 1, not 0"),
+    ],
+)
+def test_messages(env: Any, num_envs: int, message: str) -> None:
+    with pytest.raises(EnvError, match=message):
+        VectorArena(env, num_envs)
+
+
+def test_a_factory_that_gives_one_env_twice_or_fails_later_is_refused() -> None:
+    env = Numbered()
+    with pytest.raises(EnvError, match="gives the same Numbered object each time"):
+        VectorArena(lambda: env, 2)
+    made = iter([Numbered()])
+    with pytest.raises(EnvError, match="fails to make an env: StopIteration"):
+        VectorArena(lambda: next(made), 2)
+
+
+def test_a_ready_vector_env_brings_its_own_number_where_that_is_allowed() -> None:
+    assert VectorArena(make_lending, 16, exact=False).num_slots == 4
+    assert make_vector_env("CartPole-v1", 3, exact=False).num_envs == 3
+
+
+def test_vector_env_must_say_how_it_resets() -> None:
+    env = LendingVectorEnv(2, AutoresetMode.SAME_STEP)
+    env.metadata = {}
+    with pytest.raises(EnvError, match=r"LendingVectorEnv does not say how it resets: set its metadata"):
+        VectorArena(env, 2)
+
+
+def test_same_step_needs_the_last_observations() -> None:
+    class Silent(LendingVectorEnv):
+        def step(self, actions: Any) -> Any:
+            return (*super().step(actions)[:-1], {"final_info": 1})
+
+    arena = VectorArena(Silent(2, AutoresetMode.SAME_STEP), 2)
+    arena.reset()
+    with pytest.raises(EnvError, match=r"Silent resets in the same step, but its info has no 'final_obs'"):
+        for _ in range(9):
+            arena.send({"action": np.zeros(2, np.int64)})
+
+
+def test_recv_before_reset() -> None:
+    with pytest.raises(EnvError, match=r"was not reset: call reset\(\) before recv\(\)"):
+        VectorArena("CartPole-v1").recv()
+
+
+def test_first_observation_outside_its_space() -> None:
+    env = Numbered()
+    env.observation_space = gym.spaces.Box(5, 6, (3,), np.float32)
+    with pytest.raises(SpaceError, match="outside its space"):
+        VectorArena(env).reset()
+
+
+def test_what_was_given_ready_made_is_not_closed() -> None:
+    given = LendingVectorEnv(2, AutoresetMode.SAME_STEP)
+    VectorArena(given, 2).close()
+    assert not given.closed
+    arena = VectorArena(make_lending, 4)
+    arena.close()
+    assert arena.env.closed
+
+
+def test_names() -> None:
+    assert env_name("CartPole-v1") == "CartPole-v1"
+    assert env_name(make_numbered) == "some_envs:make_numbered"
+    assert env_name(Numbered()) == "some_envs:Numbered"
+    assert env_name(gym.make("Acrobot-v1")) == "Acrobot-v1"
+    assert env_name(SyncVectorEnv([make_numbered])) == "gymnasium.vector.sync_vector_env:SyncVectorEnv"

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+from some_envs import Growing, Juggler, LendingVectorEnv, Numbered, Simulated, Stateful, numbered
+
+from etude.checkpoints import load_tree, save_tree
+from etude.envs import VectorArena
+from etude.envs.arena import Turn
+
+
+def play(arena: VectorArena, steps: int, seed: int) -> list[Turn]:
+    space = gym.vector.utils.batch_space(arena.action_space, arena.num_slots)
+    space.seed(seed)
+    turns = []
+    for _ in range(steps):
+        arena.send({"action": space.sample()})
+        turns.append(arena.recv())
+    return turns
+
+
+def assert_same(turns: list[Turn], others: list[Turn]) -> None:
+    for turn, other in zip(turns, others, strict=True):
+        for name in turn.obs:
+            np.testing.assert_array_equal(turn.obs[name], other.obs[name])
+        for name in ("reward", "terminated", "truncated", "first", "live", "final_rows"):
+            np.testing.assert_array_equal(getattr(turn, name), getattr(other, name))
+        assert (turn.final_obs is None) == (other.final_obs is None)
+        for name in turn.final_obs or {}:
+            np.testing.assert_array_equal(turn.final_obs[name], other.final_obs[name])
+
+
+def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        save_tree(Path(folder), state)
+        return load_tree(Path(folder))[0]
+
+
+MAKERS = {
+    "CartPole": lambda: VectorArena("CartPole-v1", 3),
+    "CartPole in turn, TimeLimit": lambda: VectorArena(lambda: gym.make("CartPole-v1", max_episode_steps=12), 3),
+    "wrapped": lambda: VectorArena(
+        lambda: gym.wrappers.RecordEpisodeStatistics(gym.wrappers.TimeAwareObservation(gym.make("CartPole-v1"))), 2
+    ),
+    "Pendulum": lambda: VectorArena("Pendulum-v1", 2),
+    "Acrobot": lambda: VectorArena("Acrobot-v1", 2),
+    "Taxi": lambda: VectorArena("Taxi-v4", 2),
+    "FrozenLake": lambda: VectorArena("FrozenLake-v1", 2),
+    "CliffWalking": lambda: VectorArena("CliffWalking-v1", 2),
+    "Blackjack": lambda: VectorArena("Blackjack-v1", 2),
+    "same step": lambda: VectorArena(numbered(3, AutoresetMode.SAME_STEP), 3),
+    "disabled": lambda: VectorArena(numbered(3, AutoresetMode.DISABLED), 3),
+    "lending": lambda: VectorArena(LendingVectorEnv(3, AutoresetMode.SAME_STEP), 3),
+    "juggler": lambda: VectorArena(Juggler, 2),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_fresh_arena_goes_on_bit_for_bit(name: str) -> None:
+    make = MAKERS[name]
+    arena = make()
+    arena.reset(seed=5)
+    play(arena, 17, seed=0)
+    state = through_a_file(arena.state_dict())
+    expected = play(arena, 60, seed=1)
+    other = make()
+    assert other.load_state_dict(state) == "snapshot"
+    assert_same(expected, play(other, 60, seed=1))
+
+
+def test_an_arena_that_has_played_goes_back() -> None:
+    arena = VectorArena("FrozenLake-v1", 2)
+    arena.reset(seed=5)
+    play(arena, 5, seed=0)
+    state = arena.state_dict()
+    expected = play(arena, 30, seed=1)
+    arena.load_state_dict(state)
+    assert_same(expected, play(arena, 30, seed=1))
+
+
+def test_an_envs_own_state_is_used_and_its_random_stream_goes_on() -> None:
+    arena = VectorArena(Stateful, 2)
+    arena.reset(seed=5)
+    play(arena, 5, seed=0)
+    state = through_a_file(arena.state_dict())
+    expected = play(arena, 30, seed=1)
+    other = VectorArena(Stateful, 2)
+    assert other.load_state_dict(state) == "get_state"
+    assert_same(expected, play(other, 30, seed=1))
+
+
+def test_what_is_no_plain_data_is_named() -> None:
+    arena = VectorArena(Simulated, 1)
+    arena.reset(seed=5)
+    state = through_a_file(arena.state_dict())
+    assert state["how"] == "new episodes"
+    how = VectorArena(Simulated, 1).load_state_dict(state)
+    assert how.startswith("new episodes: SyncVectorEnv.envs[0].simulator is a builtins:range_iterator")
+
+
+def test_objects_that_a_new_env_does_not_have_are_not_made_up() -> None:
+    arena = VectorArena(Growing, 1)
+    arena.reset()
+    play(arena, 2, seed=0)
+    how = VectorArena(Growing, 1).load_state_dict(arena.state_dict())
+    assert "enemies[0] was a some_envs:Ball, and a new env has none there" in how
+
+
+def test_the_state_of_another_env_is_refused() -> None:
+    arena = VectorArena("Acrobot-v1", 1)
+    arena.reset()
+    how = VectorArena(Numbered, 1).load_state_dict(arena.state_dict())
+    assert how.startswith("new episodes: ")
+    assert "envs[0] was a gymnasium.wrappers.common:TimeLimit" in how
+
+
+def test_state_hidden_in_c_is_not_passed_over() -> None:
+    class Hidden(np.random.RandomState):
+        """Has a __dict__, but what counts is elsewhere."""
+
+    class Holder(Numbered):
+        def __init__(self) -> None:
+            super().__init__()
+            self.thing = Hidden(3)
+
+    arena = VectorArena(Holder, 1)
+    arena.reset()
+    assert "Hidden" in arena.state_dict()["why"]
+
+
+def test_many_references_to_one_thing_take_one_place() -> None:
+    class Grid(Numbered):
+        def __init__(self) -> None:
+            super().__init__()
+            cells: list[list[Any]] = [[]]
+            for _ in range(60):  # without memory of what was met: 2 ** 60 paths
+                cells.append([cells[-1], cells[-1]])
+            self.cells = cells
+
+    arena = VectorArena(Grid, 1)
+    arena.reset()
+    state = through_a_file(arena.state_dict())
+    other = VectorArena(Grid, 1)
+    assert other.load_state_dict(state) == "snapshot"
+    cells = other.env.envs[0].cells
+    assert cells[5][0] is cells[5][1]
+    assert cells[5][0] is cells[4]
+
+
+def test_before_the_first_reset_there_is_nothing_to_keep() -> None:
+    state = VectorArena("CartPole-v1").state_dict()
+    assert VectorArena("CartPole-v1").load_state_dict(state) == "new episodes: the arena was not reset"

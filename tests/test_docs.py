@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the docs say is run.
+
+Python blocks of a page are one script, run in a folder of its own. A ``text`` block after ``<!-- output -->`` is what
+the block before it must print. ``<!-- no-run: reason -->`` before a block leaves it out. Shell lines that begin with
+``etude`` must name commands and flags that exist; those of the start page are run. YAML must be settings of PPO.
+"""
+
+import dataclasses
+import os
+import re
+import shlex
+import subprocess
+import sys
+import typing
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+
+from etude.algorithms import BCConfig, PPOConfig, Stop
+from etude.cli.data import COMMANDS as DATA_COMMANDS
+from etude.cli.main import COMMANDS
+from etude.cli.train import main as train
+from etude.settings import from_dict
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+_FENCE = re.compile(r"(?:<!-- (?P<mark>[^\n]*?) -->\n)?^```(?P<kind>\w+)\n(?P<code>.*?)^```$", re.M | re.S)
+_BLOCK = "\x00block "
+
+
+class Block(NamedTuple):
+    kind: str
+    code: str
+    mark: str
+    line: int
+    """Of its fence, from 1."""
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text()
+    return [
+        Block(m["kind"], m["code"], m["mark"] or "", text.count("\n", 0, m.start("kind")) + 1)
+        for m in _FENCE.finditer(text)
+    ]
+
+
+def script_of(found: list[Block]) -> str:
+    """The blocks as one script whose lines have the numbers that they have on the page."""
+    lines: list[str] = []
+    for i, block in enumerate(found):
+        if block.kind == "python" and not block.mark.startswith("no-run"):
+            lines += [""] * (block.line - 1 - len(lines))
+            lines += [f"print('\\0block {i}')", *block.code.splitlines()]
+    return "\n".join(lines)
+
+
+def run(command: list[str], folder: Path, *codes: int) -> str:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, env=environment())
+    assert done.returncode in (codes or (0,)), f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error::DeprecationWarning:__main__"}
+
+
+def id_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+RUNNABLE = [page for page in PAGES if script_of(blocks(page))]
+
+
+@pytest.mark.parametrize("page", RUNNABLE, ids=id_of)
+def test_python_on_page_runs_and_prints_what_the_page_shows(page: Path, tmp_path: Path) -> None:
+    found = blocks(page)
+    script = tmp_path / "page.py"
+    script.write_text(script_of(found))
+    printed = {}
+    for part in run([sys.executable, script.name], tmp_path).split(_BLOCK)[1:]:
+        number, _, output = part.partition("\n")
+        printed[int(number)] = output.strip()
+    for i, block in enumerate(found):
+        if block.mark == "output":
+            assert printed[i - 1] == block.code.strip(), f"{id_of(page)}, line {block.line}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=id_of)
+def test_marks_give_reasons(page: Path) -> None:
+    text = page.read_text()
+    for mark in re.findall(r"<!-- (no-run.*?) -->", text):
+        assert re.fullmatch(r"no-run: .{10,}", mark), mark
+    assert text.count("<!-- output -->") == sum(block.mark == "output" for block in blocks(page))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=id_of)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", prose):
+        assert target.startswith("http") or (page.parent / target).exists(), target
+
+
+def shell_lines(page: Path) -> list[list[str]]:
+    text = "".join(block.code for block in blocks(page) if block.kind == "sh").replace("\\\n", " ")
+    return [shlex.split(line, comments=True) for line in text.splitlines() if line.startswith("etude ")]
+
+
+LINES = [(page, words) for page in PAGES for words in shell_lines(page)]
+
+
+@pytest.mark.parametrize(("page", "words"), LINES, ids=lambda x: " ".join(x) if isinstance(x, list) else id_of(x))
+def test_shell_line_names_what_exists(page: Path, words: list[str], helps: dict[str, str]) -> None:
+    if words[1].startswith("--"):
+        assert words[1] in ("--help", "--version")
+        return
+    assert words[1] in COMMANDS
+    depth = 3 if words[1] in ("train", "data") else 2
+    if words[1] == "data":
+        assert words[2] in DATA_COMMANDS
+    name = " ".join(words[1:depth])
+    known = set(re.findall(r"--[\w.-]+", helps[name if name in helps else "train ppo"])) | {"--help"}
+    for flag in words[depth:]:
+        if flag.startswith("--"):
+            assert flag.partition("=")[0] in known, f"{flag} is no flag of etude {name}"
+
+
+@pytest.fixture(scope="module")
+def helps() -> dict[str, str]:
+    """The help of each command."""
+    code = (
+        "import contextlib, io, json, sys\nfrom etude.cli.main import main\nout = {}\n"
+        "for name in sys.argv[1:]:\n    text = io.StringIO()\n"
+        "    with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):\n"
+        "        main([*name.split(), '--help'])\n    out[name] = text.getvalue()\nprint(json.dumps(out))"
+    )
+    names = ["train ppo", "train bc", "record", "evaluate", "plot", "demo", *(f"data {name}" for name in DATA_COMMANDS)]
+    return dict(yaml.safe_load(run([sys.executable, "-c", code, *names], ROOT)))
+
+
+def test_shell_lines_of_the_start_page_run(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "index.md"
+    assert len(shell_lines(page)) > 5
+    for words in shell_lines(page):
+        if words[1] != "demo":  # the same again, and longer
+            run([sys.executable, "-c", "import sys; from etude.cli.main import main; sys.exit(main())", *words[1:]], tmp_path)
+
+
+def test_yaml_holds_settings() -> None:
+    found = [block for page in PAGES for block in blocks(page) if block.kind == "yaml"]
+    assert found
+    for block in found:
+        values = yaml.safe_load(block.code)
+        from_dict(Stop, values.pop("stop", {}), owner="stop")
+        from_dict(BCConfig if "data" in values else PPOConfig, values, owner="page")
+
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_example_runs(example: Path, tmp_path: Path) -> None:
+    assert len(example.read_text().splitlines()) < 60
+    assert run([sys.executable, str(example)], tmp_path)
