@@ -46,7 +46,8 @@ class DataFile:
 
     def _opened(self) -> pq.ParquetFile:
         """Opened anew each time: an open file keeps what was read from it, and handles are few."""
-        return pq.ParquetFile(self.path, metadata=self.metadata)
+        keys = [name for name in (col.EPISODE_ID, col.AGENT_ID, col.MODULE_ID) if name in self.schema.names]
+        return pq.ParquetFile(self.path, metadata=self.metadata, read_dictionary=keys)
 
     def read_group(self, group: int, names: Sequence[str], where: pc.Expression | None) -> pa.Table:
         """Some columns of one row group; with ``where``, only the rows for which it holds.

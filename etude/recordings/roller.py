@@ -51,7 +51,7 @@ class FileRoller:
             self.publish()
 
     def _open(self, schema: pa.Schema) -> None:
-        self._schema = schema.with_metadata({HEADER_KEY: self._header})
+        self._schema = _on_disk(schema).with_metadata({HEADER_KEY: self._header})
         self._path = self._folder / f"part-{self._next:05d}.parquet"
         self._aside = self._folder / f".{self._path.name}.tmp"
         self._next += 1
@@ -81,6 +81,12 @@ class FileRoller:
                 self._aside.unlink(missing_ok=True)
         except (OSError, pa.ArrowException):
             pass  # the first failure is the one that is told
+
+
+def _on_disk(schema: pa.Schema) -> pa.Schema:
+    """Keys as plain strings: Parquet has its own dictionaries, and other readers can do more with strings."""
+    fields = [field.with_type(pa.string()) if pa.types.is_dictionary(field.type) else field for field in schema]
+    return pa.schema(fields)
 
 
 def _parquet_options(schema: pa.Schema) -> dict[str, Any]:

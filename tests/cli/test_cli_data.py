@@ -27,7 +27,7 @@ def test_info_in_words_and_as_json(recording, capsys):
         "CartPole-v1",
         f"steps      {found['env_steps']:,}",
         "Discrete(2)",
-        "obs action reward",
+        " reward",
     ):
         assert text in words
 

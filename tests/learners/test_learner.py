@@ -331,6 +331,7 @@ def test_measure_is_a_mean_over_all_steps_in_evaluation_mode() -> None:
     assert means == learner.measure(exp, figures, chunk_size=16)
 
 
+@pytest.mark.filterwarnings("ignore")  # of torch about itself
 def test_compiled_steps_are_the_plain_ones() -> None:
     modules = make(), make()
     learners = [

@@ -4,6 +4,7 @@ import threading
 
 import gymnasium as gym
 import numpy as np
+import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
@@ -48,6 +49,7 @@ def test_the_layout_other_tools_see(tmp_path):
     assert [v for v in table["final_obs"].to_pylist() if v is not None] == [[0, 3, 3], [1, 4, 1004], [2, 5, 2005]]
     assert table["terminated"].to_pylist().count(True) == 2
     assert "next_obs" not in table.column_names
+    assert table.schema.field("episode_id").type == pa.string()  # as a dictionary, pyarrow can't even count them
     data = json.loads((tmp_path / "recording.json").read_text())
     assert data["format"] == "etude-recording"
     assert data["version"] == 1

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recordings: batches from Parquet and from memory, and what it costs to record."""
+
+import itertools
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.harness import ENV, ETUDE, Figure, Options, Reach, Row, Work, expert, race
+
+BATCH = 1024
+COLUMNS = ("obs", "action", "reward", "next_obs", "terminated")
+SCAN, PARQUET_REACH = "pyarrow scan", 5 / 13.5
+TAKE, MEMORY_REACH = "np.take of 5 columns", 20 / 80
+ALONE, RECORDING_REACH = "sampling alone", 0.9
+
+
+def parquet(options: Options) -> Iterator[Row]:
+    """Shuffled batches of 1,024 from Parquet, on and on; beside reading the same columns in order, unshuffled."""
+    from etude import Recording
+
+    recording = Recording.open(expert(options))
+    batches = recording.batches(BATCH, columns=COLUMNS)
+    rates = race({ETUDE: _taking(batches), SCAN: lambda: _scan(recording.files)}, options)
+    yield Row(
+        "Parquet to shuffled batches of 1,024 (obs, action, reward, next_obs, done)",
+        "steps/s",
+        [Figure(ETUDE, rates[ETUDE], "etude"), Figure(SCAN, rates[SCAN])],
+        Reach(PARQUET_REACH, SCAN),
+        f"{recording.num_steps:,} steps; buffer of 65,536; every step once an epoch",
+    )
+
+
+def _taking(batches: Iterator[Mapping[str, Any]]) -> Work:
+    def work() -> int:
+        return sum(len(batch["reward"]) for batch in itertools.islice(batches, 32))
+
+    return work
+
+
+def _scan(files: list[Path]) -> int:
+    """Read the columns, which make the same batches, into contiguous NumPy arrays."""
+    rows = 0
+    for path in files:
+        file = pq.ParquetFile(path)
+        for group in range(file.num_row_groups):
+            table = file.read_row_group(group, ["obs", "action", "reward", "terminated"], use_threads=False)
+            for column in table.combine_chunks().columns:
+                values = column.chunk(0)
+                if pa.types.is_fixed_size_list(values.type):
+                    values = values.flatten()
+                values.to_numpy(zero_copy_only=False)
+            rows += table.num_rows
+    return rows
+
+
+def memory(options: Options) -> Iterator[Row]:
+    """Random batches of 1,024 from 250,000 steps in memory."""
+    from benchmarks import sb3
+    from etude import Recording
+    from etude.recordings import sample_batches
+
+    exp = Recording.open(expert(options)).read()
+    columns = {name: exp.steps[name] for name in ("obs", "action", "reward")}
+    columns |= {"next_obs": exp.next_obs()["obs"], "done": exp.at_ends(exp.segments.terminated)}
+    rng = np.random.default_rng(0)
+
+    def take() -> int:
+        for _ in range(10):
+            rows = rng.integers(exp.num_steps, size=BATCH)
+            _ = {name: column.take(rows, axis=0) for name, column in columns.items()}
+        return 10 * BATCH
+
+    peer = "SB3 ReplayBuffer"
+    works = {
+        ETUDE: _taking(sample_batches(exp, BATCH, columns=COLUMNS)),
+        TAKE: take,
+        peer: sb3.replaying(columns, BATCH),
+    }
+    rates = race(works, options)
+    yield Row(
+        f"random batches of 1,024 from {exp.num_steps // 1000}k steps in memory",
+        "steps/s",
+        [Figure(ETUDE, rates[ETUDE], "etude"), Figure(TAKE, rates[TAKE]), Figure(peer, rates[peer], "peer")],
+        Reach(MEMORY_REACH, TAKE),
+        "Etude's are without replacement, every step once an epoch; the others draw with replacement",
+    )
+
+
+def recording(options: Options) -> Iterator[Row]:
+    """Sampling with a writer beside sampling without, the end of the writing included."""
+    for num_envs, steps in ((1, 40_000), (8, 200_000), (64, 1_000_000)):
+        num_steps = steps // 10 if options.quick else steps
+        bare = "bare loop + pyarrow"
+        works = {
+            ETUDE: _recording(num_envs, num_steps, options.folder / f"recorded-{num_envs}"),
+            ALONE: _recording(num_envs, num_steps, None),
+        }
+        if num_envs == 1:
+            works[bare] = lambda steps=num_steps: _bare_recording(steps, options.folder / "bare.parquet")
+        rates = race(works, options)
+        others = [Figure(name, rates[name]) for name in works if name != ETUDE]
+        yield Row(
+            f"recording {ENV} to Parquet, {num_envs} env{'s' if num_envs > 1 else ''}",
+            "steps/s",
+            [Figure(ETUDE, rates[ETUDE], "etude"), *others],
+            Reach(RECORDING_REACH, ALONE),
+            f"{num_steps:,} steps a recording" + ("; the bare loop acts at random" if num_envs == 1 else ""),
+        )
+
+
+def _recording(num_envs: int, num_steps: int, path: Path | None) -> Work:
+    """A runner as training uses it, with or without a writer."""
+    from benchmarks.sampling import TURNS
+    from etude import RecordingWriter, Runner, VectorArena
+    from etude.modules import make_module
+
+    arena = VectorArena(ENV, num_envs)
+    runner = Runner(arena, make_module(None, arena.obs_space, arena.action_space), seed=0)
+    at_a_time = TURNS[num_envs] * num_envs
+    collections = -(-num_steps // at_a_time)
+
+    def alone() -> int:
+        return sum(runner.collect(num_steps=at_a_time).num_steps for _ in range(collections))
+
+    def recorded() -> int:
+        assert path is not None
+        shutil.rmtree(path, ignore_errors=True)
+        spaces = {"obs_space": arena.obs_space, "action_space": arena.action_space}
+        with RecordingWriter(path, **spaces, columns=("obs", "action", "reward", "logp")) as writer:
+            for _ in range(collections):
+                writer.write(runner.collect(num_steps=at_a_time))
+        return collections * at_a_time
+
+    return alone if path is None else recorded
+
+
+def _bare_recording(num_steps: int, path: Path) -> int:
+    """One plain env with random actions, lists of what it said, one Parquet file at the end."""
+    env = gym.make(ENV)
+    actions = np.random.default_rng(0).integers(0, 2, num_steps)
+    steps: dict[str, list[Any]] = {name: [] for name in ("obs", "action", "reward", "terminated", "truncated")}
+    obs, _ = env.reset(seed=0)
+    for action in actions:
+        following, reward, terminated, truncated, _ = env.step(action)
+        for name, value in zip(steps, (obs, action, reward, terminated, truncated), strict=True):
+            steps[name].append(value)
+        obs = env.reset()[0] if terminated or truncated else following
+    flat = pa.array(np.stack(steps.pop("obs")).reshape(-1))
+    columns = {name: pa.array(np.array(values)) for name, values in steps.items()}
+    table = pa.table({"obs": pa.FixedSizeListArray.from_arrays(flat, 4), **columns})
+    pq.write_table(table, path, compression="zstd", compression_level=1, use_dictionary=False)
+    return num_steps

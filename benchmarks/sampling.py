@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sampling: Etude's runner beside bare loops and SB3's, at 1, 8 and 64 envs."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from benchmarks import nets, sb3
+from benchmarks.harness import ENV, ETUDE, Figure, Options, Reach, Row, Work, race
+from etude import Runner, VectorArena
+from etude.modules import make_module
+
+TURNS = {1: 2048, 8: 256, 64: 128}
+"""Steps of each env in one collection, by the number of envs."""
+REACH = {1: 20 / 30, 8: 160 / 232, 64: 1000 / 1433}
+USERS_REACH = 0.7
+ALONE, NUMPY, TORCH, SB3 = "env alone", "env + NumPy forward", "env + bare torch", "SB3 collect_rollouts"
+
+
+def rows(options: Options) -> Iterator[Row]:
+    """Steps a second, with the built-in network and with a user's own."""
+    for num_envs, turns in TURNS.items():
+        users = "Etude, user's module"
+        rates = race(
+            {
+                ETUDE: collecting(num_envs, None),
+                NUMPY: _loop(num_envs, _numpy_policy(turns * num_envs)),
+                SB3: sb3.collecting(num_envs, turns),
+                users: collecting(num_envs, nets.UsersNet()),
+                TORCH: _loop(num_envs, _torch_policy()),
+                ALONE: _loop(num_envs, _random_policy(num_envs)),
+            },
+            options,
+        )
+        peer = Figure(SB3, rates[SB3], "peer")
+        envs = f"{num_envs} env{'s' if num_envs > 1 else ''}"
+        yield Row(
+            f"sampling {ENV}, built-in 2x64, {envs}",
+            "steps/s",
+            [Figure(ETUDE, rates[ETUDE], "etude"), Figure(NUMPY, rates[NUMPY]), Figure(ALONE, rates[ALONE]), peer],
+            Reach(REACH[num_envs], NUMPY),
+        )
+        yield Row(
+            f"sampling {ENV}, a user's torch module, {envs}",
+            "steps/s",
+            [Figure(ETUDE, rates[users], "etude"), Figure(TORCH, rates[TORCH]), peer],
+            Reach(USERS_REACH, TORCH),
+        )
+
+
+def collecting(num_envs: int, net: torch.nn.Module | None) -> Work:
+    """Etude's runner: stochastic, with log-probabilities and values, into columns."""
+    arena = VectorArena(ENV, num_envs)
+    torch.manual_seed(0)
+    runner = Runner(arena, make_module(net, arena.obs_space, arena.action_space), seed=0)
+    num_steps = num_envs * TURNS[num_envs]
+    return lambda: runner.collect(num_steps=num_steps).num_steps
+
+
+def _loop(num_envs: int, policy: Callable[[Any], Any]) -> Work:
+    """The barest loop: nothing is kept."""
+    env = gym.make_vec(ENV, num_envs=num_envs, vectorization_mode="vector_entry_point")
+    obs, _ = env.reset(seed=0)
+    turns = TURNS[num_envs]
+
+    def work() -> int:
+        nonlocal obs
+        for _ in range(turns):
+            obs, *_ = env.step(policy(obs))
+        return turns * num_envs
+
+    return work
+
+
+def _random_policy(num_envs: int) -> Callable[[Any], Any]:
+    actions = np.random.default_rng(0).integers(0, 2, (64, num_envs))
+    turn = 0
+
+    def policy(obs: Any) -> Any:
+        nonlocal turn
+        turn = (turn + 1) % 64
+        return actions[turn]
+
+    return policy
+
+
+def _numpy_policy(rows_ahead: int) -> Callable[[Any], Any]:
+    """Logits in NumPy, an action drawn from noise made ahead; no value, no log-probability."""
+    layers = [layer for layer in nets.seeded_net().policy if isinstance(layer, torch.nn.Linear)]
+    (w0, b0), (w1, b1), (w2, b2) = [(x.weight.detach().numpy().T, x.bias.detach().numpy()) for x in layers]
+    rng = np.random.default_rng(0)
+    noise, at = np.empty((0, 2), np.float32), 0
+
+    def policy(obs: Any) -> Any:
+        nonlocal noise, at
+        n = len(obs)
+        if at + n > len(noise):
+            noise, at = -np.log(rng.standard_exponential((rows_ahead, 2), np.float32)), 0
+        x = obs.dot(w0)
+        x += b0
+        np.tanh(x, out=x)
+        x = x.dot(w1)
+        x += b1
+        np.tanh(x, out=x)
+        x = x.dot(w2)
+        x += b2
+        x += noise[at : at + n]
+        at += n
+        return x.argmax(1)
+
+    return policy
+
+
+def _torch_policy() -> Callable[[Any], Any]:
+    """Policy, value, Gumbel-max and log-probability in torch, without distribution objects."""
+    net = nets.seeded_net()
+
+    @torch.inference_mode()
+    def policy(obs: Any) -> Any:
+        logits, _ = net(torch.from_numpy(obs))
+        action = (logits - torch.empty_like(logits).exponential_().log_()).argmax(-1)
+        logits.log_softmax(-1).gather(-1, action.unsqueeze(-1))
+        return action.numpy()
+
+    return policy

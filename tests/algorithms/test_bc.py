@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from toy_envs import Echo
+
+from etude.algorithms import BC, PPO, BCConfig, PPOConfig, Stop
+from etude.errors import DataError, EtudeError, SettingsError
+from etude.learners import Batch
+from etude.recordings import Recording
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("echo") / "data"
+    PPO(PPOConfig(env=Echo, seed=0)).record(path, 30, seed=1, explore=True)
+    return path
+
+
+def test_loss_is_cross_entropy(recording: Path) -> None:
+    algorithm = BC(BCConfig(data=str(recording), seed=0, entropy_weight=0.1))
+    exp = Recording.open(recording).read()
+    obs, action = exp.steps["obs"], exp.steps["action"]
+    with torch.no_grad():
+        logits = algorithm.module(torch.from_numpy(obs.copy())).dist_inputs.numpy().astype(float)
+        tensors = {"obs": torch.from_numpy(obs.copy()), "action": torch.from_numpy(action.copy())}
+        loss = algorithm.loss(algorithm.module, Batch(tensors, algorithm.module))
+    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    entropy = -(p * np.log(p)).sum(1).mean()
+    assert float(loss.parts["imitation"]) == pytest.approx(-np.log(p[np.arange(len(p)), action]).mean(), rel=1e-5)
+    assert float(loss.parts["entropy"]) == pytest.approx(-0.1 * entropy, rel=1e-5)
+    assert "entropy" not in BC(BCConfig(data=str(recording))).train().losses
+
+
+def test_no_env_is_needed_and_every_step_is_seen_once_an_epoch(recording: Path) -> None:
+    seen: list[int] = []
+
+    class Looks(BC):
+        columns = ("obs", "action", "reward")
+
+        def loss(self, module: Any, batch: Batch) -> Any:
+            seen.append(len(batch.reward))
+            return super().loss(module, batch)
+
+    algorithm = Looks(BCConfig(data=str(recording), batch_size=50, updates_per_iteration=6))
+    result = algorithm.train()
+    assert seen == [50] * 6  # 300 steps
+    assert result.updates == 6
+    assert result.env_steps == 0
+    assert np.isnan(result.return_mean)
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_learns_from_memory_and_from_a_stream(recording: Path, in_memory: bool) -> None:
+    config = BCConfig(data=str(recording), in_memory=in_memory, seed=0, batch_size=64, updates_per_iteration=20)
+    algorithm = BC(config)
+    first, *_, last = (algorithm.train() for _ in range(4))
+    assert last.losses["imitation"] < first.losses["imitation"]
+
+
+def test_evaluates_where_there_is_an_env(recording: Path) -> None:
+    config = BCConfig(data=str(recording), env=Echo, evaluation_episodes=5, evaluation_interval=2, seed=0)
+    algorithm = BC(config)
+    first, second = algorithm.train(), algorithm.train()
+    assert first.returns_counted == 0
+    assert second.returns_counted == second.episodes == 5
+    assert 0 <= second.return_mean <= 10
+
+
+def test_connectors_learn_from_the_data_and_are_kept(recording: Path, tmp_path: Path) -> None:
+    import etude
+
+    config = BCConfig(data=str(recording), connectors=("normalize_obs",), env=Echo, seed=0)
+    algorithm = BC(config)
+    algorithm.train()
+    mean = Recording.open(recording).read().steps["obs"].mean(0)
+    algorithm.save(tmp_path)
+    for each in (algorithm, etude.load(tmp_path)):
+        learned = each.connectors.state_dict()["connectors"][1]["state"]["obs"]
+        np.testing.assert_allclose(learned["mean"], mean, rtol=1e-5)
+    loaded = etude.load(tmp_path)
+    assert loaded.evaluate(4, seed=3).return_mean == algorithm.evaluate(4, seed=3).return_mean
+    loaded.train()
+    algorithm.train()
+    count = [each.connectors.state_dict()["connectors"][1]["state"]["obs"]["count"] for each in (algorithm, loaded)]
+    assert count == [300, 300]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"data": "nowhere"}, "nowhere"),
+        ({"lr": ((0, 1.0), (5, 0.1))}, "`lr` is .*, but must be a number offline"),
+        ({"batch_size": 0}, "`batch_size` is 0"),
+        ({"evaluation_interval": -1}, "`evaluation_interval` is -1"),
+    ],
+)
+def test_bad_settings(recording: Path, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(EtudeError, match=message):
+        BC(BCConfig(**{"data": str(recording), **given}))
+
+
+def test_a_goal_that_is_never_measured_is_refused(recording: Path) -> None:
+    with pytest.raises(SettingsError, match="returns are measured only where there is an `env`"):
+        BC(BCConfig(data=str(recording))).fit(Stop(return_mean=1))
+    with pytest.raises(SettingsError, match="over at least 20 episodes, but results are over 5 only"):
+        BC(BCConfig(data=str(recording), env=Echo, evaluation_episodes=5)).fit(Stop(return_mean=1))
+
+
+def test_streaming_with_connectors_on_observations_is_refused(recording: Path) -> None:
+    algorithm = BC(BCConfig(data=str(recording), in_memory=False, connectors=("normalize_obs",)))
+    with pytest.raises(SettingsError, match="is to be streamed, which connectors can't be applied to"):
+        algorithm.train()
+
+
+def test_a_column_that_was_not_recorded_is_named(recording: Path) -> None:
+    class Wants(BC):
+        columns = ("obs", "action", "value")
+
+    with pytest.raises(DataError, match="no column `value`"):
+        Wants(BCConfig(data=str(recording))).train()

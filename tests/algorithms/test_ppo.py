@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from toy_envs import Echo
+
+from etude.algorithms import PPO, PPOConfig
+from etude.errors import SettingsError
+from etude.experience import Experience
+from etude.learners import Batch
+
+
+def config(**given: Any) -> PPOConfig:
+    return PPOConfig(**{"env": Echo, "seed": 0, "num_envs": 4, "num_steps": 128, "minibatch_size": 32, **given})
+
+
+def a_batch(algorithm: PPO, size: int = 50) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(1)
+    return {
+        "obs": rng.normal(size=(size, 2)).astype(np.float32),
+        "action": rng.integers(0, 2, size),
+        "logp": (rng.normal(size=size) * 0.5 - 0.7).astype(np.float32),
+        "advantage": rng.normal(size=size).astype(np.float32),
+        "value": rng.normal(size=size).astype(np.float32),
+        "value_target": rng.normal(size=size).astype(np.float32),
+    }
+
+
+@pytest.mark.parametrize("value_clip", [None, 0.3])
+@pytest.mark.parametrize("entropy_weight", [0.0, 0.01])
+def test_loss_is_the_papers(value_clip: float | None, entropy_weight: float) -> None:
+    algorithm = PPO(config(value_clip=value_clip, entropy_weight=entropy_weight, clip=0.15, value_weight=0.7))
+    batch = a_batch(algorithm)
+    with torch.no_grad():
+        out = algorithm.module(torch.from_numpy(batch["obs"]))
+        loss = algorithm.loss(algorithm.module, Batch({n: torch.from_numpy(c) for n, c in batch.items()}, algorithm.module))
+    logits, value = out.dist_inputs.numpy().astype(float), out.value.numpy().astype(float)
+    policy = error = entropy = 0.0
+    outside = 0
+    for i, action in enumerate(batch["action"]):
+        p = np.exp(logits[i]) / np.exp(logits[i]).sum()
+        ratio = p[action] / np.exp(float(batch["logp"][i]))
+        advantage = float(batch["advantage"][i])
+        outside += abs(ratio - 1) > 0.15
+        policy -= min(ratio * advantage, float(np.clip(ratio, 0.85, 1.15)) * advantage)
+        target, old = float(batch["value_target"][i]), float(batch["value"][i])
+        errors = [(value[i] - target) ** 2]
+        if value_clip is not None:
+            errors.append((old + float(np.clip(value[i] - old, -0.3, 0.3)) - target) ** 2)
+        error += max(errors)
+        entropy -= float((p * np.log(p)).sum())
+    assert 5 < outside < 50
+    n = len(value)
+    assert float(loss.parts["policy"]) == pytest.approx(policy / n, rel=1e-4)
+    assert float(loss.parts["value"]) == pytest.approx(0.7 * error / n, rel=1e-4)
+    if entropy_weight:
+        assert float(loss.parts["entropy"]) == pytest.approx(-0.01 * entropy / n, rel=1e-4)
+    else:
+        assert "entropy" not in loss.parts
+
+
+class Looks(PPO):
+    """Keeps what it learned from, and learns nothing."""
+
+    def update(self, exp: Experience) -> Any:
+        self.seen = exp
+        return super().update(exp)
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_advantages_are_gae_of_recorded_values(normalize: bool) -> None:
+    algorithm = Looks(config(gamma=0.9, lambda_=0.7, normalize_advantages=normalize, lr=0.0, num_steps=101))
+    for _ in range(2):
+        algorithm.train()
+        exp = algorithm.seen
+        bootstrap = algorithm.module.value_of(exp.final_obs)
+        expected = np.zeros(exp.num_steps)
+        for i in range(exp.num_segments):
+            start, stop = exp.offsets[i], exp.offsets[i + 1]
+            following = 0.0 if exp.segments.terminated[i] else float(bootstrap[i])
+            total = 0.0
+            for row in range(stop - 1, start - 1, -1):
+                delta = exp.steps["reward"][row] + 0.9 * following - exp.steps["value"][row]
+                total = delta + 0.9 * 0.7 * total
+                expected[row] = total
+                following = float(exp.steps["value"][row])
+        targets = expected + exp.steps["value"]
+        if normalize:
+            expected = (expected - expected.mean()) / (expected.std() + 1e-8)
+        np.testing.assert_allclose(exp.steps["advantage"], expected, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(exp.steps["value_target"], targets, rtol=1e-4, atol=1e-4)
+        assert exp.segments.terminated.any()
+        assert not exp.segments.terminated.all()
+
+
+def test_kl_target_stops_an_iteration_early() -> None:
+    epochs = 10
+    free = PPO(config(lr=0.02, epochs=epochs)).train()
+    tight = PPO(config(lr=0.02, epochs=epochs, kl_target=1e-4)).train()
+    loose = PPO(config(lr=0.02, epochs=epochs, kl_target=1e4)).train()
+    assert free.updates == loose.updates == epochs * 4
+    assert tight.updates == 4
+    assert tight.metrics["kl"] > 1.5e-4
+    assert free.metrics["kl"] > tight.metrics["kl"]
+
+
+def test_movement_is_measured_after_the_update() -> None:
+    still = PPO(config(lr=0.0)).train()
+    assert still.metrics["kl"] == pytest.approx(0, abs=1e-6)
+    assert still.metrics["clip_fraction"] == 0
+    assert 0.6 < still.metrics["entropy"] <= np.log(2) + 1e-6
+
+
+def test_results_count_what_was_done() -> None:
+    algorithm = PPO(config(lr=((0, 1e-3), (256, 0.0)), num_steps=100, epochs=2))
+    first, second, third = (algorithm.train() for _ in range(3))
+    assert [r.iteration for r in (first, second, third)] == [1, 2, 3]
+    assert [r.env_steps for r in (first, second, third)] == [100, 200, 300]
+    assert [r.updates for r in (first, second, third)] == [8, 16, 24]
+    rates = [r.metrics["lr"] for r in (first, second, third)]
+    assert rates == pytest.approx([1e-3, 1e-3 * (156 / 256), 1e-3 * (56 / 256)])
+    assert third.episodes == third.returns_counted > first.episodes
+    assert third.length_mean == 10
+    assert 0 <= third.return_min <= third.return_mean <= third.return_max <= 10
+    assert first.losses.keys() == {"policy", "value"}
+    assert {"grad_norm", "kl", "clip_fraction", "entropy", "lr"} <= first.metrics.keys()
+    assert {"sample", "connect", "update"} <= first.times.keys()
+    assert first.sample_steps_per_s > 0
+    assert first.resumed is None
+    assert first.to_dict()["iteration"] == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"clip": 0.0}, "`clip` is 0.0, but must be greater than 0"),
+        ({"value_clip": -1.0}, "`value_clip` is -1.0, but must be greater than 0, or none"),
+        ({"kl_target": 0.0}, "`kl_target` is 0.0"),
+        ({"gamma": 1.5}, "`gamma` is 1.5, but must be between 0 and 1"),
+        ({"num_envs": 0}, "`num_envs` is 0, but must be at least 1"),
+        ({"threads": 0}, "`threads` is 0"),
+        ({"lr": ((5, 1.0), (0, 1.0))}, "a schedule is a number or points"),
+        ({"env": None}, "PPO needs an env to act in: set `env`"),
+        ({"connectors": ("frame_stak",)}, "there is no connector `frame_stak`. Nearest: `frame_stack`"),
+    ],
+)
+def test_bad_settings(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        PPO(config(**given))
