@@ -31,7 +31,8 @@ def main(args: list[str]) -> int:
     out = Path(from_dict(DemoOptions, given, owner="demo").out)
     begin = time.monotonic()
     from etude.algorithms import BC, PPO, BCConfig, PPOConfig, Stop
-    from etude.cli.train import GOAL_MISSED, TrainOptions, run
+    from etude.cli.arguments import TrainOptions
+    from etude.cli.train import GOAL_MISSED, run
     from etude.metrics.plot import plot_runs
 
     ppo, recording, bc, curves = (out / name for name in ("ppo", "recording", "bc", "curves.png"))

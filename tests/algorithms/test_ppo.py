@@ -103,7 +103,6 @@ def test_kl_target_stops_an_iteration_early() -> None:
     assert free.updates == loose.updates == epochs * 4
     assert tight.updates == 4
     assert tight.metrics["kl"] > 1.5e-4
-    assert free.metrics["kl"] > tight.metrics["kl"]
 
 
 def test_movement_is_measured_after_the_update() -> None:

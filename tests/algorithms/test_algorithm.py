@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from some_envs import make_lending
+from test_saving import facts, ppo
+from toy_envs import Echo, OwnNet, Switchboard
+
+from etude.algorithms import PPO, Algorithm, AlgorithmConfig, OnPolicyAlgorithm, PPOConfig, Result, Stop, config_class
+from etude.connectors import NormalizeObs
+from etude.errors import SettingsError
+from etude.learners import Loss
+from etude.recordings import Recording
+
+
+def test_equal_seeds_give_equal_results() -> None:
+    def results(seed: int) -> list[str]:
+        algorithm = ppo(seed=seed)
+        return [facts(algorithm.train()) for _ in range(3)]
+
+    assert results(3) == results(3)
+    assert results(3) != results(4)
+
+
+@pytest.mark.parametrize("given", [{}, {"module": OwnNet}, {"connectors": ("frame_stack:2", "normalize_obs")}])
+def test_evaluating_and_recording_do_not_disturb_training(given: dict[str, Any], tmp_path: Path) -> None:
+    quiet, busy = ppo(**given), ppo(**given)
+    for i in range(3):
+        expected = quiet.train()
+        assert facts(busy.train()) == facts(expected)
+        busy.evaluate(3)
+        busy.evaluate(2, env="CartPole-v0", explore=True)
+        busy.record(tmp_path / str(i), 3, explore=True)
+        busy.save(tmp_path / "checkpoint")
+
+
+def test_evaluations_of_one_seed_are_equal_and_their_figures_right(tmp_path: Path) -> None:
+    algorithm = ppo()
+    algorithm.train()
+    evaluation = algorithm.record(tmp_path / "data", 37, seed=5, explore=True)
+    again = algorithm.evaluate(37, seed=5, explore=True)
+    other = algorithm.evaluate(37, seed=6, explore=True)
+    clocks = {"seconds", "sample_steps_per_s"}
+    a, b, c = ({n: v for n, v in e.to_dict().items() if n not in clocks} for e in (evaluation, again, other))
+    assert a == b != c
+    exp = Recording.open(tmp_path / "data").read()
+    returns = [float(episode.steps["reward"].sum()) for episode in exp.episodes()]
+    assert evaluation.episodes == len(returns) == 37
+    assert evaluation.return_mean == pytest.approx(np.mean(returns))
+    assert evaluation.return_std == pytest.approx(np.std(returns))
+    assert (evaluation.return_min, evaluation.return_max) == (min(returns), max(returns))
+    assert evaluation.env_steps == exp.num_steps
+    assert evaluation.length_mean == pytest.approx(exp.num_steps / 37)
+    assert evaluation.updates == algorithm.learner.updates
+
+
+def test_a_recording_holds_what_was_lived(tmp_path: Path) -> None:
+    algorithm = ppo(env="Pendulum-v1", connectors=("normalize_obs", "rescale_action"), num_envs=3, num_steps=600)
+    algorithm.train()
+    algorithm.record(tmp_path / "data", 4, seed=5, explore=True)
+    recording = Recording.open(tmp_path / "data")
+    assert recording.env == "Pendulum-v1"
+    assert recording.obs_space == gym.make("Pendulum-v1").observation_space
+    assert recording.action_space == algorithm.module.action_space
+    assert recording.meta["explore"] is True
+    assert recording.meta["seed"] == 5
+    assert recording.meta["algorithm"] == "etude.algorithms.ppo:PPO"
+    exp = recording.read()
+    exp.validate()
+    assert exp.num_segments == 4
+    assert exp.segments.truncated.all()
+    assert set(exp.steps) == {"obs", "action", "reward", "logp"}
+    seen = algorithm.connectors.offline(exp)
+    with torch.no_grad():
+        out = algorithm.module(torch.from_numpy(np.array(seen.steps["obs"])))
+        logp = out.logp(torch.from_numpy(np.array(exp.steps["action"])))
+    np.testing.assert_allclose(exp.steps["logp"], logp.numpy(), rtol=1e-4, atol=1e-4)
+    env: Any = gym.make("Pendulum-v1").unwrapped  # rewards are the env's for the stretched action
+    theta = np.arctan2(exp.steps["obs"][:, 1], exp.steps["obs"][:, 0])
+    torque = 2 * np.clip(exp.steps["action"][:, 0], -1, 1)
+    cost = theta**2 + 0.1 * exp.steps["obs"][:, 2] ** 2 + 0.001 * torque**2
+    np.testing.assert_allclose(exp.steps["reward"], -cost, rtol=1e-3, atol=1e-3)
+    env.close()
+
+
+def test_one_env_object() -> None:
+    env = gym.make("CartPole-v1")
+    algorithm = ppo(env=env, num_envs=1, num_steps=50)
+    algorithm.train()
+    with pytest.raises(SettingsError, match=r"config.env is one TimeLimit object, which training is in the middle of"):
+        algorithm.evaluate(2)
+    assert algorithm.evaluate(2, env="CartPole-v1").episodes == 2
+    own = gym.make("CartPole-v1")
+    assert [algorithm.evaluate(2, env=own).episodes for _ in range(2)] == [2, 2]
+    with pytest.raises(Exception, match="one TimeLimit object can't be 2 envs"):
+        ppo(env=env, num_envs=2)
+
+
+def test_a_vector_env_object_and_a_function_that_makes_one() -> None:
+    env = SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 5, autoreset_mode=AutoresetMode.SAME_STEP)
+    algorithm = ppo(env=env)
+    algorithm.train()
+    own = SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2, autoreset_mode=AutoresetMode.DISABLED)
+    assert [algorithm.evaluate(7, env=own).episodes for _ in range(2)] == [7, 7]
+    algorithm = ppo(env=make_lending, num_envs=4)
+    algorithm.train()
+    assert algorithm.evaluate(9).episodes == 9
+
+
+def test_an_env_that_does_not_fit_is_shown() -> None:
+    algorithm = ppo()
+    with pytest.raises(SettingsError, match="the env Acrobot-v1 does not fit the module: behind the connectors it has"):
+        algorithm.evaluate(2, env="Acrobot-v1")
+    with pytest.raises(SettingsError, match="num_episodes must be at least 1, not 0"):
+        algorithm.evaluate(0)
+
+
+def test_connectors_in_a_config_are_not_shared_by_what_is_made_of_it() -> None:
+    normalize = NormalizeObs()
+    config = ppo(connectors=(normalize,)).config
+    first = PPO(config)
+    first.train()
+    before = json.dumps(first.connectors.state_dict()["connectors"][1]["state"]["obs"]["mean"].tolist())
+    PPO(config)
+    after = json.dumps(first.connectors.state_dict()["connectors"][1]["state"]["obs"]["mean"].tolist())
+    assert before == after
+    assert not normalize.state_dict()
+
+
+@pytest.mark.parametrize("module", [OwnNet, lambda o, a: OwnNet(o, a, width=8), None])
+def test_networks_of_a_users_own(module: Any) -> None:
+    algorithm = ppo(module=module)
+    algorithm.train()
+    assert isinstance(algorithm.module.net, OwnNet) == (module is not None)
+
+
+def test_an_instance_is_trained_in_place() -> None:
+    env = gym.make("CartPole-v1")
+    net = OwnNet(env.observation_space, env.action_space)
+    before = net.policy.weight.detach().clone()
+    algorithm = ppo(module=net)
+    algorithm.train()
+    assert algorithm.module.net is net
+    assert not torch.equal(net.policy.weight, before)
+
+
+def test_nested_spaces_go_through(tmp_path: Path) -> None:
+    algorithm = ppo(env=Switchboard)
+    algorithm.train()
+    algorithm.record(tmp_path, 3)
+    exp = Recording.open(tmp_path).read()
+    assert {"obs/panel/lamp", "obs/panel/noise", "obs/picture", "action"} <= set(exp.steps)
+
+
+def result(**given: Any) -> Result:
+    fields: dict[str, Any] = {name: 0 for name in ("iteration", "env_steps", "updates", "seconds", "episodes")}
+    fields |= {"return_mean": float("nan"), "return_min": 0.0, "return_max": 0.0, "length_mean": 0.0}
+    fields |= {"returns_counted": 0, "losses": {}, "metrics": {}, "times": {}, "sample_steps_per_s": 0.0}
+    return Result(**fields | given)
+
+
+@pytest.mark.parametrize(
+    ("stop", "given", "met", "used", "now"),
+    [
+        (Stop(), {}, True, False, False),
+        (Stop(return_mean=5), {}, False, False, False),
+        (Stop(return_mean=5), {"return_mean": 6.0, "returns_counted": 19}, False, False, False),
+        (Stop(return_mean=5), {"return_mean": 5.0, "returns_counted": 20}, True, False, True),
+        (Stop(return_mean=5), {"return_mean": 4.9, "returns_counted": 99}, False, False, False),
+        (Stop(return_mean=5, env_steps=10), {"env_steps": 10}, False, True, True),
+        (Stop(env_steps=10), {"env_steps": 9}, True, False, False),
+        (Stop(updates=10), {"updates": 11}, True, True, True),
+        (Stop(seconds=1.5), {"seconds": 1.6}, True, True, True),
+    ],
+)
+def test_when_to_stop(stop: Stop, given: dict[str, Any], met: bool, used: bool, now: bool) -> None:
+    row = result(**given)
+    assert (stop.goals_met(row), stop.budget_used(row), stop.now(row)) == (met, used, now)
+
+
+def test_fit_ends_with_the_budget() -> None:
+    assert ppo(num_steps=100).fit(Stop(env_steps=250)).env_steps == 300
+
+
+def test_a_goal_over_too_few_episodes_is_refused() -> None:
+    with pytest.raises(SettingsError, match="over at least 20 episodes, but results are over 10 only"):
+        ppo(window=10).fit(Stop(return_mean=1))
+
+
+def test_an_algorithm_says_what_it_lacks() -> None:
+    class NoLoss(OnPolicyAlgorithm[PPOConfig]):
+        pass
+
+    class NoConfig(Algorithm):  # type: ignore[type-arg]
+        pass
+
+    with pytest.raises(NotImplementedError, match=r"NoLoss must define loss\(module, batch\)"):
+        NoLoss(ppo().config).train()
+    with pytest.raises(SettingsError, match="NoConfig does not say its settings"):
+        config_class(NoConfig)
+    assert config_class(PPO) is PPOConfig
+    assert issubclass(config_class(NoLoss), AlgorithmConfig)
+
+
+def test_hooks_are_called() -> None:
+    calls: list[str] = []
+
+    class Hooked(PPO):
+        def setup(self) -> None:
+            super().setup()
+            calls.append("setup")
+
+        def after_update(self) -> None:
+            calls.append("after_update")
+
+        def loss(self, module: Any, batch: Any) -> Loss:
+            return super().loss(module, batch).log(mine=batch.reward.mean())
+
+    algorithm = Hooked(ppo(env=Echo).config)
+    metrics = algorithm.train().metrics
+    assert calls == ["setup", "after_update"]
+    assert 0 <= metrics["mine"] <= 1

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from some_envs import Simulated
+from toy_envs import Echo, OwnNet, Toil, double, make_acrobot
+
+import etude
+from etude.algorithms import BC, PPO, Algorithm, BCConfig, PPOConfig, Result
+from etude.checkpoints import save_tree
+from etude.connectors import Connector, FrameStack, NormalizeObs
+from etude.errors import CheckpointError, SettingsError
+
+CLOCKS = ("seconds", "times", "sample_steps_per_s", "resumed")
+
+CHILD = """
+import json, sys, etude
+algorithm = etude.load(sys.argv[1])
+rows = [algorithm.train().to_dict() for _ in range(int(sys.argv[2]))]
+weights = [p.sum().item() for p in algorithm.module.parameters()]
+print(json.dumps([rows, weights]))
+"""
+
+
+def facts(result: Result | dict[str, Any]) -> str:
+    """What must be equal, bit for bit, as text (in which NaN equals NaN)."""
+    row = result.to_dict() if isinstance(result, Result) else result
+    return json.dumps({name: value for name, value in row.items() if name not in CLOCKS})
+
+
+def ppo(**given: Any) -> PPO:
+    small = {"env": "CartPole-v1", "seed": 1, "num_envs": 5, "num_steps": 203, "minibatch_size": 64, "epochs": 2}
+    return PPO(PPOConfig(**{**small, **given}))
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("saving") / "data"
+    ppo(env=Echo).record(path, 20, seed=1, explore=True)
+    return str(path)
+
+
+def bc(data: str, **given: Any) -> BC:
+    small = {"seed": 2, "batch_size": 48, "updates_per_iteration": 7, "env": Echo, "evaluation_episodes": 3}
+    return BC(BCConfig(data=data, **{**small, **given}))
+
+
+MAKERS: dict[str, Any] = {
+    "CartPole": lambda data: ppo(),
+    "no seed": lambda data: ppo(seed=None),
+    "Acrobot with connectors": lambda data: ppo(
+        env="toy_envs:make_acrobot",
+        num_envs=3,
+        connectors=("frame_stack:2", double, NormalizeObs(clip=float("inf")), "prev_action_reward", "clip_reward"),
+        lr=((0, 1e-3), (1000, 0.0)),
+    ),
+    "own net, functions, all kinds of settings": lambda data: ppo(
+        env=make_acrobot, num_envs=2, module=OwnNet, grad_clip_by="norm", kl_target=0.01, value_clip=0.2
+    ),
+    "BC in memory": lambda data: bc(data, connectors=("normalize_obs",)),
+    "BC in memory, no seed": lambda data: bc(data, seed=None),
+    "BC streamed": lambda data: bc(data, in_memory=False),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_resumed_run_goes_on_in_a_new_process_as_if_it_had_never_stopped(
+    name: str, recording: str, tmp_path: Path
+) -> None:
+    algorithm: Algorithm[Any] = MAKERS[name](recording)
+    for _ in range(3):
+        algorithm.train()
+    algorithm.save(tmp_path)
+    expected = [algorithm.train() for _ in range(5)]
+    weights = [p.sum().item() for p in algorithm.module.parameters()]
+    folders = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "envs")]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, str(tmp_path), "5"], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    rows, other_weights = json.loads(done.stdout)
+    assert [facts(row) for row in rows] == [facts(result) for result in expected]
+    assert other_weights == weights
+    assert rows[0]["resumed"] == (None if name.startswith("BC") else "snapshot")
+    assert rows[1]["resumed"] is None
+    assert rows[0]["seconds"] > 0
+
+
+def test_settings_come_back(tmp_path: Path) -> None:
+    algorithm = ppo(connectors=(FrameStack, NormalizeObs(clip=3.0), double), env=make_acrobot, lr=((0, 0.1), (5, 0.2)))
+    algorithm.save(tmp_path)
+    config = etude.load(tmp_path).config
+    for name in ("env", "seed", "num_envs", "lr", "network", "module", "grad_clip"):
+        assert getattr(config, name) == getattr(algorithm.config, name)
+    stack, normalize, function = config.connectors
+    assert stack is FrameStack
+    assert normalize.clip == 3.0
+    assert function is double
+
+
+def test_an_override_counts_more(tmp_path: Path) -> None:
+    algorithm = ppo(env=Echo)
+    algorithm.train()
+    algorithm.save(tmp_path)
+    loaded = etude.load(tmp_path, lr=0.5, num_steps=50)
+    result = loaded.train()
+    assert result.metrics["lr"] == 0.5
+    assert result.env_steps == 203 + 50
+    assert result.resumed == "snapshot"
+    with pytest.raises(SettingsError, match="PPOConfig has no setting `num_step`. Nearest: `num_steps`"):
+        etude.load(tmp_path, num_step=5)
+
+
+def test_more_envs_or_another_env_begin_new_episodes(tmp_path: Path) -> None:
+    algorithm = ppo(env=Toil)
+    algorithm.train()
+    algorithm.save(tmp_path)
+    assert etude.load(tmp_path, num_envs=7).train().resumed == "new episodes: there were 5 slots, and now there are 7"
+    other = functools.partial(Toil, terminates=True)
+    loaded = etude.load(tmp_path, env=other)
+    assert loaded.train().resumed == "new episodes: another env was given"
+    assert loaded.runner.arena.env.envs[0].terminates  # type: ignore[attr-defined]
+    assert etude.load(tmp_path, env=Toil).train().resumed == "snapshot"
+
+
+def test_what_has_no_name_must_be_given_again(tmp_path: Path) -> None:
+    for env in (lambda: Echo(), functools.partial(Toil, terminates=True)):
+        algorithm = ppo(env=env)
+        algorithm.train()
+        algorithm.save(tmp_path)
+        with pytest.raises(CheckpointError, match=r"`env` was .* give it when loading, as etude.load\(path, env=...\)"):
+            etude.load(tmp_path)
+        expected = algorithm.train()
+        result = etude.load(tmp_path, env=env).train()
+        assert result.resumed == "snapshot"
+        assert facts(result) == facts(expected)
+
+
+def test_an_instance_of_a_network_must_be_given_again(tmp_path: Path) -> None:
+    net = OwnNet(gym.make("CartPole-v1").observation_space, gym.make("CartPole-v1").action_space)
+    algorithm = ppo(module=net)
+    algorithm.train()
+    algorithm.save(tmp_path)
+    with pytest.raises(CheckpointError, match=r"etude.load\(path, module=...\)"):
+        etude.load(tmp_path)
+    expected = algorithm.train()
+    torch.manual_seed(5)
+    other = OwnNet(gym.make("CartPole-v1").observation_space, gym.make("CartPole-v1").action_space)
+    assert facts(etude.load(tmp_path, module=other).train()) == facts(expected)
+
+
+class Own(Connector):
+    """A user's connector, which keeps its argument as it should."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def online(self, inputs: Any) -> Any:
+        return inputs.with_obs({name: column * np.float32(self.factor) for name, column in inputs.obs.items()})
+
+    def offline(self, exp: Any, module: Any = None) -> Any:
+        return exp.with_steps(obs=exp.steps["obs"] * np.float32(self.factor))
+
+
+class Forgets(Own):
+    """Does not."""
+
+    def __init__(self, hidden: float) -> None:
+        super().__init__(hidden)
+
+
+def test_own_connectors_come_back_by_class_and_arguments(tmp_path: Path) -> None:
+    algorithm = ppo(connectors=(Own(0.5),))
+    algorithm.save(tmp_path)
+    assert etude.load(tmp_path).config.connectors[0].factor == 0.5
+    ppo(connectors=(Forgets(0.5),)).save(tmp_path)
+    with pytest.raises(CheckpointError, match=r"etude.load\(path, connectors=...\)"):
+        etude.load(tmp_path)
+
+
+def test_what_can_no_longer_be_imported_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import toy_envs
+
+    ppo(env=make_acrobot).save(tmp_path)
+    monkeypatch.delattr(toy_envs, "make_acrobot")
+    with pytest.raises(CheckpointError, match=r"`toy_envs:make_acrobot`, which can't be imported .*env=\.\.\."):
+        etude.load(tmp_path)
+
+
+def test_running_episodes_that_cannot_be_kept_begin_anew_and_the_result_says_so(tmp_path: Path) -> None:
+    algorithm = ppo(env=Simulated)
+    algorithm.train()
+    algorithm.save(tmp_path)
+    loaded = etude.load(tmp_path)
+    resumed = loaded.train().resumed
+    assert resumed is not None
+    assert resumed.startswith("new episodes: SyncVectorEnv.envs[0].simulator is a builtins:range_iterator")
+    assert loaded.train().resumed is None
+
+
+def test_other_weights_do_not_fit(tmp_path: Path) -> None:
+    ppo().save(tmp_path)
+    with pytest.raises(CheckpointError, match="the checkpoint is of another module"):
+        etude.load(tmp_path, network=etude.NetworkConfig(hidden=(3,)))
+
+
+def test_what_is_no_algorithms_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="checkpoint"):
+        etude.load(tmp_path / "nowhere")
+    save_tree(tmp_path, {"a": 1}, meta={"b": 2})
+    with pytest.raises(CheckpointError, match="is a checkpoint, but not of an algorithm"):
+        etude.load(tmp_path)
+    save_tree(tmp_path, {"a": 1}, meta={"algorithm": "json:loads", "config": {}})
+    with pytest.raises(CheckpointError, match="names json:loads as its algorithm, which is not one"):
+        etude.load(tmp_path)
