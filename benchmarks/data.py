@@ -45,17 +45,18 @@ def _taking(batches: Iterator[Mapping[str, Any]]) -> Work:
 
 
 def _scan(files: list[Path]) -> int:
-    """Read the columns, which make the same batches, into contiguous NumPy arrays."""
+    """Read all columns in order, into contiguous NumPy arrays: next_obs is in them as obs and final_obs."""
     rows = 0
     for path in files:
         file = pq.ParquetFile(path)
         for group in range(file.num_row_groups):
-            table = file.read_row_group(group, ["obs", "action", "reward", "terminated"], use_threads=False)
+            table = file.read_row_group(group, use_threads=False)
             for column in table.combine_chunks().columns:
                 values = column.chunk(0)
                 if pa.types.is_fixed_size_list(values.type):
                     values = values.flatten()
-                values.to_numpy(zero_copy_only=False)
+                if pa.types.is_primitive(values.type):
+                    values.to_numpy(zero_copy_only=False)
             rows += table.num_rows
     return rows
 
@@ -111,7 +112,8 @@ def recording(options: Options) -> Iterator[Row]:
             "steps/s",
             [Figure(ETUDE, rates[ETUDE], "etude"), *others],
             Reach(RECORDING_REACH, ALONE),
-            f"{num_steps:,} steps a recording" + ("; the bare loop acts at random" if num_envs == 1 else ""),
+            f"{num_steps:,} steps a recording"
+            + ("; the bare loop draws nothing and has no value" if num_envs == 1 else ""),
         )
 
 
@@ -142,12 +144,15 @@ def _recording(num_envs: int, num_steps: int, path: Path | None) -> Work:
 
 
 def _bare_recording(num_steps: int, path: Path) -> int:
-    """One plain env with random actions, lists of what it said, one Parquet file at the end."""
+    """One plain env, a NumPy policy, lists of what was seen, one Parquet file at the end."""
+    from benchmarks.sampling import numpy_policy
+
     env = gym.make(ENV)
-    actions = np.random.default_rng(0).integers(0, 2, num_steps)
+    policy = numpy_policy(1)
     steps: dict[str, list[Any]] = {name: [] for name in ("obs", "action", "reward", "terminated", "truncated")}
     obs, _ = env.reset(seed=0)
-    for action in actions:
+    for _ in range(num_steps):
+        action = policy(obs[None])[0]
         following, reward, terminated, truncated, _ = env.step(action)
         for name, value in zip(steps, (obs, action, reward, terminated, truncated), strict=True):
             steps[name].append(value)

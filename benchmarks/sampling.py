@@ -18,29 +18,31 @@ TURNS = {1: 2048, 8: 256, 64: 128}
 REACH = {1: 20 / 30, 8: 160 / 232, 64: 1000 / 1433}
 USERS_REACH = 0.7
 ALONE, NUMPY, TORCH, SB3 = "env alone", "env + NumPy forward", "env + bare torch", "SB3 collect_rollouts"
+PLAIN = "plain env + NumPy forward"
 
 
 def rows(options: Options) -> Iterator[Row]:
     """Steps a second, with the built-in network and with a user's own."""
     for num_envs, turns in TURNS.items():
         users = "Etude, user's module"
-        rates = race(
-            {
-                ETUDE: collecting(num_envs, None),
-                NUMPY: _loop(num_envs, _numpy_policy(turns * num_envs)),
-                SB3: sb3.collecting(num_envs, turns),
-                users: collecting(num_envs, nets.UsersNet()),
-                TORCH: _loop(num_envs, _torch_policy()),
-                ALONE: _loop(num_envs, _random_policy(num_envs)),
-            },
-            options,
-        )
+        works = {
+            ETUDE: collecting(num_envs, None),
+            NUMPY: _loop(num_envs, numpy_policy(num_envs)),
+            SB3: sb3.collecting(num_envs, turns),
+            users: collecting(num_envs, nets.UsersNet()),
+            TORCH: _loop(num_envs, _torch_policy()),
+            ALONE: _loop(num_envs, _random_policy(num_envs)),
+        }
+        if num_envs == 1:
+            works[PLAIN] = _plain_loop(numpy_policy(1))
+        rates = race(works, options)
+        limits = [Figure(name, rates[name]) for name in (NUMPY, ALONE, PLAIN) if name in rates]
         peer = Figure(SB3, rates[SB3], "peer")
         envs = f"{num_envs} env{'s' if num_envs > 1 else ''}"
         yield Row(
             f"sampling {ENV}, built-in 2x64, {envs}",
             "steps/s",
-            [Figure(ETUDE, rates[ETUDE], "etude"), Figure(NUMPY, rates[NUMPY]), Figure(ALONE, rates[ALONE]), peer],
+            [Figure(ETUDE, rates[ETUDE], "etude"), *limits, peer],
             Reach(REACH[num_envs], NUMPY),
         )
         yield Row(
@@ -61,7 +63,7 @@ def collecting(num_envs: int, net: torch.nn.Module | None) -> Work:
 
 
 def _loop(num_envs: int, policy: Callable[[Any], Any]) -> Work:
-    """The barest loop: nothing is kept."""
+    """The barest loop over the env's own vectorised version: nothing is kept."""
     env = gym.make_vec(ENV, num_envs=num_envs, vectorization_mode="vector_entry_point")
     obs, _ = env.reset(seed=0)
     turns = TURNS[num_envs]
@@ -71,6 +73,22 @@ def _loop(num_envs: int, policy: Callable[[Any], Any]) -> Work:
         for _ in range(turns):
             obs, *_ = env.step(policy(obs))
         return turns * num_envs
+
+    return work
+
+
+def _plain_loop(policy: Callable[[Any], Any]) -> Work:
+    """One env that is not vectorised: for a single copy that is quicker."""
+    env = gym.make(ENV)
+    obs, _ = env.reset(seed=0)
+
+    def work() -> int:
+        nonlocal obs
+        for _ in range(TURNS[1]):
+            obs, _, terminated, truncated, _ = env.step(policy(obs[None])[0])
+            if terminated or truncated:
+                obs, _ = env.reset()
+        return TURNS[1]
 
     return work
 
@@ -87,29 +105,22 @@ def _random_policy(num_envs: int) -> Callable[[Any], Any]:
     return policy
 
 
-def _numpy_policy(rows_ahead: int) -> Callable[[Any], Any]:
-    """Logits in NumPy, an action drawn from noise made ahead; no value, no log-probability."""
+def numpy_policy(num_envs: int) -> Callable[[Any], Any]:
+    """The policy's forward in NumPy and nothing else: the action is the larger logit; nothing is drawn."""
     layers = [layer for layer in nets.seeded_net().policy if isinstance(layer, torch.nn.Linear)]
-    (w0, b0), (w1, b1), (w2, b2) = [(x.weight.detach().numpy().T, x.bias.detach().numpy()) for x in layers]
-    rng = np.random.default_rng(0)
-    noise, at = np.empty((0, 2), np.float32), 0
+    (w0, b0), (w1, b1), (w2, b2) = [(x.weight.detach().numpy(), x.bias.detach().numpy()[:, None]) for x in layers]
+    x, y, z = (np.empty((width, num_envs), np.float32) for width in (64, 64, 2))
 
     def policy(obs: Any) -> Any:
-        nonlocal noise, at
-        n = len(obs)
-        if at + n > len(noise):
-            noise, at = -np.log(rng.standard_exponential((rows_ahead, 2), np.float32)), 0
-        x = obs.dot(w0)
-        x += b0
+        np.dot(w0, obs.T, out=x)
+        np.add(x, b0, out=x)
         np.tanh(x, out=x)
-        x = x.dot(w1)
-        x += b1
-        np.tanh(x, out=x)
-        x = x.dot(w2)
-        x += b2
-        x += noise[at : at + n]
-        at += n
-        return x.argmax(1)
+        np.dot(w1, x, out=y)
+        np.add(y, b1, out=y)
+        np.tanh(y, out=y)
+        np.dot(w2, y, out=z)
+        np.add(z, b2, out=z)
+        return z.argmax(0)
 
     return policy
 

@@ -6,13 +6,11 @@ the block before it must print. ``<!-- no-run: reason -->`` before a block leave
 ``etude`` must name commands and flags that exist; those of the start page are run. YAML must be settings of PPO.
 """
 
-import dataclasses
 import os
 import re
 import shlex
 import subprocess
 import sys
-import typing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +20,6 @@ import yaml
 from etude.algorithms import BCConfig, PPOConfig, Stop
 from etude.cli.data import COMMANDS as DATA_COMMANDS
 from etude.cli.main import COMMANDS
-from etude.cli.train import main as train
 from etude.settings import from_dict
 
 ROOT = Path(__file__).parent.parent
@@ -145,7 +142,10 @@ def test_shell_lines_of_the_start_page_run(tmp_path: Path) -> None:
     assert len(shell_lines(page)) > 5
     for words in shell_lines(page):
         if words[1] != "demo":  # the same again, and longer
-            run([sys.executable, "-c", "import sys; from etude.cli.main import main; sys.exit(main())", *words[1:]], tmp_path)
+            run(
+                [sys.executable, "-c", "import sys; from etude.cli.main import main; sys.exit(main())", *words[1:]],
+                tmp_path,
+            )
 
 
 def test_yaml_holds_settings() -> None:

@@ -30,7 +30,7 @@ from etude.metrics import Window
 from etude.modules import Module, make_module
 from etude.recordings import RecordingWriter
 from etude.runners import Runner
-from etude.spaces import Space, leaf_shape, leaves
+from etude.spaces import Space, leaf_shape, leaves, space_from_json, space_to_json
 
 C = TypeVar("C", bound=AlgorithmConfig)
 
@@ -45,25 +45,27 @@ class Algorithm(Generic[C]):
 
     Args:
         config: The settings. An algorithm can be built from them alone.
+        saved_spaces: What `env_spaces` gave when the algorithm was saved; used by `load`.
     """
 
     name: str = ""
     """What the command line calls it."""
 
-    def __init__(self, config: C) -> None:
+    def __init__(self, config: C, *, saved_spaces: tuple[Space, Space] | None = None) -> None:
         self.config = config
+        self._saved_spaces = saved_spaces
         torch.set_num_threads(config.threads)
         # BLAS threads beside torch's make both crawl; NumPy's matrices here are too small to gain from them.
         threadpoolctl.threadpool_limits(1, user_api="blas")
         weights, runner, learner = np.random.SeedSequence(config.seed).spawn(3)
         self._seed = int(runner.generate_state(1)[0])
-        obs_space, action_space = self.env_spaces()
+        self.obs_space, self.action_space = self.env_spaces()
         self.connectors = Pipeline(config.connectors).copy()  # ones in the config may be used by others, too
         if not any(isinstance(c, ClipAction | RescaleAction) for c in self.connectors.connectors):
             self.connectors.add(ClipAction(), at=0)  # a Gaussian does not know the bounds of its Box
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(weights.generate_state(1)[0]))
-            seen, acted = self.connectors.spaces(obs_space, action_space)
+            seen, acted = self.connectors.spaces(self.obs_space, self.action_space)
             self.module = make_module(config.module, seen, acted, config.network).to(config.device)
         self.learner = Learner(
             self.module,
@@ -252,10 +254,12 @@ class Algorithm(Generic[C]):
         connectors = self.connectors.copy()
         learned = connectors.state_dict()
         seen, acted = connectors.spaces(arena.obs_space, arena.action_space)
-        if not (_alike(seen, self.module.obs_space) and _alike(acted, self.module.action_space)):
+        if not (_alike(seen, self.module.obs_space) and acted == self.module.action_space):
             raise SettingsError(
                 f"the env {env_name(where)} does not fit the module: behind the connectors it has the spaces {seen} "
-                f"and {acted}, but the module was made for {self.module.obs_space} and {self.module.action_space}."
+                f"and {acted}, but the module was made for {self.module.obs_space} and {self.module.action_space}. "
+                "Where the actions of a recording are in other units than the env's, a connector such as "
+                "rescale_action goes between."
             )
         connectors.load_state_dict(learned)
         return Runner(arena, self.module, connectors, seed=seed)
@@ -293,6 +297,7 @@ class Algorithm(Generic[C]):
         meta = {
             "algorithm": saving.name_of(type(self)),
             "config": {f.name: saving.to_plain(getattr(self.config, f.name)) for f in dataclasses.fields(self.config)},
+            "spaces": [space_to_json(self.obs_space), space_to_json(self.action_space)],
             "env_steps": self.env_steps,
             "updates": self.learner.updates,
         }
@@ -329,18 +334,23 @@ def load(path: str | os.PathLike[str], **overrides: Any) -> Algorithm[Any]:
         SettingsError: an override is not a setting.
     """
     tree, meta = load_tree(path)
-    if not (isinstance(meta, dict) and isinstance(tree, dict) and {"algorithm", "config"} <= meta.keys()):
+    if not (isinstance(meta, dict) and isinstance(tree, dict) and {"algorithm", "config", "spaces"} <= meta.keys()):
         raise CheckpointError(f"{path} is a checkpoint, but not of an algorithm.")
     name, saved = meta["algorithm"], meta["config"]
     cls = saving.find(str(name), "the algorithm")
     if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
         raise CheckpointError(f"{path} names {name} as its algorithm, which is not one.")
-    algorithm = cls(saving.load_config(config_class(cls), saved, overrides))
+    config = saving.load_config(config_class(cls), saved, overrides)
+    spaces = (space_from_json(meta["spaces"][0]), space_from_json(meta["spaces"][1]))
+    algorithm = cls(config, saved_spaces=spaces)
     was = saved.get("env")
     is_other = "env" in overrides and saving.UNSAVED not in (was or ()) and saving.to_plain(overrides["env"]) != was
     if is_other and isinstance(tree.get("runner"), dict):
         tree["runner"]["arena"] = {"how": "new episodes", "why": "another env was given"}
-    algorithm.load_state_dict(tree)
+    try:
+        algorithm.load_state_dict(tree)
+    except KeyError as error:
+        raise CheckpointError(f"{path} holds no {error} of {name}: it was saved by another version of it.") from error
     return algorithm
 
 

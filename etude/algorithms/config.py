@@ -2,7 +2,7 @@
 """Settings that algorithms share."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -12,9 +12,9 @@ from etude.errors import SettingsError
 from etude.learners import Schedule, check_schedule
 from etude.modules import NetworkConfig
 from etude.settings import settings
-from etude.spaces import Space
 
-ModuleLike = torch.nn.Module | Callable[[Space, Space], torch.nn.Module]
+ModuleLike = torch.nn.Module | Callable[[Any, Any], torch.nn.Module]
+"""A net, or what makes one of the spaces; Any, so that it may be annotated with the kinds of space that it takes."""
 
 
 @settings

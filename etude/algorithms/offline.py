@@ -2,6 +2,7 @@
 """OfflineAlgorithm: learn from a recording."""
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from itertools import islice
 from typing import Any, ClassVar, TypeVar
 
@@ -13,7 +14,7 @@ from etude.algorithms.base import Algorithm
 from etude.algorithms.config import OfflineConfig
 from etude.algorithms.result import Stop
 from etude.connectors import Pipeline, overrides
-from etude.errors import SettingsError
+from etude.errors import DataError, SettingsError
 from etude.experience import Experience
 from etude.learners import Update
 from etude.recordings import Recording, sample_batches
@@ -31,9 +32,23 @@ class OfflineAlgorithm(Algorithm[C]):
     """The columns that the loss needs; ``next_obs``, ``terminated`` and ``truncated`` can be among them."""
 
     def env_spaces(self) -> tuple[Space, Space]:
-        """The spaces of the recording, which is opened here. Its env is not needed."""
-        self.recording = Recording.open(self.config.data)
-        return self.recording.obs_space, self.recording.action_space
+        """The spaces of the recording; its env is not needed, nor, once saved, the recording itself to act."""
+        return self._saved_spaces or (self.recording.obs_space, self.recording.action_space)
+
+    @cached_property
+    def recording(self) -> Recording:
+        """The recording, opened when it is first needed.
+
+        Raises:
+            DataError: it is not there or broken, or its spaces are others than those that a saved run learned from.
+        """
+        recording = Recording.open(self.config.data)
+        if self._saved_spaces not in (None, (recording.obs_space, recording.action_space)):
+            raise DataError(
+                f"{self.config.data} has the spaces {recording.obs_space} and {recording.action_space}, but this run "
+                f"learned from {self._saved_spaces}: go on with a recording of the same env."
+            )
+        return recording
 
     def setup(self) -> None:
         """Make the learner's connectors."""

@@ -15,12 +15,13 @@ import random
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
+from numpy.typing import NDArray
 
 Node = dict[str, Any]
 
@@ -30,6 +31,7 @@ _SEQUENCES: dict[type, str] = {list: "list", tuple: "tuple", set: "set", frozens
 _DICTS = (dict, OrderedDict, defaultdict)
 _DRAWING = frozenset(("pygame", "matplotlib", "PIL", "moviepy", "_thread"))
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, type)
+_DETAILS = frozenset(("id", "class", "maxlen", "shape", "rng", "order"))  # beside the kind of a node
 _ANY = "any"  # stands for what is fixed once an env is made, or for drawing only
 
 
@@ -62,6 +64,11 @@ def restore_env(env: Any, state: dict[str, Any]) -> None:
         CannotRestoreError: the env is another, or holds objects that a new one does not; it must be reset then.
     """
     _Restore().value(env, state["env"], type(env).__name__)
+
+
+def order_of(array: NDArray[Any]) -> Literal["C", "F"]:
+    """How an array lies in memory, which a checkpoint does not keep: products of matrices round differently by it."""
+    return "F" if array.flags.fnc else "C"
 
 
 def _class_name(thing: type) -> str:
@@ -114,7 +121,7 @@ class _Capture:
     def _content(self, value: Any, path: str, plain: bool) -> Node:
         kind = type(value)
         if kind is np.ndarray and value.dtype.kind not in "OV":
-            return {"array": value.copy()}
+            return {"array": value.copy(), "order": order_of(value)}
         if kind is np.random.Generator:
             return {"generator": value.bit_generator.state}
         if kind is np.random.RandomState:
@@ -208,10 +215,12 @@ class _Restore:
         return current
 
     def _make(self, current: Any, node: Node, path: str) -> Any:
-        kind, stored = next((k, v) for k, v in node.items() if k not in ("id", "class", "maxlen", "shape", "rng"))
+        kind, stored = next(
+            (k, v) for k, v in node.items() if k not in ("id", "class", "maxlen", "shape", "rng", "order")
+        )
         match kind:
             case "array":
-                return stored.copy()
+                return np.array(stored, order=node["order"])
             case "generator":
                 return np.random.Generator(_bit_generator(stored))
             case "random_state":

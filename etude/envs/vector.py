@@ -118,6 +118,7 @@ class VectorArena:
         state = snapshot.capture_env(self.env)
         turn = self._turn
         return state | {
+            "orders": {name: snapshot.order_of(np.asarray(column)) for name, column in turn.obs.items()},
             "turn": {
                 "obs": {name: np.array(column) for name, column in turn.obs.items()},
                 "reward": np.array(turn.reward),
@@ -127,7 +128,7 @@ class VectorArena:
                 "live": None if turn.live is None else np.array(turn.live),
                 "final_rows": turn.final_rows,
                 "final_obs": turn.final_obs,
-            }
+            },
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> str:
@@ -140,7 +141,9 @@ class VectorArena:
         except snapshot.CannotRestoreError as error:
             self.reset()
             return f"new episodes: {error}"
-        self._turn = Turn(**state["turn"])
+        turn = Turn(**state["turn"])
+        turn.obs = {name: np.array(column, order=state["orders"][name]) for name, column in turn.obs.items()}
+        self._turn = turn
         return str(state["how"])
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ ClipBy: TypeAlias = Literal["global_norm", "norm", "value"]
 
 
 def clip(groups: list[FlatParameters], grads: list[torch.Tensor], limit: float, by: ClipBy) -> torch.Tensor:
-    """Clip gradients in place to ``limit``; gives their joint L2 norm before. ``grads[i]`` is of ``groups[i]``, flat."""
+    """Clip gradients in place to ``limit``; gives their joint L2 norm before. ``grads[i]`` is that of ``groups[i]``."""
     norm = _global_norm(grads)
     if by == "global_norm":
         scale = _scale(norm, limit)

@@ -159,7 +159,7 @@ def test_nested_spaces_go_through(tmp_path: Path) -> None:
 
 
 def result(**given: Any) -> Result:
-    fields: dict[str, Any] = {name: 0 for name in ("iteration", "env_steps", "updates", "seconds", "episodes")}
+    fields: dict[str, Any] = dict.fromkeys(("iteration", "env_steps", "updates", "seconds", "episodes"), 0)
     fields |= {"return_mean": float("nan"), "return_min": 0.0, "return_max": 0.0, "length_mean": 0.0}
     fields |= {"returns_counted": 0, "losses": {}, "metrics": {}, "times": {}, "sample_steps_per_s": 0.0}
     return Result(**fields | given)

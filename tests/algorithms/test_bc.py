@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from toy_envs import Echo
 
+import etude
 from etude.algorithms import BC, PPO, BCConfig, PPOConfig, Stop
 from etude.errors import DataError, EtudeError, SettingsError
 from etude.learners import Batch
@@ -122,3 +124,31 @@ def test_a_column_that_was_not_recorded_is_named(recording: Path) -> None:
 
     with pytest.raises(DataError, match="no column `value`"):
         Wants(BCConfig(data=str(recording))).train()
+
+
+def test_a_saved_clone_acts_without_its_recording(recording: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(recording, data)
+    clone = BC(BCConfig(data=str(data), env=Echo, seed=0, batch_size=64, updates_per_iteration=200))
+    clone.train()
+    clone.save(tmp_path / "clone")
+    shutil.rmtree(data)
+    loaded = etude.load(tmp_path / "clone")
+    assert loaded.evaluate(20, seed=3).return_mean == clone.evaluate(20, seed=3).return_mean
+    with pytest.raises(DataError, match="data"):
+        loaded.train()
+    other = tmp_path / "other"
+    PPO(PPOConfig(env="CartPole-v1", num_envs=1)).record(other, 1)
+    with pytest.raises(DataError, match="go on with a recording of the same env"):
+        etude.load(tmp_path / "clone", data=str(other)).train()
+
+
+def test_actions_in_other_units_than_the_envs(tmp_path: Path) -> None:
+    expert = PPO(PPOConfig(env="Pendulum-v1", connectors=("rescale_action",), num_envs=1, seed=0))
+    expert.record(tmp_path / "data", 1, seed=1, explore=True)
+    assert Recording.open(tmp_path / "data").action_space.high == 1.0
+    clone = BC(BCConfig(data=str(tmp_path / "data"), env="Pendulum-v1", seed=0))
+    with pytest.raises(SettingsError, match="a connector such as rescale_action goes between"):
+        clone.evaluate(1)
+    clone = BC(BCConfig(data=str(tmp_path / "data"), env="Pendulum-v1", seed=0, connectors=("rescale_action",)))
+    assert clone.evaluate(1, seed=2).episodes == 1

@@ -35,7 +35,9 @@ def test_loss_is_the_papers(value_clip: float | None, entropy_weight: float) -> 
     batch = a_batch(algorithm)
     with torch.no_grad():
         out = algorithm.module(torch.from_numpy(batch["obs"]))
-        loss = algorithm.loss(algorithm.module, Batch({n: torch.from_numpy(c) for n, c in batch.items()}, algorithm.module))
+        loss = algorithm.loss(
+            algorithm.module, Batch({n: torch.from_numpy(c) for n, c in batch.items()}, algorithm.module)
+        )
     logits, value = out.dist_inputs.numpy().astype(float), out.value.numpy().astype(float)
     policy = error = entropy = 0.0
     outside = 0

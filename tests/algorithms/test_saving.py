@@ -220,6 +220,6 @@ def test_what_is_no_algorithms_checkpoint(tmp_path: Path) -> None:
     save_tree(tmp_path, {"a": 1}, meta={"b": 2})
     with pytest.raises(CheckpointError, match="is a checkpoint, but not of an algorithm"):
         etude.load(tmp_path)
-    save_tree(tmp_path, {"a": 1}, meta={"algorithm": "json:loads", "config": {}})
+    save_tree(tmp_path, {"a": 1}, meta={"algorithm": "json:loads", "config": {}, "spaces": []})
     with pytest.raises(CheckpointError, match="names json:loads as its algorithm, which is not one"):
         etude.load(tmp_path)
