@@ -42,24 +42,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     unknown = [name for name in args.rows if name not in ROWS]
     if unknown:
         parser.error(f"no row {unknown[0]!r}; there are {', '.join(ROWS)}")
+    failed: list[str] = []
     if args.source is not None:
         told = json.loads(args.source.read_text())
         rows = report.from_json(args.source.read_text())
         print("\n".join(map(report.text, rows)))
     else:
         told = report.about() | {"quick": args.quick}
-        rows = list(_measured(args.rows or list(ROWS), quick=args.quick))
+        rows = list(_measured(args.rows or list(ROWS), failed, quick=args.quick))
     if args.json is not None:
         args.json.write_text(report.to_json(rows, told))
     if args.markdown:
         report.write_page(report.markdown(rows, told))
     missed = [row.work for row in rows if row.is_met() is False]
     print(f"\n{len(rows)} rows; " + (f"missed: {'; '.join(missed)}" if missed else "every reach is met"))
-    return 0
+    if failed:
+        print(f"failed: {', '.join(failed)}")
+    return 1 if failed else 0
 
 
-def _measured(names: Sequence[str], *, quick: bool) -> Iterator[Row]:
-    """Each row as soon as it is there, printed."""
+def _measured(names: Sequence[str], failed: list[str], *, quick: bool) -> Iterator[Row]:
+    """Each row as soon as it is there, printed. A group whose processes fail is noted, and the others go on."""
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="etude-bench-") as folder:
         options = Options(quick, Path(folder))
@@ -67,9 +70,13 @@ def _measured(names: Sequence[str], *, quick: bool) -> Iterator[Row]:
             module, _, function = ROWS[name].partition(":")
             measure: Callable[[Options], Iterator[Row]]
             measure = getattr(importlib.import_module(f"benchmarks.{module}"), function)
-            for row in measure(options):
-                print(report.text(row), flush=True)
-                yield row
+            try:
+                for row in measure(options):
+                    print(report.text(row), flush=True)
+                    yield row
+            except RuntimeError as error:
+                print(f"{name} failed: {error}", file=sys.stderr)
+                failed.append(name)
             print(f"  ({time.perf_counter() - begin:.0f} s so far)\n", file=sys.stderr, flush=True)
 
 

@@ -4,6 +4,7 @@
 import itertools
 import shutil
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.harness import ENV, ETUDE, Figure, Options, Reach, Row, Work, expert, race
+from benchmarks.harness import ENV, ETUDE, STEPS_A_SECOND, Figure, Options, Reach, Row, Work, expert, race
 
 BATCH = 1024
 COLUMNS = ("obs", "action", "reward", "next_obs", "terminated")
@@ -30,7 +31,7 @@ def parquet(options: Options) -> Iterator[Row]:
     rates = race({ETUDE: _taking(batches), SCAN: lambda: _scan(recording.files)}, options)
     yield Row(
         "Parquet to shuffled batches of 1,024 (obs, action, reward, next_obs, done)",
-        "steps/s",
+        STEPS_A_SECOND,
         [Figure(ETUDE, rates[ETUDE], "etude"), Figure(SCAN, rates[SCAN])],
         Reach(PARQUET_REACH, SCAN),
         f"{recording.num_steps:,} steps; buffer of 65,536; every step once an epoch",
@@ -70,13 +71,12 @@ def memory(options: Options) -> Iterator[Row]:
     exp = Recording.open(expert(options)).read()
     columns = {name: exp.steps[name] for name in ("obs", "action", "reward")}
     columns |= {"next_obs": exp.next_obs()["obs"], "done": exp.at_ends(exp.segments.terminated)}
-    rng = np.random.default_rng(0)
+    drawn = np.random.default_rng(0).integers(exp.num_steps, size=(64, BATCH))
 
     def take() -> int:
-        for _ in range(10):
-            rows = rng.integers(exp.num_steps, size=BATCH)
+        for rows in drawn:
             _ = {name: column.take(rows, axis=0) for name, column in columns.items()}
-        return 10 * BATCH
+        return drawn.size
 
     peer = "SB3 ReplayBuffer"
     works = {
@@ -87,16 +87,16 @@ def memory(options: Options) -> Iterator[Row]:
     rates = race(works, options)
     yield Row(
         f"random batches of 1,024 from {exp.num_steps // 1000}k steps in memory",
-        "steps/s",
+        STEPS_A_SECOND,
         [Figure(ETUDE, rates[ETUDE], "etude"), Figure(TAKE, rates[TAKE]), Figure(peer, rates[peer], "peer")],
         Reach(MEMORY_REACH, TAKE),
-        "Etude's are without replacement, every step once an epoch; the others draw with replacement",
+        "Etude's are without replacement, every step once an epoch; np.take's rows are drawn before",
     )
 
 
 def recording(options: Options) -> Iterator[Row]:
     """Sampling with a writer beside sampling without, the end of the writing included."""
-    for num_envs, steps in ((1, 40_000), (8, 200_000), (64, 1_000_000)):
+    for num_envs, steps in ((1, 20_000), (8, 200_000), (64, 1_000_000)):
         num_steps = steps // 10 if options.quick else steps
         bare = "bare loop + pyarrow"
         works = {
@@ -104,17 +104,42 @@ def recording(options: Options) -> Iterator[Row]:
             ALONE: _recording(num_envs, num_steps, None),
         }
         if num_envs == 1:
-            works[bare] = lambda steps=num_steps: _bare_recording(steps, options.folder / "bare.parquet")
+            works[bare] = partial(_bare_recording, num_steps, options.folder / "bare.parquet")
         rates = race(works, options)
         others = [Figure(name, rates[name]) for name in works if name != ETUDE]
         yield Row(
             f"recording {ENV} to Parquet, {num_envs} env{'s' if num_envs > 1 else ''}",
-            "steps/s",
+            STEPS_A_SECOND,
             [Figure(ETUDE, rates[ETUDE], "etude"), *others],
             Reach(RECORDING_REACH, ALONE),
             f"{num_steps:,} steps a recording"
             + ("; the bare loop draws nothing and has no value" if num_envs == 1 else ""),
         )
+
+    yield _recorded_expert(options)
+
+
+def _recorded_expert(options: Options) -> Row:
+    """What `etude record` does beside what `etude evaluate` does."""
+    import etude
+
+    expert(options)
+    algorithm = etude.load(options.folder / "run")
+    episodes = 20 if options.quick else 200
+    path = options.folder / "recorded-expert"
+
+    def record() -> int:
+        shutil.rmtree(path, ignore_errors=True)
+        return algorithm.record(path, episodes, seed=1).env_steps
+
+    evaluate = "Algorithm.evaluate"
+    rates = race({ETUDE: record, evaluate: lambda: algorithm.evaluate(episodes, seed=1).env_steps}, options)
+    return Row(
+        f"Algorithm.record of a {ENV} expert, {episodes} episodes",
+        STEPS_A_SECOND,
+        [Figure(ETUDE, rates[ETUDE], "etude"), Figure(evaluate, rates[evaluate])],
+        Reach(RECORDING_REACH, evaluate),
+    )
 
 
 def _recording(num_envs: int, num_steps: int, path: Path | None) -> Work:
@@ -134,8 +159,8 @@ def _recording(num_envs: int, num_steps: int, path: Path | None) -> Work:
     def recorded() -> int:
         assert path is not None
         shutil.rmtree(path, ignore_errors=True)
-        spaces = {"obs_space": arena.obs_space, "action_space": arena.action_space}
-        with RecordingWriter(path, **spaces, columns=("obs", "action", "reward", "logp")) as writer:
+        kept = ("obs", "action", "reward", "logp")
+        with RecordingWriter(path, obs_space=arena.obs_space, action_space=arena.action_space, columns=kept) as writer:
             for _ in range(collections):
                 writer.write(runner.collect(num_steps=at_a_time))
         return collections * at_a_time

@@ -16,6 +16,9 @@ ETUDE = "Etude"
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 """Environment variables that hold thread pools to a size."""
 
+STEPS_A_SECOND, SHARE = "steps/s", "of its speed alone"
+"""Units of which more is better."""
+
 Work = Callable[[], int]
 """Does a piece of work and says how many units (steps, updates, rows) it was."""
 
@@ -81,8 +84,8 @@ class Row:
 
     @property
     def more_is_better(self) -> bool:
-        """Whether the figures are rates."""
-        return self.unit.endswith("/s")
+        """Whether a larger figure is the better one; not so for times and memory."""
+        return self.unit in (STEPS_A_SECOND, SHARE)
 
     def ratio_to(self, other: Figure) -> float:
         """Etude's figure over another's: the median over the rounds, in which drift of the machine cancels."""
@@ -156,20 +159,13 @@ def process(argv: Sequence[str], *, threads: int | None = 1) -> Finished:
     env = {name: value for name, value in os.environ.items() if name not in THREADS}
     if threads is not None:
         env |= dict.fromkeys(THREADS, str(threads))
-    begin = time.perf_counter()
-    child = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
-    out, err = child.stdout, child.stderr
-    assert out is not None
-    assert err is not None
-    written = out.read()
-    complaint = err.read()
-    _, status, usage = os.wait4(child.pid, 0)
-    seconds = time.perf_counter() - begin
-    child.returncode = os.waitstatus_to_exitcode(status)
-    if child.returncode:
-        raise RuntimeError(f"{' '.join(argv)} ended with {child.returncode}:\n{complaint[-2000:]}")
-    unit = 2**20 if sys.platform == "darwin" else 2**10
-    return Finished(seconds, usage.ru_maxrss / unit, written)
+    launch = [sys.executable, "-I", "-S", str(Path(__file__).with_name("launch.py"))]
+    done = subprocess.run([*launch, *argv], capture_output=True, text=True, env=env, check=False)
+    complaint, _, figures = done.stderr.rpartition("\n")
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(argv)} ended with {done.returncode}:\n{complaint[-2000:]}")
+    seconds, peak = map(float, figures.split())
+    return Finished(seconds, peak / (2**20 if sys.platform == "darwin" else 2**10), done.stdout)
 
 
 def python(code: str, *, threads: int | None = 1) -> Finished:
@@ -182,7 +178,7 @@ def etude(*args: str) -> Finished:
     return process([str(Path(sys.executable).parent / "etude"), *args])
 
 
-def races_of_processes(runs: Mapping[str, Callable[[int], Finished]], options: Options) -> dict[str, list[Finished]]:
+def race_processes(runs: Mapping[str, Callable[[int], Finished]], options: Options) -> dict[str, list[Finished]]:
     """Processes in turns: ``run(seed)`` for seeds 0, 1, ..."""
     done: dict[str, list[Finished]] = {name: [] for name in runs}
     for seed in range(options.processes):
@@ -192,13 +188,17 @@ def races_of_processes(runs: Mapping[str, Callable[[int], Finished]], options: O
 
 
 def expert(options: Options) -> Path:
-    """A recording of 500 episodes of a CartPole expert, about 250,000 steps; made when it is first asked for."""
+    """A recording of 500 episodes of a CartPole expert, about 250,000 steps; made when it is first asked for.
+
+    The expert itself is saved as ``run`` beside it.
+    """
     path = options.folder / "expert"
     if not path.exists():
         from etude import PPO, PPOConfig, Stop
 
         algorithm = PPO(PPOConfig(env=ENV, seed=0))
         algorithm.fit(Stop(return_mean=450, env_steps=400_000))
+        algorithm.save(options.folder / "run")
         algorithm.record(path, 500, seed=1)
         algorithm.close()
     return path

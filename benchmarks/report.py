@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.harness import Figure, Reach, Row
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+BEGIN, END = "<!-- benchmarks:begin -->", "<!-- benchmarks:end -->"
 PACKAGES = ("torch", "numpy", "gymnasium", "pyarrow", "stable-baselines3")
 
 
@@ -58,10 +58,7 @@ def reach_of(row: Row) -> str:
     if row.reach is None:
         return ""
     bound = "at least" if row.more_is_better else "at most"
-    value = f"{bound} {number(row.reach.ratio)}"
-    value += (
-        f" x {row.reach.to}" if row.reach.to else f" {row.unit.removesuffix('/s') if row.reach.ratio < 1 else row.unit}"
-    )
+    value = f"{bound} {number(row.reach.ratio)} {f'x {row.reach.to}' if row.reach.to else row.unit}"
     return value + (", every time" if row.reach.every else "")
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from benchmarks import nets, sb3
-from benchmarks.harness import ENV, ETUDE, Figure, Options, Reach, Row, Work, race
+from benchmarks.harness import ENV, ETUDE, STEPS_A_SECOND, Figure, Options, Reach, Row, Work, race
 from etude import Runner, VectorArena
 from etude.modules import make_module
 
@@ -41,13 +41,13 @@ def rows(options: Options) -> Iterator[Row]:
         envs = f"{num_envs} env{'s' if num_envs > 1 else ''}"
         yield Row(
             f"sampling {ENV}, built-in 2x64, {envs}",
-            "steps/s",
+            STEPS_A_SECOND,
             [Figure(ETUDE, rates[ETUDE], "etude"), *limits, peer],
             Reach(REACH[num_envs], NUMPY),
         )
         yield Row(
             f"sampling {ENV}, a user's torch module, {envs}",
-            "steps/s",
+            STEPS_A_SECOND,
             [Figure(ETUDE, rates[users], "etude"), Figure(TORCH, rates[TORCH]), peer],
             Reach(USERS_REACH, TORCH),
         )

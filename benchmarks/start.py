@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long it takes to start."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from benchmarks.harness import ENV, ETUDE, Figure, Options, Reach, Row, etude, python, races_of_processes
+from benchmarks.harness import ENV, ETUDE, Figure, Finished, Options, Reach, Row, etude, python, race_processes
 
 TORCH = "import torch alone"
 IMPORT = "import stable_baselines3"
@@ -12,7 +12,7 @@ FIRST = "SB3, first PPO iteration"
 
 def rows(options: Options) -> Iterator[Row]:
     """Whole processes, from start to end, with warm caches."""
-    runs = {
+    runs: dict[str, Callable[[int], Finished]] = {
         "help": lambda _: etude("--help"),
         "import etude": lambda _: python("import etude"),
         "from etude import PPO": lambda _: python("from etude import PPO"),
@@ -25,7 +25,7 @@ def rows(options: Options) -> Iterator[Row]:
     }
     for run in runs.values():
         run(0)  # compiles to bytecode, and brings files into the system's cache
-    done = races_of_processes(runs, options)
+    done = race_processes(runs, options)
     seconds = {name: [finished.seconds for finished in of] for name, of in done.items()}
     torch, imported = Figure(TORCH, seconds[TORCH]), Figure(IMPORT, seconds[IMPORT], "peer")
     first = Figure(FIRST, seconds[FIRST], "peer")

@@ -19,7 +19,7 @@ from benchmarks.harness import (
     expert,
     process,
     python,
-    races_of_processes,
+    race_processes,
 )
 
 SB3 = "SB3, zoo's settings"
@@ -37,7 +37,7 @@ def ppo(options: Options) -> Iterator[Row]:
     def peer(seed: int) -> Finished:
         return process([sys.executable, "-m", "benchmarks.sb3", str(seed)])
 
-    done = races_of_processes({ETUDE: run, SB3: peer}, options)
+    done = race_processes({ETUDE: run, SB3: peer}, options)
     results = [json.loads(finished.out) for finished in done[ETUDE]]
     ends = [float(finished.out) for finished in done[SB3]]
     missed = sum(end < 450 for end in ends)
@@ -64,7 +64,7 @@ def bc(options: Options) -> Iterator[Row]:
     def run(seed: int) -> Finished:
         return _train("bc", seed, options.folder / f"bc-{seed}", "--data", data, "--stop.updates", "20000")
 
-    done = races_of_processes({ETUDE: run, TORCH: lambda _: python("import torch")}, options)
+    done = race_processes({ETUDE: run, TORCH: lambda _: python("import torch")}, options)
     results = [json.loads(finished.out) for finished in done[ETUDE]]
     work = f"BC on {ENV} from a recording, process start to a mean return of 450"
     yield Row(

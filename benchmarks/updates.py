@@ -97,10 +97,11 @@ def _random_data() -> tuple[Tensor, ...]:
 
 def _ppo_loss(net: Any, obs: Tensor, action: Tensor, old: Tensor, advantage: Tensor, target: Tensor) -> Tensor:
     logits, value = net(obs)
-    dist = Categorical(logits=logits, validate_args=False)
+    dist: Any = Categorical(logits=logits, validate_args=False)
     ratio = (dist.log_prob(action) - old).exp()
     policy = -torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean()
-    return policy + 0.5 * F.mse_loss(value, target) - 0.0 * dist.entropy().mean()
+    loss: Tensor = policy + 0.5 * F.mse_loss(value, target) - 0.0 * dist.entropy().mean()
+    return loss
 
 
 def _flattened(parameters: list[torch.nn.Parameter]) -> torch.nn.Parameter:

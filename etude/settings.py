@@ -6,11 +6,13 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import numbers
 import re
 import textwrap
-from collections.abc import Iterable, Mapping
+import types
+from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
-from typing import Any, TypeVar, dataclass_transform, get_type_hints
+from typing import Any, Literal, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
 from etude.errors import SettingsError
 
@@ -19,8 +21,40 @@ C = TypeVar("C")
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field,))
 def settings(cls: type[C]) -> type[C]:
-    """Make ``cls`` a settings class: a frozen dataclass whose fields are given by keyword."""
-    return dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+    """Make ``cls`` a settings class: a frozen dataclass whose fields are given by keyword and checked for their types.
+
+    Making one raises a SettingsError for an unknown name (the nearest right one is given), a missing value or one of
+    another type. A list is taken for a tuple, and an int for a float.
+    """
+    made: Any = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+    plain_init = made.__init__
+
+    @functools.wraps(plain_init)
+    def checked_init(self: Any, *unnamed: Any, **given: Any) -> None:
+        name = type(self).__name__
+        if unnamed:
+            raise SettingsError(f"{name} takes its settings by name, as in {name}({next(iter(_hints(made)), '')}=...).")
+        plain_init(self, **_checked(made, given, name))
+
+    made.__init__ = checked_init
+    return made  # type: ignore[no-any-return]
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    hints = get_type_hints(cls)
+    return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
+
+
+def _checked(cls: type, given: Mapping[str, Any], owner: str) -> dict[str, Any]:
+    hints = _hints(cls)
+    for name in given:
+        if name not in hints:
+            raise unknown_setting(owner, name, cls)
+    missing = hints.keys() - given.keys() - defaults(cls).keys()
+    if missing:
+        raise SettingsError(f"{owner} needs a value for {', '.join(f'`{name}`' for name in sorted(missing))}.")
+    return {name: fitting(hints[name], value, f"{owner}.{name}") for name, value in given.items()}
 
 
 @functools.cache
@@ -84,7 +118,7 @@ def shown(value: Any) -> str:
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """The one of ``names`` most like ``name``, or None where none is alike."""
-    found = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
+    found = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
     return found[0] if found else None
 
 
@@ -95,11 +129,7 @@ def from_dict(cls: type[C], values: Mapping[str, Any], *, owner: str) -> C:
         SettingsError: a key is unknown (the nearest right name is given), a value has the wrong type or is missing.
     """
     checked = typed(cls, values, owner=owner)
-    names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    missing = names - checked.keys() - defaults(cls).keys()
-    if missing:
-        raise SettingsError(f"{owner} needs a value for {', '.join(f'`{name}`' for name in sorted(missing))}.")
-    return cls(**checked)
+    return cls(**_checked(cls, checked, owner))
 
 
 def typed(cls: type, values: Mapping[str, Any], *, owner: str) -> dict[str, Any]:
@@ -125,9 +155,9 @@ def typed(cls: type, values: Mapping[str, Any], *, owner: str) -> dict[str, Any]
             checked[key] = pydantic.TypeAdapter(hints[key], config=config).validate_python(value)
         except pydantic.ValidationError as error:
             problem = error.errors()[0]["msg"]
-            expected = str(hints[key]).removeprefix("<class '").removesuffix("'>")
             raise SettingsError(
-                f"{owner}.{key} is {value!r}, expected {expected}: {problem[:1].lower() + problem[1:]}."
+                f"{owner}.{key} is {value!r}, expected {_hint_in_words(hints[key])}: "
+                f"{problem[:1].lower() + problem[1:]}."
             ) from None
     return checked
 
@@ -138,6 +168,51 @@ def _nested(cls: Any, value: Any, *, owner: str) -> Any:
     if not isinstance(value, cls):
         raise SettingsError(f"{owner} is {value!r}, expected settings of {cls.__name__}: give its fields by name.")
     return value
+
+
+def fitting(hint: Any, value: Any, name: str) -> Any:
+    """``value`` as the annotation ``hint`` wants it: the same, but tuples for lists and floats for ints.
+
+    Raises:
+        SettingsError: it does not fit; ``name`` says what it is.
+    """
+    fits, result = _fit(hint, value)
+    if not fits:
+        raise SettingsError(f"{name} is {value!r}, expected {_hint_in_words(hint)}.")
+    return result
+
+
+def _fit(hint: Any, value: Any) -> tuple[bool, Any]:
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return next((found for found in (_fit(option, value) for option in args) if found[0]), (False, value))
+    if origin is Literal:
+        return value in args, value
+    if origin is tuple:
+        return _fit_items(args, value)
+    if hint in _NUMBERS:
+        kind, convert = _NUMBERS[hint]
+        fits = isinstance(value, kind) and not isinstance(value, bool)
+        return fits, convert(value) if fits else value
+    if origin is Callable or hint is Callable:
+        return callable(value), value
+    kind = origin or hint
+    return (isinstance(value, kind) if isinstance(kind, type) and kind is not object else True), value
+
+
+def _fit_items(args: tuple[Any, ...], value: Any) -> tuple[bool, Any]:
+    if not isinstance(value, list | tuple):
+        return False, value
+    wanted = (args[0],) * len(value) if args[-1:] == (Ellipsis,) else args
+    found = [_fit(hint, item) for hint, item in zip(wanted, value, strict=False)]
+    return len(wanted) == len(value) and all(fits for fits, _ in found), tuple(item for _, item in found)
+
+
+_NUMBERS: dict[Any, tuple[type, Callable[[Any], Any]]] = {int: (numbers.Integral, int), float: (numbers.Real, float)}
+
+
+def _hint_in_words(hint: Any) -> str:
+    return re.sub(r"<class '([^']*)'>|\b(?:\w+\.)+(?=\w)", r"\1", str(hint)).replace("NoneType", "None")
 
 
 def check_range(owner: str, **checks: tuple[bool, str]) -> None:

@@ -27,5 +27,5 @@ class Net(nn.Module):
 
 
 ppo = etude.PPO(etude.PPOConfig(env="CartPole-v1", module=Net, seed=1))
-result = ppo.fit(etude.Stop(return_mean=300, env_steps=100_000))
+result = ppo.fit(etude.Stop(return_mean=150, env_steps=60_000))
 print(f"return {result.return_mean:.1f} after {result.env_steps:,} steps")

@@ -3,6 +3,7 @@ import dataclasses
 import math
 from typing import Literal
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,8 +52,32 @@ def test_settings_are_frozen_and_by_keyword():
     assert (made.lr, made.inner.width) == (3e-4, 8)
     with pytest.raises(dataclasses.FrozenInstanceError):
         made.lr = 1.0
-    with pytest.raises(TypeError):
+    with pytest.raises(SettingsError, match=r"Outer takes its settings by name, as in Outer\(seed=...\)"):
         Outer("x")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"env": "x", "lr": "fast"}, r"Outer.lr is 'fast', expected float"),
+        ({"env": "x", "inner": {"width": 3}}, r"Outer.inner is \{'width': 3\}, expected .*Inner"),
+        ({"env": "x", "seed": True}, r"Outer.seed is True, expected int"),
+        ({"env": "x", "hidden": 64}, r"Outer.hidden is 64, expected tuple\[int, \.\.\.\]"),
+        ({"env": "x", "kind": "c"}, r"Outer.kind is 'c', expected Literal"),
+        ({"env": "x", "sed": 1}, r"Outer has no setting `sed`. Nearest: `seed`"),
+        ({}, r"Outer needs a value for `env`"),
+    ],
+)
+def test_settings_made_in_python_are_checked(given, message):
+    with pytest.raises(SettingsError, match=message):
+        Outer(**given)
+
+
+def test_lists_are_taken_for_tuples_and_ints_for_floats():
+    made = Outer(env="x", hidden=[1, 2], lr=1)
+    assert made.hidden == (1, 2)
+    assert isinstance(made.lr, float)
+    assert Outer(env="x", seed=np.int64(3)).seed == 3
 
 
 def test_docs_and_defaults_of_fields_are_found_inherited_ones_too():
@@ -104,7 +129,7 @@ def test_numbers_in_text_are_read():
         ({"zzz": 1}, r"ppo has no setting `zzz`\.$"),
         ({"inner": {"widht": 1}}, r"ppo\.inner has no setting `widht`\. Nearest: `width` \(units, default 8\)"),
         ({"lr": "fast"}, r"ppo\.lr is 'fast', expected float: input should be a valid number"),
-        ({"kind": "c"}, r"ppo\.kind is 'c', expected typing\.Literal\['a', 'b'\]: input should be 'a' or 'b'"),
+        ({"kind": "c"}, r"ppo\.kind is 'c', expected Literal\['a', 'b'\]: input should be 'a' or 'b'"),
         ({"hidden": [1, "x"]}, r"ppo\.hidden is \[1, 'x'\], expected tuple\[int, \.\.\.\]"),
         ({"inner": 3}, r"ppo\.inner is 3, expected settings of Inner: give its fields by name"),
         ({}, r"ppo needs a value for `env`"),

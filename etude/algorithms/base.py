@@ -4,11 +4,11 @@
 import dataclasses
 import os
 import time
-import typing
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Generic, TypeVar
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import threadpoolctl
@@ -21,16 +21,16 @@ from etude.algorithms import saving
 from etude.algorithms.config import AlgorithmConfig
 from etude.algorithms.playing import play
 from etude.algorithms.result import MIN_EPISODES, Evaluation, Result, Stop
-from etude.checkpoints import load_tree, save_tree
+from etude.checkpoints import save_tree
 from etude.connectors import ClipAction, Pipeline, RescaleAction
 from etude.envs import EnvLike, VectorArena, env_name
-from etude.errors import CheckpointError, SettingsError
+from etude.errors import SettingsError
 from etude.learners import Batch, Learner, Loss, Update
 from etude.metrics import Window
 from etude.modules import Module, make_module
-from etude.recordings import RecordingWriter
+from etude.recordings import Recording, RecordingWriter
 from etude.runners import Runner
-from etude.spaces import Space, leaf_shape, leaves, space_from_json, space_to_json
+from etude.spaces import Space, leaf_shape, leaves, space_to_json
 
 C = TypeVar("C", bound=AlgorithmConfig)
 
@@ -48,8 +48,13 @@ class Algorithm(Generic[C]):
         saved_spaces: What `env_spaces` gave when the algorithm was saved; used by `load`.
     """
 
-    name: str = ""
-    """What the command line calls it."""
+    name: ClassVar[str] = ""
+    """What it is called in messages and on the command line; the class's name in lower case if not set."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" not in cls.__dict__:
+            cls.name = cls.__name__.lower()
 
     def __init__(self, config: C, *, saved_spaces: tuple[Space, Space] | None = None) -> None:
         self.config = config
@@ -57,6 +62,7 @@ class Algorithm(Generic[C]):
         torch.set_num_threads(config.threads)
         # BLAS threads beside torch's make both crawl; NumPy's matrices here are too small to gain from them.
         threadpoolctl.threadpool_limits(1, user_api="blas")
+        check_device(config.device)
         weights, runner, learner = np.random.SeedSequence(config.seed).spawn(3)
         self._seed = int(runner.generate_state(1)[0])
         self.obs_space, self.action_space = self.env_spaces()
@@ -167,6 +173,8 @@ class Algorithm(Generic[C]):
 
     def fit(self, stop: Stop) -> Result:
         """Train until ``stop`` says so; gives the last result."""
+        if stop == Stop():
+            raise SettingsError("fit needs to know when to stop: set something in Stop(...), or use iterate().")
         *_, last = deque(self.iterate(stop), maxlen=1)
         return last
 
@@ -214,8 +222,12 @@ class Algorithm(Generic[C]):
             env: Where; the config's env where None.
             seed: Of the envs and of the actions drawn. Equal seeds give equal episodes, with equal ids.
             explore: Draw actions; else take the most likely ones.
-            append: Add to the recording that is there; else one that is there is an error.
+            append: Add to the recording that is there, other episodes than those of this seed before; else one that is
+                there is an error.
         """
+        if append and seed is not None and any(Path(path).glob("*.parquet")):
+            there = Recording.open(path).num_episodes
+            seed = int(np.random.SeedSequence([seed, there]).generate_state(1)[0])  # else they might be there already
         runner = self._new_runner(env, num_episodes, seed)
         meta = {
             "algorithm": saving.name_of(type(self)),
@@ -307,6 +319,15 @@ class Algorithm(Generic[C]):
         """Close what training acts in."""
 
 
+def check_device(device: str) -> None:
+    """Raise a SettingsError where torch can't use ``device``."""
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise SettingsError(f"`device` is {device!r}, which torch can't use here: {reason} Use cpu.") from None
+
+
 def _alike(space: Space, other: Space) -> bool:
     """Whether values of one space have the form of the other's; bounds may differ."""
     parts, others = leaves(space, ""), leaves(other, "")
@@ -319,46 +340,3 @@ def _alike(space: Space, other: Space) -> bool:
 
 
 _COUNTERS = ("iteration", "env_steps", "episodes", "seconds")
-
-
-def load(path: str | os.PathLike[str], **overrides: Any) -> Algorithm[Any]:
-    """The algorithm that was saved at ``path``, ready to go on.
-
-    Args:
-        path: The folder of a checkpoint.
-        overrides: Settings to be other than they were saved, such as ``env``; needed for those that could not be saved
-            (functions without a name).
-
-    Raises:
-        CheckpointError: the folder is no checkpoint, is broken, or names what can't be imported here.
-        SettingsError: an override is not a setting.
-    """
-    tree, meta = load_tree(path)
-    if not (isinstance(meta, dict) and isinstance(tree, dict) and {"algorithm", "config", "spaces"} <= meta.keys()):
-        raise CheckpointError(f"{path} is a checkpoint, but not of an algorithm.")
-    name, saved = meta["algorithm"], meta["config"]
-    cls = saving.find(str(name), "the algorithm")
-    if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
-        raise CheckpointError(f"{path} names {name} as its algorithm, which is not one.")
-    config = saving.load_config(config_class(cls), saved, overrides)
-    spaces = (space_from_json(meta["spaces"][0]), space_from_json(meta["spaces"][1]))
-    algorithm = cls(config, saved_spaces=spaces)
-    was = saved.get("env")
-    is_other = "env" in overrides and saving.UNSAVED not in (was or ()) and saving.to_plain(overrides["env"]) != was
-    if is_other and isinstance(tree.get("runner"), dict):
-        tree["runner"]["arena"] = {"how": "new episodes", "why": "another env was given"}
-    try:
-        algorithm.load_state_dict(tree)
-    except KeyError as error:
-        raise CheckpointError(f"{path} holds no {error} of {name}: it was saved by another version of it.") from error
-    return algorithm
-
-
-def config_class(algorithm: type[Algorithm[Any]]) -> type[AlgorithmConfig]:
-    """The settings class of an algorithm: what it is generic in."""
-    for cls in algorithm.__mro__:
-        for base in getattr(cls, "__orig_bases__", ()):
-            for argument in typing.get_args(base):
-                if isinstance(argument, type) and issubclass(argument, AlgorithmConfig):
-                    return argument
-    raise SettingsError(f"{algorithm.__name__} does not say its settings: inherit from OnPolicyAlgorithm[YourConfig].")

@@ -64,6 +64,8 @@ class OfflineAlgorithm(Algorithm[C]):
                 "`stop.return_mean` is set, but returns are measured only where there is an `env` and "
                 "`evaluation_interval` is at least 1."
             )
+        if stop.env_steps is not None:
+            raise SettingsError("`stop.env_steps` is set, but no steps are sampled here: use `updates` or `seconds`.")
         super().check_stop(stop)
 
     def training_step(self) -> Update:

@@ -100,7 +100,10 @@ def _write_state(path: Path, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
     from safetensors.numpy import save_file
 
     try:
+        with open(path, "xb") as file:
+            mode = os.fstat(file.fileno()).st_mode
         save_file(arrays, path)
+        os.chmod(path, mode)  # safetensors makes files that only their owner can read
         with open(path, "r+b") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             os.fsync(file.fileno())

@@ -36,7 +36,10 @@ def make_vector_env(env: EnvLike, num_envs: int, *, exact: bool = True) -> Vecto
         return env
     if isinstance(env, gym.Env):
         if num_envs != 1:
-            raise EnvError(f"one {type(env).__name__} object can't be {num_envs} envs: give a function that makes one.")
+            raise EnvError(
+                f"one {type(env).__name__} object can't be {num_envs} envs: give a function that makes one, or ask "
+                "for num_envs=1."
+            )
         single = env
         return _sync([lambda: single])
     if isinstance(env, str):

@@ -21,7 +21,7 @@ def validate(exp: "Experience", finite: Sequence[str]) -> None:
     _check_lengths(exp)
     _check_segments(exp)
     _check_final_obs(exp)
-    _check_finite(exp, finite)
+    check_finite(exp, finite)
 
 
 def locate(exp: "Experience", row: int) -> str:
@@ -81,7 +81,8 @@ def _check_final_obs(exp: "Experience") -> None:
             raise DataError(f"final_obs `{name}` is {describe(final)}, but its column is {describe(exp.steps[name])}.")
 
 
-def _check_finite(exp: "Experience", finite: Sequence[str]) -> None:
+def check_finite(exp: "Experience", finite: Sequence[str]) -> None:
+    """Raise a DataError for the first number that is not finite in columns under the roots ``finite``."""
     for root in finite:
         for name, column in col.subtree(exp.steps, root).items():
             row = _first_not_finite(column)

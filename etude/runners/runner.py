@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.connectors import Inputs, Pipeline
 from etude.envs import Arena, Columns, Turn
-from etude.errors import EtudeError
+from etude.errors import DataError, EnvError, EtudeError
 from etude.experience import Experience
+from etude.experience.check import check_finite
 from etude.modules import Actor, Module
 from etude.runners.buffers import Buffers
 from etude.runners.episodes import EpisodeBook, Finished, Quota
@@ -19,6 +20,7 @@ from etude.runners.lookback import Lookback
 from etude.spaces import leaf_dtype, leaf_shape, leaves
 
 _SEEN = "module/"  # what the module saw, where connectors changed it; kept for Actor.finish only
+_ORDER = {name: i for i, name in enumerate((col.OBS, col.ACTION, col.REWARD))}  # others behind them, as written
 _SKIPPED = "skipped"  # no step was made here, or it was delivered already
 
 
@@ -226,6 +228,7 @@ class Runner:
         buffers, t = rollout.buffers, rollout.t
         hidden = (_SKIPPED, col.TERMINATED, col.TRUNCATED)
         names = [name for name in buffers.columns if name not in hidden and not name.startswith(_SEEN)]
+        names.sort(key=lambda name: _ORDER.get(name.partition(col.SEPARATOR)[0], len(_ORDER)))
         slot, time = np.divmod(np.flatnonzero(deliver), t)
         rows = slot * buffers.capacity + time
         steps: Columns = {name: buffers.rows(name, rows) for name in names}
@@ -236,6 +239,10 @@ class Runner:
         segments = self._book.enter(slot[last], np.diff(offsets), returns, terminated[last], truncated[last])
         final_obs = self._final_obs(rollout, slot[last], time[last])
         exp = Experience(steps, offsets, segments, final_obs)
+        try:
+            check_finite(exp, (col.OBS, col.REWARD))
+        except DataError as error:
+            raise EnvError(f"the env gave numbers that nothing can be learned from: {error}") from error
         return self._lookback.lead(exp, slot[last]) if self._lookback.context else exp
 
     def _final_obs(self, rollout: _Rollout, slot: NDArray[np.int64], time: NDArray[np.int64]) -> Columns:

@@ -89,6 +89,15 @@ def test_a_recording_holds_what_was_lived(tmp_path: Path) -> None:
     env.close()
 
 
+def test_appending_adds_other_episodes(tmp_path: Path) -> None:
+    algorithm = ppo()
+    for _ in range(3):
+        algorithm.record(tmp_path / "data", 4, seed=5, append=True)
+    recording = Recording.open(tmp_path / "data")
+    assert recording.num_episodes == recording.read().num_segments == 12
+    assert not recording.validate().problems
+
+
 def test_one_env_object() -> None:
     env = gym.make("CartPole-v1")
     algorithm = ppo(env=env, num_envs=1, num_steps=50)

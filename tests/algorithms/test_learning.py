@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Algorithms learn, within a number of env steps that mistaken ones do not keep.
 
-The budgets leave room: PPO needs about 41,000 steps on CartPole, and 87,000 without its clip. Where a mistake would hide
-on CartPole, an env of its own shows it, and the mistake is made here to see that it does.
+The budgets leave room: PPO needs about 41,000 steps on CartPole, and 87,000 without its clip. Where a mistake would
+hide on CartPole, an env of its own shows it, and the mistake is made here to see that it does.
 """
 
 import functools

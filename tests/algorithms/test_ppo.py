@@ -150,3 +150,24 @@ def test_results_count_what_was_done() -> None:
 def test_bad_settings(given: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         PPO(config(**given))
+
+
+def test_connectors_learn_from_each_iteration_after_its_update() -> None:
+    algorithm = Looks(config(connectors=("normalize_obs",), num_steps=100))
+    collect = algorithm.runner.collect
+    kept: list[Experience] = []
+
+    def keeping(**asked: Any) -> Experience:
+        kept.append(collect(**asked))
+        return kept[-1]
+
+    algorithm.runner.collect = keeping  # type: ignore[method-assign]
+    for _ in range(3):
+        before = algorithm.connectors.state_dict()["connectors"][1]["state"]["obs"]
+        algorithm.train()
+        scale = np.sqrt(before["squares"] / before["count"] + 1e-8) if before["count"] else np.ones(2)
+        expected = np.clip((kept[-1].steps["obs"] - before["mean"]) / scale, -10, 10)
+        np.testing.assert_allclose(algorithm.seen.steps["obs"], expected, rtol=1e-4, atol=1e-4)
+    learned = algorithm.connectors.state_dict()["connectors"][1]["state"]["obs"]
+    assert learned["count"] == 300
+    np.testing.assert_allclose(learned["mean"], np.concatenate([e.steps["obs"] for e in kept]).mean(0), rtol=1e-5)

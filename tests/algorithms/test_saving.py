@@ -117,7 +117,7 @@ def test_an_override_counts_more(tmp_path: Path) -> None:
     assert result.metrics["lr"] == 0.5
     assert result.env_steps == 203 + 50
     assert result.resumed == "snapshot"
-    with pytest.raises(SettingsError, match="PPOConfig has no setting `num_step`. Nearest: `num_steps`"):
+    with pytest.raises(SettingsError, match=r"PPOConfig has no setting `num_step`. Nearest: `num_steps`"):
         etude.load(tmp_path, num_step=5)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from some_envs import LendingVectorEnv, Numbered, fails, make_lending, make_numbered, makes_text
+from test_snapshot import play
 
 from etude.envs import VectorArena, env_name, make_vector_env
 from etude.errors import EnvError, SpaceError
@@ -98,8 +99,7 @@ def test_same_step_needs_the_last_observations() -> None:
     arena = VectorArena(Silent(2, AutoresetMode.SAME_STEP), 2)
     arena.reset()
     with pytest.raises(EnvError, match=r"Silent resets in the same step, but its info has no 'final_obs'"):
-        for _ in range(9):
-            arena.send({"action": np.zeros(2, np.int64)})
+        play(arena, 9, seed=0)
 
 
 def test_recv_before_reset() -> None:

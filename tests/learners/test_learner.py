@@ -27,7 +27,8 @@ def loss(module: Module, batch: Batch) -> Loss:
     out = module(batch.obs)
     assert out.value is not None
     return Loss(
-        policy=-(out.logp(batch.action) * batch["weight"]).mean(), value=3.0 * (out.value - batch.reward).square().mean()
+        policy=-(out.logp(batch.action) * batch["weight"]).mean(),
+        value=3.0 * (out.value - batch.reward).square().mean(),
     ).log(entropy=out.entropy().mean())
 
 
@@ -107,9 +108,7 @@ def halves(module: Module) -> dict[str, list[nn.Parameter]]:
 def test_several_named_optimizers() -> None:
     module, other = make(), make()
     schedule = ((0, 0.0), (100, 0.02))
-    learner = Learner(
-        module, loss, lr={"critic": schedule, "actor": 0.003}, parameters=halves(module), grad_clip=0.5
-    )
+    learner = Learner(module, loss, lr={"critic": schedule, "actor": 0.003}, parameters=halves(module), grad_clip=0.5)
     assert learner.lr == {"critic": 0.0, "actor": 0.003}
     learner.set_env_steps(50)
     assert learner.lr == {"critic": pytest.approx(0.01), "actor": 0.003}
@@ -170,7 +169,7 @@ def test_every_step_once_an_epoch_lookback_left_out(shuffle: bool) -> None:
     Learner(make(), noting, seed=0).update(exp, minibatch_size=10, epochs=3, shuffle=shuffle)
     assert [len(rows) for rows in seen] == ([10] * 6 + [7]) * 3
     expected = np.flatnonzero(exp.trained()).tolist()
-    epochs = [sum(seen[i : i + 7], []) for i in (0, 7, 14)]
+    epochs = [[row for rows in seen[i : i + 7] for row in rows] for i in (0, 7, 14)]
     assert len(expected) == 67
     for epoch in epochs:
         assert sorted(epoch) == expected
@@ -206,12 +205,6 @@ def test_batch_gathers_only_what_is_asked_for_and_nests() -> None:
 
 
 def test_minibatch_columns_are_lazy() -> None:
-    class Untouchable:
-        """No tensor can be made of it."""
-
-        dtype = np.dtype(np.float32)
-        shape = (75,)
-
     seen = []
 
     def noting(module: Module, batch: Batch) -> Loss:
@@ -278,7 +271,6 @@ def test_flat_parameters_outlive_zero_grad_and_load_state_dict() -> None:
     learner.update_from(some_batches(1))
     module.zero_grad()
     module.load_state_dict(weights)
-    learner = Learner(module, loss, lr=0.01) if False else learner
     for optimizer in learner.optimizers.values():
         optimizer.load_state_dict({n: torch.zeros_like(t) for n, t in optimizer.state_dict().items()})
     batches = some_batches()

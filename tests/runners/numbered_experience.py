@@ -10,6 +10,7 @@ from torch import nn
 
 from etude.experience import Experience
 from etude.modules import Module, Output, make_module
+from etude.modules.distributions import distribution_for
 
 
 class Constant(nn.Module):
@@ -17,8 +18,6 @@ class Constant(nn.Module):
 
     def __init__(self, obs_space: Any, action_space: Any) -> None:
         super().__init__()
-        from etude.modules.distributions import distribution_for
-
         self.inputs = nn.Parameter(torch.zeros(distribution_for(action_space).num_inputs))
 
     def forward(self, obs: Any) -> Output:
@@ -45,7 +44,7 @@ def numbers(exp: Experience, columns: Any = None) -> Any:
     return values
 
 
-def check_segments(exp: Experience, *, skip_check: bool = False) -> None:
+def check_segments(exp: Experience) -> None:
     """Each segment is a run of one episode's steps, with the right end and the true last observation."""
     exp.validate()
     rows, finals = numbers(exp), numbers(exp, exp.final_obs)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the module saw while acting is what the connectors make of the recorded Experience."""
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from some_envs import LendingVectorEnv, length_of
+from some_envs import LendingVectorEnv, length_of, reward_of
 from torch import nn
 
 from etude.connectors import ClipAction, FrameStack, NormalizeObs, Pipeline, PrevActionReward
@@ -117,6 +118,34 @@ def test_how_a_life_is_cut_makes_no_difference(kind: str, pieces: list[int]) -> 
     assert len(steps) == sum(pieces)
     for key, seen in steps.items():
         np.testing.assert_array_equal(seen, long_steps[key])
-    for (copy, episode, t), seen in finals.items():
-        expected = long_finals if t == length_of(int(copy), int(episode)) else long_steps
-        np.testing.assert_array_equal(seen, expected[copy, episode, t])
+    for (number, episode, t), seen in finals.items():
+        expected = long_finals if t == length_of(int(number), int(episode)) else long_steps
+        np.testing.assert_array_equal(seen, expected[number, episode, t])
+
+
+def test_connectors_are_shown_the_step_before_and_nothing_at_the_start_of_an_episode() -> None:
+    shown: list[Any] = []
+
+    class Looks(PrevActionReward):
+        def online(self, inputs: Any) -> Any:
+            shown.append(copy.deepcopy(inputs))  # the env writes over what it lends
+            return super().online(inputs)
+
+    env = LendingVectorEnv(2, AutoresetMode.NEXT_STEP)
+    arena = VectorArena(env, 2)
+    pipeline = Pipeline([Looks()])
+    runner = Runner(arena, make_module(None, *pipeline.spaces(arena.obs_space, arena.action_space)), pipeline, seed=1)
+    exp = Experience.concat([runner.collect(num_steps=n) for n in (5, 30, 7)])
+    acted = {tuple(obs): action for obs, action in zip(exp.steps["obs"], exp.steps["action"], strict=True)}
+    looked = 0
+    for inputs in shown:
+        for i, obs in enumerate(inputs.obs["obs"]):
+            number, episode, t = obs
+            if inputs.first[i]:
+                assert t == 0
+                assert (inputs.prev_action["action"][i], inputs.prev_reward[i]) == (0, 0.0)
+            elif (number, episode, t - 1) in acted:
+                looked += 1
+                assert inputs.prev_action["action"][i] == acted[number, episode, t - 1]
+                assert inputs.prev_reward[i] == np.float32(reward_of(int(number), int(episode), int(t) - 1))
+    assert looked > 20

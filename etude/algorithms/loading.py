@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a checkpoint back to the algorithm."""
+
+import os
+import typing
+from typing import Any
+
+from etude.algorithms import saving
+from etude.algorithms.base import Algorithm
+from etude.algorithms.config import AlgorithmConfig
+from etude.checkpoints import load_tree
+from etude.errors import CheckpointError, SettingsError
+from etude.spaces import space_from_json
+
+
+def load(path: str | os.PathLike[str], **overrides: Any) -> Algorithm[Any]:
+    """The algorithm that was saved at ``path``, ready to go on.
+
+    Args:
+        path: The folder of a checkpoint.
+        overrides: Settings to be other than they were saved, such as ``env``; needed for those that could not be saved
+            (functions without a name).
+
+    Raises:
+        CheckpointError: the folder is no checkpoint, is broken, or names what can't be imported here.
+        SettingsError: an override is not a setting.
+    """
+    tree, meta = load_tree(path)
+    if not (isinstance(meta, dict) and isinstance(tree, dict) and {"algorithm", "config", "spaces"} <= meta.keys()):
+        raise CheckpointError(f"{path} is a checkpoint, but not of an algorithm.")
+    name, saved = meta["algorithm"], meta["config"]
+    cls = saving.find(str(name), "the algorithm")
+    if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
+        raise CheckpointError(f"{path} names {name} as its algorithm, which is not one.")
+    config = saving.load_config(config_class(cls), saved, overrides)
+    spaces = (space_from_json(meta["spaces"][0]), space_from_json(meta["spaces"][1]))
+    algorithm = cls(config, saved_spaces=spaces)
+    was = saved.get("env")
+    is_other = "env" in overrides and saving.UNSAVED not in (was or ()) and saving.to_plain(overrides["env"]) != was
+    if is_other and isinstance(tree.get("runner"), dict):
+        tree["runner"]["arena"] = {"how": "new episodes", "why": "another env was given"}
+    try:
+        algorithm.load_state_dict(tree)
+    except KeyError as error:
+        raise CheckpointError(f"{path} holds no {error} of {name}: it was saved by another version of it.") from error
+    return algorithm
+
+
+def config_class(algorithm: type[Algorithm[Any]]) -> type[AlgorithmConfig]:
+    """The settings class of an algorithm: what it is generic in."""
+    for cls in algorithm.__mro__:
+        for base in getattr(cls, "__orig_bases__", ()):
+            for argument in typing.get_args(base):
+                if isinstance(argument, type) and issubclass(argument, AlgorithmConfig):
+                    return argument
+    raise SettingsError(f"{algorithm.__name__} does not say its settings: inherit from OnPolicyAlgorithm[YourConfig].")
