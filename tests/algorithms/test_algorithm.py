@@ -14,7 +14,7 @@ from toy_envs import Echo, OwnNet, Switchboard
 
 from etude.algorithms import PPO, Algorithm, AlgorithmConfig, OnPolicyAlgorithm, PPOConfig, Result, Stop, config_class
 from etude.connectors import NormalizeObs
-from etude.errors import SettingsError
+from etude.errors import EnvError, SettingsError
 from etude.learners import Loss
 from etude.recordings import Recording
 
@@ -235,3 +235,35 @@ def test_hooks_are_called() -> None:
     metrics = algorithm.train().metrics
     assert calls == ["setup", "after_update"]
     assert 0 <= metrics["mine"] <= 1
+
+
+class Sick(Echo):
+    """Gives NaN after a few steps."""
+
+    def step(self, action: int) -> Any:
+        obs, *rest = super().step(action)
+        return (np.full_like(obs, np.nan), *rest)
+
+
+def test_numbers_that_nothing_can_be_learned_from_are_refused() -> None:
+    algorithm = PPO(PPOConfig(env=Sick, num_envs=2, num_steps=20))
+    with pytest.raises(EnvError, match=r"the env gave numbers .* holds nan"):
+        algorithm.train()
+
+
+def test_fit_needs_an_end() -> None:
+    algorithm = PPO(PPOConfig(env=Echo, num_envs=2, num_steps=20))
+    with pytest.raises(SettingsError, match="fit needs to know when to stop"):
+        algorithm.fit(Stop())
+
+
+def test_a_device_that_is_not_there() -> None:
+    with pytest.raises(SettingsError, match="`device` is 'nowhere', which torch can't use here"):
+        PPO(PPOConfig(env=Echo, device="nowhere"))
+
+
+def test_the_name_is_the_classs_own() -> None:
+    class Mine(PPO):
+        pass
+
+    assert (PPO.name, Mine.name) == ("ppo", "mine")

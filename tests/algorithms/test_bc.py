@@ -152,3 +152,8 @@ def test_actions_in_other_units_than_the_envs(tmp_path: Path) -> None:
         clone.evaluate(1)
     clone = BC(BCConfig(data=str(tmp_path / "data"), env="Pendulum-v1", seed=0, connectors=("rescale_action",)))
     assert clone.evaluate(1, seed=2).episodes == 1
+
+
+def test_a_budget_of_env_steps_is_never_used_up(recording: Path) -> None:
+    with pytest.raises(SettingsError, match="`stop.env_steps` is set, but no steps are sampled here"):
+        BC(BCConfig(data=str(recording))).fit(Stop(env_steps=100))
