@@ -72,7 +72,9 @@ class Algorithm(Generic[C]):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(weights.generate_state(1)[0]))
             seen, acted = self.connectors.spaces(self.obs_space, self.action_space)
-            self.module = make_module(config.module, seen, acted, config.network).to(config.device)
+            self.module = make_module(config.module, seen, acted, config.network, squash=config.squash).to(
+                config.device
+            )
         self.learner = Learner(
             self.module,
             self.loss,

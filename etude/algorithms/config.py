@@ -33,6 +33,10 @@ class AlgorithmConfig:
     network: NetworkConfig = NetworkConfig()
     """The shape of the built-in network."""
 
+    squash: bool = False
+    """Hold Box actions inside their bounds by tanh (Haarnoja et al. 2018, appendix C); else a plain Gaussian draws
+    them, and the env gets them clipped."""
+
     connectors: tuple[ConnectorLike, ...] = ()
     """Between env and module, in order from the env: names such as `normalize_obs` or `frame_stack:4`, connectors,
     or functions of the observation."""
