@@ -51,6 +51,9 @@ class Algorithm(Generic[C]):
     name: ClassVar[str] = ""
     """What it is called in messages and on the command line; the class's name in lower case if not set."""
 
+    needs_value: ClassVar[bool] = True
+    """The built-in network has a value function."""
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "name" not in cls.__dict__:
@@ -72,9 +75,10 @@ class Algorithm(Generic[C]):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(weights.generate_state(1)[0]))
             seen, acted = self.connectors.spaces(self.obs_space, self.action_space)
-            self.module = make_module(config.module, seen, acted, config.network, squash=config.squash).to(
-                config.device
+            module = make_module(
+                config.module, seen, acted, config.network, squash=config.squash, value=self.needs_value
             )
+        self.module = module.to(config.device)
         self.learner = Learner(
             self.module,
             self.loss,

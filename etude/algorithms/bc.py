@@ -24,6 +24,7 @@ class BC(OfflineAlgorithm[BCConfig]):
     """Imitates the recorded actions. No env is needed, and no rewards."""
 
     name = "bc"
+    needs_value = False
 
     def loss(self, module: Module, batch: Batch) -> Loss:
         """The negative log-likelihood of the recorded actions."""

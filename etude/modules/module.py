@@ -140,6 +140,7 @@ def make_module(
     config: NetworkConfig | None = None,
     *,
     squash: bool = False,
+    value: bool = True,
 ) -> Module:
     """A Module from what a user gives.
 
@@ -150,6 +151,7 @@ def make_module(
         action_space: What it chooses from.
         config: The shape of the built-in network; not used otherwise.
         squash: Hold the actions of Boxes inside their bounds by tanh.
+        value: Give the built-in network a value function; not used otherwise.
 
     Raises:
         SpaceError: a space is of a kind that is not handled.
@@ -157,7 +159,7 @@ def make_module(
     """
     dist = distribution_for(action_space, squash=squash)
     if module is None:
-        net: Any = Network(obs_space, action_space, config, dist)
+        net: Any = Network(obs_space, action_space, config, dist, value)
     elif isinstance(module, nn.Module):
         net = module
     else:

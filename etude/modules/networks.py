@@ -49,8 +49,6 @@ class NetworkConfig:
     def __post_init__(self) -> None:
         if any(width < 1 for width in self.hidden):
             raise SettingsError(f"`hidden` is {self.hidden}: each width must be at least 1.")
-        if self.activation not in ACTIVATIONS:
-            raise SettingsError(f"`activation` is {self.activation!r}: it must be one of {', '.join(ACTIVATIONS)}.")
         if self.conv_width < 1:
             raise SettingsError(f"`conv_width` is {self.conv_width}: it must be at least 1.")
 

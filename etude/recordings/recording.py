@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Recording:
     """A recording on the disk; make one with `Recording.open`.
 
-    Nothing but footers is read until data is asked for. Memory is bounded by a row group (131,072 rows, or about
+    Nothing but footers is read until data is asked for. Memory is bounded by a row group (65,536 rows, or about
     64 MiB where rows are large) in all but `read`.
     """
 

@@ -23,7 +23,7 @@ from etude.recordings.pieces import copied, first_piece, row_bytes
 from etude.recordings.roller import FileRoller
 from etude.spaces import Space, leaf_dtype, leaf_shape
 
-ROW_GROUP_ROWS: Final = 131_072
+ROW_GROUP_ROWS: Final = 65_536
 """The most rows of a row group; 16k cost 10-15 % of the reading speed."""
 ROW_GROUP_BYTES: Final = 64 * 2**20
 """About the most bytes of a row group in memory: what readers must hold at once."""
@@ -62,7 +62,7 @@ class RecordingWriter:
         env: str | None = None,
         meta: Mapping[str, Any] | None = None,
         columns: Sequence[str] | None = None,
-        max_rows_per_file: int = 8 * ROW_GROUP_ROWS,
+        max_rows_per_file: int = 16 * ROW_GROUP_ROWS,
         max_bytes_per_file: int = 256 * 2**20,
         append: bool = False,
     ) -> None:
