@@ -6,9 +6,14 @@ the first slash is the column's *root*.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
+
+from numpy.typing import NDArray
 
 T = TypeVar("T")
+
+Columns: TypeAlias = dict[str, NDArray[Any]]
+"""Flat columns by path name, the rows first: each ``[rows, ...]``."""
 
 OBS: Final = "obs"
 ACTION: Final = "action"

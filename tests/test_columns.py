@@ -33,3 +33,10 @@ def test_renaming_changes_the_root_alone():
         "next_obs/obs/x": 1,
         "next_obs": 2,
     }
+
+
+def test_columns_of_arrays_have_one_name():
+    import etude.recordings
+
+    assert envs.Columns is col.Columns
+    assert not hasattr(etude.recordings, "Batch")

@@ -13,24 +13,22 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 import threadpoolctl
 import torch
-from gymnasium import Env
-from gymnasium.spaces import Box
 
 from etude import columns as col
 from etude.algorithms import saving
-from etude.algorithms.config import AlgorithmConfig
-from etude.algorithms.playing import play
+from etude.algorithms.config import AlgorithmConfig, check_device
+from etude.algorithms.playing import play, runner_for
 from etude.algorithms.result import MIN_EPISODES, Evaluation, Result, Stop
 from etude.checkpoints import save_tree
 from etude.connectors import ClipAction, Pipeline, RescaleAction
-from etude.envs import EnvLike, VectorArena, env_name
+from etude.envs import EnvLike, env_name
 from etude.errors import SettingsError
-from etude.learners import Batch, Learner, Loss, Update
+from etude.learners import Batch, Learner, Loss, Update, seeded
 from etude.metrics import Window
 from etude.modules import Module, make_module
 from etude.recordings import Recording, RecordingWriter
 from etude.runners import Runner
-from etude.spaces import Space, leaf_shape, leaves, space_to_json
+from etude.spaces import Space, space_to_json
 
 C = TypeVar("C", bound=AlgorithmConfig)
 
@@ -69,11 +67,18 @@ class Algorithm(Generic[C]):
         weights, runner, learner = np.random.SeedSequence(config.seed).spawn(3)
         self._seed = int(runner.generate_state(1)[0])
         self.obs_space, self.action_space = self.env_spaces()
+        try:
+            self._build(weights, learner)
+        except BaseException:
+            self.close()
+            raise
+
+    def _build(self, weights: np.random.SeedSequence, learner: np.random.SeedSequence) -> None:
+        config = self.config
         self.connectors = Pipeline(config.connectors).copy()  # ones in the config may be used by others, too
         if not any(isinstance(c, ClipAction | RescaleAction) for c in self.connectors.connectors):
             self.connectors.add(ClipAction(), at=0)  # a Gaussian does not know the bounds of its Box
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(weights.generate_state(1)[0]))
+        with seeded(int(weights.generate_state(1)[0]), "cpu"):
             seen, acted = self.connectors.spaces(self.obs_space, self.action_space)
             module = make_module(
                 config.module, seen, acted, config.network, squash=config.squash, value=self.needs_value
@@ -112,6 +117,21 @@ class Algorithm(Generic[C]):
 
     def setup(self) -> None:
         """Called at the end of making the algorithm."""
+
+    def make_learner_connectors(self) -> Pipeline:
+        """`learner_connectors` in a row, prepared.
+
+        Raises:
+            SettingsError: they change the spaces that the module was made for.
+        """
+        pipeline = Pipeline(self.learner_connectors())
+        spaces = (self.module.obs_space, self.module.action_space)
+        if pipeline.spaces(*spaces) != spaces:
+            raise SettingsError(
+                f"learner_connectors {pipeline.connectors} change the spaces that the module sees: what stands between "
+                "env and module belongs into the setting `connectors`."
+            )
+        return pipeline
 
     def env_spaces(self) -> tuple[Space, Space]:
         """The spaces of observations and actions on the env's side."""
@@ -268,19 +288,7 @@ class Algorithm(Generic[C]):
                 f"config.env is one {type(where).__name__} object, which training is in the middle of: give evaluate "
                 "and record an env=... of their own, or a function that makes envs to the config."
             )
-        arena = VectorArena(where, 1 if isinstance(where, Env) else min(num_episodes, 16), exact=False)
-        connectors = self.connectors.copy()
-        learned = connectors.state_dict()
-        seen, acted = connectors.spaces(arena.obs_space, arena.action_space)
-        if not (_alike(seen, self.module.obs_space) and acted == self.module.action_space):
-            raise SettingsError(
-                f"the env {env_name(where)} does not fit the module: behind the connectors it has the spaces {seen} "
-                f"and {acted}, but the module was made for {self.module.obs_space} and {self.module.action_space}. "
-                "Where the actions of a recording are in other units than the env's, a connector such as "
-                "rescale_action goes between."
-            )
-        connectors.load_state_dict(learned)
-        return Runner(arena, self.module, connectors, seed=seed)
+        return runner_for(where, num_episodes, self.module, self.connectors.copy(), seed)
 
     def in_use(self, env: EnvLike) -> bool:
         """Whether ``env`` is an object that training acts in."""
@@ -323,26 +331,6 @@ class Algorithm(Generic[C]):
 
     def close(self) -> None:
         """Close what training acts in."""
-
-
-def check_device(device: str) -> None:
-    """Raise a SettingsError where torch can't use ``device``."""
-    try:
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise SettingsError(f"`device` is {device!r}, which torch can't use here: {reason} Use cpu.") from None
-
-
-def _alike(space: Space, other: Space) -> bool:
-    """Whether values of one space have the form of the other's; bounds may differ."""
-    parts, others = leaves(space, ""), leaves(other, "")
-    return parts.keys() == others.keys() and all(
-        type(part) is type(others[name])
-        and leaf_shape(part) == leaf_shape(others[name])
-        and (isinstance(part, Box) or part == others[name])
-        for name, part in parts.items()
-    )
 
 
 _COUNTERS = ("iteration", "env_steps", "episodes", "seconds")

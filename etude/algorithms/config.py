@@ -150,3 +150,12 @@ class OfflineConfig(AlgorithmConfig):
             evaluation_interval=(self.evaluation_interval >= 0, "at least 0"),
             lr=(isinstance(self.lr, int | float), "a number offline, where no env steps are counted"),
         )
+
+
+def check_device(device: str) -> None:
+    """Raise a SettingsError where torch can't use ``device``."""
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise SettingsError(f"`device` is {device!r}, which torch can't use here: {reason} Use cpu.") from None

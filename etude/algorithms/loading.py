@@ -41,7 +41,10 @@ def load(path: str | os.PathLike[str], **overrides: Any) -> Algorithm[Any]:
         tree["runner"]["arena"] = {"how": "new episodes", "why": "another env was given"}
     try:
         algorithm.load_state_dict(tree)
-    except KeyError as error:
+    except BaseException as error:
+        algorithm.close()
+        if not isinstance(error, KeyError):
+            raise
         raise CheckpointError(f"{path} holds no {error} of {name}: it was saved by another version of it.") from error
     return algorithm
 

@@ -13,7 +13,7 @@ from etude import columns as col
 from etude.algorithms.base import Algorithm
 from etude.algorithms.config import OfflineConfig
 from etude.algorithms.result import Stop
-from etude.connectors import Pipeline, overrides
+from etude.connectors import overrides
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience
 from etude.learners import Update
@@ -52,7 +52,7 @@ class OfflineAlgorithm(Algorithm[C]):
 
     def setup(self) -> None:
         """Make the learner's connectors."""
-        self.to_learner = Pipeline(self.learner_connectors())
+        self.to_learner = self.make_learner_connectors()
         self._batches: Iterator[Mapping[str, Any]] | None = None
         self._has_seen_data = False
         """The connectors have learned from the recording."""
@@ -116,8 +116,11 @@ class OfflineAlgorithm(Algorithm[C]):
     def _prepared(self, exp: Experience) -> Experience:
         if not self._has_seen_data:
             self.connectors.update(exp)
+        seen = self.connectors.offline(exp)
+        if not self._has_seen_data:
+            self.to_learner.update(seen)
             self._has_seen_data = True
-        return self.to_learner.offline(self.connectors.offline(exp), self.module)
+        return self.to_learner.offline(seen, self.module)
 
     def state_dict(self) -> dict[str, Any]:
         """Also what the connectors have learned from the recording."""

@@ -8,7 +8,6 @@ from gymnasium.vector import VectorEnv
 
 from etude.algorithms.base import Algorithm
 from etude.algorithms.config import OnPolicyConfig
-from etude.connectors import Pipeline
 from etude.envs import EnvLike, VectorArena
 from etude.errors import SettingsError
 from etude.experience import Experience
@@ -32,7 +31,7 @@ class OnPolicyAlgorithm(Algorithm[C]):
     def setup(self) -> None:
         """Make the runner and the learner's connectors."""
         self.runner = Runner(self.arena, self.module, self.connectors, seed=self._seed)
-        self.to_learner = Pipeline(self.learner_connectors())
+        self.to_learner = self.make_learner_connectors()
 
     @property
     def window(self) -> int:
@@ -49,10 +48,12 @@ class OnPolicyAlgorithm(Algorithm[C]):
         self.lengths.add(finished.lengths)
         self.episodes += len(finished.returns)
         with self.timed("connect"):
-            batch = self.to_learner.offline(self.connectors.offline(exp), self.module)
+            seen = self.connectors.offline(exp)
+            batch = self.to_learner.offline(seen, self.module)
         with self.timed("update"):
             update = self.update(batch)
         self.connectors.update(exp)
+        self.to_learner.update(seen)
         return update
 
     def update(self, exp: Experience) -> Update:
@@ -75,4 +76,4 @@ class OnPolicyAlgorithm(Algorithm[C]):
 
     def close(self) -> None:
         """Close the envs."""
-        self.runner.close()
+        self.arena.close()

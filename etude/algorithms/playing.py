@@ -4,10 +4,17 @@
 import time
 
 import numpy as np
+from gymnasium import Env
+from gymnasium.spaces import Box
 
 from etude.algorithms.result import Evaluation
+from etude.connectors import Pipeline
+from etude.envs import EnvLike, VectorArena, env_name
+from etude.errors import SettingsError
+from etude.modules import Module
 from etude.recordings import RecordingWriter
 from etude.runners import Finished, Runner
+from etude.spaces import Space, leaf_shape, leaves
 
 _AT_A_TIME = 4  # episodes of each slot that are held in memory together
 
@@ -41,4 +48,36 @@ def play(
         updates=updates,
         seconds=seconds,
         sample_steps_per_s=int(lengths.sum()) / seconds,
+    )
+
+
+def runner_for(env: EnvLike, num_episodes: int, module: Module, connectors: Pipeline, seed: int | None) -> Runner:
+    """A runner in ``env``, with as many copies as pay for ``num_episodes``.
+
+    Raises:
+        SettingsError: behind ``connectors``, the env's spaces are not those that ``module`` was made for.
+    """
+    arena = VectorArena(env, 1 if isinstance(env, Env) else min(num_episodes, 16), exact=False)
+    learned = connectors.state_dict()
+    seen, acted = connectors.spaces(arena.obs_space, arena.action_space)
+    if not (_alike(seen, module.obs_space) and acted == module.action_space):
+        arena.close()
+        raise SettingsError(
+            f"the env {env_name(env)} does not fit the module: behind the connectors it has the spaces {seen} "
+            f"and {acted}, but the module was made for {module.obs_space} and {module.action_space}. "
+            "Where the actions of a recording are in other units than the env's, a connector such as "
+            "rescale_action goes between."
+        )
+    connectors.load_state_dict(learned)
+    return Runner(arena, module, connectors, seed=seed)
+
+
+def _alike(space: Space, other: Space) -> bool:
+    """Whether values of one space have the form of the other's; bounds may differ."""
+    parts, others = leaves(space, ""), leaves(other, "")
+    return parts.keys() == others.keys() and all(
+        type(part) is type(others[name])
+        and leaf_shape(part) == leaf_shape(others[name])
+        and (isinstance(part, Box) or part == others[name])
+        for name, part in parts.items()
     )

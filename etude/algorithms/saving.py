@@ -86,6 +86,10 @@ def from_plain(value: Any, what: str) -> Any:
             return find(value[REF], what, f": {remedy}")
         if MADE in value:
             made = find(value[MADE], what, f": {remedy}")
+            if not (isinstance(made, type) and issubclass(made, Connector)):
+                raise CheckpointError(
+                    f"{what} names {value[MADE]}, which is no connector: the checkpoint is not sound."
+                )
             return made(**{name: from_plain(item, what) for name, item in value["with"].items()})
         if UNSAVED in value:
             raise CheckpointError(

@@ -16,6 +16,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from etude import __version__
+from etude.atomic import sync, write_atomically
 from etude.checkpoints.codec import Encoder, Tree, decode
 from etude.errors import CheckpointError
 
@@ -55,7 +56,7 @@ def save_tree(folder: str | os.PathLike[str], tree: Tree, *, meta: Tree = None) 
     try:
         folder.mkdir(parents=True, exist_ok=True)
         document["state"] = _write_state(state, encoder.arrays)
-        _replace(folder / MANIFEST, json.dumps(document, indent=1, allow_nan=False))
+        write_atomically(folder / MANIFEST, json.dumps(document, indent=1, allow_nan=False).encode())
         for old in folder.iterdir():
             if old != state and _STATE_FILE.fullmatch(old.name):
                 old.unlink(missing_ok=True)
@@ -107,7 +108,7 @@ def _write_state(path: Path, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
         with open(path, "r+b") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             os.fsync(file.fileno())
-        _sync_folder(path.parent)  # the file's name must be on the disk before the manifest points to it
+        sync(path.parent)  # the file's name must be on the disk before the manifest points to it
     except BaseException:
         path.unlink(missing_ok=True)  # on a full disk, half a file would make matters worse
         raise
@@ -174,22 +175,3 @@ def _read_state(folder: Path, state: dict[str, Any]) -> dict[str, NDArray[Any]]:
         return load(data)
     except (SafetensorError, KeyError) as error:
         raise CheckpointError(f"{path} is broken: {error}. Restore it from a copy.") from error
-
-
-def _replace(path: Path, text: str) -> None:
-    """Put ``text`` at ``path`` at one stroke."""
-    aside = path.with_name(f".{path.name}.tmp")
-    with open(aside, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -8,7 +8,8 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from etude import columns as col
-from etude.connectors.base import Columns, Connector, map_leaves
+from etude.columns import Columns
+from etude.connectors.base import Connector, map_leaves
 from etude.errors import SpaceError
 from etude.spaces import Space, leaf_dtype, leaves
 

@@ -5,22 +5,20 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
 from etude import columns as col
-from etude.columns import SEPARATOR
+from etude.columns import SEPARATOR, Columns
 from etude.errors import DataError
 from etude.experience import Experience
 from etude.spaces import Space
 
 if TYPE_CHECKING:
     from etude.modules.module import Module
-
-Columns: TypeAlias = dict[str, NDArray[Any]]
 
 
 @dataclasses.dataclass(slots=True)

@@ -10,8 +10,8 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from etude import columns as col
-from etude.columns import SEPARATOR
-from etude.connectors.base import Columns, Connector, Inputs, column, replace_obs
+from etude.columns import SEPARATOR, Columns
+from etude.connectors.base import Connector, Inputs, column, replace_obs
 from etude.errors import SpaceError
 from etude.experience import Experience
 from etude.spaces import Flattener, Nester, Space, leaf_dtype, leaf_shape

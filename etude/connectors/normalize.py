@@ -8,7 +8,8 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from etude import columns as col
-from etude.connectors.base import Columns, Connector, Inputs, column, map_leaves, replace_obs
+from etude.columns import Columns
+from etude.connectors.base import Connector, Inputs, column, map_leaves, replace_obs
 from etude.errors import CheckpointError
 from etude.experience import Experience
 from etude.settings import check_range

@@ -7,9 +7,10 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from etude.columns import Columns
 from etude.connectors.actions import ClipAction, RescaleAction
 from etude.connectors.advantages import GAE, NormalizeAdvantages
-from etude.connectors.base import Columns, Connector, Inputs
+from etude.connectors.base import Connector, Inputs
 from etude.connectors.frame_stack import FrameStack
 from etude.connectors.function import FunctionConnector
 from etude.connectors.normalize import NormalizeObs

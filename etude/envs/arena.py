@@ -7,9 +7,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from etude.columns import Columns
 from etude.spaces import Space
-
-Columns = dict[str, NDArray[Any]]
 
 
 @dataclasses.dataclass(slots=True)

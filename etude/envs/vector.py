@@ -9,8 +9,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
 from etude import columns as col
+from etude.columns import Columns
 from etude.envs import snapshot
-from etude.envs.arena import Columns, Turn
+from etude.envs.arena import Turn
 from etude.envs.make import EnvLike, make_vector_env
 from etude.errors import EnvError
 from etude.spaces import Flattener, Nester, check_value, leaf_dtype, leaf_shape

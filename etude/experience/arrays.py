@@ -16,11 +16,6 @@ Array: TypeAlias = Any
 Index: TypeAlias = NDArray[np.int64]
 
 
-def is_tensor(array: Array) -> bool:
-    """Whether ``array`` is a torch tensor; False for a NumPy array."""
-    return not isinstance(array, np.ndarray)
-
-
 def take(array: Array, index: Index) -> Array:
     """The rows ``index`` of ``array``: a copy."""
     if isinstance(array, np.ndarray):

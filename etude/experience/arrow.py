@@ -137,7 +137,9 @@ def _flat(name: str, values: NDArray[Any], absent: NDArray[np.bool_] | None = No
 def from_table(table: pa.Table) -> "Experience":
     """See `Experience.from_table`.
 
-    Rows that a filter left out cut segments: a piece whose end is missing has no ``final_obs``.
+    Rows that a filter left out cut segments: a piece whose end is missing has no ``final_obs``. How many rows of a
+    segment are lookback is known only where its first row is there: `etude.recordings.Recording.read` can filter rows
+    without losing it.
 
     Raises:
         DataError: a key column is missing, or a column's type is not one that `to_table` makes.

@@ -251,7 +251,7 @@ class Experience:
         """All segments of ``parts``, in order. Segments stay as they are; see `join`.
 
         Raises:
-            DataError: the parts have different columns.
+            DataError: the parts have different columns, or columns of different dtypes or shapes.
         """
         if not parts:
             raise DataError("can't concat nothing: an Experience knows its columns only from its parts.")
@@ -263,10 +263,17 @@ class Experience:
                         f"can't concat: part {i} has other {what}s than part 0: {sorted(has ^ wanted)} "
                         "stand in only one of them."
                     )
-            for name, column in part.steps.items():
-                found, expected = arrays.describe(column), arrays.describe(parts[0].steps[name])
-                if found != expected:
-                    raise DataError(f"can't concat: column `{name}` is {found} in part {i}, but {expected} in part 0.")
+            for what, own, first in (
+                ("column", part.steps, parts[0].steps),
+                ("final_obs", part.final_obs, parts[0].final_obs),
+            ):
+                for name, column in own.items():
+                    found, expected = arrays.describe(column), arrays.describe(first[name])
+                    if found != expected:
+                        raise DataError(
+                            f"can't concat: {what} `{name}` is {found} in part {i}, but {expected} in part 0. "
+                            "Convert one of them."
+                        )
         starts = np.cumsum([0, *(part.num_steps for part in parts)])
         return Experience(
             {name: arrays.concat([part.steps[name] for part in parts]) for name in parts[0].steps},

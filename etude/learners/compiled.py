@@ -2,13 +2,14 @@
 """The whole gradient step as one compiled graph: loss, gradient, clipping and Adam."""
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.func import functional_call, grad_and_value
 
+from etude.errors import EtudeError
 from etude.learners.batch import Batch
 from etude.learners.clipping import clip
 
@@ -57,8 +58,14 @@ class CompiledStep:
             return None
         rates = torch.tensor([self._learner.lr[name] for name in self._learner.optimizers])
         columns = {name: batch[name] for name in self._columns}
-        with torch.no_grad():
-            losses, figures = self._graph(columns, rates.to(self._groups[0].flat.device))
+        try:
+            with torch.no_grad():
+                losses, figures = self._graph(columns, rates.to(self._groups[0].flat.device))
+        except torch._dynamo.exc.FailOnRecompileLimitHit as error:
+            raise EtudeError(
+                "compile=True: the loss reads a Python number that keeps changing, and each value is compiled anew. "
+                "Keep it in a tensor (a buffer of the module) or a column of the batch, or train without compile."
+            ) from error
         return losses, figures
 
     def _traced(self, columns: dict[str, torch.Tensor], rates: torch.Tensor) -> tuple["Figures", "Figures"]:
@@ -80,16 +87,22 @@ class CompiledStep:
 
 
 def _compiled(step: Callable[..., Any]) -> Callable[..., Any]:
-    """A bound method, compiled without guards.
+    """A bound method, compiled with few guards.
 
-    Nothing that the graph depends on changes but the batch, whose size is checked here; checking every module and
-    setting again would cost a fifth of a step. Compiled graphs are kept by code object, so that without guards each
-    learner needs a code object of its own, or it would be given another's graph.
+    What the graph depends on does not change but for the batch, whose size is checked here, and numbers that a loss or
+    a module keeps; checking everything else again would cost a fifth of a step. Compiled graphs are kept by code
+    object, so that without those guards each learner needs a code object of its own, or it would be given another's.
     """
-    unguarded = getattr(torch.compiler, "skip_all_guards_unsafe", None)
-    if unguarded is None:
-        return torch.compile(step, dynamic=False, fullgraph=True)
     function = step.__func__  # type: ignore[attr-defined]
     own = types.FunctionType(function.__code__.replace(), function.__globals__, closure=function.__closure__)
     bound = types.MethodType(own, step.__self__)  # type: ignore[attr-defined]
-    return torch.compile(bound, dynamic=False, fullgraph=True, options={"guard_filter_fn": unguarded})
+    return torch.compile(bound, dynamic=False, fullgraph=True, options={"guard_filter_fn": _numbers_only})
+
+
+def _numbers_only(guards: Sequence[Any]) -> list[bool]:
+    return [
+        isinstance(guard.value, int | float | str)
+        and (guard.name.startswith("self._lossed") or guard.name.startswith("G["))
+        and "__import_torch" not in guard.name
+        for guard in guards
+    ]

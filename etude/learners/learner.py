@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Learner: Experience or batches → gradients → new weights."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -126,13 +128,20 @@ class Learner:
         losses: list[Figures] = []
         metrics: list[Figures] = []
         self.module.train()
-        with torch.random.fork_rng(devices=[]):  # dropout and the like come from this learner's stream, too
-            torch.manual_seed(int(self._rng.integers(2**63)))
+        with seeded(int(self._rng.integers(2**63)), self.device):  # dropout and the like, too
             for batch in batches:
                 parts, figures = self._step(batch)
                 losses.append(parts)
                 metrics.append(figures)
-        return Update(_means(losses), _means(metrics))
+        update = Update(_means(losses), _means(metrics))
+        for name, mean in update.losses.items():
+            if not math.isfinite(mean):
+                raise EtudeError(
+                    f"the loss part `{name}` became {mean} within {len(losses)} gradient steps, as did the weights. "
+                    "Lower `lr` or `grad_clip`, look at the scale of observations and rewards (normalize_obs helps), "
+                    "and go on from the last checkpoint."
+                )
+        return update
 
     def _step(self, batch: Batch) -> tuple[Figures, Figures]:
         """One gradient step; gives the loss parts and other figures, without their gradients."""
@@ -177,12 +186,23 @@ class Learner:
 
 
 def _means(rows: list[Figures]) -> dict[str, float]:
-    """The mean of each figure over gradient steps; moved to the host once."""
-    if not rows or not rows[0]:
+    """The mean of each figure over the gradient steps that have it; moved to the host once."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    if not names:
         return {}
-    names = list(rows[0])
-    table = torch.stack([row[name] for row in rows for name in names]).view(len(rows), len(names))
-    return dict(zip(names, table.to(torch.float64).mean(0).tolist(), strict=True))
+    means = [torch.stack([row[name] for row in rows if name in row]).to(torch.float64).mean() for name in names]
+    return dict(zip(names, torch.stack(means).tolist(), strict=True))
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device | str) -> Iterator[None]:
+    """Torch draws from ``seed`` within a ``with`` block, on the CPU and on ``device``, and as before after it."""
+    devices = [torch.device(device)] if torch.device(device).type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.default_generator.manual_seed(seed)
+        if devices:
+            torch.cuda.manual_seed(seed)
+        yield
 
 
 def load_weights(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Actors: modules while they act, NumPy columns in and out."""
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from etude.columns import DIST_INPUTS, LOGP, VALUE
+from etude.columns import DIST_INPUTS, LOGP, VALUE, Columns
 from etude.errors import ModuleError
 from etude.modules.distributions import Distribution
 from etude.modules.networks import Network
@@ -16,7 +16,6 @@ from etude.modules.numpy_network import NumPyNetwork
 if TYPE_CHECKING:
     from etude.modules.module import Module
 
-Columns: TypeAlias = dict[str, NDArray[Any]]
 
 _NOISE_STEPS = 64
 _NOISE_NUMBERS = 1 << 16  # at most so many numbers are drawn ahead

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from etude.columns import ACTION, OBS
+from etude.columns import ACTION, OBS, Columns
 from etude.errors import ModuleError
 from etude.modules.acting import Actor, NumPyActor, TorchActor, as_tensor
 from etude.modules.distributions import Distribution, distribution_for
@@ -100,7 +100,7 @@ class Module(nn.Module):
         """The nested action that flat columns ``action...`` hold."""
         return self._nest_action(columns)
 
-    def value_of(self, obs_columns: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+    def value_of(self, obs_columns: Columns) -> NDArray[np.float32]:
         """float32 ``[n]``: the values of flat observation columns ``[n, ...]``, without gradients, in chunks.
 
         Raises:

@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The forward of the built-in network in NumPy, on the memory of its torch parameters: no dispatch, no copies."""
 
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from etude.columns import Columns
 from etude.modules.activations import ACTIVATIONS
 from etude.modules.encoders import Encoder, Image, Numbers
 from etude.modules.networks import Network, Trunk
 
 Floats: TypeAlias = NDArray[np.float32]
-Columns: TypeAlias = Mapping[str, NDArray[Any]]
 
 CHUNK = 1024
 """Rows that are computed at once where there are many: the layers' results stay in the processor's cache."""

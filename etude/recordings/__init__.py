@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recordings: Experience at rest, as a folder of Parquet files and one ``recording.json``."""
 
-from etude.recordings.batches import Batch, sample_batches
+from etude.recordings.batches import sample_batches
 from etude.recordings.recording import Recording
 from etude.recordings.validate import Problem, Report, validate
 from etude.recordings.writer import RecordingWriter
 
-__all__ = ["Batch", "Problem", "Recording", "RecordingWriter", "Report", "sample_batches", "validate"]
+__all__ = ["Problem", "Recording", "RecordingWriter", "Report", "sample_batches", "validate"]

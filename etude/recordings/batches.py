@@ -12,11 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from etude import columns as col
+from etude.columns import Columns
 from etude.errors import DataError
 from etude.experience import Experience
-
-Batch: TypeAlias = dict[str, NDArray[Any]]
-"""Columns of steps, each ``[batch_size, ...]``."""
 
 DERIVED: Final = (col.NEXT_OBS, col.TERMINATED, col.TRUNCATED)
 """Columns that batches can have beside those on the disk."""
@@ -26,7 +24,7 @@ BLOCK_BATCHES: Final = 16
 """Rows are gathered and handed between threads in blocks: large enough to cost little, small enough to hold."""
 
 
-def steps_of(exp: Experience, roots: Sequence[str]) -> Batch:
+def steps_of(exp: Experience, roots: Sequence[str]) -> Columns:
     """The columns ``roots`` of all steps to train on, ``next_obs``, ``terminated`` and ``truncated`` among them.
 
     Raises:
@@ -73,7 +71,7 @@ def sample_batches(
     seed: int = 0,
     epochs: int | None = None,
     start: int = 0,
-) -> Iterator[Batch]:
+) -> Iterator[Columns]:
     """Random batches of exactly ``batch_size`` steps from memory, endless by default; each step once an epoch.
 
     As `Recording.batches`, for experience that is in memory; its columns are not copied, but for ``next_obs``.
@@ -97,7 +95,7 @@ def sample_batches(
 class Source(NamedTuple):
     """Where batches come from: groups of rows that are loaded one at a time."""
 
-    load: Callable[[int], Batch]
+    load: Callable[[int], Columns]
     """The rows of a group."""
     num_groups: int
     """How many groups."""
@@ -117,7 +115,7 @@ def batches_of(
     epochs: int | None = None,
     prefetch: int = 0,
     start: int = 0,
-) -> Iterator[Batch]:
+) -> Iterator[Columns]:
     """Batches from any source; see `Recording.batches` for the arguments."""
     for name, value, least in (("batch_size", batch_size, 1), ("buffer_size", buffer_size, 1), ("start", start, 0)):
         if value < least:
@@ -133,7 +131,7 @@ def batches_of(
 
 def _epochs(
     source: Source, batch_size: int, buffer_size: int | None, seed: int, first: int, epochs: int | None
-) -> Iterator[Batch]:
+) -> Iterator[Columns]:
     """Blocks of rows of one epoch after the other, in the order in which they are to be given."""
     whole = None
     if buffer_size is not None and source.num_rows <= buffer_size:  # loaded once, in memory for all epochs
@@ -142,7 +140,7 @@ def _epochs(
     for epoch in itertools.count(first) if epochs is None else range(first, epochs):
         rng = np.random.default_rng([seed, epoch])
         rows = 0
-        blocks: Iterator[Batch]
+        blocks: Iterator[Columns]
         if buffer_size is None:
             blocks = (b for k in range(source.num_groups) for b in _cut(source.load(k), None, batch_size))
         elif whole is not None:
@@ -156,9 +154,9 @@ def _epochs(
             raise DataError("there are no steps to make batches of.")
 
 
-def _shuffled(source: Source, batch_size: int, buffer_size: int, rng: np.random.Generator) -> Iterator[Batch]:
+def _shuffled(source: Source, batch_size: int, buffer_size: int, rng: np.random.Generator) -> Iterator[Columns]:
     """One epoch through the buffer: filled with groups, emptied to half of its size at random, and so on."""
-    parts: list[Batch] = []
+    parts: list[Columns] = []
     rows, kept = 0, buffer_size // 2
     order = rng.permutation(source.num_groups)
     for i, group in enumerate(order):
@@ -172,22 +170,22 @@ def _shuffled(source: Source, batch_size: int, buffer_size: int, rng: np.random.
         yield from _cut(_joined(parts), rng.permutation(rows), batch_size)
 
 
-def rows_of(batch: Batch) -> int:
+def rows_of(batch: Columns) -> int:
     """The rows of a batch."""
     return len(next(iter(batch.values()))) if batch else 0
 
 
-def _taken(batch: Batch, index: NDArray[np.int64]) -> Batch:
+def _taken(batch: Columns, index: NDArray[np.int64]) -> Columns:
     return {name: column.take(index, axis=0) for name, column in batch.items()}
 
 
-def _joined(parts: Sequence[Batch]) -> Batch:
+def _joined(parts: Sequence[Columns]) -> Columns:
     if len(parts) == 1:
         return parts[0]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _cut(rows: Batch, index: NDArray[np.int64] | None, batch_size: int) -> Iterator[Batch]:
+def _cut(rows: Columns, index: NDArray[np.int64] | None, batch_size: int) -> Iterator[Columns]:
     """The rows ``index`` of ``rows`` (None is all, in order), copied in blocks of whole batches and bounded size."""
     size = sum(column[:1].nbytes for column in rows.values()) or 1
     step = min(BLOCK_BYTES // size, max(BLOCK_BATCHES * batch_size, BLOCK_ROWS))
@@ -199,9 +197,9 @@ def _cut(rows: Batch, index: NDArray[np.int64] | None, batch_size: int) -> Itera
             yield _taken(rows, index[at : at + step])
 
 
-def _rebatched(blocks: Iterator[Batch], batch_size: int, skip: int) -> Iterator[Batch]:
+def _rebatched(blocks: Iterator[Columns], batch_size: int, skip: int) -> Iterator[Columns]:
     """The rows of ``blocks`` but the first ``skip``, exactly ``batch_size`` at a time; the last may be fewer."""
-    rest: Batch = {}
+    rest: Columns = {}
     for block in blocks:
         rows, at = rows_of(block), min(skip, rows_of(block))
         skip -= at
@@ -221,18 +219,21 @@ def _rebatched(blocks: Iterator[Batch], batch_size: int, skip: int) -> Iterator[
         yield rest
 
 
-class Prefetched(Iterator[Batch]):
+_Ready: TypeAlias = "queue.Queue[Columns | BaseException | None]"
+
+
+class Prefetched(Iterator[Columns]):
     """An iterator whose items are made ahead by a thread, at most ``depth`` of them; the thread ends with it."""
 
-    def __init__(self, items: Iterator[Batch], depth: int) -> None:
-        ready: queue.Queue[Batch | BaseException | None] = queue.Queue(depth)
+    def __init__(self, items: Iterator[Columns], depth: int) -> None:
+        ready: _Ready = queue.Queue(depth)
         stop = threading.Event()
         thread = threading.Thread(target=_produce, args=(items, ready, stop), name="etude-reader", daemon=True)
         self._ready = ready
         self.close = weakref.finalize(self, _stop, ready, stop, thread)
         thread.start()
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> Columns:
         item = self._ready.get() if self.close.alive else None
         if isinstance(item, dict):
             return item
@@ -242,7 +243,7 @@ class Prefetched(Iterator[Batch]):
         raise item
 
 
-def _produce(items: Iterator[Batch], ready: "queue.Queue[Batch | BaseException | None]", stop: threading.Event) -> None:
+def _produce(items: Iterator[Columns], ready: _Ready, stop: threading.Event) -> None:
     end: BaseException | None = None
     try:
         for item in items:
@@ -254,7 +255,7 @@ def _produce(items: Iterator[Batch], ready: "queue.Queue[Batch | BaseException |
     ready.put(end)
 
 
-def _stop(ready: "queue.Queue[Batch | BaseException | None]", stop: threading.Event, thread: threading.Thread) -> None:
+def _stop(ready: _Ready, stop: threading.Event, thread: threading.Thread) -> None:
     stop.set()
     while thread.is_alive():
         try:

@@ -3,7 +3,7 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,14 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.fs
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.errors import DataError
 from etude.experience import Experience
-from etude.experience.arrow import KEYS
-from etude.recordings.formats import recognise_path, recognise_table
-from etude.recordings.manifest import HEADER_KEY, MANIFEST, Header, Manifest
-
-REQUIRED = (col.EPISODE_ID, col.T_INDEX, col.TERMINATED, col.TRUNCATED)
+from etude.experience.arrow import KEYS, from_table
+from etude.recordings.formats import recognise_path
+from etude.recordings.manifest import HEADER_KEY, MANIFEST, Header
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,28 +54,78 @@ class DataFile:
         Raises:
             DataError: the bytes can't be decoded.
         """
+        if where is not None:
+            return self._scanned(group, list(names), where)
         try:
-            if where is None:
-                with self._opened() as parquet:
-                    return parquet.read_row_group(group, columns=list(names))
+            with self._opened() as parquet:
+                return parquet.read_row_group(group, columns=list(names))
+        except (pa.ArrowException, OSError) as error:
+            raise self._unreadable(group, error) from error
+
+    def _scanned(
+        self, group: int, columns: Sequence[str] | Mapping[str, pc.Expression], where: pc.Expression | None
+    ) -> pa.Table:
+        """Columns, or what is computed from them, of the rows of one row group for which ``where`` holds."""
+        try:
             fragment = ds.ParquetFileFormat().make_fragment(
                 str(self.path.absolute()), filesystem=pa.fs.LocalFileSystem(), row_groups=[group]
             )
-            return fragment.to_table(schema=self.schema, columns=list(names), filter=where)
+            return fragment.to_table(schema=self.schema, columns=columns, filter=where)
         except (pa.ArrowException, OSError) as error:
-            raise DataError(
-                f"{self.path}: row group {group} can't be read ({_first_line(error)}). Restore the file from a copy, "
-                "or move it away to read the rest."
-            ) from error
+            raise self._unreadable(group, error) from error
+
+    def _unreadable(self, group: int, error: Exception) -> DataError:
+        return DataError(
+            f"{self.path}: row group {group} can't be read ({_first_line(error)}). Restore the file from a copy, "
+            "or move it away to read the rest."
+        )
 
     def load(self, group: int, names: Sequence[str], where: pc.Expression | None) -> Experience:
         """Some columns of one row group as Experience."""
         table = self.read_group(group, names, where)
-        exp = Experience.from_table(table)
-        if where is None and group and table.num_rows and not _is_marked(table):
+        if where is not None and table.num_rows and col.LOOKBACK in self.schema.names:
+            table = self._marked_anew(table, group, where)
+        return self.experience_of(table, group)
+
+    def experience_of(self, table: pa.Table, group: int) -> Experience:
+        """The table of a row group as Experience; a segment that began before it keeps the rest of its lookback.
+
+        Raises:
+            DataError: the table is not one of Experience.
+        """
+        exp = from_table(table)
+        if group and table.num_rows and not _is_marked(table):
             exp.segments.lookback[0] = self._lookback_before(group)
         np.minimum(exp.segments.lookback, exp.lengths, out=exp.segments.lookback)
         return exp
+
+    def _marked_anew(self, table: pa.Table, group: int, where: pc.Expression) -> pa.Table:
+        """The rows of a row group for which ``where`` holds, with a mark of lookback on each run of them.
+
+        On the disk, the mark of a segment is on its first row alone, which may be among those left out.
+        """
+        segment, is_lookback = self._lookback_rows(group)
+        kept = np.arange(0)
+        if is_lookback.any():  # else the filter is not computed a second time
+            kept = np.flatnonzero(self._scanned(group, {"kept": where}, None)["kept"].fill_null(False))
+        if not is_lookback[kept].any():
+            return table
+        starts = np.append(True, (np.diff(kept) != 1) | (np.diff(segment[kept]) != 0))
+        marks = np.zeros(len(kept), np.int32)
+        marks[starts] = np.add.reduceat(is_lookback[kept], np.flatnonzero(starts), dtype=np.int32)
+        at = table.column_names.index(col.LOOKBACK)
+        return table.set_column(at, table.schema.field(at), pa.array(marks, mask=~starts))
+
+    def _lookback_rows(self, group: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """For each row of a row group: its segment, counted from 0, and whether it is lookback."""
+        marks = self.read_group(group, [col.LOOKBACK], None)[col.LOOKBACK]
+        starts, counts = np.asarray(marks.is_valid()), np.asarray(marks.drop_null())
+        if not starts[0]:
+            starts = np.append(True, starts[1:])
+            counts = np.append(self._lookback_before(group), counts)
+        segment = np.cumsum(starts) - 1
+        row_in_segment = np.arange(len(starts)) - np.flatnonzero(starts)[segment]
+        return segment, row_in_segment < counts[segment]
 
     def _lookback_before(self, group: int) -> int:
         """How many first rows of a row group are lookback of a segment that began in a row group before it."""
@@ -159,47 +208,6 @@ def _parse(raw: bytes, path: Path) -> Header:
     except ValueError as error:
         raise DataError(f"{path}: the recording's header in its footer is not JSON: {error}.") from error
     return Header.from_json(data, path)
-
-
-def fault_of(file: DataFile, first: DataFile, wanted: Header | None) -> str | None:
-    """What is wrong with a file's footer beside the recording's header and first file; None where nothing is."""
-    if file.header is None or wanted is None:
-        looks_like = recognise_table(file.schema)
-        if looks_like:
-            return f"{file.path}: this looks like {looks_like}, a format that this version can't read."
-        return (
-            f"{file.path}: is no part of a recording: it carries no Etude header; its columns are "
-            f"{', '.join(file.schema.names[:12])}. Move it away."
-        )
-    own, other = file.header.to_json()["spaces"], wanted.to_json()["spaces"]
-    for root in (col.OBS, col.ACTION):
-        if own[root] != other[root]:
-            mine, theirs = (h.obs_space if root == col.OBS else h.action_space for h in (file.header, wanted))
-            return (
-                f"{file.path}: its `{root}` space is {mine}, but the recording's is {theirs}. Recordings of different "
-                "envs can't stand in one folder: move this file to its own."
-            )
-    missing = [name for name in (*REQUIRED, *first.schema.names) if name not in file.schema.names]
-    if missing:
-        return f"{file.path}: has no column `{missing[0]}`; it has {', '.join(file.schema.names)}. Restore it."
-    for field in first.schema:
-        own_type = file.schema.field(field.name).type
-        if own_type != field.type:
-            return (
-                f"{file.path}: column `{field.name}` is of type {own_type}, but {field.type} in {first.path.name}. "
-                "A recording has the same columns everywhere: move this file away."
-            )
-    return None
-
-
-def missing_files(folder: Path, manifest: Manifest) -> list[str]:
-    """What to say of each file that ``recording.json`` lists and that is not there, or has other rows."""
-    return [
-        f"{folder / name}: {MANIFEST} lists this file with {entry['rows']:,} rows, but it is not there. Put it "
-        f"back, or take its entry out of {MANIFEST} to read the rest."
-        for name, entry in manifest.files.items()
-        if not (folder / name).is_file()
-    ]
 
 
 def _is_marked(table: pa.Table) -> bool:

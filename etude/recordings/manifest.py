@@ -5,16 +5,14 @@ The footers are the truth. ``recording.json`` repeats them for people and other 
 lost one is noticed. It is replaced after each file that appears; one killed in between is whole, but not yet listed.
 """
 
-import contextlib
 import dataclasses
 import json
-import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from etude import columns as col
+from etude.atomic import write_atomically
 from etude.errors import DataError, SpaceError
 from etude.spaces import Space, leaves, space_from_json, space_to_json
 
@@ -127,36 +125,3 @@ class Manifest:
         if not isinstance(files, dict) or not all(isinstance(f, dict) and "rows" in f for f in files.values()):
             raise DataError(f"{path}: `files` is not a list of files with their rows. Move {MANIFEST} away to go on.")
         return cls(header, files)
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file aside, flush it to the disk and rename it to ``path``."""
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with aside.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        publish(aside, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            aside.unlink()
-        raise
-
-
-def publish(aside: Path, path: Path) -> None:
-    """Rename a finished file to its real name, so that it and its name survive a power cut."""
-    sync(aside)
-    aside.replace(path)
-    sync(path.parent)
-
-
-def sync(path: Path) -> None:
-    """Flush a file, or a folder's names, to the disk."""
-    if os.name == "nt" and path.is_dir():  # Windows can't open folders, and journals renames itself
-        return
-    handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.compute as pc
 
 from etude import columns as col
+from etude.columns import Columns
 from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.arrow import KEYS
-from etude.recordings.batches import DERIVED, Batch, Source, batches_of, steps_of
-from etude.recordings.files import DataFile, fault_of, find_files, missing_files, open_file
+from etude.recordings.batches import DERIVED, Source, batches_of, steps_of
+from etude.recordings.faults import fault_of, lost_files
+from etude.recordings.files import DataFile, find_files, open_file
 from etude.recordings.manifest import Header, Manifest
 from etude.recordings.pieces import continues, copied, gathered, in_order, pieces
 from etude.settings import nearest
@@ -52,12 +54,11 @@ class Recording:
         for file in files:
             fault = fault_of(file, files[0], header)
             if fault:
-                raise DataError(fault)
+                raise DataError(fault.message)
         assert header is not None  # a file without one is a fault
         if manifest:
-            missing = missing_files(path, manifest)
-            if missing:
-                raise DataError(missing[0])
+            for lost in lost_files(path, manifest, files):
+                raise DataError(lost.message)
         return cls(path, header, files)
 
     # -- what it is ------------------------------------------------------------------------------------------
@@ -156,7 +157,7 @@ class Recording:
         epochs: int | None = None,
         prefetch: int = 2,
         start: int = 0,
-    ) -> Iterator[Batch]:
+    ) -> Iterator[Columns]:
         """Batches of exactly ``batch_size`` steps for training, endless by default, in bounded memory.
 
         Every step that is not lookback comes once an epoch. A batch may hold the end of one epoch and the beginning
@@ -182,7 +183,7 @@ class Recording:
         stored = [root for root in roots if root not in DERIVED]
         names = self._names([*stored, col.OBS] if col.NEXT_OBS in roots else stored)
 
-        def load(k: int) -> Batch:
+        def load(k: int) -> Columns:
             try:
                 return steps_of(self._load(k, names, None), roots)
             except DataError as error:

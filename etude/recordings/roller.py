@@ -8,14 +8,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from etude import columns as col
+from etude.atomic import publish
 from etude.errors import DataError
 from etude.experience import Experience
-from etude.recordings.files import data_files, open_file
-from etude.recordings.manifest import HEADER_KEY, MANIFEST, Header, Manifest, publish
+from etude.recordings.faults import first_difference
+from etude.recordings.files import DataFile, data_files, open_file
+from etude.recordings.manifest import HEADER_KEY, MANIFEST, Header, Manifest
 
 
 class FileRoller:
-    """The files of one writer; used by its thread alone."""
+    """The files of one writer; used by its thread alone, but for `check`."""
 
     def __init__(self, folder: Path, header: Header, max_rows: int, max_bytes: int, append: bool) -> None:
         self.failure: Exception | None = None
@@ -26,14 +28,37 @@ class FileRoller:
         self._schema: pa.Schema | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._manifest = Manifest(header, _files_there(folder, header, append))
+            self._there = _files_there(folder, header, append)
+            listed = {
+                file.path.relative_to(folder).as_posix(): {"rows": file.num_rows, "bytes": file.path.stat().st_size}
+                for file in self._there
+            }
+            self._manifest = Manifest(header, listed)
             for left_over in folder.glob(".*.tmp"):
                 left_over.unlink()
-            self._manifest.write(folder)
+            # Until something is appended, the header stays what it was.
+            Manifest((self._there[-1].header if self._there else None) or header, listed).write(folder)
         except OSError as error:
             raise DataError(f"{folder}: can't write a recording here: {error}.") from error
         numbers = [int(name[5:10]) for name in self._manifest.files if name[:5] == "part-" and name[5:10].isdigit()]
         self._next = max(numbers, default=-1) + 1
+
+    def check(self, exp: Experience) -> None:
+        """Compare the columns with those of the files that were there before.
+
+        Raises:
+            DataError: they are not the same.
+        """
+        schema = _on_disk(exp[:0].to_table().schema) if self._there else None
+        for file in self._there:
+            difference = first_difference(schema, file.schema)
+            if difference:
+                name, own, there = difference
+                remedy = "Leave it out with `columns=`" if there is None else "Append the column as it is there"
+                raise DataError(
+                    f"{file.path}: column `{name}` is {there or 'absent'} in this file, but {own or 'absent'} in what "
+                    f"is to be appended. {remedy}, or record to a folder of its own."
+                )
 
     def add(self, exp: Experience) -> None:
         """Write ``exp`` as one row group."""
@@ -115,7 +140,7 @@ def _parquet_options(schema: pa.Schema) -> dict[str, Any]:
     }
 
 
-def _files_there(folder: Path, header: Header, append: bool) -> dict[str, dict[str, int]]:
+def _files_there(folder: Path, header: Header, append: bool) -> list[DataFile]:
     """The data files that ``folder`` holds already; none, unless ``append``."""
     paths = data_files(folder)
     if paths and not append:
@@ -123,12 +148,10 @@ def _files_there(folder: Path, header: Header, append: bool) -> dict[str, dict[s
             f"{folder}: holds a recording of {len(paths)} files already. Choose another folder, remove it, or give "
             "append=True to add to it."
         )
-    files = {}
-    for path in paths:
-        there = open_file(path)
+    files = [open_file(path) for path in paths]
+    for there in files:
         if there.header is None or there.header.to_json()["spaces"] != header.to_json()["spaces"]:
-            raise DataError(f"{path}: has other spaces than what is to be appended. Choose another folder.")
-        files[path.relative_to(folder).as_posix()] = {"rows": there.num_rows, "bytes": path.stat().st_size}
+            raise DataError(f"{there.path}: has other spaces than what is to be appended. Choose another folder.")
     if not paths and (folder / MANIFEST).exists():
         Manifest.read(folder)  # refuses to replace a recording.json that is not ours
     return files

@@ -14,8 +14,8 @@ from gymnasium import spaces
 from etude import columns as col
 from etude.errors import DataError
 from etude.experience import Experience
-from etude.experience.arrow import from_table
-from etude.recordings.files import DataFile, fault_of, find_files, missing_files, open_file
+from etude.recordings.faults import fault_of, lost_files
+from etude.recordings.files import DataFile, find_files, open_file
 from etude.recordings.manifest import Header, Manifest
 from etude.recordings.pieces import continues
 
@@ -75,9 +75,10 @@ class Report:
 def validate(path: str | os.PathLike[str]) -> Report:
     """Look at every row of the recording at ``path``, a folder or one Parquet file, in bounded memory.
 
-    Found are: files that are missing, cut off, can't be decoded or are of another format; other spaces or columns than
-    the rest; empty rows, NaN and infinity in observations, actions and rewards; discrete values outside their space;
-    steps that are there twice; episodes that go on after their end; ends without a final observation.
+    Found are: files that are missing, have other rows than listed, are cut off, can't be decoded or are of another
+    format; other spaces or columns than the rest; empty rows, NaN and infinity in observations, actions and rewards;
+    discrete values outside their space; steps that are there twice; episodes that go on after their end; ends without
+    a final observation.
 
     Raises:
         DataError: there is nothing at ``path`` that could be a recording.
@@ -121,13 +122,14 @@ class _Check:
         except DataError as error:
             self.problems.append(Problem("manifest", str(error), str(self.path), repairable=True))
         if manifest:
-            lost = (Problem("missing_file", text, str(self.path)) for text in missing_files(self.path, manifest))
-            self.problems.extend(lost)
+            for lost in lost_files(self.path, manifest, files):
+                self.problems.append(Problem(lost.kind, lost.message, str(lost.path)))
         self._header = manifest.header if manifest else next((file.header for file in files if file.header), None)
+        first = next((file for file in files if file.header), None)
         for file in files:
-            fault = fault_of(file, files[0], self._header)
+            fault = fault_of(file, first or file, self._header)
             if fault:
-                self.problems.append(Problem(_kind(fault), fault, str(file.path), repairable=len(files) > 1))
+                self.problems.append(Problem(fault.kind, fault.message, str(file.path), repairable=len(files) > 1))
             else:
                 self._files.append(file)
         return self._files
@@ -141,7 +143,7 @@ class _Check:
                 table = file.read_group(group, file.schema.names, None)
                 empty = list(self._empty(table, file, group, start))
                 self.problems.extend(empty)
-                exp = None if empty else from_table(table)
+                exp = None if empty else file.experience_of(table, group)
             except (DataError, pa.ArrowException) as error:
                 text = str(error) if str(file.path) in str(error) else f"{file.path}: row group {group}: {error}"
                 self.problems.append(Problem("undecodable", text, str(file.path), group))
@@ -183,10 +185,11 @@ class _Check:
         s = exp.segments
         episode = [self.episodes.setdefault(e, len(self.episodes)) for e in s.episode_id.tolist()]
         agent = [self._agents.setdefault(a, len(self._agents)) for a in s.agent_id.tolist()]
-        own = np.minimum(s.lookback, exp.lengths)
+        own = s.lookback
         spans = [episode, agent, s.t_start + own, s.t_start + exp.lengths, np.full(len(s), self._files.index(file))]
         spans += [start + exp.offsets[:-1] + own, s.done]
-        self._spans.append(np.stack([np.asarray(column, np.int64) for column in spans], axis=1))
+        table = np.stack([np.asarray(column, np.int64) for column in spans], axis=1)
+        self._spans.append(table[own < exp.lengths])  # lookback alone has no steps of its own
 
     def _check_finite(self, values: np.ndarray, rows: np.ndarray, name: str, file: DataFile, group: int) -> None:
         if values.dtype.kind != "f" or np.isfinite(values.sum(dtype=np.float64)):
@@ -274,10 +277,3 @@ _REMEDIES = {
     "out_of_space": "Was it recorded with another space? Leave these rows out with a filter, or mend them.",
     "no_final_obs": "Train without `next_obs`, or leave the episode out.",
 }
-
-
-def _kind(fault: str) -> str:
-    for words, kind in (("` space is", "mismatched_spaces"), ("has no column", "missing_column")):
-        if words in fault:
-            return kind
-    return "wrong_type" if "is of type" in fault else "foreign_file"

@@ -47,7 +47,8 @@ class RecordingWriter:
         columns: The step columns to keep, by name or root; None keeps all.
         max_rows_per_file: A file holds at most this many rows.
         max_bytes_per_file: A file is closed once it has this many bytes.
-        append: Add files to the recording that is there, if any; else a recording there is an error.
+        append: Add files to the recording that is there, if any: the columns must be the same; else a recording there
+            is an error.
 
     Raises:
         DataError: the folder holds a recording and ``append`` is False, or one with other spaces.
@@ -101,7 +102,8 @@ class RecordingWriter:
         Waits where the disk is slower than the data.
 
         Raises:
-            DataError: the columns do not fit the spaces or what was written before, or an earlier write failed.
+            DataError: the columns do not fit the spaces or what was written before, also by whom this writer appends
+                to; or an earlier write failed.
         """
         self._check_alive()
         exp = self._chosen(exp.numpy())
@@ -192,6 +194,7 @@ class RecordingWriter:
                     f"column `{name}` is {described[name]}, but its space {leaf} is {wanted}. Convert the column, or "
                     "give the writer the space that fits."
                 )
+        self._files.check(exp)
         self._described = described
         rows, size = self._limits[0], row_bytes(exp)
         self._group_rows = max(1, min(ROW_GROUP_ROWS, rows, ROW_GROUP_BYTES // size, self._limits[1] // size))

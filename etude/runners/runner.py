@@ -84,7 +84,8 @@ class Runner:
         Args:
             num_steps: Exactly this many steps. Episodes go on from one collection to the next; one that is cut has its
                 last observation in ``final_obs`` like any other, and connectors that need it get ``lookback`` rows,
-                which count apart.
+                which count apart. All slots step together: the steps that are too many, fewer than there are slots,
+                are kept for the next collection, with the ``logp`` and ``value`` of the weights that made them.
             num_episodes: This many whole episodes, dealt out to the slots beforehand so that short ones are not
                 favoured. Running episodes are abandoned: every slot begins a new one, now and after.
             explore: Draw actions; else take the most likely ones.

@@ -10,11 +10,12 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from some_envs import make_lending
 from test_saving import facts, ppo
-from toy_envs import Echo, OwnNet, Switchboard
+from toy_envs import Echo, OwnNet, Switchboard, Toil
 
 from etude.algorithms import PPO, Algorithm, AlgorithmConfig, OnPolicyAlgorithm, PPOConfig, Result, Stop, config_class
-from etude.connectors import NormalizeObs
-from etude.errors import EnvError, SettingsError
+from etude.connectors import Connector, NormalizeObs
+from etude.errors import EnvError, EtudeError, SettingsError
+from etude.experience import Experience
 from etude.learners import Loss
 from etude.recordings import Recording
 
@@ -267,3 +268,67 @@ def test_the_name_is_the_classs_own() -> None:
         pass
 
     assert (PPO.name, Mine.name) == ("ppo", "mine")
+
+
+class RewardSum(Connector):
+    """Counts the rewards that it learned from."""
+
+    def __init__(self) -> None:
+        self.total = 0.0
+
+    def update(self, exp: Experience) -> None:
+        self.total += float(exp.steps["reward"].sum())
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"total": self.total}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.total = state["total"]
+
+
+def test_learner_connectors_learn_from_each_iteration_and_are_saved(tmp_path: Path) -> None:
+    class Counts(PPO):
+        def learner_connectors(self) -> list[Any]:
+            return [RewardSum(), *super().learner_connectors()]
+
+    algorithm = Counts(PPOConfig(env=Toil, num_envs=2, num_steps=50, seed=1))
+    counter = algorithm.to_learner.connectors[0]
+    assert isinstance(counter, RewardSum)
+    algorithm.train()
+    once = counter.total
+    algorithm.train()
+    assert once != 0.0
+    assert counter.total != once
+    other = Counts(PPOConfig(env=Toil, num_envs=2, num_steps=50, seed=1))
+    other.load_state_dict(algorithm.state_dict())
+    assert other.to_learner.connectors[0].state_dict() == {"total": counter.total}
+
+
+def test_learner_connectors_may_not_change_what_the_module_sees() -> None:
+    class Wrong(PPO):
+        def learner_connectors(self) -> list[Any]:
+            return [NormalizeObs(), *super().learner_connectors()]
+
+    with pytest.raises(SettingsError, match="belongs into the setting `connectors`"):
+        Wrong(PPOConfig(env="CartPole-v1", num_envs=2))
+
+
+def test_a_loss_that_is_not_a_number_stops_training() -> None:
+    class Bad(PPO):
+        def loss(self, module: Any, batch: Any) -> Loss:
+            return Loss(**super().loss(module, batch).parts, odd=torch.tensor(float("nan")))
+
+    with pytest.raises(EtudeError, match="the loss part `odd` became nan within 2 gradient steps"):
+        Bad(PPOConfig(env=Echo, num_envs=2, num_steps=20, minibatch_size=10, epochs=1)).train()
+
+
+def test_an_algorithm_that_can_not_be_made_closes_its_envs() -> None:
+    closed = []
+
+    class Closing(Echo):
+        def close(self) -> None:
+            closed.append(self)
+
+    with pytest.raises(SettingsError):
+        PPO(PPOConfig(env=Closing, num_envs=3, connectors=["no_such_connector"]))
+    assert len(closed) == 3

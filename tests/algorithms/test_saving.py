@@ -16,7 +16,7 @@ from toy_envs import Echo, OwnNet, Toil, double, make_acrobot
 
 import etude
 from etude.algorithms import BC, PPO, Algorithm, BCConfig, PPOConfig, Result
-from etude.checkpoints import save_tree
+from etude.checkpoints import load_tree, save_tree
 from etude.connectors import Connector, FrameStack, NormalizeObs
 from etude.errors import CheckpointError, SettingsError
 
@@ -223,3 +223,15 @@ def test_what_is_no_algorithms_checkpoint(tmp_path: Path) -> None:
     save_tree(tmp_path, {"a": 1}, meta={"algorithm": "json:loads", "config": {}, "spaces": []})
     with pytest.raises(CheckpointError, match="names json:loads as its algorithm, which is not one"):
         etude.load(tmp_path)
+
+
+def test_a_checkpoint_can_not_name_what_is_run_when_it_is_loaded(tmp_path: Path) -> None:
+    ppo().save(tmp_path)
+    touched = tmp_path / "touched"
+    call = {"$made": "subprocess:Popen", "with": {"args": ["touch", str(touched)]}}
+    tree, meta = load_tree(tmp_path)
+    meta["config"]["connectors"] = [call]
+    save_tree(tmp_path, tree, meta=meta)
+    with pytest.raises(CheckpointError, match="names subprocess:Popen, which is no connector"):
+        etude.load(tmp_path)
+    assert not touched.exists()

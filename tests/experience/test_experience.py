@@ -211,6 +211,9 @@ def test_concat_refuses_nothing_and_parts_that_do_not_fit():
     wide = a.with_steps(reward=np.zeros((2, 3)))
     with pytest.raises(DataError, match=r"column `reward` is float64\[3\] in part 1, but float64 in part 0"):
         Experience.concat([a, wide])
+    finer = Experience(a.steps, a.offsets, a.segments, {"obs": a.final_obs["obs"].astype(np.float64)})
+    with pytest.raises(DataError, match=r"final_obs `obs` is float64 in part 1, but float32 in part 0\. Convert one"):
+        Experience.concat([a, finer])
 
 
 def test_cut_refuses_empty_pieces():

@@ -342,3 +342,36 @@ def test_compiled_steps_are_the_plain_ones() -> None:
         learner.load_state_dict(learner.state_dict())
         learner.update_from(batches[:2])
     assert_close(*modules, 1e-3)
+
+
+def test_parts_that_not_every_minibatch_has() -> None:
+    count = [0]
+
+    def loss(module: Any, batch: Any) -> Loss:
+        count[0] += 1
+        first = module(batch.obs).value.square().mean() * 0.0 + 1.0
+        return Loss(first=first, second=first * count[0]) if count[0] % 2 else Loss(first=first)
+
+    module = make_module(None, spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2))
+    update = Learner(module, loss).update_from({"obs": np.ones((3, 2), np.float32)} for _ in range(4))
+    assert update.losses == {"first": 1.0, "second": 2.0}  # the second in steps 1 and 3
+
+
+def test_a_compiled_loss_sees_numbers_that_change() -> None:
+    class Scaled:
+        scale = 1.0
+
+        def __call__(self, module: Any, batch: Any) -> Loss:
+            return Loss(all=module(batch.obs).value.square().mean() * 0.0 + self.scale)
+
+        def method(self, module: Any, batch: Any) -> Loss:
+            return self(module, batch)
+
+    scaled = Scaled()
+    module = make_module(None, spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2))
+    learner = Learner(module, scaled.method, compile=True)
+    seen = []
+    for scale in (1.0, 2.0):
+        scaled.scale = scale
+        seen.append(learner.update_from([{"obs": np.ones((3, 2), np.float32)}]).losses["all"])
+    assert seen == [1.0, 2.0]

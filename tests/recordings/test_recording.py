@@ -18,6 +18,7 @@ from some_recording import ACTION, OBS, assert_same, numbered, record
 from etude.errors import DataError
 from etude.experience import Experience
 from etude.recordings import Recording, RecordingWriter
+from etude.recordings.files import DataFile
 
 
 def rewritten(folder: Path, rows: int) -> None:
@@ -81,6 +82,52 @@ def test_a_filter_on_rows(tmp_path, whole):
     assert exp.lengths.tolist() == [4, 4]
     assert not exp.segments.has_final_obs.any()  # their ends were left out
     assert recording.read(filter=pc.field("t") > 99).num_steps == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=6),
+    at_most=st.integers(1, 12),
+    lookback=st.integers(0, 5),
+    chance=st.sampled_from([0.1, 0.5, 0.9]),
+    per_file=st.integers(1, 60),
+    rows=st.integers(1, 50),
+    seed=st.integers(0, 9),
+)
+def test_a_filter_never_makes_lookback_trained(
+    tmp_path_factory, lengths, at_most, lookback, chance, per_file, rows, seed
+):
+    folder = tmp_path_factory.mktemp("r")
+    exp = numbered(lengths).cut(at_most, lookback=lookback)
+    ids, keep = np.arange(exp.num_steps), np.random.default_rng(seed).random(exp.num_steps) < chance
+    record(folder, exp.with_steps(**{"info/id": ids, "info/keep": keep}), max_rows_per_file=per_file)
+    rewritten(folder, rows)
+    recording = Recording.open(folder)
+    for filtered in (recording.read(filter=pc.field("info/keep")), *recording.stream(filter=pc.field("info/keep"))):
+        filtered.validate()
+    for parts in ([recording.read(filter=pc.field("info/keep"))], recording.stream(filter=pc.field("info/keep"))):
+        found = [(part.steps["info/id"], part.steps["info/id"][part.trained()]) for part in parts]
+        assert sorted(i for part, _ in found for i in part) == ids[keep].tolist()
+        assert sorted(i for _, part in found for i in part) == ids[keep & exp.trained()].tolist()
+
+
+def test_a_filter_that_drops_the_first_rows_of_lookback_keeps_the_others_untrained(tmp_path):
+    record(tmp_path, numbered([10, 10], t_start=[6, 0], lookback=[4, 0]))
+    exp = Recording.open(tmp_path).read(filter=pc.field("t") >= 8)
+    assert exp.segments.lookback.tolist() == [2, 0]
+    assert exp.steps["obs"][exp.trained(), 1].tolist() == [10, 11, 12, 13, 14, 15, 8, 9]
+
+
+def test_a_filter_decodes_only_the_rows_groups_and_columns_asked_for_where_there_is_no_lookback(tmp_path, monkeypatch):
+    record(tmp_path, numbered([10, 10]))
+    scans = []
+    scan = DataFile._scanned
+    monkeypatch.setattr(DataFile, "_scanned", lambda *args: scans.append(args[2]) or scan(*args))
+    exp = Recording.open(tmp_path).read(columns=["reward"], filter=pc.field("action") == 3)
+    assert exp.num_steps == 2
+    ((names),) = scans
+    assert "reward" in names
+    assert not {"obs", "action"} & set(names)
 
 
 def test_arrays_may_be_written_to(tmp_path):
@@ -172,6 +219,32 @@ def test_a_missing_file_is_named(tmp_path):
     record(tmp_path, numbered([3, 4]), max_rows_per_file=4)
     (tmp_path / "part-00000.parquet").unlink()
     with pytest.raises(DataError, match=r"part-00000\.parquet: recording\.json lists this file with 3 rows, but"):
+        Recording.open(tmp_path)
+
+
+def test_a_file_with_other_rows_than_listed_is_named(tmp_path):
+    record(tmp_path / "a", numbered([5]))
+    record(tmp_path / "b", numbered([3]))
+    shutil.copy(tmp_path / "b" / "part-00000.parquet", tmp_path / "a" / "part-00000.parquet")
+    message = (
+        r"part-00000\.parquet: recording\.json lists this file with 5 rows, but it holds 3: it was replaced .* Restore "
+        r"it from a copy; or, where these rows are the ones you want, take its entry out of recording\.json"
+    )
+    with pytest.raises(DataError, match=message):
+        Recording.open(tmp_path / "a")
+    data = json.loads((tmp_path / "a" / "recording.json").read_text())
+    del data["files"]["part-00000.parquet"]
+    (tmp_path / "a" / "recording.json").write_text(json.dumps(data))
+    assert Recording.open(tmp_path / "a").num_steps == 3
+
+
+def test_a_column_that_only_later_files_have_is_named(tmp_path):
+    record(tmp_path / "a", numbered([3]))
+    record(tmp_path / "b", numbered([4], first=1).with_steps(logp=np.zeros(4)))
+    message = (
+        r"b/part-00000\.parquet: has a column `logp` \(double\), which part-00000\.parquet has not\. .* folder of its"
+    )
+    with pytest.raises(DataError, match=message):
         Recording.open(tmp_path)
 
 

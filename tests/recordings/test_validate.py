@@ -48,6 +48,7 @@ def test_row_groups_that_cut_segments_are_no_problem(tmp_path):
     table = pq.read_table(tmp_path / "part-00000.parquet")
     pq.write_table(table.slice(0, 71), tmp_path / "part-00000.parquet", row_group_size=7)
     pq.write_table(table.slice(71), tmp_path / "part-00001.parquet", row_group_size=7)
+    (tmp_path / "recording.json").unlink()  # it lists other rows
     assert validate(tmp_path).ok, str(validate(tmp_path))
 
 
@@ -114,6 +115,40 @@ def test_agents_of_one_episode_are_not_the_same_steps(tmp_path):
 def test_overlapping_lookback_is_no_problem(tmp_path):
     record(tmp_path, numbered([30]).cut(10, lookback=4))
     assert validate(tmp_path).ok, str(validate(tmp_path))
+
+
+def test_segments_that_are_lookback_alone_are_no_problem(tmp_path):
+    record(tmp_path, numbered([10]), numbered([4], t_start=[3], lookback=4, terminated=False, truncated=False))
+    assert validate(tmp_path).ok, str(validate(tmp_path))
+
+
+def test_row_groups_that_cut_lookback_are_no_problem(tmp_path):
+    record(tmp_path, numbered([30]).cut(10, lookback=4))
+    path = tmp_path / "part-00000.parquet"
+    pq.write_table(pq.read_table(path), path, row_group_size=3)
+    assert validate(tmp_path).ok, str(validate(tmp_path))
+
+
+def test_a_file_with_other_rows_than_listed(tmp_path):
+    record(tmp_path / "a", numbered([5]))
+    record(tmp_path / "b", numbered([3]))
+    path = tmp_path / "a" / "part-00000.parquet"
+    path.write_bytes((tmp_path / "b" / "part-00000.parquet").read_bytes())
+    problem = only(validate(tmp_path / "a"), "other_rows")
+    assert problem.file == str(path)
+    assert "lists this file with 5 rows, but it holds 3" in problem.message
+
+
+def test_a_column_that_only_later_files_have(tmp_path):
+    record(tmp_path / "a", numbered([3]))
+    record(tmp_path / "b", numbered([4], first=1).with_steps(logp=np.zeros(4)))
+    assert "has a column `logp` (double)" in only(validate(tmp_path), "extra_column").message
+
+
+def test_a_foreign_file_that_comes_first_is_the_only_problem(tmp_path):
+    record(tmp_path, numbered([3]))
+    pq.write_table(pa.table({"item": [b"x"]}), tmp_path / "a.parquet")
+    only(validate(tmp_path), "foreign_file")
 
 
 def test_an_end_without_a_final_observation(tmp_path):

@@ -14,7 +14,7 @@ import etude.recordings.roller as roller_module
 import etude.recordings.writer as writer_module
 from etude.errors import DataError
 from etude.experience import Experience, Segments
-from etude.recordings import Recording, RecordingWriter
+from etude.recordings import Recording, RecordingWriter, validate
 
 
 def test_what_is_written_is_read_bit_for_bit(tmp_path):
@@ -144,6 +144,42 @@ def test_append_with_other_spaces_is_refused(tmp_path):
     record(tmp_path, numbered([4]))
     with pytest.raises(DataError, match=r"part-00000\.parquet: has other spaces than what is to be appended"):
         RecordingWriter(tmp_path, obs_space=OBS, action_space=gym.spaces.Discrete(3), append=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"reward": np.zeros(5, np.float32)},
+            r"column `reward` is double in this file, but float in .* Append the col",
+        ),
+        ({"logp": np.zeros(5)}, r"column `logp` is absent in this file, but double in what .* Leave it out with `col"),
+        ({"reward": None}, r"column `reward` is double in this file, but absent in what is to be appended\. Append"),
+        (
+            {"info/x": np.zeros((5, 3, 2))},
+            r"column `info/x` is fixed_size_list<.*>\[6\] of shape \[2, 3\] in this .*shape \[3, 2\] in what",
+        ),
+    ],
+)
+def test_append_with_other_columns_is_refused_before_anything_is_written(tmp_path, changes, message):
+    shaped = {"info/x": np.zeros((4, 2, 3))} if "info/x" in changes else {}
+    record(tmp_path, numbered([3]).with_steps(**{n: c[:3] for n, c in shaped.items()}), meta={"seed": 1})
+    record(tmp_path, numbered([4], first=1).with_steps(**shaped), append=True, meta={"seed": 2})
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    more = numbered([5], first=2).with_steps(**changes)
+    more.steps = {name: column for name, column in more.steps.items() if column is not None}
+    with pytest.raises(DataError, match=r"part-00000\.parquet: " + message):
+        record(tmp_path, more, append=True, meta={"seed": 3})
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert Recording.open(tmp_path).num_steps == 7
+    assert Recording.open(tmp_path).meta == {"seed": 2}
+
+
+def test_append_keeps_to_the_columns_that_are_there(tmp_path):
+    record(tmp_path, numbered([4]), columns=["obs", "action"])
+    record(tmp_path, numbered([5], first=1).with_steps(x=np.zeros(5)), columns=["action", "obs"], append=True)
+    assert validate(tmp_path).ok
+    assert Recording.open(tmp_path).read().num_steps == 9
 
 
 def test_a_folder_that_is_a_file_is_named(tmp_path):

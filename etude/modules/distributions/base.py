@@ -3,16 +3,16 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from etude.columns import Columns
 from etude.spaces import Flattener, Space
 
 Floats: TypeAlias = NDArray[np.float32]
-Columns: TypeAlias = dict[str, NDArray[Any]]
 
 
 class Distribution(ABC):

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from torch import Tensor
 
-from etude.modules.distributions.base import Columns, Distribution, Floats
+from etude.columns import Columns
+from etude.modules.distributions.base import Distribution, Floats
 from etude.spaces import Space
 
 

@@ -9,7 +9,8 @@ from gymnasium import spaces
 from torch import Tensor
 from torch.nn import functional as F
 
-from etude.modules.distributions.base import Columns, Distribution, Floats
+from etude.columns import Columns
+from etude.modules.distributions.base import Distribution, Floats
 
 # float32 draws come in steps of about 2**-23, so an exact zero stands for about half of one step.
 _SMALLEST = np.float32(2.0**-24)

@@ -10,8 +10,9 @@ from gymnasium import spaces
 from torch import Tensor
 from torch.nn import functional as F
 
+from etude.columns import Columns
 from etude.errors import SpaceError
-from etude.modules.distributions.base import Columns, Distribution, Floats
+from etude.modules.distributions.base import Distribution, Floats
 
 LOG_STD_RANGE = (-20.0, 2.0)
 """Where a squashed Gaussian's log standard deviations are clamped (Haarnoja et al. 2018, their published code)."""

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be wrong with whole files of a recording, as their footers tell it."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from etude import columns as col
+from etude.experience.arrow import SHAPE_KEY
+from etude.recordings.files import DataFile
+from etude.recordings.formats import recognise_table
+from etude.recordings.manifest import MANIFEST, Header, Manifest
+
+REQUIRED = (col.EPISODE_ID, col.T_INDEX, col.TERMINATED, col.TRUNCATED)
+
+
+class Fault(NamedTuple):
+    """What is wrong with one file."""
+
+    kind: str
+    """A word for it, as in `etude.recordings.Problem`."""
+    path: Path
+    """The file."""
+    message: str
+    """What is wrong, where, and what to do."""
+
+
+def fault_of(file: DataFile, first: DataFile, wanted: Header | None) -> Fault | None:
+    """What is wrong with a file beside the recording's header and first file; None where nothing is."""
+    if file.header is None or wanted is None:
+        looks_like = recognise_table(file.schema)
+        if looks_like:
+            what = f"this looks like {looks_like}, a format that this version can't read."
+        else:
+            names = ", ".join(file.schema.names[:12])
+            what = f"is no part of a recording: it carries no Etude header; its columns are {names}. Move it away."
+        return Fault("foreign_file", file.path, f"{file.path}: {what}")
+    own, other = file.header.to_json()["spaces"], wanted.to_json()["spaces"]
+    for root in (col.OBS, col.ACTION):
+        if own[root] != other[root]:
+            mine, theirs = (h.obs_space if root == col.OBS else h.action_space for h in (file.header, wanted))
+            what = (
+                f"its `{root}` space is {mine}, but the recording's is {theirs}. Recordings of different envs can't "
+                "stand in one folder: move this file to its own."
+            )
+            return Fault("mismatched_spaces", file.path, f"{file.path}: {what}")
+    return _column_fault(file, first)
+
+
+def _column_fault(file: DataFile, first: DataFile) -> Fault | None:
+    missing = [name for name in REQUIRED if name not in file.schema.names]
+    difference = (missing[0], None, None) if missing else first_difference(file.schema, first.schema)
+    if difference is None:
+        return None
+    name, own, wanted = difference
+    remedy = "A recording has the same columns everywhere: move this file to a folder of its own."
+    if own is None:
+        kind, what = "missing_column", f"has no column `{name}`; it has {', '.join(file.schema.names)}. Restore it."
+    elif wanted is None:
+        kind, what = "extra_column", f"has a column `{name}` ({own}), which {first.path.name} has not. {remedy}"
+    else:
+        kind, what = "wrong_type", f"column `{name}` is of type {own}, but {wanted} in {first.path.name}. {remedy}"
+    return Fault(kind, file.path, f"{file.path}: {what}")
+
+
+def first_difference(schema: pa.Schema, other: pa.Schema) -> tuple[str, str | None, str | None] | None:
+    """The first column that is not the same in both: its name, and its type in each, None where it is absent.
+
+    None where all are the same. Neither their order matters nor whether they may be null.
+    """
+    for name in dict.fromkeys([*other.names, *schema.names]):
+        own, wanted = (_type_of(s.field(name)) if name in s.names else None for s in (schema, other))
+        if own != wanted:
+            return name, own, wanted
+    return None
+
+
+def _type_of(field: pa.Field) -> str:
+    """The type of a column in words, with the shape of its rows where they have several axes."""
+    shape = json.loads((field.metadata or {}).get(SHAPE_KEY, b"[]"))
+    return f"{field.type} of shape {shape}" if len(shape) > 1 else str(field.type)
+
+
+def lost_files(folder: Path, manifest: Manifest, files: Sequence[DataFile]) -> list[Fault]:
+    """Files that ``recording.json`` lists and that are not there, or have other rows, by their footers in ``files``."""
+    rows = {file.path: file.num_rows for file in files}
+    faults = []
+    for name, entry in manifest.files.items():
+        path, listed = folder / name, entry["rows"]
+        head = f"{path}: {MANIFEST} lists this file with {listed:,} rows, but it"
+        if not path.is_file():
+            tail = f"is not there. Put it back, or take its entry out of {MANIFEST} to read the rest."
+            faults.append(Fault("missing_file", path, f"{head} {tail}"))
+        elif rows.get(path, listed) != listed:
+            tail = (
+                f"holds {rows[path]:,}: it was replaced or written anew. Restore it from a copy; or, where these rows "
+                f"are the ones you want, take its entry out of {MANIFEST}."
+            )
+            faults.append(Fault("other_rows", path, f"{head} {tail}"))
+    return faults
