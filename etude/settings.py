@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import math
 import numbers
 import re
 import textwrap
@@ -178,7 +179,8 @@ def fitting(hint: Any, value: Any, name: str) -> Any:
     """
     fits, result = _fit(hint, value)
     if not fits:
-        raise SettingsError(f"{name} is {value!r}, expected {_hint_in_words(hint)}.")
+        finite = " that is finite" if isinstance(value, float) and not math.isfinite(value) else ""
+        raise SettingsError(f"{name} is {value!r}, expected {_hint_in_words(hint)}{finite}.")
     return result
 
 
@@ -192,7 +194,7 @@ def _fit(hint: Any, value: Any) -> tuple[bool, Any]:
         return _fit_items(args, value)
     if hint in _NUMBERS:
         kind, convert = _NUMBERS[hint]
-        fits = isinstance(value, kind) and not isinstance(value, bool)
+        fits = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
         return fits, convert(value) if fits else value
     if origin is Callable or hint is Callable:
         return callable(value), value
@@ -208,7 +210,7 @@ def _fit_items(args: tuple[Any, ...], value: Any) -> tuple[bool, Any]:
     return len(wanted) == len(value) and all(fits for fits, _ in found), tuple(item for _, item in found)
 
 
-_NUMBERS: dict[Any, tuple[type, Callable[[Any], Any]]] = {int: (numbers.Integral, int), float: (numbers.Real, float)}
+_NUMBERS: dict[Any, tuple[Any, Callable[[Any], Any]]] = {int: (numbers.Integral, int), float: (numbers.Real, float)}
 
 
 def _hint_in_words(hint: Any) -> str:

@@ -30,6 +30,8 @@ def leaves(space: Space, root: str) -> dict[str, Space]:
 
 
 def _walk(space: Space, name: str, path: Path) -> list[tuple[str, Path, Space]]:
+    if isinstance(space, spaces.Dict | spaces.Tuple) and not len(space.spaces):
+        raise SpaceError(f"`{name}` is a {type(space).__name__} space without parts: there is nothing in it.")
     if isinstance(space, spaces.Dict):
         for key in space.spaces:
             if SEPARATOR in str(key):

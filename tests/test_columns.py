@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 from etude import columns as col
+from etude import envs, recordings
 
 
 @pytest.mark.parametrize(
@@ -36,7 +37,5 @@ def test_renaming_changes_the_root_alone():
 
 
 def test_columns_of_arrays_have_one_name():
-    import etude.recordings
-
     assert envs.Columns is col.Columns
-    assert not hasattr(etude.recordings, "Batch")
+    assert not hasattr(recordings, "Batch")

@@ -20,7 +20,7 @@ from etude.algorithms.config import AlgorithmConfig, check_device
 from etude.algorithms.playing import play, runner_for
 from etude.algorithms.result import MIN_EPISODES, Evaluation, Result, Stop
 from etude.checkpoints import save_tree
-from etude.connectors import ClipAction, Pipeline, RescaleAction
+from etude.connectors import GAE, ClipAction, NormalizeAdvantages, Pipeline, RescaleAction
 from etude.envs import EnvLike, env_name
 from etude.errors import SettingsError
 from etude.learners import Batch, Learner, Loss, Update, seeded
@@ -78,6 +78,12 @@ class Algorithm(Generic[C]):
         self.connectors = Pipeline(config.connectors).copy()  # ones in the config may be used by others, too
         if not any(isinstance(c, ClipAction | RescaleAction) for c in self.connectors.connectors):
             self.connectors.add(ClipAction(), at=0)  # a Gaussian does not know the bounds of its Box
+        for connector in self.connectors.connectors:
+            if isinstance(connector, GAE | NormalizeAdvantages):
+                raise SettingsError(
+                    f"`connectors` stand between env and module, where {connector.name} has nothing to do: an "
+                    "algorithm names it in its learner_connectors()."
+                )
         with seeded(int(weights.generate_state(1)[0]), "cpu"):
             seen, acted = self.connectors.spaces(self.obs_space, self.action_space)
             module = make_module(
@@ -158,6 +164,9 @@ class Algorithm(Generic[C]):
         self.after_update()
         self.iteration += 1
         self.seconds += time.perf_counter() - begin
+        return self._result(update, self.env_steps - steps_before)
+
+    def _result(self, update: Update, sampled: int) -> Result:
         sampling = self._times.get("sample", 0.0)
         rates = {"lr" if name == "all" else f"lr/{name}": rate for name, rate in self.learner.lr.items()}
         resumed, self._resumed = self._resumed, None
@@ -175,14 +184,22 @@ class Algorithm(Generic[C]):
             losses=update.losses,
             metrics=update.metrics | rates,
             times=dict(self._times),
-            sample_steps_per_s=(self.env_steps - steps_before) / sampling if sampling else 0.0,
+            sample_steps_per_s=sampled / sampling if sampling else 0.0,
             resumed=resumed,
         )
 
     def iterate(self, stop: Stop | None = None) -> Iterator[Result]:
-        """Train, an iteration at a time, until ``stop`` says so."""
+        """Train, an iteration at a time, until ``stop`` says so.
+
+        Where a budget is used up already, as a resumed run's may be, one result says how things stand.
+        """
         stop = stop or Stop()
         self.check_stop(stop)
+        self._times = {}
+        standing = self._result(Update({}, {}), 0)
+        if stop.budget_used(standing):
+            yield standing
+            return
         while True:
             result = self.train()
             yield result
@@ -280,6 +297,8 @@ class Algorithm(Generic[C]):
         """A runner apart from training, with the module, and with what the connectors have learned."""
         if num_episodes < 1:
             raise SettingsError(f"num_episodes must be at least 1, not {num_episodes}.")
+        if seed is not None and seed < 0:
+            raise SettingsError(f"a seed must be at least 0, not {seed}.")
         where = env if env is not None else self.config.env
         if where is None:
             raise SettingsError("there is no env to act in: give one, as env=... here or in the config.")

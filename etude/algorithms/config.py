@@ -68,6 +68,7 @@ class AlgorithmConfig:
     def __post_init__(self) -> None:
         check_schedule("lr", self.lr)
         self.check(
+            seed=(self.seed is None or self.seed >= 0, "at least 0"),
             threads=(self.threads >= 1, "at least 1"),
             grad_clip=(self.grad_clip is None or self.grad_clip > 0, "greater than 0, or none"),
             evaluation_episodes=(self.evaluation_episodes >= 1, "at least 1"),

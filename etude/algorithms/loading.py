@@ -32,6 +32,9 @@ def load(path: str | os.PathLike[str], **overrides: Any) -> Algorithm[Any]:
     cls = saving.find(str(name), "the algorithm")
     if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
         raise CheckpointError(f"{path} names {name} as its algorithm, which is not one.")
+    for fixed in ("network", "squash"):
+        if fixed in overrides and saving.to_plain(overrides[fixed]) != saved.get(fixed):
+            raise CheckpointError(f"`{fixed}` can't be other than it was saved: the checkpoint is of another module.")
     config = saving.load_config(config_class(cls), saved, overrides)
     spaces = (space_from_json(meta["spaces"][0]), space_from_json(meta["spaces"][1]))
     algorithm = cls(config, saved_spaces=spaces)

@@ -44,6 +44,7 @@ class PPOConfig(OnPolicyConfig):
         super().__post_init__()
         self.check(
             clip=(self.clip > 0, "greater than 0"),
+            value_weight=(self.value_weight >= 0, "at least 0"),
             value_clip=(self.value_clip is None or self.value_clip > 0, "greater than 0, or none"),
             kl_target=(self.kl_target is None or self.kl_target > 0, "greater than 0, or none"),
         )

@@ -5,6 +5,7 @@ import dataclasses
 import math
 from typing import Any
 
+from etude.errors import SettingsError
 from etude.settings import settings
 
 MIN_EPISODES = 20
@@ -101,6 +102,12 @@ class Stop:
 
     seconds: float | None = None
     """Budget: training time over the lifetime of the run."""
+
+    def __post_init__(self) -> None:
+        for name in ("env_steps", "updates", "seconds"):
+            limit = getattr(self, name)
+            if limit is not None and limit < 0:
+                raise SettingsError(f"`stop.{name}` is {limit}, but must be at least 0.")
 
     def goals_met(self, result: Result) -> bool:
         """Whether every goal set is met; True where none is set."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Schedules: a number that stays, or that changes with the environment steps sampled so far."""
 
+import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -21,16 +22,16 @@ def value_at(schedule: Schedule, env_steps: int) -> float:
 
 
 def check_schedule(name: str, schedule: Schedule | Sequence[Sequence[float]]) -> None:
-    """Raise a SettingsError where ``schedule`` is neither a number nor points in rising order of steps."""
-    if isinstance(schedule, int | float):
-        return
+    """Raise a SettingsError where ``schedule`` is neither a number from 0 on nor points of them in order of steps."""
     try:
-        steps = [float(point[0]) for point in schedule]
-        fine = all(len(point) == 2 for point in schedule) and steps == sorted(set(steps)) and len(steps) > 0
+        points = [(0, schedule)] if isinstance(schedule, int | float) else schedule
+        steps, values = [float(point[0]) for point in points], [float(point[1]) for point in points]
+        fine = all(len(point) == 2 for point in points) and steps == sorted(set(steps)) and len(steps) > 0
+        fine = fine and all(0 <= value < math.inf for value in values)
     except (TypeError, IndexError, ValueError):
         fine = False
     if not fine:
         raise SettingsError(
-            f"{name} is {schedule!r}, but a schedule is a number or points of (env_steps, value) in rising order of "
-            "steps, such as ((0, 3e-4), (100000, 0.0))."
+            f"{name} is {schedule!r}, but a schedule is a number from 0 on, or points of (env_steps, such a number) in "
+            "rising order of steps, such as ((0, 3e-4), (100000, 0.0))."
         )

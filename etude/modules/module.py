@@ -178,7 +178,12 @@ def _made(make: Callable[[Space, Space], nn.Module], obs_space: Space, action_sp
             f"`module`: {name} can't be called with (obs_space, action_space): {error}. Let it take both, or pass a "
             "net that is made already."
         ) from error
-    net = make(obs_space, action_space)
+    try:
+        net = make(obs_space, action_space)
+    except Exception as error:
+        raise ModuleError(
+            f"`module`: {name}(obs_space, action_space) fails: {type(error).__name__}: {error}"
+        ) from error
     if not isinstance(net, nn.Module):
         raise ModuleError(
             f"`module`: {name}(obs_space, action_space) gave a {type(net).__name__}, not a torch.nn.Module."

@@ -105,11 +105,9 @@ class DataFile:
         On the disk, the mark of a segment is on its first row alone, which may be among those left out.
         """
         segment, is_lookback = self._lookback_rows(group)
-        kept = np.arange(0)
-        if is_lookback.any():  # else the filter is not computed a second time
-            kept = np.flatnonzero(self._scanned(group, {"kept": where}, None)["kept"].fill_null(False))
-        if not is_lookback[kept].any():
+        if not is_lookback.any():
             return table
+        kept = np.flatnonzero(self._scanned(group, {"kept": where}, None)["kept"].fill_null(False))
         starts = np.append(True, (np.diff(kept) != 1) | (np.diff(segment[kept]) != 0))
         marks = np.zeros(len(kept), np.int32)
         marks[starts] = np.add.reduceat(is_lookback[kept], np.flatnonzero(starts), dtype=np.int32)

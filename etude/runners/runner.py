@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.connectors import Inputs, Pipeline
 from etude.envs import Arena, Columns, Turn
-from etude.errors import DataError, EnvError, EtudeError
+from etude.errors import DataError, EnvError, EtudeError, ModuleError
 from etude.experience import Experience
 from etude.experience.check import check_finite
 from etude.modules import Actor, Module
@@ -240,10 +240,7 @@ class Runner:
         segments = self._book.enter(slot[last], np.diff(offsets), returns, terminated[last], truncated[last])
         final_obs = self._final_obs(rollout, slot[last], time[last])
         exp = Experience(steps, offsets, segments, final_obs)
-        try:
-            check_finite(exp, (col.OBS, col.REWARD))
-        except DataError as error:
-            raise EnvError(f"the env gave numbers that nothing can be learned from: {error}") from error
+        _check_numbers(exp)
         return self._lookback.lead(exp, slot[last]) if self._lookback.context else exp
 
     def _final_obs(self, rollout: _Rollout, slot: NDArray[np.int64], time: NDArray[np.int64]) -> Columns:
@@ -341,3 +338,22 @@ def _blanked(column: NDArray[Any], where: NDArray[np.bool_]) -> NDArray[Any]:
     column = column.copy()
     column[where] = 0
     return column
+
+
+def _check_numbers(exp: Experience) -> None:
+    """Raise an error that names the culprit, env or module, where what was collected is not finite."""
+    try:
+        check_finite(exp, (col.OBS, col.REWARD, col.DIST_INPUTS, col.VALUE))
+    except DataError as error:
+        seen = np.ones(exp.num_steps, bool)
+        for column in col.subtree(exp.steps, col.OBS).values():
+            if column.dtype.kind == "f":
+                seen &= np.isfinite(column).reshape(len(column), -1).all(axis=1)
+        for name in (col.DIST_INPUTS, col.VALUE):
+            given = exp.steps.get(name, np.zeros(exp.num_steps))
+            if (seen & ~np.isfinite(given).reshape(len(given), -1).all(axis=1)).any():
+                raise ModuleError(
+                    f"the module gave `{name}` that is not finite for observations that are: its weights may have grown "
+                    f"beyond bounds ({error})"
+                ) from error
+        raise EnvError(f"the env gave numbers that nothing can be learned from: {error}") from error

@@ -14,9 +14,10 @@ from toy_envs import Echo, OwnNet, Switchboard, Toil
 
 from etude.algorithms import PPO, Algorithm, AlgorithmConfig, OnPolicyAlgorithm, PPOConfig, Result, Stop, config_class
 from etude.connectors import Connector, NormalizeObs
-from etude.errors import EnvError, EtudeError, SettingsError
+from etude.errors import EnvError, EtudeError, ModuleError, SettingsError
 from etude.experience import Experience
 from etude.learners import Loss
+from etude.modules import Output
 from etude.recordings import Recording
 
 
@@ -332,3 +333,46 @@ def test_an_algorithm_that_can_not_be_made_closes_its_envs() -> None:
     with pytest.raises(SettingsError):
         PPO(PPOConfig(env=Closing, num_envs=3, connectors=["no_such_connector"]))
     assert len(closed) == 3
+
+
+@pytest.mark.filterwarnings("ignore:.*not within the observation space")  # Gymnasium, of what NaN actions lead to
+def test_a_module_that_gives_nan_is_named_not_the_env() -> None:
+    class Broken(torch.nn.Module):
+        def __init__(self, obs_space: Any, action_space: Any) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.tensor(float("nan")))
+
+        def forward(self, obs: torch.Tensor) -> Output:
+            return Output(dist_inputs=obs[:, :1].repeat(1, 2) * self.weight, value=obs[:, 0])
+
+    with pytest.raises(ModuleError, match="the module gave `dist_inputs` that is not finite"):
+        PPO(PPOConfig(env="Pendulum-v1", module=Broken, num_envs=2, num_steps=20)).train()
+
+
+def test_a_budget_that_is_used_up_trains_no_more() -> None:
+    algorithm = PPO(PPOConfig(env=Echo, num_envs=2, num_steps=20))
+    assert algorithm.fit(Stop(env_steps=0)).env_steps == 0
+    assert algorithm.fit(Stop(env_steps=20)).updates > 0
+    assert algorithm.fit(Stop(env_steps=20)).env_steps == 20
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"seed": -1}, "`seed` is -1, but must be at least 0"),
+        ({"lr": float("nan")}, "PPOConfig.lr is nan, expected"),
+        ({"lr": -1e-3}, "a schedule is a number from 0 on"),
+        ({"entropy_weight": float("inf")}, "PPOConfig.entropy_weight is inf, expected float that is finite"),
+        ({"connectors": ["gae"]}, "where gae has nothing to do"),
+    ],
+)
+def test_settings_that_can_not_be(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        PPO(PPOConfig(env=Echo, **given))
+
+
+def test_seeds_and_budgets_below_zero() -> None:
+    with pytest.raises(SettingsError, match="a seed must be at least 0, not -1"):
+        PPO(PPOConfig(env=Echo)).evaluate(1, seed=-1)
+    with pytest.raises(SettingsError, match="`stop.env_steps` is -4"):
+        Stop(env_steps=-4)

@@ -235,3 +235,11 @@ def test_a_checkpoint_can_not_name_what_is_run_when_it_is_loaded(tmp_path: Path)
     with pytest.raises(CheckpointError, match="names subprocess:Popen, which is no connector"):
         etude.load(tmp_path)
     assert not touched.exists()
+
+
+def test_the_form_of_the_module_is_as_it_was_saved(tmp_path: Path) -> None:
+    ppo().save(tmp_path)
+    with pytest.raises(CheckpointError, match="`squash` can't be other than it was saved"):
+        etude.load(tmp_path, squash=True)
+    with pytest.raises(CheckpointError, match="`network` can't be other than it was saved"):
+        etude.load(tmp_path, network=etude.NetworkConfig(activation="relu"))

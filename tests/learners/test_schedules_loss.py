@@ -27,7 +27,7 @@ def test_good_schedules(schedule: Any) -> None:
 
 @pytest.mark.parametrize("schedule", [(), ((5, 1.0), (0, 0.0)), ((0, 1.0), (0, 2.0)), ((0, 1.0, 2.0),), (1, 2), "high"])
 def test_bad_schedules_are_shown(schedule: Any) -> None:
-    with pytest.raises(SettingsError, match=r"lr is .*, but a schedule is a number or points of \(env_steps, value\)"):
+    with pytest.raises(SettingsError, match=r"lr is .*, but a schedule is a number from 0 on, or points"):
         check_schedule("lr", schedule)
 
 

@@ -35,8 +35,6 @@ def distribution_for(action_space: Space, *, squash: bool = False, root: str = A
         SpaceError: there is no distribution for a part of the space; the part is named.
     """
     parts = [_leaf_distribution(leaf, name, squash) for name, leaf in leaves(action_space, root).items()]
-    if not parts:
-        raise SpaceError(f"`{root}` is {action_space}, which holds nothing to choose.")
     if isinstance(action_space, spaces.Dict | spaces.Tuple):
         return Composite(action_space, root, parts)
     return parts[0]
