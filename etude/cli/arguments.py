@@ -2,28 +2,22 @@
 """What a command line asks ``etude train`` for: the algorithm with its settings, the options, the folder of the run."""
 
 import dataclasses
-import shutil
-import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from etude.algorithms import BC, PPO, Algorithm, AlgorithmConfig, Stop, config_class, load
 from etude.algorithms.config import ModuleLike
 from etude.algorithms.saving import find, name_of
 from etude.checkpoints import load_meta
-from etude.checkpoints.tree import MANIFEST
-from etude.cli import files, flags
+from etude.cli import files, flags, folders
 from etude.connectors.pipeline import BY_NAME, ConnectorLike
 from etude.errors import SettingsError
 from etude.learners import Schedule
-from etude.metrics.plot import METRICS_FILE
 from etude.settings import from_dict, nearest, settings, typed
 
 ALGORITHMS: dict[str, type[Algorithm[Any]]] = {"ppo": PPO, "bc": BC}
 """The algorithms that come with Etude, by their names."""
-
-TENSORBOARD = "tensorboard"
 
 
 @settings
@@ -74,8 +68,21 @@ def algorithm_class(name: str) -> type[Algorithm[Any]]:
     return cls
 
 
-def make(cls: type[Algorithm[Any]], name: str, args: list[str]) -> tuple[Algorithm[Any], TrainOptions, Path]:
-    """The algorithm, the options and the folder of the run that a command line asks for."""
+class Asked(NamedTuple):
+    """What a command line asks for, before anything is made of it."""
+
+    cls: type[Algorithm[Any]]
+    owner: str
+    """What the algorithm is called in messages."""
+    given: dict[str, Any]
+    """Its settings."""
+    options: TrainOptions
+    out: Path
+    """The folder of the run."""
+
+
+def ask(cls: type[Algorithm[Any]], name: str, args: list[str]) -> Asked:
+    """What the command line ``args`` asks of the algorithm ``cls``, called ``name``."""
     config = config_class(cls)
     owner = name.rpartition(":")[2]
     given, asked = flags.parse(
@@ -86,22 +93,46 @@ def make(cls: type[Algorithm[Any]], name: str, args: list[str]) -> tuple[Algorit
         converters=_CONVERTERS,
     )
     options = from_dict(TrainOptions, asked, owner=owner)
-    path = options.config
-    if path is not None:
-        written = files.read_settings(path)
-        stop = written.pop("stop", {})
-        options = dataclasses.replace(
-            options, stop=from_dict(Stop, flags.merged(stop, asked.get("stop", {})), owner=f"{owner}.stop")
-        )
-        given = flags.merged(_converted(config, written, path, owner), given)
-    out = _folder(options, given.get("env"), owner)
-    _check_free(out, options)
+    if options.config is not None:
+        written, stop = _written(config, options.config, owner)
+        both = from_dict(Stop, flags.merged(stop, asked.get("stop", {})), owner=f"{owner}.stop")
+        options = dataclasses.replace(options, stop=both)
+        given = flags.merged(written, given)
     if options.resume is not None:
-        return _resumed(cls, options.resume, typed(config, given, owner=owner), owner), options, out
-    return cls(from_dict(config, given, owner=owner)), options, out
+        _check_kind(cls, options.resume, owner)
+    out = folders.chosen(options.out, options.resume, given.get("env"), owner)
+    return Asked(cls, owner, given, options, out)
 
 
-def _converted(config: type[AlgorithmConfig], written: Mapping[str, Any], path: str, owner: str) -> dict[str, Any]:
+def make(asked: Asked) -> Algorithm[Any]:
+    """The algorithm that is asked for."""
+    resume = asked.options.resume
+    if resume is not None:
+        return _resumed(resume, typed(config_class(asked.cls), asked.given, owner=asked.owner))
+    return asked.cls(from_dict(config_class(asked.cls), asked.given, owner=asked.owner))
+
+
+def _written(config: type[AlgorithmConfig], path: str, owner: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings in a file and its `stop`. Of settings that hold others, empty ones set nothing."""
+    values = files.read_settings(path)
+    for name in ("stop", *{leaf.path[0] for leaf in flags.leaves_of(config) if len(leaf.path) > 1}):
+        if name in values and values[name] is None:
+            del values[name]
+    try:
+        if not isinstance(values.get("stop", {}), Mapping):
+            raise SettingsError(
+                f"{owner}.stop is {values['stop']!r}, but must say what to stop at, as in `stop: {{updates: 1000}}`."
+            )
+        stop = dict(values.pop("stop", {}))
+        flags.refuse_booleans(Stop, stop, owner=f"{owner}.stop")
+        flags.refuse_booleans(config, values, owner=owner)
+        typed(Stop, stop, owner=f"{owner}.stop")
+        return _converted(config, values, owner), stop
+    except SettingsError as error:
+        raise SettingsError(f"{path}: {error}") from error
+
+
+def _converted(config: type[AlgorithmConfig], written: Mapping[str, Any], owner: str) -> dict[str, Any]:
     """Settings from a file; what only Python can write is made of its name, as it is for flags."""
     values = dict(written)
     for leaf in flags.leaves_of(config):
@@ -110,58 +141,25 @@ def _converted(config: type[AlgorithmConfig], written: Mapping[str, Any], path: 
             values[name] = tuple(flags.one_value(leaf.hint, item, _CONVERTERS) for item in value)
         elif len(leaf.path) == 1 and isinstance(value, str):
             values[name] = flags.one_value(leaf.hint, value, _CONVERTERS)
-    try:
-        typed(config, values, owner=owner)
-    except SettingsError as error:
-        raise SettingsError(f"{path}: {error}") from error
+    typed(config, values, owner=owner)
     return values
 
 
-def _resumed(cls: type[Algorithm[Any]], path: str, given: dict[str, Any], owner: str) -> Algorithm[Any]:
+def _check_kind(cls: type[Algorithm[Any]], path: str, owner: str) -> None:
+    """Refuse to go on from a run of another algorithm, or from what is no run."""
     meta = load_meta(path)
     was = meta.get("algorithm") if isinstance(meta, dict) else None
     if was != name_of(cls):
         raise SettingsError(f"{path} is a run of {was}, not of {owner} ({name_of(cls)}).")
+
+
+def _resumed(path: str, given: dict[str, Any]) -> Algorithm[Any]:
     network = given.pop("network", None)
     algorithm = load(path, **given)
     if network is not None and network != algorithm.config.network:
         algorithm.close()
         raise SettingsError("`network` can't be other than it was in a resumed run: the weights would not fit.")
     return algorithm
-
-
-def _folder(options: TrainOptions, env: Any, owner: str) -> Path:
-    if options.out is not None:
-        return Path(options.out)
-    if options.resume is not None:
-        return Path(options.resume)
-    where = str(env).replace(":", "-").replace("/", "-") if env is not None else "offline"
-    return Path("runs") / f"{owner}-{where}-{time.strftime('%Y%m%d-%H%M%S')}"
-
-
-def _check_free(out: Path, options: TrainOptions) -> None:
-    """Refuse to mix two runs in one folder."""
-    if out.exists() and not out.is_dir():
-        raise SettingsError(f"`out` is {out}, which is a file: give a folder.")
-    goes_on = options.resume is not None and out.resolve() == Path(options.resume).resolve()
-    if goes_on and options.overwrite:
-        raise SettingsError(
-            f"{out} can't be both resumed and overwritten: leave out --overwrite, or give another --out."
-        )
-    if goes_on or options.overwrite:
-        return
-    if (out / METRICS_FILE).exists() or (out / MANIFEST).exists():
-        raise SettingsError(
-            f"{out} holds a run already. Go on with it (--resume {out}), replace it (--overwrite), or give another "
-            "--out."
-        )
-
-
-def clear(out: Path) -> None:
-    """Remove a run, and nothing else that is in its folder."""
-    for path in (out / METRICS_FILE, out / MANIFEST, *out.glob("state-*.safetensors")):
-        path.unlink(missing_ok=True)
-    shutil.rmtree(out / TENSORBOARD, ignore_errors=True)
 
 
 def _schedule(word: str) -> Any:

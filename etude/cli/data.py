@@ -7,7 +7,7 @@ from typing import Any
 
 from etude.cli import files, flags
 from etude.errors import SettingsError
-from etude.settings import from_dict, nearest, settings
+from etude.settings import nearest, settings
 
 PROBLEMS = 1
 
@@ -35,8 +35,7 @@ def main(args: list[str]) -> int:
         hint = f"Nearest: `{near}`." if near else f"There are {', '.join(COMMANDS)}."
         raise SettingsError(f"etude data has no command `{name}`. {hint}")
     command, about = COMMANDS[name]
-    (given,) = flags.parse([DataOptions], rest, prog=f"etude data {name}", about=about, positional="path")
-    return command(from_dict(DataOptions, given, owner=name))
+    return command(flags.options(DataOptions, rest, prog=f"etude data {name}", about=about, positional="path"))
 
 
 def info(options: DataOptions) -> int:

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from etude.cli import flags, live
-from etude.settings import from_dict, settings
+from etude.cli import flags
+from etude.cli.streams import say
+from etude.settings import settings
 
 T = TypeVar("T")
 
@@ -27,8 +28,15 @@ class DemoOptions:
 def main(args: list[str]) -> int:
     """Run ``etude demo``."""
     about = f"Train PPO on {ENV}, record it, clone it from the recording, and draw how both learned."
-    (given,) = flags.parse([DemoOptions], args, prog="etude demo", about=about)
-    out = Path(from_dict(DemoOptions, given, owner="demo").out)
+    options = flags.options(DemoOptions, args, prog="etude demo", about=about)
+    from etude.cli.folders import claimed
+
+    out = Path(options.out)
+    with claimed(out):
+        return _demo(out)
+
+
+def _demo(out: Path) -> int:
     begin = time.monotonic()
     from etude.algorithms import BC, PPO, BCConfig, PPOConfig, Stop
     from etude.cli.arguments import TrainOptions
@@ -44,7 +52,7 @@ def main(args: list[str]) -> int:
     if code:
         return code
     played, record_seconds = _timed(lambda: expert.record(recording, EPISODES, seed=5))
-    live.say(f"recorded {played.episodes} episodes to {recording}")
+    say(f"recorded {played.episodes} episodes to {recording}")
     clone = BC(BCConfig(env=ENV, data=str(recording), seed=1))
     options = TrainOptions(stop=Stop(return_mean=GOAL, updates=5_000))
     code, bc_seconds = _timed(lambda: run(clone, bc, options))

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings from files, and JSON on standard output."""
 
+import functools
 import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,12 @@ def read_settings(path: str) -> dict[str, Any]:
     import yaml
 
     try:
-        found = json.loads(text) if path.endswith(".json") else yaml.safe_load(text)
+        if path.endswith(".json"):
+            found = json.loads(text, object_pairs_hook=_once)
+        else:
+            found = yaml.load(text, _loader())
+    except _TwiceError as error:
+        raise SettingsError(f"{path} has `{error}` twice: leave one of them out.") from None
     except (ValueError, yaml.YAMLError) as error:
         raise SettingsError(f"{path} can't be parsed: {error}") from error
     if found is None:
@@ -35,6 +41,32 @@ def read_settings(path: str) -> dict[str, Any]:
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
         raise SettingsError(f"{path} must hold settings by name, such as `num_envs: 8`, each on a line.")
     return found
+
+
+class _TwiceError(Exception):
+    """A key is there twice."""
+
+
+def _once(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _TwiceError(next(name for name in names if names.count(name) > 1))
+    return found
+
+
+@functools.cache
+def _loader() -> Any:
+    """YAML's safe loader, which takes the last of equal keys, made to refuse them."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+            node = super().compose_mapping_node(anchor)
+            _once([(key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
+            return node
+
+    return Loader
 
 
 def print_json(value: Mapping[str, Any]) -> None:

@@ -12,10 +12,12 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from etude.errors import SettingsError
-from etude.settings import defaults, field_docs, nearest, shown, summary
+from etude.settings import defaults, field_docs, from_dict, nearest, shown, summary
+
+C = TypeVar("C")
 
 Converters = Mapping[Any, Callable[[str], Any]]
 """How one word becomes a value of a type (the key, as in the annotation of a field) that only Python can write."""
@@ -108,6 +110,28 @@ def parse(
     return results
 
 
+def options(cls: type[C], args: Sequence[str], *, prog: str, about: str, positional: str | None = None) -> C:
+    """The settings ``cls`` of a command that takes nothing else; arguments as for `parse`.
+
+    Raises:
+        SettingsError: as `parse`, and where a value is wrong or missing; the usage is then shown.
+    """
+    (given,) = parse([cls], args, prog=prog, about=about, positional=positional)
+    owner = prog.split()[-1]
+    needed = [leaf for leaf in leaves_of(cls) if len(leaf.path) == 1 and leaf.path[0] not in defaults(cls)]
+    missing = [leaf.path[0] for leaf in needed if leaf.path[0] not in given]
+    if missing:
+        words = [
+            _metavar(leaf, positional) if leaf.path[0] == positional else f"--{leaf.flag} {_metavar(leaf, positional)}"
+            for leaf in needed
+        ]
+        raise SettingsError(
+            f"{owner} needs a value for {', '.join(f'`{name}`' for name in missing)}.\n"
+            f"usage: {' '.join([prog, *words])} [OPTIONS]; all options: {prog} --help"
+        )
+    return from_dict(cls, given, owner=owner)
+
+
 def merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
     """Nested mappings made one; where both have a value, that of ``high`` counts."""
     result = dict(low)
@@ -115,6 +139,21 @@ def merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
         both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
         result[key] = merged(result[key], value) if both else value
     return result
+
+
+def refuse_booleans(cls: type, values: Mapping[str, Any], *, owner: str) -> None:
+    """Raise a SettingsError where a file says yes or no, and ``cls`` wants something else: True is not the number 1."""
+    for leaf in leaves_of(cls):
+        value: Any = values
+        for name in leaf.path:
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if _holds_boolean(value) and bool not in _options(leaf.hint):
+            name = ".".join(leaf.path)
+            raise SettingsError(f"{owner}.{name} is {value!r}, expected {_metavar(leaf, None)}: not yes or no.")
+
+
+def _holds_boolean(value: Any) -> bool:
+    return isinstance(value, bool) or (isinstance(value, list | tuple) and any(map(_holds_boolean, value)))
 
 
 # -- what tyro sees -------------------------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+from etude.cli.streams import say
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -33,11 +35,6 @@ def view(title: str, stop: "Stop", *, quiet: bool) -> View:
     if quiet:
         return Silent()
     return Picture(title, stop) if sys.stderr.isatty() else Lines(title)
-
-
-def say(text: str) -> None:
-    """One line to whom it may concern."""
-    sys.stderr.write(text + "\n")
 
 
 class Silent:

@@ -3,10 +3,14 @@
 
 import importlib
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from etude import __version__
+from etude.cli import streams
 from etude.errors import EtudeError, SettingsError
 from etude.settings import nearest
 
@@ -29,29 +33,45 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code: 0 fine; 1 a check found problems, or something unexpected; 2 an error of the user's to mend;
-        3 a budget ran out before the goal was met; 130 interrupted.
+        3 a budget ran out before the goal was met; 130 interrupted (SIGINT, SIGTERM).
     """
     args = list(sys.argv[1:] if argv is None else argv)
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # `module:factory` may be in the folder that one works in
+    streams.prepare()
     try:
-        code = _dispatch(args)
-        sys.stdout.flush()
-        return code
+        with _sigterm_interrupts():
+            code = _dispatch(args)
+            sys.stdout.flush()
+            return code
     except EtudeError as error:
         complain(str(error))
         return 2
     except KeyboardInterrupt:
         complain("interrupted.")
         return 130
-    except BrokenPipeError:  # the reader of a pipe, such as `head`, has had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:
+        if not streams.hush_unread():
+            raise  # another pipe than ours, such as one to an env in a process of its own
         return 1
 
 
 def complain(message: str) -> None:
     """Write an error to standard error, its later lines under its first."""
-    sys.stderr.write("error: " + message.replace("\n", "\n       ") + "\n")
+    streams.say("error: " + message.replace("\n", "\n       "))
+
+
+@contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """Let SIGTERM end a command as Ctrl-C does, so that what it has done is kept, unless the caller handles it."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _dispatch(args: list[str]) -> int:

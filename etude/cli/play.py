@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from etude.cli import files, flags
 from etude.errors import SettingsError
-from etude.settings import from_dict, settings
+from etude.settings import settings
 
 if TYPE_CHECKING:
     from etude.algorithms import Algorithm, Evaluation
@@ -56,8 +56,7 @@ class RecordOptions(PlayOptions):
 def evaluate(args: list[str]) -> int:
     """Run ``etude evaluate RUN ...``."""
     about = "Let a trained run play whole episodes, and report their returns."
-    (given,) = flags.parse([PlayOptions], args, prog="etude evaluate", about=about, positional="run")
-    options = from_dict(PlayOptions, given, owner="evaluate")
+    options = flags.options(PlayOptions, args, prog="etude evaluate", about=about, positional="run")
     algorithm = _loaded(options)
     try:
         found = algorithm.evaluate(options.episodes, env=options.env, seed=options.seed, explore=options.explore)
@@ -73,8 +72,7 @@ def evaluate(args: list[str]) -> int:
 def record(args: list[str]) -> int:
     """Run ``etude record RUN --to DIR ...``."""
     about = "Let a trained run play whole episodes, and record them as Parquet."
-    (given,) = flags.parse([RecordOptions], args, prog="etude record", about=about, positional="run")
-    options = from_dict(RecordOptions, given, owner="record")
+    options = flags.options(RecordOptions, args, prog="etude record", about=about, positional="run")
     algorithm = _loaded(options)
     try:
         found = algorithm.record(

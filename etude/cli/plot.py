@@ -4,7 +4,7 @@
 import sys
 
 from etude.cli import flags
-from etude.settings import from_dict, settings
+from etude.settings import settings
 
 
 @settings
@@ -21,8 +21,7 @@ class PlotOptions:
 def main(args: list[str]) -> int:
     """Run ``etude plot RUN ...``."""
     about = "Draw the learning curves of one or more runs."
-    (given,) = flags.parse([PlotOptions], args, prog="etude plot", about=about, positional="run")
-    options = from_dict(PlotOptions, given, owner="plot")
+    options = flags.options(PlotOptions, args, prog="etude plot", about=about, positional="run")
     from etude.metrics.plot import plot_runs
 
     sys.stdout.write(f"{plot_runs(options.run, options.to)}\n")

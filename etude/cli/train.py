@@ -12,11 +12,12 @@ from types import FrameType
 from typing import Any
 
 from etude.algorithms import Algorithm, Result, Stop
-from etude.cli import files, live
-from etude.cli.arguments import ALGORITHMS, TENSORBOARD, TrainOptions, algorithm_class, clear, make
+from etude.cli import files, folders, live
+from etude.cli.arguments import ALGORITHMS, TrainOptions, algorithm_class, ask, make
+from etude.cli.streams import say
 from etude.envs import env_name
 from etude.errors import SettingsError
-from etude.metrics import JSONLines, TensorBoard
+from etude.metrics import JSONLines, TensorBoard, cut_jsonl
 from etude.metrics.plot import METRICS_FILE
 
 GOAL_MISSED = 3
@@ -36,11 +37,15 @@ def main(args: list[str]) -> int:
             raise SettingsError(f"etude train needs an algorithm: {names}, or `module:Class`. Put it first.")
         sys.stdout.write(text)
         return 0
-    algorithm, options, out = make(algorithm_class(args[0]), args[0], args[1:])
-    algorithm.check_stop(options.stop)  # before anything is replaced
-    if options.overwrite:
-        clear(out)
-    return run(algorithm, out, options)
+    asked = ask(algorithm_class(args[0]), args[0], args[1:])
+    options, out = asked.options, asked.out
+    with folders.claimed(out):  # before a checkpoint is read: who has the folder may save a newer one meanwhile
+        folders.check_free(out, options.resume, overwrite=options.overwrite)
+        algorithm = make(asked)
+        algorithm.check_stop(options.stop)  # before anything is replaced
+        if options.overwrite:
+            folders.clear(out)
+        return run(algorithm, out, options)
 
 
 def run(algorithm: Algorithm[Any], out: Path, options: TrainOptions) -> int:
@@ -52,11 +57,12 @@ def run(algorithm: Algorithm[Any], out: Path, options: TrainOptions) -> int:
     stop, saved = options.stop, time.monotonic()
     view = live.view(_title(algorithm), stop, quiet=options.quiet)
     if stop == Stop() and not options.quiet:
-        live.say("nothing says when to stop (--stop....): Ctrl-C saves and ends it")
+        say("nothing says when to stop (--stop....): Ctrl-C saves and ends it")
+    cut_jsonl(out / METRICS_FILE, algorithm.iteration)  # a killed run may have come further than its last checkpoint
     with (
         closing(algorithm),
         closing(JSONLines(out / METRICS_FILE)) as lines,
-        closing(TensorBoard(out / TENSORBOARD)) as board,
+        closing(TensorBoard(out / folders.TENSORBOARD)) as board,
         _signals() as interrupted,
         view,
     ):
@@ -74,7 +80,7 @@ def run(algorithm: Algorithm[Any], out: Path, options: TrainOptions) -> int:
     met = stop.goals_met(result)
     cut = interrupted.is_set() and not stop.now(result)
     if not options.quiet:
-        live.say(_ending(algorithm, out, result, stop, cut=cut))
+        say(_ending(algorithm, out, result, stop, cut=cut))
     if options.json:
         about = {"algorithm": algorithm.name, "out": str(out), "goal_met": met, "interrupted": cut}
         files.print_json(result.to_dict() | about)

@@ -2,7 +2,7 @@
 """Running statistics, where they are written, and pictures of them."""
 
 from etude.metrics.plot import plot_runs
-from etude.metrics.sinks import JSONLines, TensorBoard, read_jsonl
+from etude.metrics.sinks import JSONLines, TensorBoard, cut_jsonl, read_jsonl
 from etude.metrics.window import Window
 
-__all__ = ["JSONLines", "TensorBoard", "Window", "plot_runs", "read_jsonl"]
+__all__ = ["JSONLines", "TensorBoard", "Window", "cut_jsonl", "plot_runs", "read_jsonl"]

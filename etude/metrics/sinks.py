@@ -14,9 +14,11 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from etude.atomic import write_atomically
 from etude.errors import DataError
 
 
@@ -25,17 +27,23 @@ class JSONLines:
 
     Standard JSON has no NaN: it is written as null. Infinities are written as ``1e999`` and ``-1e999``, which read back
     as infinities.
+
+    Raises:
+        DataError: the file can't be made, or not be written to.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        _mend_tail(self.path)
-        self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
+        with _named_errors(f"metrics to {self.path}"):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            _mend_tail(self.path)
+            self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
 
     def write(self, metrics: Mapping[str, Any]) -> None:
         """Append one line and hand it to the system at once: if the process dies, the line is there."""
-        self._file.write(_to_json(metrics).encode() + b"\n")
+        line = _to_json(metrics).encode() + b"\n"
+        with _named_errors(f"metrics to {self.path}"):
+            self._file.write(line)
 
     def close(self) -> None:
         """Close the file; a second time does nothing."""
@@ -63,6 +71,37 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
             shown = line[:60].decode(errors="replace")
             raise DataError(f"{path}, line {number} is not a JSON object: {shown!r}. Remove the line and try again.")
     return rows
+
+
+def cut_jsonl(path: str | os.PathLike[str], iteration: int) -> None:
+    """Remove the lines whose ``iteration`` is after ``iteration``, at one stroke, before a run goes on from there.
+
+    What a run did after its last checkpoint, and before it was killed, will be done and written again.
+
+    Raises:
+        DataError: the file can't be read or replaced.
+    """
+    path = Path(path)
+    with _named_errors(f"metrics to {path}"):
+        if not path.exists():
+            return
+        lines = path.read_bytes().splitlines(keepends=True)
+        kept = [line for line in lines if not _is_after(line, iteration)]
+        if len(kept) < len(lines):
+            write_atomically(path, b"".join(kept))
+
+
+def _is_after(line: bytes, iteration: int) -> bool:
+    at = (_parse(line) or {}).get("iteration")
+    return isinstance(at, int | float) and at > iteration
+
+
+@contextmanager
+def _named_errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"can't write {what}: {error.strerror or error}.") from error
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
@@ -109,7 +148,8 @@ class TensorBoard:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        with _named_errors(f"TensorBoard events to {folder}"):
+            folder.mkdir(parents=True, exist_ok=True)
         stamp = f"{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}"
         self.path = folder / f"events.out.tfevents.{stamp}"
         self._queue: queue.Queue[_Event | None] = queue.Queue(maxsize=1024)

@@ -353,7 +353,7 @@ def _check_numbers(exp: Experience) -> None:
             given = exp.steps.get(name, np.zeros(exp.num_steps))
             if (seen & ~np.isfinite(given).reshape(len(given), -1).all(axis=1)).any():
                 raise ModuleError(
-                    f"the module gave `{name}` that is not finite for observations that are: its weights may have grown "
-                    f"beyond bounds ({error})"
+                    f"the module gave `{name}` that is not finite for observations that are: its weights may have "
+                    f"grown beyond bounds ({error})"
                 ) from error
         raise EnvError(f"the env gave numbers that nothing can be learned from: {error}") from error

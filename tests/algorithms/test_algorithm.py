@@ -335,7 +335,7 @@ def test_an_algorithm_that_can_not_be_made_closes_its_envs() -> None:
     assert len(closed) == 3
 
 
-@pytest.mark.filterwarnings("ignore:.*not within the observation space")  # Gymnasium, of what NaN actions lead to
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Gymnasium's, of the observations that NaN actions lead to
 def test_a_module_that_gives_nan_is_named_not_the_env() -> None:
     class Broken(torch.nn.Module):
         def __init__(self, obs_space: Any, action_space: Any) -> None:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small runs for the tests of the command line."""
 
+import signal
+
 import gymnasium as gym
 import torch
 from gymnasium.spaces import flatdim
@@ -23,6 +25,26 @@ def trained(out, *more, updates=4):
 
 def make_env():
     return gym.make("CartPole-v1", max_episode_steps=20)
+
+
+class Interrupted(gym.Wrapper):
+    """Gets a SIGTERM at the beginning of the hundredth episode."""
+
+    episodes = 0
+
+    def reset(self, **kwargs):
+        Interrupted.episodes += 1
+        if Interrupted.episodes == 100:
+            signal.raise_signal(signal.SIGTERM)
+        return super().reset(**kwargs)
+
+
+def interrupted_env():
+    return Interrupted(make_env())
+
+
+def never_made():
+    signal.raise_signal(signal.SIGTERM)
 
 
 class Net(nn.Module):

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
+import os
 import subprocess
 import sys
 
 import pytest
+from cli_runs import trained
 
 import etude
 from etude.cli.main import COMMANDS, main
+
+ETUDE = [sys.executable, "-c", "import sys; from etude.cli.main import main; sys.exit(main())"]
 
 
 def test_help_and_version(capsys):
@@ -41,9 +45,29 @@ print("loaded:", *({never!r}.split() & sys.modules.keys()))
     assert done.stdout.splitlines()[-1] == "loaded:"
 
 
+def test_what_can_not_be_encoded_is_no_error(tmp_path):
+    out = trained(tmp_path / "run")
+    done = subprocess.run(
+        [*ETUDE, "evaluate", str(out), "--episodes", "2"],
+        capture_output=True,
+        env={**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"},
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b" ? " in done.stdout
+
+
+def test_another_broken_pipe_than_that_of_the_reader_is_not_hidden(monkeypatch):
+    def broken(args):
+        raise BrokenPipeError("an env's process is gone")
+
+    monkeypatch.setattr("etude.cli.main._dispatch", broken)
+    with pytest.raises(BrokenPipeError, match="an env's process"):
+        main(["train"])
+
+
 def test_a_reader_that_has_had_enough_is_no_error():
     child = subprocess.Popen(
-        [sys.executable, "-c", "import sys; from etude.cli.main import main; sys.exit(main(['--help']))"],
+        [*ETUDE, "--help"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
+import signal
 
 import pytest
-from cli_runs import trained
+from cli_runs import Interrupted, trained
 
 from etude.cli.main import main
 from etude.recordings import Recording
@@ -51,15 +52,24 @@ def test_episodes_are_recorded_and_cloned_from_the_recording_alone(run, tmp_path
     assert "`stop.return_mean`" in capsys.readouterr().err
 
 
+def test_sigterm_keeps_the_episodes_recorded_so_far(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(Interrupted, "episodes", 0)
+    args = ["--episodes", "1000", "--env", "cli_runs:interrupted_env", "--to", str(tmp_path / "rec")]
+    assert main(["record", str(run), *args]) == 130
+    assert capsys.readouterr().err == "error: interrupted.\n"
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert Recording.open(tmp_path / "rec").num_episodes == 64  # the first of the batches that are played at a time
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
         (["evaluate", "EMPTY"], "is not a checkpoint"),
         (["evaluate", "EMPTY/nowhere"], "is not a checkpoint: there is no such folder"),
-        (["evaluate"], "evaluate needs a value for `run`"),
+        (["evaluate"], "evaluate needs a value for `run`.\n       usage: etude evaluate RUN [OPTIONS]; all options: "),
         (["evaluate", "RUN", "--episodes", "0"], "`episodes` is 0, but must be at least 1"),
         (["evaluate", "RUN", "--episods", "3"], "evaluate has no setting `episods`. Nearest: `episodes`"),
-        (["record", "RUN"], "record needs a value for `to`"),
+        (["record", "RUN"], "record needs a value for `to`.\n       usage: etude record RUN --to TEXT [OPTIONS]"),
         (["record", "EMPTY", "--to", "x"], "is not a checkpoint"),
     ],
 )

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -8,7 +9,9 @@ import pytest
 from cli_runs import SMALL, TRAIN, trained
 
 import etude
+from etude.cli.folders import claimed
 from etude.cli.main import main
+from etude.errors import SettingsError
 from etude.metrics import read_jsonl
 
 
@@ -110,6 +113,20 @@ def test_a_json_file_too(tmp_path):
     assert (config.network.hidden, config.lr, config.gamma) == ((), ((0, 1e-3), (10, 1e-4)), 0.5)
 
 
+def test_what_is_empty_in_a_file_sets_nothing(tmp_path):
+    path = tmp_path / "ppo.yaml"
+    path.write_text("stop:\nnetwork:\n")
+    assert etude.load(trained(tmp_path / "run", "--config", str(path))).learner.updates == 4
+
+
+def test_yaml_may_merge(tmp_path):
+    path = tmp_path / "ppo.yaml"
+    path.write_text("network: &small {hidden: [8], activation: relu}\nstop: {<<: {updates: 9}, updates: 2}\n")
+    out = tmp_path / "run"
+    assert main([*SMALL, "--config", str(path), "--out", str(out), "--quiet"]) == 0
+    assert etude.load(out).learner.updates == 2
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
@@ -117,7 +134,15 @@ def test_a_json_file_too(tmp_path):
         ("a.yaml", "network: {hiden: 3}", "a.yaml: ppo.network has no setting `hiden`. Nearest: `hidden`"),
         ("a.yaml", "num_envs: many", "a.yaml: ppo.num_envs is 'many', expected int"),
         ("a.yaml", "lr: fast", "a.yaml: ppo.lr is 'fast', expected float"),
-        ("a.yaml", "stop: {updatez: 3}", "ppo.stop has no setting `updatez`. Nearest: `updates`"),
+        ("a.yaml", "stop: 5", "a.yaml: ppo.stop is 5, but must say what to stop at, as in `stop: {updates: 1000}`"),
+        ("a.yaml", "seed: 1\nlr: 1e-3\nseed: 2", "a.yaml has `seed` twice: leave one of them out."),
+        ("a.yaml", "network: {hidden: [8], hidden: [4]}", "a.yaml has `hidden` twice"),
+        ("a.json", '{"seed": 1, "seed": 2}', "a.json has `seed` twice"),
+        ("a.yaml", "lr: true", "a.yaml: ppo.lr is True, expected NUMBER|STEP:NUMBER,...: not yes or no"),
+        ("a.yaml", "seed: yes", "a.yaml: ppo.seed is True, expected INT|none: not yes or no"),
+        ("a.yaml", "network: {hidden: [8, on]}", "ppo.network.hidden is [8, True], expected INT ...: not yes or no"),
+        ("a.yaml", "stop: {updates: yes}", "a.yaml: ppo.stop.updates is True, expected INT|none: not yes or no"),
+        ("a.yaml", "stop: {updatez: 3}", "a.yaml: ppo.stop has no setting `updatez`. Nearest: `updates`"),
         ("a.yaml", "- 3", "a.yaml must hold settings by name"),
         ("a.yaml", "a: [", "a.yaml can't be parsed"),
         ("a.json", "{", "a.json can't be parsed"),
@@ -193,6 +218,52 @@ def test_two_runs_are_never_mixed(tmp_path, capsys):
     assert "which is a file" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("out", ["/dev/null/x", "a.txt/x/y", "x" * 300])
+def test_a_folder_that_can_not_be(tmp_path, monkeypatch, capsys, out):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("")
+    assert main([*SMALL, "--out", out]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: can't write a run to {out}: ")
+    assert err.endswith("Give a folder that can be written to, as --out.\n")
+
+
+def test_a_folder_that_must_not_be_written_to(tmp_path, monkeypatch, capsys):
+    out = trained(tmp_path / "run")
+    for folder in (out, tmp_path):
+        folder.chmod(0o555)
+    try:
+        if os.access(out, os.W_OK):
+            pytest.skip("this user may write everywhere")
+        monkeypatch.chdir(tmp_path)
+        for args in ([], ["--out", "x"], ["--out", str(out), "--overwrite"], ["--resume", str(out)]):
+            assert main([*SMALL, *args]) == 2
+            assert "Permission denied. Give a folder that can be written to" in capsys.readouterr().err
+    finally:
+        for folder in (out, tmp_path):
+            folder.chmod(0o755)
+    assert etude.load(out).learner.updates == 4
+
+
+def test_two_processes_are_never_in_one_folder(tmp_path, capsys):
+    out = trained(tmp_path / "run")
+    with claimed(out):
+        for args in (["--out", str(out), "--overwrite"], ["--resume", str(out)]):
+            assert main([*SMALL, *args]) == 2
+            assert f"{out} is in use: another process is training in it." in capsys.readouterr().err
+    assert main(["train", "ppo", "--resume", str(out), "--stop.updates", "6", "--quiet"]) == 0
+
+
+def test_a_claimed_folder_of_which_nothing_came_goes_again(tmp_path):
+    with pytest.raises(SettingsError), claimed(tmp_path / "a" / "b"):
+        raise SettingsError("no")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(SettingsError), claimed(tmp_path / "a" / "b"):
+        (tmp_path / "a" / "mine").write_text("")
+        raise SettingsError("no")
+    assert (tmp_path / "a" / "mine").exists()
+
+
 def test_a_folder_is_found_where_none_is_given(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main([*SMALL, "--stop.updates", "2", "--quiet"]) == 0
@@ -210,6 +281,17 @@ def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(tmp_path):
     assert [row["updates"] for row in other] == [2, 4, 6, 8]
     assert [row["losses"] for row in one] == [row["losses"] for row in other]
     assert other[2]["resumed"] is not None
+
+
+def test_what_a_killed_run_did_after_its_last_checkpoint_is_done_and_written_once(tmp_path):
+    out = trained(tmp_path / "run")
+    path = out / "metrics.jsonl"
+    lines = path.read_text()
+    ahead = [json.dumps(json.loads(lines.splitlines()[-1]) | {"iteration": i, "updates": 2 * i}) for i in (3, 4, 5)]
+    path.write_text(lines + "\n".join(ahead) + '\n{"iteration": 6, "upd')
+    assert main(["train", "ppo", "--resume", str(out), "--stop.updates", "8", "--quiet"]) == 0
+    assert [row["iteration"] for row in read_jsonl(path)] == [1, 2, 3, 4]
+    assert path.read_text().startswith(lines)
 
 
 def test_settings_given_count_more_and_the_run_may_go_on_elsewhere(tmp_path):
@@ -261,6 +343,28 @@ def test_a_signal_saves_a_checkpoint_and_ends_it(tmp_path, number):
     assert etude.load(out).learner.updates == done
     assert main(["train", "ppo", "--resume", str(out), "--stop.updates", str(done + 2), "--quiet"]) == 0
     assert [row["iteration"] for row in read_jsonl(out / "metrics.jsonl")] == list(range(1, len(rows) + 2))
+
+
+def test_sigterm_before_training_is_an_interruption_too(tmp_path, capsys):
+    assert main(["train", "ppo", "--env", "cli_runs:never_made", "--out", str(tmp_path / "run")]) == 130
+    assert capsys.readouterr().err == "error: interrupted.\n"
+    assert not (tmp_path / "run").exists()
+
+
+SHELL = f'"{sys.executable}" -c "import sys; from etude.cli.main import main; sys.exit(main())"'
+
+
+@pytest.mark.parametrize("redirected", ["2>&1 | head -1", ">&-", "2>&-", ">&- 2>&-"])
+def test_a_run_outlives_those_who_watch_it(tmp_path, redirected):
+    out = tmp_path / "run"
+    words = " ".join([*SMALL, "--stop.updates", "20", "--json", "--out", str(out)])
+    done = subprocess.run(
+        ["bash", "-c", f"{SHELL} {words} {redirected}; exit ${{PIPESTATUS[0]}}"], capture_output=True, text=True
+    )
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "Error" not in done.stdout + done.stderr
+    assert done.returncode == (1 if "head" in redirected else 0)
+    assert etude.load(out).learner.updates == 20
 
 
 def test_checkpoints_are_saved_on_the_way(tmp_path, monkeypatch):

@@ -84,7 +84,7 @@ def test_a_filter_on_rows(tmp_path, whole):
     assert recording.read(filter=pc.field("t") > 99).num_steps == 0
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=6),
     at_most=st.integers(1, 12),

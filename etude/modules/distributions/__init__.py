@@ -4,7 +4,6 @@
 from gymnasium import spaces
 
 from etude.columns import ACTION
-from etude.errors import SpaceError
 from etude.modules.distributions.base import Distribution
 from etude.modules.distributions.composite import Composite
 from etude.modules.distributions.discrete import Bernoulli, Categorical, MultiCategorical

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The folder of a run: where it is, whose it is, and what of it may be removed."""
+
+import contextlib
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from etude.checkpoints.tree import MANIFEST
+from etude.errors import SettingsError
+from etude.metrics.plot import METRICS_FILE
+
+if sys.platform != "win32":
+    import fcntl
+
+TENSORBOARD = "tensorboard"
+LOCK = ".lock"
+
+
+def chosen(out: str | None, resume: str | None, env: Any, owner: str) -> Path:
+    """The folder that is asked for, or else the resumed run's, or else a new one."""
+    if out is not None:
+        return Path(out)
+    if resume is not None:
+        return Path(resume)
+    where = str(env).replace(":", "-").replace("/", "-") if env is not None else "offline"
+    return Path("runs") / f"{owner}-{where}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+@contextmanager
+def claimed(out: Path) -> Iterator[None]:
+    """Have ``out`` for oneself while a ``with`` block lasts; the folder is made, and goes again if nothing came of it.
+
+    The claim ends with the process, however that ends.
+
+    Raises:
+        SettingsError: the folder can't be made or written to, or another run has it.
+    """
+    with _writing(out):
+        if out.is_file():
+            raise SettingsError(f"`out` is {out}, which is a file: give a folder.")
+        made = [path for path in (out, *out.parents) if not path.exists()]
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass  # a folder may be closed to new files though its lock file can be opened
+        file = open(out / LOCK, "ab")  # noqa: SIM115 - closed below
+    with file:
+        _lock(file, out)
+        try:
+            yield
+        except BaseException:
+            if made and [path.name for path in out.iterdir()] == [LOCK]:
+                (out / LOCK).unlink()
+                with contextlib.suppress(OSError):
+                    for path in made:
+                        path.rmdir()
+            raise
+
+
+def _lock(file: IO[bytes], out: Path) -> None:
+    if sys.platform == "win32":
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise SettingsError(
+            f"{out} is in use: another process is training in it. Wait until it has ended, or give another --out."
+        ) from None
+    except OSError:  # a file system without locks
+        pass
+
+
+def check_free(out: Path, resume: str | None, *, overwrite: bool) -> None:
+    """Refuse to mix two runs in one folder."""
+    goes_on = resume is not None and out.resolve() == Path(resume).resolve()
+    if goes_on and overwrite:
+        raise SettingsError(
+            f"{out} can't be both resumed and overwritten: leave out --overwrite, or give another --out."
+        )
+    if goes_on or overwrite:
+        return
+    if (out / METRICS_FILE).exists() or (out / MANIFEST).exists():
+        raise SettingsError(
+            f"{out} holds a run already. Go on with it (--resume {out}), replace it (--overwrite), or give another "
+            "--out."
+        )
+
+
+def clear(out: Path) -> None:
+    """Remove a run, and nothing else that is in its folder."""
+    with _writing(out):
+        for path in (out / METRICS_FILE, out / MANIFEST, *out.glob("state-*.safetensors")):
+            path.unlink(missing_ok=True)
+        shutil.rmtree(out / TENSORBOARD, ignore_errors=True)
+
+
+@contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SettingsError(
+            f"can't write a run to {out}: {error.strerror or error}. Give a folder that can be written to, as --out."
+        ) from error

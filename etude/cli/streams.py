@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Standard output and error, whoever may be at their other end."""
+
+import io
+import os
+import sys
+from typing import TextIO
+
+
+def prepare() -> None:
+    """Make both streams take every text: a closed one leads nowhere, and what can't be encoded is shown as ``?``."""
+    sys.stdout, sys.stderr = _usable(sys.stdout), _usable(sys.stderr)
+
+
+def _usable(stream: TextIO | None) -> TextIO:
+    if stream is None:  # closed by whoever started the process; the next file opened would get its number
+        return open(os.devnull, "w", encoding="utf-8")
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="replace")
+    return stream
+
+
+def say(text: str) -> None:
+    """One line on standard error, to whom it may concern: that nobody reads it any more ends no run."""
+    try:
+        sys.stderr.write(text + "\n")
+    except OSError:
+        _hush(sys.stderr)
+
+
+def hush_unread() -> bool:
+    """Silence the streams whose reader, such as `head`, has had enough; whether there was one."""
+    found = False
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            _hush(stream)
+            found = True
+    return found
+
+
+def _hush(stream: TextIO) -> None:
+    """Lead nowhere what is written from now on, and what still waits to be written."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
