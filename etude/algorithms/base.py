@@ -164,12 +164,13 @@ class Algorithm(Generic[C]):
         self.after_update()
         self.iteration += 1
         self.seconds += time.perf_counter() - begin
-        return self._result(update, self.env_steps - steps_before)
+        result = self._result(update, self.env_steps - steps_before)
+        self._resumed = None
+        return result
 
     def _result(self, update: Update, sampled: int) -> Result:
         sampling = self._times.get("sample", 0.0)
         rates = {"lr" if name == "all" else f"lr/{name}": rate for name, rate in self.learner.lr.items()}
-        resumed, self._resumed = self._resumed, None
         return Result(
             iteration=self.iteration,
             env_steps=self.env_steps,
@@ -185,7 +186,7 @@ class Algorithm(Generic[C]):
             metrics=update.metrics | rates,
             times=dict(self._times),
             sample_steps_per_s=sampled / sampling if sampling else 0.0,
-            resumed=resumed,
+            resumed=self._resumed,
         )
 
     def iterate(self, stop: Stop | None = None) -> Iterator[Result]:

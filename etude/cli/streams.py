@@ -3,6 +3,7 @@
 
 import io
 import os
+import select
 import sys
 from typing import TextIO
 
@@ -30,14 +31,19 @@ def say(text: str) -> None:
 
 def hush_unread() -> bool:
     """Silence the streams whose reader, such as `head`, has had enough; whether there was one."""
-    found = False
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except BrokenPipeError:
-            _hush(stream)
-            found = True
-    return found
+    unread = [stream for stream in (sys.stdout, sys.stderr) if _is_unread(stream)]
+    for stream in unread:
+        _hush(stream)
+    return bool(unread)
+
+
+def _is_unread(stream: TextIO) -> bool:
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno(), 0)
+        return bool(poll.poll(0))  # nothing but errors was asked for
+    except (AttributeError, OSError):  # a system without poll; a stream without a file
+        return False
 
 
 def _hush(stream: TextIO) -> None:

@@ -54,11 +54,11 @@ def run(algorithm: Algorithm[Any], out: Path, options: TrainOptions) -> int:
     Returns:
         0 where the goal was met or none was set, 3 where a budget ran out before, 130 where it was interrupted.
     """
-    stop, saved = options.stop, time.monotonic()
+    stop, start, saved = options.stop, algorithm.iteration, time.monotonic()
     view = live.view(_title(algorithm), stop, quiet=options.quiet)
     if stop == Stop() and not options.quiet:
         say("nothing says when to stop (--stop....): Ctrl-C saves and ends it")
-    cut_jsonl(out / METRICS_FILE, algorithm.iteration)  # a killed run may have come further than its last checkpoint
+    cut_jsonl(out / METRICS_FILE, start)  # a killed run may have come further than its last checkpoint
     with (
         closing(algorithm),
         closing(JSONLines(out / METRICS_FILE)) as lines,
@@ -68,8 +68,9 @@ def run(algorithm: Algorithm[Any], out: Path, options: TrainOptions) -> int:
     ):
         for result in algorithm.iterate(stop):
             row = result.to_dict()
-            lines.write(row)
-            board.write(row, result.env_steps or result.updates)
+            if result.iteration > start:  # else there was nothing left to do
+                lines.write(row)
+                board.write(row, result.env_steps or result.updates)
             view.show(result)
             if interrupted.is_set():
                 break

@@ -178,12 +178,20 @@ def from_table(table: pa.Table) -> "Experience":
         agent_id=_strings_at(*keys[col.AGENT_ID], first),
         module_id=_strings_at(*keys[col.MODULE_ID], first),
         t_start=t[first],
-        lookback=0 if lookback is None else np.asarray(lookback.take(pa.array(first)).fill_null(0)),
+        lookback=0 if lookback is None else _lookback_at(lookback, first),
         terminated=terminated[last],
         truncated=truncated[last],
         has_final_obs=known,
     )
     return Experience(steps, offsets, segments, final_obs)
+
+
+def _lookback_at(lookback: pa.Array, first: NDArray[np.int64]) -> NDArray[Any]:
+    values = np.asarray(lookback.take(pa.array(first)).fill_null(0))
+    below = np.flatnonzero(values < 0)
+    if len(below):
+        raise DataError(f"column `{col.LOOKBACK}` is {values[below[0]]} in row {first[below[0]]}: it counts rows.")
+    return values
 
 
 def _segment_starts(
@@ -285,8 +293,16 @@ def _rows_to_numpy(array: pa.Array, field: pa.Field) -> NDArray[Any]:
             flat = data[array.offset * width : (array.offset + len(array)) * width]
             shape = [width]
         if SHAPE_KEY in metadata:
-            shape = json.loads(metadata[SHAPE_KEY])
-        return np.asarray(flat.reshape((len(array), *shape)))
+            said: Any = metadata[SHAPE_KEY]
+        else:
+            said = json.dumps(shape)
+        try:
+            shape = json.loads(said)
+            return np.asarray(flat.reshape((len(array), *shape)))
+        except (ValueError, TypeError) as error:
+            raise DataError(
+                f"column `{field.name}` of Arrow type {kind} is said to have rows of shape {said!r}: {error}."
+            ) from error
     if pa.types.is_boolean(kind):
         return _bits(array.buffers()[1], array)
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):

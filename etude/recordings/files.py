@@ -46,7 +46,7 @@ class DataFile:
     def _opened(self) -> pq.ParquetFile:
         """Opened anew each time: an open file keeps what was read from it, and handles are few."""
         keys = [name for name in (col.EPISODE_ID, col.AGENT_ID, col.MODULE_ID) if name in self.schema.names]
-        return pq.ParquetFile(self.path, metadata=self.metadata, read_dictionary=keys)
+        return pq.ParquetFile(self.path, metadata=self.metadata, read_dictionary=keys, page_checksum_verification=True)
 
     def read_group(self, group: int, names: Sequence[str], where: pc.Expression | None) -> pa.Table:
         """Some columns of one row group; with ``where``, only the rows for which it holds.
@@ -55,6 +55,7 @@ class DataFile:
             DataError: the bytes can't be decoded.
         """
         if where is not None:
+            self._check_filter(where)
             return self._scanned(group, list(names), where)
         try:
             with self._opened() as parquet:
@@ -67,12 +68,29 @@ class DataFile:
     ) -> pa.Table:
         """Columns, or what is computed from them, of the rows of one row group for which ``where`` holds."""
         try:
-            fragment = ds.ParquetFileFormat().make_fragment(
+            checked = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+            fragment = ds.ParquetFileFormat(default_fragment_scan_options=checked).make_fragment(
                 str(self.path.absolute()), filesystem=pa.fs.LocalFileSystem(), row_groups=[group]
             )
             return fragment.to_table(schema=self.schema, columns=columns, filter=where)
         except (pa.ArrowException, OSError) as error:
             raise self._unreadable(group, error) from error
+
+    def _check_filter(self, where: pc.Expression) -> None:
+        """Raise a DataError where a filter is none, or names what the file has not."""
+        problem = None
+        if not isinstance(where, pc.Expression):
+            problem = f"it is a {type(where).__name__}"
+        else:
+            try:
+                ds.dataset(self.schema.empty_table()).to_table(filter=where)
+            except (pa.ArrowException, TypeError, ValueError) as error:
+                problem = _first_line(error)
+        if problem is not None:
+            raise DataError(
+                f"the filter {where!r} can't be applied to {self.path}: {problem}. Give an expression over its scalar "
+                f'columns, such as pyarrow.compute.field("t") < 3; it has {", ".join(self.schema.names)}.'
+            )
 
     def _unreadable(self, group: int, error: Exception) -> DataError:
         return DataError(
@@ -191,7 +209,8 @@ def open_file(path: Path) -> DataFile:
     try:
         metadata = pq.read_metadata(path)
         schema = metadata.schema.to_arrow_schema()
-    except (pa.ArrowException, OSError) as error:
+        _ = schema.names  # decodes them
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"{path}: is not a whole Parquet file: it was cut off or overwritten ({_first_line(error)}). "
             "Restore it from a copy, or move it away to read the rest."

@@ -56,18 +56,25 @@ class Header:
             DataError: the data, found in the file ``where``, is not such a header or of a later version.
         """
         if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise DataError(f"{where}: this does not describe an Etude recording (`format` is not {FORMAT!r}).")
+            raise DataError(
+                f"{where}: this does not describe an Etude recording (`format` is not {FORMAT!r}). "
+                "Restore it from a copy."
+            )
         if data.get("version") != VERSION:
             raise DataError(
                 f"{where}: the recording has format version {data.get('version')!r}, but this Etude reads version "
                 f"{VERSION}. Install a newer Etude."
             )
         try:
-            spaces = data["spaces"]
+            spaces, meta = data["spaces"], data.get("meta") or {}
+            if not isinstance(meta, dict):
+                raise TypeError(f"`meta` is {meta!r}, not an object")
             obs_space, action_space = space_from_json(spaces[col.OBS]), space_from_json(spaces[col.ACTION])
-            return cls(obs_space, action_space, data.get("env"), data.get("meta") or {})
+            return cls(obs_space, action_space, data.get("env"), meta)
         except (KeyError, TypeError, SpaceError) as error:
-            raise DataError(f"{where}: the recording's `spaces` can't be read: {error}.") from error
+            raise DataError(
+                f"{where}: the recording's description can't be read ({error}). Restore it from a copy."
+            ) from error
 
     def dumps(self) -> bytes:
         """As JSON bytes.

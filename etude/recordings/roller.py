@@ -137,6 +137,7 @@ def _parquet_options(schema: pa.Schema) -> dict[str, Any]:
         "use_dictionary": keys,
         "column_encoding": encodings,
         "write_statistics": [col.EPISODE_ID],  # lets a filter on episodes skip row groups
+        "write_page_checksum": True,  # a flipped bit is an error when it is read, not other data
     }
 
 

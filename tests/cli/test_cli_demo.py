@@ -32,4 +32,4 @@ def test_the_demo_leaves_everything_in_one_folder_and_can_be_repeated(tmp_path, 
         assert [line.split("  ")[0] for line in text.splitlines() if line] == [
             "train PPO", "record", "clone by BC", "plot", "in all",
         ]  # fmt: skip
-        assert sorted(path.name for path in out.iterdir()) == ["bc", "curves.png", "ppo", "recording"]
+        assert sorted(path.name for path in out.glob("[!.]*")) == ["bc", "curves.png", "ppo", "recording"]

@@ -258,10 +258,10 @@ def test_a_claimed_folder_of_which_nothing_came_goes_again(tmp_path):
     with pytest.raises(SettingsError), claimed(tmp_path / "a" / "b"):
         raise SettingsError("no")
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "a").mkdir()
     with pytest.raises(SettingsError), claimed(tmp_path / "a" / "b"):
-        (tmp_path / "a" / "mine").write_text("")
         raise SettingsError("no")
-    assert (tmp_path / "a" / "mine").exists()
+    assert list(tmp_path.rglob("*")) == [tmp_path / "a"]
 
 
 def test_a_folder_is_found_where_none_is_given(tmp_path, monkeypatch):
@@ -292,6 +292,14 @@ def test_what_a_killed_run_did_after_its_last_checkpoint_is_done_and_written_onc
     assert main(["train", "ppo", "--resume", str(out), "--stop.updates", "8", "--quiet"]) == 0
     assert [row["iteration"] for row in read_jsonl(path)] == [1, 2, 3, 4]
     assert path.read_text().startswith(lines)
+
+
+def test_a_run_with_nothing_left_to_do_stays_as_it_is(tmp_path):
+    out = trained(tmp_path / "run")
+    before = (out / "metrics.jsonl").read_text()
+    assert main(["train", "ppo", "--resume", str(out), "--stop.updates", "4", "--quiet"]) == 0
+    assert (out / "metrics.jsonl").read_text() == before
+    assert etude.load(out).iteration == 2
 
 
 def test_settings_given_count_more_and_the_run_may_go_on_elsewhere(tmp_path):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from etude.errors import DataError
-from etude.metrics import JSONLines, TensorBoard, read_jsonl
+from etude.metrics import JSONLines, TensorBoard, cut_jsonl, read_jsonl
 from etude.metrics.sinks import _masked_crc
 
 
@@ -150,6 +150,25 @@ def test_a_failed_write_is_raised_and_blocks_nobody(tmp_path, monkeypatch):
 def _write_many(sink):
     for i in range(5000):  # many more than there are places in the queue
         sink.write({"a": 1}, i)
+
+
+def test_cutting_leaves_other_lines_as_they_are(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    cut_jsonl(path, 3)
+    assert not path.exists()
+    kept = [b'{"note": "no iteration"}', b'{"iteration": 1, "return_mean": null}', b'{"iteration":  2}', b"", b"[3]"]
+    path.write_bytes(b"\n".join([*kept, b'{"iteration": 3}', b'{"iteration": 40}', b'{"iter']))
+    cut_jsonl(path, 2)
+    assert path.read_bytes() == b"\n".join([*kept, b'{"iter'])
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_where_nothing_can_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="can't write metrics to .*metrics.jsonl: (Not a directory|File exists)"):
+        JSONLines(tmp_path / "file" / "metrics.jsonl")
+    with pytest.raises(DataError, match="can't write TensorBoard events to .*: (Not a directory|File exists)"):
+        TensorBoard(tmp_path / "file" / "x")
 
 
 def test_writing_to_a_closed_sink_is_refused(tmp_path):
