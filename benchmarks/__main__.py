@@ -16,6 +16,9 @@ from benchmarks.harness import THREADS, Options, Row
 
 ROWS = {
     "sampling": "sampling:rows",
+    "recurrent": "recurrent:rows",
+    "workers": "workers:rows",
+    "agents": "agents:rows",
     "busy": "busy:rows",
     "ppo-step": "updates:ppo",
     "ppo": "training:ppo",

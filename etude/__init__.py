@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         Algorithm,
         AlgorithmConfig,
         BCConfig,
+        Clip,
         Evaluation,
         OfflineAlgorithm,
         OfflineConfig,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
         PPOConfig,
         Result,
         Stop,
+        clip,
         load,
     )
     from etude.connectors import (
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
         PrevActionReward,
         RescaleAction,
     )
-    from etude.envs import VectorArena
+    from etude.envs import InfoActionMask, MultiAgentEnv, PoolArena, VectorArena, Workers, make_arena
     from etude.errors import (
         CheckpointError,
         DataError,
@@ -54,20 +56,20 @@ if TYPE_CHECKING:
     from etude.learners import Batch, Learner, Loss
     from etude.modules import Module, NetworkConfig, Output
     from etude.recordings import Recording, RecordingWriter
-    from etude.runners import Runner
+    from etude.runners import Callback, Episode, GameReturns, Runner, RunningEpisode
 
 _HOMES = {
-    "etude.algorithms": "BC PPO Algorithm AlgorithmConfig BCConfig Evaluation OfflineAlgorithm OfflineConfig "
-    "OnPolicyAlgorithm OnPolicyConfig PPOConfig Result Stop load",
+    "etude.algorithms": "BC PPO Algorithm AlgorithmConfig BCConfig Clip Evaluation OfflineAlgorithm OfflineConfig "
+    "OnPolicyAlgorithm OnPolicyConfig PPOConfig Result Stop clip load",
     "etude.connectors": "GAE ClipAction ClipReward Connector FrameStack NormalizeAdvantages NormalizeObs Pipeline "
     "PrevActionReward RescaleAction",
-    "etude.envs": "VectorArena",
+    "etude.envs": "InfoActionMask MultiAgentEnv PoolArena VectorArena Workers make_arena",
     "etude.errors": "CheckpointError DataError EnvError EtudeError ModuleError SettingsError SpaceError",
     "etude.experience": "Experience Segments",
     "etude.learners": "Batch Learner Loss",
     "etude.modules": "Module NetworkConfig Output",
     "etude.recordings": "Recording RecordingWriter",
-    "etude.runners": "Runner",
+    "etude.runners": "Callback Episode GameReturns Runner RunningEpisode",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
@@ -79,20 +81,26 @@ __all__ = [
     "AlgorithmConfig",
     "BCConfig",
     "Batch",
+    "Callback",
     "CheckpointError",
+    "Clip",
     "ClipAction",
     "ClipReward",
     "Connector",
     "DataError",
     "EnvError",
+    "Episode",
     "EtudeError",
     "Evaluation",
     "Experience",
     "FrameStack",
+    "GameReturns",
+    "InfoActionMask",
     "Learner",
     "Loss",
     "Module",
     "ModuleError",
+    "MultiAgentEnv",
     "NetworkConfig",
     "NormalizeAdvantages",
     "NormalizeObs",
@@ -103,19 +111,24 @@ __all__ = [
     "Output",
     "PPOConfig",
     "Pipeline",
+    "PoolArena",
     "PrevActionReward",
     "Recording",
     "RecordingWriter",
     "RescaleAction",
     "Result",
     "Runner",
+    "RunningEpisode",
     "Segments",
     "SettingsError",
     "SpaceError",
     "Stop",
     "VectorArena",
+    "Workers",
     "__version__",
+    "clip",
     "load",
+    "make_arena",
     "settings",
 ]
 

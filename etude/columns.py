@@ -33,6 +33,9 @@ STATE_IN: Final = "state_in"
 STATE_OUT: Final = "state_out"
 WEIGHT: Final = "weight"
 
+ACTION_MASK: Final = "action_mask"
+"""The key, in an observation that is a Dict, of the choices that are allowed."""
+
 EPISODE_ID: Final = "episode_id"
 AGENT_ID: Final = "agent_id"
 MODULE_ID: Final = "module_id"
@@ -41,6 +44,9 @@ ENV_T: Final = "env_t"
 LOOKBACK: Final = "lookback"
 
 SEPARATOR: Final = "/"
+
+OBS_MASK: Final = OBS + SEPARATOR + ACTION_MASK
+"""The column of that part of the observation."""
 
 
 def is_under(name: str, root: str) -> bool:

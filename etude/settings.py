@@ -6,16 +6,14 @@ import dataclasses
 import difflib
 import functools
 import inspect
-import math
-import numbers
 import re
 import textwrap
-import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
-from typing import Any, Literal, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, TypeGuard, TypeVar, dataclass_transform, get_args, get_type_hints
 
 from etude.errors import SettingsError
+from etude.fitting import fits, fitting
 
 C = TypeVar("C")
 
@@ -48,14 +46,55 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def _checked(cls: type, given: Mapping[str, Any], owner: str) -> dict[str, Any]:
-    hints = _hints(cls)
+    _refuse_unknown(cls, given, owner)
+    _refuse_missing(cls, given, owner)
+    return {name: fitting(_hints(cls)[name], value, f"{owner}.{name}") for name, value in given.items()}
+
+
+def _refuse_unknown(cls: type, given: Iterable[str], owner: str) -> None:
     for name in given:
-        if name not in hints:
+        if name not in _hints(cls):
             raise unknown_setting(owner, name, cls)
-    missing = hints.keys() - given.keys() - defaults(cls).keys()
+
+
+def _refuse_missing(cls: type, given: Mapping[str, Any], owner: str) -> None:
+    missing = _hints(cls).keys() - given.keys() - defaults(cls).keys()
     if missing:
         raise SettingsError(f"{owner} needs a value for {', '.join(f'`{name}`' for name in sorted(missing))}.")
-    return {name: fitting(hints[name], value, f"{owner}.{name}") for name, value in given.items()}
+
+
+class Leaf(NamedTuple):
+    """One setting, which may be inside others."""
+
+    path: tuple[str, ...]
+    """The names of the fields that lead to it."""
+    owner: type
+    """The settings class that has it."""
+    hint: Any
+    """The annotation of the field."""
+
+    @property
+    def about(self) -> str:
+        """What it is, in a few words."""
+        return summary(self.owner, self.path[-1])
+
+
+def leaves_of(cls: type, path: tuple[str, ...] = ()) -> list[Leaf]:
+    """The settings of ``cls``, those of settings inside it in their place."""
+    found = []
+    for name, hint in _hints(cls).items():
+        here = (*path, name)
+        found += leaves_of(hint, here) if _is_settings(hint) else [Leaf(here, cls, hint)]
+    return found
+
+
+def _is_settings(hint: Any) -> TypeGuard[type]:
+    return isinstance(hint, type) and dataclasses.is_dataclass(hint)
+
+
+def main_setting(cls: type) -> str | None:
+    """What a plain value means where the settings ``cls`` are expected: the field that ``cls.main_setting`` names."""
+    return getattr(cls, "main_setting", None)
 
 
 @functools.cache
@@ -95,12 +134,11 @@ def defaults(cls: type) -> dict[str, Any]:
 
 def unknown_setting(owner: str, name: str, cls: type) -> SettingsError:
     """The error for a setting that ``cls`` does not have: names it and the nearest right name."""
-    names = [f.name for f in dataclasses.fields(cls)]
-    near = nearest(name.replace("-", "_"), names)
-    message = f"{owner} has no setting `{name}`."
-    if near:
-        message += f" Nearest: `{near}` ({summary(cls, near)})."
-    return SettingsError(message)
+    known = {leaf.path[-1]: (".".join(leaf.path), leaf.about) for leaf in leaves_of(cls)}
+    known |= {field: (field, summary(cls, field)) for field in _hints(cls)}
+    near = nearest(name.replace("-", "_"), known)
+    hint = " Nearest: `{}` ({}).".format(*known[near]) if near else ""
+    return SettingsError(f"{owner} has no setting `{name}`.{hint}")
 
 
 def summary(cls: type, name: str) -> str:
@@ -124,97 +162,61 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
 
 
 def from_dict(cls: type[C], values: Mapping[str, Any], *, owner: str) -> C:
-    """Build settings from a mapping (YAML, JSON), checking names and types.
+    """Build settings from a mapping (YAML, JSON, flags), checking names and types.
 
     Raises:
         SettingsError: a key is unknown (the nearest right name is given), a value has the wrong type or is missing.
     """
-    checked = typed(cls, values, owner=owner)
-    return cls(**_checked(cls, checked, owner))
+    found = typed(cls, values, owner=owner)
+    _refuse_missing(cls, found, owner)
+    for name, inner in settings_inside(cls).items():
+        if isinstance(found.get(name), Mapping):
+            found[name] = from_dict(inner, found[name], owner=f"{owner}.{name}")
+    return cls(**found)
 
 
 def typed(cls: type, values: Mapping[str, Any], *, owner: str) -> dict[str, Any]:
-    """Some settings of ``cls`` with their names and types checked; numbers in text become numbers.
+    """Some settings of ``cls`` with their names and types checked; numbers and truth in text become what they mean.
+
+    Settings inside others may be mappings, and stay so. A plain value for them becomes that of their main setting
+    (``main_setting`` of the class): ``workers: 2`` is ``workers: {num_workers: 2}``.
 
     Raises:
         SettingsError: as `from_dict`, but nothing is ever missing.
     """
-    import pydantic
-
-    names = {f.name for f in dataclasses.fields(cls)}
-    for key in values:
-        if key not in names:
-            raise unknown_setting(owner, key, cls)
-    hints = get_type_hints(cls)
-    checked: dict[str, Any] = {}
-    for key, value in values.items():
-        if dataclasses.is_dataclass(hints[key]):
-            checked[key] = _nested(hints[key], value, owner=f"{owner}.{key}")
+    _refuse_unknown(cls, values, owner)
+    hints, inside = _hints(cls), settings_inside(cls)
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        where, inner = f"{owner}.{name}", inside.get(name)
+        if inner is None or fits(hints[name], value):
+            found[name] = fitting(hints[name], value, where, text=True)
             continue
-        config = pydantic.ConfigDict(arbitrary_types_allowed=True)
-        try:
-            checked[key] = pydantic.TypeAdapter(hints[key], config=config).validate_python(value)
-        except pydantic.ValidationError as error:
-            problem = error.errors()[0]["msg"]
-            raise SettingsError(
-                f"{owner}.{key} is {value!r}, expected {_hint_in_words(hints[key])}: "
-                f"{problem[:1].lower() + problem[1:]}."
-            ) from None
-    return checked
+        if not isinstance(value, Mapping):
+            main = main_setting(inner)
+            if main is None:
+                raise SettingsError(
+                    f"{where} is {value!r}, expected settings of {inner.__name__}: give its fields by name."
+                )
+            value = {main: value}
+        found[name] = typed(inner, value, owner=where)
+    return found
 
 
-def _nested(cls: Any, value: Any, *, owner: str) -> Any:
-    if isinstance(value, Mapping):
-        return from_dict(cls, value, owner=owner)
-    if not isinstance(value, cls):
-        raise SettingsError(f"{owner} is {value!r}, expected settings of {cls.__name__}: give its fields by name.")
-    return value
+def settings_inside(cls: type) -> dict[str, type]:
+    """The fields that hold settings, or none, with the class of these."""
+    options = {name: get_args(hint) or (hint,) for name, hint in _hints(cls).items()}
+    found = {name: [o for o in kinds if _is_settings(o)] for name, kinds in options.items()}
+    return {name: kinds[0] for name, kinds in found.items() if kinds}
 
 
-def fitting(hint: Any, value: Any, name: str) -> Any:
-    """``value`` as the annotation ``hint`` wants it: the same, but tuples for lists and floats for ints.
-
-    Raises:
-        SettingsError: it does not fit; ``name`` says what it is.
-    """
-    fits, result = _fit(hint, value)
-    if not fits:
-        finite = " that is finite" if isinstance(value, float) and not math.isfinite(value) else ""
-        raise SettingsError(f"{name} is {value!r}, expected {_hint_in_words(hint)}{finite}.")
+def merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested mappings made one; where both have a value, that of ``high`` counts."""
+    result = dict(low)
+    for key, value in high.items():
+        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        result[key] = merged(result[key], value) if both else value
     return result
-
-
-def _fit(hint: Any, value: Any) -> tuple[bool, Any]:
-    origin, args = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        return next((found for found in (_fit(option, value) for option in args) if found[0]), (False, value))
-    if origin is Literal:
-        return value in args, value
-    if origin is tuple:
-        return _fit_items(args, value)
-    if hint in _NUMBERS:
-        kind, convert = _NUMBERS[hint]
-        fits = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
-        return fits, convert(value) if fits else value
-    if origin is Callable or hint is Callable:
-        return callable(value), value
-    kind = origin or hint
-    return (isinstance(value, kind) if isinstance(kind, type) and kind is not object else True), value
-
-
-def _fit_items(args: tuple[Any, ...], value: Any) -> tuple[bool, Any]:
-    if not isinstance(value, list | tuple):
-        return False, value
-    wanted = (args[0],) * len(value) if args[-1:] == (Ellipsis,) else args
-    found = [_fit(hint, item) for hint, item in zip(wanted, value, strict=False)]
-    return len(wanted) == len(value) and all(fits for fits, _ in found), tuple(item for _, item in found)
-
-
-_NUMBERS: dict[Any, tuple[Any, Callable[[Any], Any]]] = {int: (numbers.Integral, int), float: (numbers.Real, float)}
-
-
-def _hint_in_words(hint: Any) -> str:
-    return re.sub(r"<class '([^']*)'>|\b(?:\w+\.)+(?=\w)", r"\1", str(hint)).replace("NoneType", "None")
 
 
 def check_range(owner: str, **checks: tuple[bool, str]) -> None:

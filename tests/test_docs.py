@@ -133,7 +133,16 @@ def helps() -> dict[str, str]:
         "    with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):\n"
         "        main([*name.split(), '--help'])\n    out[name] = text.getvalue()\nprint(json.dumps(out))"
     )
-    names = ["train ppo", "train bc", "record", "evaluate", "plot", "demo", *(f"data {name}" for name in DATA_COMMANDS)]
+    names = [
+        "train ppo",
+        "train bc",
+        "record",
+        "watch",
+        "evaluate",
+        "plot",
+        "demo",
+        *(f"data {name}" for name in DATA_COMMANDS),
+    ]
     return dict(yaml.safe_load(run([sys.executable, "-c", code, *names], ROOT)))
 
 

@@ -3,6 +3,7 @@
 
 from etude.algorithms.base import Algorithm
 from etude.algorithms.bc import BC, BCConfig
+from etude.algorithms.clips import Clip, clip
 from etude.algorithms.config import AlgorithmConfig, OfflineConfig, OnPolicyConfig
 from etude.algorithms.loading import config_class, load
 from etude.algorithms.offline import OfflineAlgorithm
@@ -16,6 +17,7 @@ __all__ = [
     "Algorithm",
     "AlgorithmConfig",
     "BCConfig",
+    "Clip",
     "Evaluation",
     "OfflineAlgorithm",
     "OfflineConfig",
@@ -24,6 +26,7 @@ __all__ = [
     "PPOConfig",
     "Result",
     "Stop",
+    "clip",
     "config_class",
     "load",
 ]

@@ -5,7 +5,7 @@ import dataclasses
 import os
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -13,22 +13,25 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 import threadpoolctl
 import torch
+from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.algorithms import saving
 from etude.algorithms.config import AlgorithmConfig, check_device
+from etude.algorithms.figures import Figures
 from etude.algorithms.playing import play, runner_for
 from etude.algorithms.result import MIN_EPISODES, Evaluation, Result, Stop
+from etude.algorithms.students import MAIN, Spaces, Student, make_student, modules_given, spawned
 from etude.checkpoints import save_tree
-from etude.connectors import GAE, ClipAction, NormalizeAdvantages, Pipeline, RescaleAction
+from etude.connectors import Pipeline
 from etude.envs import EnvLike, env_name
-from etude.errors import SettingsError
-from etude.learners import Batch, Learner, Loss, Update, seeded
-from etude.metrics import Window
-from etude.modules import Module, make_module
+from etude.errors import CheckpointError, SettingsError
+from etude.learners import Batch, Learner, Loss, Update
+from etude.modules import Module
 from etude.recordings import Recording, RecordingWriter
-from etude.runners import Runner
-from etude.spaces import Space, space_to_json
+from etude.runners import CallbackLike, Finished, Runner
+from etude.runners.callbacks import callback_from
+from etude.spaces import space_to_json
 
 C = TypeVar("C", bound=AlgorithmConfig)
 
@@ -36,14 +39,14 @@ RECORDED = (col.OBS, col.ACTION, col.REWARD, col.LOGP)
 
 
 class Algorithm(Generic[C]):
-    """A module, how it learns, and where it acts.
+    """Modules, how they learn, and where they act.
 
     To write one, inherit from `OnPolicyAlgorithm` or `OfflineAlgorithm` and define `loss`, and `learner_connectors`
     where the batch must hold more than was recorded.
 
     Args:
         config: The settings. An algorithm can be built from them alone.
-        saved_spaces: What `env_spaces` gave when the algorithm was saved; used by `load`.
+        saved_spaces: What `module_spaces` gave when the algorithm was saved; used by `load`.
     """
 
     name: ClassVar[str] = ""
@@ -57,7 +60,7 @@ class Algorithm(Generic[C]):
         if "name" not in cls.__dict__:
             cls.name = cls.__name__.lower()
 
-    def __init__(self, config: C, *, saved_spaces: tuple[Space, Space] | None = None) -> None:
+    def __init__(self, config: C, *, saved_spaces: dict[str, Spaces] | None = None) -> None:
         self.config = config
         self._saved_spaces = saved_spaces
         torch.set_num_threads(config.threads)
@@ -66,7 +69,8 @@ class Algorithm(Generic[C]):
         check_device(config.device)
         weights, runner, learner = np.random.SeedSequence(config.seed).spawn(3)
         self._seed = int(runner.generate_state(1)[0])
-        self.obs_space, self.action_space = self.env_spaces()
+        self.spaces = self.module_spaces()
+        """On the env's side, of observations and of actions, by module id."""
         try:
             self._build(weights, learner)
         except BaseException:
@@ -74,39 +78,72 @@ class Algorithm(Generic[C]):
             raise
 
     def _build(self, weights: np.random.SeedSequence, learner: np.random.SeedSequence) -> None:
-        config = self.config
-        self.connectors = Pipeline(config.connectors).copy()  # ones in the config may be used by others, too
-        if not any(isinstance(c, ClipAction | RescaleAction) for c in self.connectors.connectors):
-            self.connectors.add(ClipAction(), at=0)  # a Gaussian does not know the bounds of its Box
-        for connector in self.connectors.connectors:
-            if isinstance(connector, GAE | NormalizeAdvantages):
-                raise SettingsError(
-                    f"`connectors` stand between env and module, where {connector.name} has nothing to do: an "
-                    "algorithm names it in its learner_connectors()."
-                )
-        with seeded(int(weights.generate_state(1)[0]), "cpu"):
-            seen, acted = self.connectors.spaces(self.obs_space, self.action_space)
-            module = make_module(
-                config.module, seen, acted, config.network, squash=config.squash, value=self.needs_value
+        config, given = self.config, modules_given(self.config)
+        # one module alone is drawn as it always was; each of several has streams of its own, whoever is beside it
+        seeds = dict.fromkeys(given, (weights, learner))
+        if config.modules is not None:
+            seeds = {name: (spawned(weights, name), spawned(learner, name)) for name in given}
+        self.students = {
+            name: make_student(
+                config,
+                given[name],
+                self.spaces[name],
+                self.loss,
+                self.learner_connectors(),
+                seeds[name],
+                needs_value=self.needs_value,
             )
-        self.module = module.to(config.device)
-        self.learner = Learner(
-            self.module,
-            self.loss,
-            lr=config.lr,
-            grad_clip=config.grad_clip,
-            grad_clip_by=config.grad_clip_by,
-            compile=config.compile,
-            device=config.device,
-            seed=learner,
-        )
-        self.returns = Window(self.window)
-        self.lengths = Window(self.window)
-        self.iteration = self.env_steps = self.episodes = 0
+            for name in given
+        }
+        """Each module with its connectors and its learner, by module id."""
+        self.callbacks = [callback_from(spec) for spec in config.callbacks]
+        self.figures = Figures(self.window, self.config.smoothing)
+        """Of the latest episodes."""
+        self.histograms: dict[str, NDArray[np.float64]] = {}
+        """What callbacks logged to see how it is spread, in the episodes that ended in the newest iteration."""
+        self.media: dict[str, bytes] = {}
+        """Pictures (PNG) and clips (GIF) that they logged in these, the newest of each name."""
+        self.iteration = self.env_steps = self.agent_steps = self.episodes = self.faulty_episodes = 0
         self.seconds = 0.0
         self._times: dict[str, float] = {}
         self._resumed: str | None = None
         self.setup()
+
+    @property
+    def student(self) -> Student:
+        """The only module with what stands around it.
+
+        Raises:
+            SettingsError: there are several.
+        """
+        if len(self.students) > 1:
+            raise SettingsError(f"there are the modules {list(self.students)}: say which, as .students[name].")
+        return next(iter(self.students.values()))
+
+    @property
+    def module(self) -> Module:
+        """The only module."""
+        return self.student.module
+
+    @property
+    def connectors(self) -> Pipeline:
+        """What stands between env and the only module."""
+        return self.student.connectors
+
+    @property
+    def learner(self) -> Learner:
+        """The learner of the only module."""
+        return self.student.learner
+
+    @property
+    def to_learner(self) -> Pipeline:
+        """The connectors of the only module's learner."""
+        return self.student.to_learner
+
+    @property
+    def updates(self) -> int:
+        """Gradient steps over the lifetime, of all modules."""
+        return sum(student.learner.updates for student in self.students.values())
 
     # -- to be defined by an algorithm --------------------------------------------------------------------------
 
@@ -124,23 +161,14 @@ class Algorithm(Generic[C]):
     def setup(self) -> None:
         """Called at the end of making the algorithm."""
 
-    def make_learner_connectors(self) -> Pipeline:
-        """`learner_connectors` in a row, prepared.
+    def prepare(self) -> None:
+        """Make what training needs and a loaded algorithm, which may only play, does not have yet; `train` does it too.
 
-        Raises:
-            SettingsError: they change the spaces that the module was made for.
+        Nothing, unless an algorithm says otherwise.
         """
-        pipeline = Pipeline(self.learner_connectors())
-        spaces = (self.module.obs_space, self.module.action_space)
-        if pipeline.spaces(*spaces) != spaces:
-            raise SettingsError(
-                f"learner_connectors {pipeline.connectors} change the spaces that the module sees: what stands between "
-                "env and module belongs into the setting `connectors`."
-            )
-        return pipeline
 
-    def env_spaces(self) -> tuple[Space, Space]:
-        """The spaces of observations and actions on the env's side."""
+    def module_spaces(self) -> dict[str, Spaces]:
+        """The spaces of observations and actions on the env's side, by module id."""
         raise NotImplementedError
 
     def training_step(self) -> Update:
@@ -156,10 +184,12 @@ class Algorithm(Generic[C]):
 
     def train(self) -> Result:
         """One iteration."""
+        self.prepare()
         begin = time.perf_counter()
-        self._times = {}
+        self._times, self.histograms, self.media = {}, {}, {}
         steps_before = self.env_steps
-        self.learner.set_env_steps(self.env_steps)
+        for student in self.students.values():
+            student.learner.set_env_steps(self.env_steps)
         update = self.training_step()
         self.after_update()
         self.iteration += 1
@@ -170,24 +200,30 @@ class Algorithm(Generic[C]):
 
     def _result(self, update: Update, sampled: int) -> Result:
         sampling = self._times.get("sample", 0.0)
-        rates = {"lr" if name == "all" else f"lr/{name}": rate for name, rate in self.learner.lr.items()}
+        rates = {name: _rates(student.learner) | student.metrics() for name, student in self.students.items()}
         return Result(
             iteration=self.iteration,
             env_steps=self.env_steps,
-            updates=self.learner.updates,
+            agent_steps=self.agent_steps,
+            updates=self.updates,
             seconds=self.seconds,
             episodes=self.episodes,
-            return_mean=self.returns.mean,
-            return_min=self.returns.min,
-            return_max=self.returns.max,
-            length_mean=self.lengths.mean,
-            returns_counted=len(self.returns),
+            **self.figures.fields(),
             losses=update.losses,
-            metrics=update.metrics | rates,
+            metrics=update.metrics | together(rates, several=len(rates) > 1),
             times=dict(self._times),
             sample_steps_per_s=sampled / sampling if sampling else 0.0,
+            faulty_episodes=self.faulty_episodes,
             resumed=self._resumed,
         )
+
+    def take_finished(self, finished: Finished) -> None:
+        """Take what finished episodes brought into the figures of results."""
+        self.figures.add(finished)
+        self.episodes += len(finished.returns)
+        for name, values in finished.histograms.items():
+            self.histograms[name] = np.append(self.histograms.get(name, np.zeros(0)), values)
+        self.media |= finished.media
 
     def iterate(self, stop: Stop | None = None) -> Iterator[Result]:
         """Train, an iteration at a time, until ``stop`` says so.
@@ -232,7 +268,13 @@ class Algorithm(Generic[C]):
     # -- using the policy ---------------------------------------------------------------------------------------
 
     def evaluate(
-        self, num_episodes: int = 20, *, env: EnvLike | None = None, seed: int | None = None, explore: bool = False
+        self,
+        num_episodes: int = 20,
+        *,
+        env: EnvLike | None = None,
+        seed: int | None = None,
+        explore: bool = False,
+        callbacks: Sequence[CallbackLike] = (),
     ) -> Evaluation:
         """Play whole episodes in envs of their own, with the connectors as they are now.
 
@@ -241,9 +283,10 @@ class Algorithm(Generic[C]):
             env: Where; the config's env where None.
             seed: Of the envs and of the actions drawn.
             explore: Draw actions; else take the most likely ones.
+            callbacks: Called while the episodes run; those of the config are for training.
         """
-        runner = self._new_runner(env, num_episodes, seed)
-        return play(runner, num_episodes, explore=explore, updates=self.learner.updates)
+        runner = self._new_runner(env, num_episodes, seed, callbacks)
+        return play(runner, num_episodes, explore=explore, updates=self.updates)
 
     def record(
         self,
@@ -273,28 +316,39 @@ class Algorithm(Generic[C]):
             there = Recording.open(path).num_episodes
             seed = int(np.random.SeedSequence([seed, there]).generate_state(1)[0])  # else they might be there already
         runner = self._new_runner(env, num_episodes, seed)
+        several = self.config.modules is not None
+        nets = {name: saving.name_of(type(student.module.net)) for name, student in self.students.items()}
+        first = next(iter(self.students.values()))
         meta = {
             "algorithm": saving.name_of(type(self)),
-            "module": saving.name_of(type(self.module.net)),
-            "connectors": [repr(connector) for connector in self.connectors.connectors],
+            "module": nets if several else nets[MAIN],
+            "connectors": [repr(connector) for connector in first.connectors.connectors],
             "explore": explore,
             "seed": seed,
-            "updates": self.learner.updates,
+            "updates": self.updates,
         }
         where = env if env is not None else self.config.env
         assert where is not None  # _new_runner has seen to that
+        if len(runner.arena.kinds) > 1:
+            runner.close()
+            raise SettingsError(
+                f"the agents of {env_name(where)} have different spaces, which one recording can't hold yet: record "
+                "envs whose agents have equal spaces."
+            )
         with RecordingWriter(
             path,
-            obs_space=runner.arena.obs_space,
-            action_space=self.module.action_space,
+            obs_space=runner.arena.kinds[0].obs_space,
+            action_space=first.module.action_space,
             env=env_name(where),
             meta=meta,
             columns=RECORDED,
             append=append,
         ) as writer:
-            return play(runner, num_episodes, explore=explore, updates=self.learner.updates, to=writer)
+            return play(runner, num_episodes, explore=explore, updates=self.updates, to=writer)
 
-    def _new_runner(self, env: EnvLike | None, num_episodes: int, seed: int | None) -> Runner:
+    def _new_runner(
+        self, env: EnvLike | None, num_episodes: int, seed: int | None, callbacks: Sequence[CallbackLike] = ()
+    ) -> Runner:
         """A runner apart from training, with the module, and with what the connectors have learned."""
         if num_episodes < 1:
             raise SettingsError(f"num_episodes must be at least 1, not {num_episodes}.")
@@ -308,7 +362,7 @@ class Algorithm(Generic[C]):
                 f"config.env is one {type(where).__name__} object, which training is in the middle of: give evaluate "
                 "and record an env=... of their own, or a function that makes envs to the config."
             )
-        return runner_for(where, num_episodes, self.module, self.connectors.copy(), seed)
+        return runner_for(self.config, where, num_episodes, self.students, seed, callbacks)
 
     def in_use(self, env: EnvLike) -> bool:
         """Whether ``env`` is an object that training acts in."""
@@ -319,18 +373,22 @@ class Algorithm(Generic[C]):
     def state_dict(self) -> dict[str, Any]:
         """Everything that goes on in a resumed run; plain data, arrays and tensors."""
         return {
-            "learner": self.learner.state_dict(),
-            "returns": self.returns.state_dict(),
-            "lengths": self.lengths.state_dict(),
+            "students": {name: student.state_dict() for name, student in self.students.items()},
+            "figures": self.figures.state_dict(),
             "seed": self._seed,
             "counters": {name: getattr(self, name) for name in _COUNTERS},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict`."""
-        self.learner.load_state_dict(state["learner"])
-        self.returns.load_state_dict(state["returns"])
-        self.lengths.load_state_dict(state["lengths"])
+        if state["students"].keys() != self.students.keys():
+            raise CheckpointError(
+                f"the checkpoint is of the modules {list(state['students'])}, but here are {list(self.students)}: use "
+                "the same ones."
+            )
+        for name, student in self.students.items():
+            student.load_state_dict(state["students"][name])
+        self.figures.load_state_dict(state["figures"])
         self._seed = state["seed"]
         for name in _COUNTERS:
             setattr(self, name, state["counters"][name])
@@ -343,9 +401,9 @@ class Algorithm(Generic[C]):
         meta = {
             "algorithm": saving.name_of(type(self)),
             "config": {f.name: saving.to_plain(getattr(self.config, f.name)) for f in dataclasses.fields(self.config)},
-            "spaces": [space_to_json(self.obs_space), space_to_json(self.action_space)],
+            "spaces": {name: [space_to_json(space) for space in pair] for name, pair in self.spaces.items()},
             "env_steps": self.env_steps,
-            "updates": self.learner.updates,
+            "updates": self.updates,
         }
         save_tree(path, self.state_dict(), meta=meta)
 
@@ -353,4 +411,15 @@ class Algorithm(Generic[C]):
         """Close what training acts in."""
 
 
-_COUNTERS = ("iteration", "env_steps", "episodes", "seconds")
+_COUNTERS = ("iteration", "env_steps", "agent_steps", "episodes", "faulty_episodes", "seconds")
+
+
+def together(parts: Mapping[str, Mapping[str, float]], *, several: bool) -> dict[str, float]:
+    """Figures by module as one mapping, with the module's id before each name where there are several modules."""
+    if not several:
+        return {name: value for figures in parts.values() for name, value in figures.items()}
+    return {f"{module}/{name}": value for module, figures in parts.items() for name, value in figures.items()}
+
+
+def _rates(learner: Learner) -> dict[str, float]:
+    return {"lr" if name == "all" else f"lr/{name}": rate for name, rate in learner.lr.items()}

@@ -1,20 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings that algorithms share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
 
 from etude.connectors.pipeline import ConnectorLike
-from etude.envs import EnvLike
+from etude.envs import EnvLike, Workers
 from etude.errors import SettingsError
 from etude.learners import Schedule, check_schedule
+from etude.metrics.window import Smoothing
 from etude.modules import NetworkConfig
+from etude.runners import CallbackLike, CountBy, ModuleOf
 from etude.settings import settings
 
 ModuleLike = torch.nn.Module | Callable[[Any, Any], torch.nn.Module]
 """A net, or what makes one of the spaces; Any, so that it may be annotated with the kinds of space that it takes."""
+
+ModulesLike = tuple[str, ...] | Mapping[str, ModuleLike | None]
+"""Ids of modules, or a mapping of ids to networks; None for a built-in one."""
 
 
 @settings
@@ -29,6 +34,13 @@ class AlgorithmConfig:
 
     module: ModuleLike | None = None
     """Your own network: an nn.Module, or a class or function called with (obs_space, action_space). None: `network`."""
+
+    modules: ModulesLike | None = None
+    """Several modules, where agents share an env: their ids, or a mapping of ids to networks (as `module`)."""
+
+    module_of: ModuleOf | None = None
+    """Which of the modules acts for an agent: a function of its name and the `Episode`, asked when the agent begins an
+    episode. None: each agent has the module of its own name, or the only one."""
 
     network: NetworkConfig = NetworkConfig()
     """The shape of the built-in network."""
@@ -65,6 +77,15 @@ class AlgorithmConfig:
     evaluation_episodes: int = 20
     """Episodes of an evaluation during training."""
 
+    callbacks: tuple[CallbackLike, ...] = ()
+    """Code of your own that is called while episodes run in training (offline: in its evaluations), one after the
+    other: objects or classes that inherit from `Callback`, or `module:Class`."""
+
+    smoothing: Smoothing = "window"
+    """What results say of episodes: `window`, over the last so many of them; or `ema`, their exponential moving
+    average, in which a new one weighs 2 / (window + 1). Times of a turn are means over the iteration, or such averages
+    of these."""
+
     def __post_init__(self) -> None:
         check_schedule("lr", self.lr)
         self.check(
@@ -72,6 +93,15 @@ class AlgorithmConfig:
             threads=(self.threads >= 1, "at least 1"),
             grad_clip=(self.grad_clip is None or self.grad_clip > 0, "greater than 0, or none"),
             evaluation_episodes=(self.evaluation_episodes >= 1, "at least 1"),
+            modules=(
+                self.modules is None or 0 < len(set(self.modules)) == len(self.modules),
+                "one id or more, each once",
+            ),
+            module=(
+                self.module is None or self.modules is None,
+                "none where there are `modules`: give it to one of them",
+            ),
+            module_of=(self.module_of is None or self.modules is not None, "none where there are no `modules`"),
         )
 
     def check(self, **rules: tuple[bool, str]) -> None:
@@ -92,6 +122,12 @@ class OnPolicyConfig(AlgorithmConfig):
     """Learning rate of Adam; or points of (env_steps, rate) with straight lines between. Default: the best of 3e-4 to
     1e-3 on CartPole, Acrobot and Pendulum; larger networks want less."""
 
+    workers: Workers = Workers()
+    """Where the envs live: here, or in processes or threads of their own."""
+
+    count_steps_by: CountBy = "env_steps"
+    """What a step is where several agents share an env: `env_steps`, one of the env's; or `agent_steps`."""
+
     num_steps: int = 4096
     """Steps collected for each iteration, over all envs. Default: measured as for `lr`; sampling is cheap, and large
     batches let minibatches be large."""
@@ -101,6 +137,10 @@ class OnPolicyConfig(AlgorithmConfig):
 
     minibatch_size: int = 256
     """Steps in a gradient step. Default: measured as for `lr`."""
+
+    max_seq_len: int = 32
+    """Steps that a recurrent module is trained through at once, at least 1: gradients flow no further back in time.
+    Minibatches then hold whole sequences."""
 
     gamma: float = 0.99
     """Discount of future rewards, 0 to 1. Default: Schulman et al. 2017."""
@@ -118,6 +158,7 @@ class OnPolicyConfig(AlgorithmConfig):
             num_steps=(self.num_steps >= 1, "at least 1"),
             epochs=(self.epochs >= 1, "at least 1"),
             minibatch_size=(self.minibatch_size >= 1, "at least 1"),
+            max_seq_len=(self.max_seq_len >= 1, "at least 1"),
             gamma=(0 <= self.gamma <= 1, "between 0 and 1"),
             lambda_=(0 <= self.lambda_ <= 1, "between 0 and 1"),
             window=(self.window >= 1, "at least 1"),

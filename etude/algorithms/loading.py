@@ -8,18 +8,19 @@ from typing import Any
 from etude.algorithms import saving
 from etude.algorithms.base import Algorithm
 from etude.algorithms.config import AlgorithmConfig
+from etude.algorithms.students import modules_given
 from etude.checkpoints import load_tree
 from etude.errors import CheckpointError, SettingsError
 from etude.spaces import space_from_json
 
 
 def load(path: str | os.PathLike[str], **overrides: Any) -> Algorithm[Any]:
-    """The algorithm that was saved at ``path``, ready to go on.
+    """The algorithm that was saved at ``path``, ready to go on; training's envs are made only once it does.
 
     Args:
         path: The folder of a checkpoint.
         overrides: Settings to be other than they were saved, such as ``env``; needed for those that could not be saved
-            (functions without a name).
+            (functions without a name). Of settings inside others, some: ``workers={"min_batch": 4}``.
 
     Raises:
         CheckpointError: the folder is no checkpoint, is broken, or names what can't be imported here.
@@ -32,11 +33,13 @@ def load(path: str | os.PathLike[str], **overrides: Any) -> Algorithm[Any]:
     cls = saving.find(str(name), "the algorithm")
     if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
         raise CheckpointError(f"{path} names {name} as its algorithm, which is not one.")
-    for fixed in ("network", "squash"):
-        if fixed in overrides and saving.to_plain(overrides[fixed]) != saved.get(fixed):
-            raise CheckpointError(f"`{fixed}` can't be other than it was saved: the checkpoint is of another module.")
     config = saving.load_config(config_class(cls), saved, overrides)
-    spaces = (space_from_json(meta["spaces"][0]), space_from_json(meta["spaces"][1]))
+    for fixed in ("network", "squash"):
+        if fixed in overrides and saving.to_plain(getattr(config, fixed)) != saved.get(fixed):
+            raise CheckpointError(f"`{fixed}` can't be other than it was saved: the checkpoint is of another module.")
+    spaces = {name: (space_from_json(pair[0]), space_from_json(pair[1])) for name, pair in meta["spaces"].items()}
+    if spaces.keys() != modules_given(config).keys():
+        raise CheckpointError(f"`modules` can't be others than were saved: the checkpoint is of {list(spaces)}.")
     algorithm = cls(config, saved_spaces=spaces)
     was = saved.get("env")
     is_other = "env" in overrides and saving.UNSAVED not in (was or ()) and saving.to_plain(overrides["env"]) != was

@@ -13,12 +13,13 @@ from etude import columns as col
 from etude.algorithms.base import Algorithm
 from etude.algorithms.config import OfflineConfig
 from etude.algorithms.result import Stop
+from etude.algorithms.students import MAIN, Spaces
 from etude.connectors import overrides
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience
 from etude.learners import Update
 from etude.recordings import Recording, sample_batches
-from etude.spaces import Space, leaf_dtype, leaf_shape, leaves
+from etude.spaces import leaf_dtype, leaf_shape, leaves
 
 C = TypeVar("C", bound=OfflineConfig)
 
@@ -31,9 +32,13 @@ class OfflineAlgorithm(Algorithm[C]):
     columns: ClassVar[tuple[str, ...]] = (col.OBS, col.ACTION)
     """The columns that the loss needs; ``next_obs``, ``terminated`` and ``truncated`` can be among them."""
 
-    def env_spaces(self) -> tuple[Space, Space]:
+    def module_spaces(self) -> dict[str, Spaces]:
         """The spaces of the recording; its env is not needed, nor, once saved, the recording itself to act."""
-        return self._saved_spaces or (self.recording.obs_space, self.recording.action_space)
+        if self._saved_spaces is not None:
+            return self._saved_spaces
+        if self.config.modules is not None:
+            raise SettingsError("`modules` is set, but several modules can't learn from a recording yet: leave it out.")
+        return {MAIN: (self.recording.obs_space, self.recording.action_space)}
 
     @cached_property
     def recording(self) -> Recording:
@@ -43,16 +48,16 @@ class OfflineAlgorithm(Algorithm[C]):
             DataError: it is not there or broken, or its spaces are others than those that a saved run learned from.
         """
         recording = Recording.open(self.config.data)
-        if self._saved_spaces not in (None, (recording.obs_space, recording.action_space)):
+        saved = None if self._saved_spaces is None else self._saved_spaces[MAIN]
+        if saved not in (None, (recording.obs_space, recording.action_space)):
             raise DataError(
                 f"{self.config.data} has the spaces {recording.obs_space} and {recording.action_space}, but this run "
-                f"learned from {self._saved_spaces}: go on with a recording of the same env."
+                f"learned from {saved}: go on with a recording of the same env."
             )
         return recording
 
     def setup(self) -> None:
-        """Make the learner's connectors."""
-        self.to_learner = self.make_learner_connectors()
+        """Nothing is opened before it is needed."""
         self._batches: Iterator[Mapping[str, Any]] | None = None
         self._has_seen_data = False
         """The connectors have learned from the recording."""
@@ -83,15 +88,12 @@ class OfflineAlgorithm(Algorithm[C]):
         return update
 
     def _evaluate(self) -> None:
-        runner = self._new_runner(None, self.config.evaluation_episodes, self._seed)
+        runner = self._new_runner(None, self.config.evaluation_episodes, self._seed, self.callbacks)
         try:
             runner.collect(num_episodes=self.config.evaluation_episodes, explore=False)
-            finished = runner.take_finished()
+            self.take_finished(runner.take_finished())
         finally:
             runner.close()
-        self.returns.add(finished.returns)
-        self.lengths.add(finished.lengths)
-        self.episodes += len(finished.returns)
 
     def _open(self) -> Iterator[Mapping[str, Any]]:
         """Endless batches, from where the run stands."""
@@ -127,7 +129,6 @@ class OfflineAlgorithm(Algorithm[C]):
         return {
             **super().state_dict(),
             "connectors": self.connectors.state_dict() if self._has_seen_data else None,
-            "to_learner": self.to_learner.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -137,4 +138,3 @@ class OfflineAlgorithm(Algorithm[C]):
         self._has_seen_data = state["connectors"] is not None
         if self._has_seen_data:
             self.connectors.load_state_dict(state["connectors"])
-        self.to_learner.load_state_dict(state["to_learner"])

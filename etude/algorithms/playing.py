@@ -1,19 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole episodes, played apart from training."""
 
+import dataclasses
 import time
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from gymnasium import Env
 from gymnasium.spaces import Box
+from numpy.typing import NDArray
 
+from etude.algorithms.config import AlgorithmConfig, OnPolicyConfig
 from etude.algorithms.result import Evaluation
-from etude.connectors import Pipeline
-from etude.envs import EnvLike, VectorArena, env_name
+from etude.algorithms.students import MAIN, Spaces, Student, spaces_in
+from etude.envs import Arena, EnvLike, env_name, make_arena
 from etude.errors import SettingsError
-from etude.modules import Module
+from etude.experience import Experience
 from etude.recordings import RecordingWriter
-from etude.runners import Finished, Runner
+from etude.runners import CallbackLike, Finished, Runner
 from etude.spaces import Space, leaf_shape, leaves
 
 _AT_A_TIME = 4  # episodes of each slot that are held in memory together
@@ -26,12 +30,15 @@ def play(
     begin = time.perf_counter()
     at_a_time = _AT_A_TIME * runner.arena.num_slots
     parts: list[Finished] = []
+    faulty = 0
     try:
         for done in range(0, num_episodes, at_a_time):
-            exp = runner.collect(num_episodes=min(at_a_time, num_episodes - done), explore=explore)
+            experience = runner.collect_each(num_episodes=min(at_a_time, num_episodes - done), explore=explore)
             parts.append(runner.take_finished())
+            faulty += int(runner.stats().get("faulty_episodes", 0))
             if to is not None:
-                to.write(exp)
+                for exp in experience.values():
+                    to.write(exp)
     finally:
         runner.close()
     seconds = time.perf_counter() - begin
@@ -48,31 +55,94 @@ def play(
         updates=updates,
         seconds=seconds,
         sample_steps_per_s=int(lengths.sum()) / seconds,
+        agent_returns=_means([part.agent_returns for part in parts]),
+        module_returns=_means([part.module_returns for part in parts]),
+        faulty_episodes=faulty,
+        custom=_spreads([part.custom for part in parts]),
     )
 
 
-def runner_for(env: EnvLike, num_episodes: int, module: Module, connectors: Pipeline, seed: int | None) -> Runner:
-    """A runner in ``env``, with as many copies as pay for ``num_episodes``.
+def _means(parts: Sequence[Mapping[str, NDArray[np.float64]]]) -> dict[str, float]:
+    names = sorted({name for part in parts for name in part})
+    return {name: float(np.concatenate([part[name] for part in parts if name in part]).mean()) for name in names}
+
+
+def _spreads(parts: Sequence[Mapping[str, NDArray[np.float64]]]) -> dict[str, dict[str, float]]:
+    names = sorted({name for part in parts for name in part})
+    values = {name: np.concatenate([part[name] for part in parts if name in part]) for name in names}
+    return {name: {"mean": float(v.mean()), "min": float(v.min()), "max": float(v.max())} for name, v in values.items()}
+
+
+def make_runner(
+    config: AlgorithmConfig,
+    arena: Arena,
+    students: Mapping[str, Student],
+    seed: int | None,
+    callbacks: Sequence[CallbackLike],
+) -> Runner:
+    """A runner of an algorithm's modules and connectors."""
+    count_by = config.count_steps_by if isinstance(config, OnPolicyConfig) else "env_steps"
+    if config.modules is None:
+        only = students[MAIN]
+        return Runner(arena, only.module, only.connectors, seed=seed, count_steps_by=count_by, callbacks=callbacks)
+    modules = {name: student.module for name, student in students.items()}
+    connectors = {name: student.connectors for name, student in students.items()}
+    return Runner(
+        arena,
+        modules,
+        connectors,
+        module_of=config.module_of,
+        seed=seed,
+        count_steps_by=count_by,
+        callbacks=callbacks,
+    )
+
+
+def by_student(parts: Mapping[str | None, Experience]) -> dict[str, Experience]:
+    """What a runner from `make_runner` collected, by module id."""
+    return {MAIN if name is None else name: exp for name, exp in parts.items()}
+
+
+def runner_for(
+    config: AlgorithmConfig,
+    env: EnvLike,
+    num_episodes: int,
+    students: Mapping[str, Student],
+    seed: int | None,
+    callbacks: Sequence[CallbackLike] = (),
+) -> Runner:
+    """A runner in ``env`` apart from training, with as many copies as pay for ``num_episodes``.
 
     Raises:
-        SettingsError: behind ``connectors``, the env's spaces are not those that ``module`` was made for.
+        SettingsError: behind the connectors, the env's spaces are not those that the modules were made for.
     """
-    arena = VectorArena(env, 1 if isinstance(env, Env) else min(num_episodes, 16), exact=False)
-    learned = connectors.state_dict()
-    seen, acted = connectors.spaces(arena.obs_space, arena.action_space)
-    if not (_alike(seen, module.obs_space) and acted == module.action_space):
+    arena = make_arena(env, 1 if isinstance(env, Env) else min(num_episodes, 16), exact=False)
+    try:
+        spaces = spaces_in(arena, list(students), config.module_of)
+        own = {name: copied(student, spaces[name], env_name(env)) for name, student in students.items()}
+    except BaseException:
         arena.close()
+        raise
+    return make_runner(config, arena, own, seed, callbacks)
+
+
+def copied(student: Student, spaces: Spaces, env: str) -> Student:
+    """A student with connectors of its own, to act on ``spaces``."""
+    connectors, module = student.connectors.copy(), student.module
+    learned = connectors.state_dict()
+    seen, acted = connectors.spaces(*spaces)
+    if not (alike(seen, module.obs_space) and acted == module.action_space):
         raise SettingsError(
-            f"the env {env_name(env)} does not fit the module: behind the connectors it has the spaces {seen} "
+            f"the env {env} does not fit the module: behind the connectors it has the spaces {seen} "
             f"and {acted}, but the module was made for {module.obs_space} and {module.action_space}. "
             "Where the actions of a recording are in other units than the env's, a connector such as "
             "rescale_action goes between."
         )
     connectors.load_state_dict(learned)
-    return Runner(arena, module, connectors, seed=seed)
+    return dataclasses.replace(student, connectors=connectors)
 
 
-def _alike(space: Space, other: Space) -> bool:
+def alike(space: Space, other: Space) -> bool:
     """Whether values of one space have the form of the other's; bounds may differ."""
     parts, others = leaves(space, ""), leaves(other, "")
     return parts.keys() == others.keys() and all(

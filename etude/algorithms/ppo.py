@@ -10,7 +10,7 @@ from etude.algorithms.config import OnPolicyConfig
 from etude.algorithms.on_policy import OnPolicyAlgorithm
 from etude.connectors import GAE, NormalizeAdvantages
 from etude.experience import Experience
-from etude.learners import Batch, Loss, Update
+from etude.learners import Batch, Learner, Loss, Update
 from etude.modules import Module
 from etude.settings import settings
 
@@ -63,7 +63,8 @@ class PPO(OnPolicyAlgorithm[PPOConfig]):
     def loss(self, module: Module, batch: Batch) -> Loss:
         """Schulman et al. 2017, eq. 9."""
         config = self.config
-        out = module(batch.obs)
+        out = batch.forward(module)
+        assert out.value is not None  # GAE has seen to that
         log_ratio = out.logp(batch.action) - batch.logp
         ratio = log_ratio.exp()
         clipped = ratio.clamp(1 - config.clip, 1 + config.clip)
@@ -80,20 +81,22 @@ class PPO(OnPolicyAlgorithm[PPOConfig]):
         near = batch["value"] + (value - batch["value"]).clamp(-limit, limit)
         return torch.max((value - target).square(), (near - target).square()).mean()
 
-    def update(self, exp: Experience) -> Update:
+    def update(self, learner: Learner, exp: Experience) -> Update:
         """As for every on-policy algorithm; an epoch at a time where a KL target is set."""
         config = self.config
         at_a_time = config.epochs if config.kl_target is None else 1
         for _ in range(config.epochs // at_a_time):
-            update = self.learner.update(exp, minibatch_size=config.minibatch_size, epochs=at_a_time)
-            moved = self.learner.measure(exp, self._movement)
+            update = learner.update(
+                exp, minibatch_size=config.minibatch_size, epochs=at_a_time, max_seq_len=config.max_seq_len
+            )
+            moved = learner.measure(exp, self._movement, max_seq_len=config.max_seq_len)
             if config.kl_target is not None and moved["kl"] > 1.5 * config.kl_target:
                 break
         return Update(update.losses, update.metrics | moved)
 
     def _movement(self, module: Module, batch: Batch) -> dict[str, torch.Tensor]:
         """How far the policy has moved from the one that acted, and how sure it is."""
-        out = module(batch.obs)
+        out = batch.forward(module)
         log_ratio = out.logp(batch.action) - batch.logp
         ratio = log_ratio.exp()
         return {

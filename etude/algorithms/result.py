@@ -44,6 +44,38 @@ class Result:
     """Seconds that each phase of this iteration took."""
     sample_steps_per_s: float
     """Environment steps a second while sampling in this iteration; 0 offline."""
+    length_min: float = math.nan
+    """The length of the shortest of these episodes."""
+    length_max: float = math.nan
+    """The length of the longest of them."""
+    duration_mean: float = math.nan
+    """The mean duration of these episodes: seconds from the first observation to the last, those left out in which
+    nothing was sampled."""
+    duration_min: float = math.nan
+    """The least of these durations."""
+    duration_max: float = math.nan
+    """The greatest of them."""
+    turn_ms: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Milliseconds of each phase of a turn, in which all envs that are ready make a step: ``env`` (waiting for them),
+    ``observe`` (connectors towards the module), ``infer`` (the module), ``act`` (connectors back), ``note`` (keeping
+    what was lived through); ``callbacks`` where there are any, and ``render`` where one of them draws. Over this
+    iteration, or smoothed as set. {} offline."""
+    custom: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+    """What callbacks logged, by name: ``mean``, ``min`` and ``max`` over the latest episodes in which they did."""
+    agent_steps: int = 0
+    """Steps of single agents over the lifetime; as many as `env_steps` where agents have no names."""
+    agent_returns: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Mean return of each agent over the latest episodes that it was in, by its name."""
+    agent_returns_min: dict[str, float] = dataclasses.field(default_factory=dict)
+    """The least of these returns."""
+    agent_returns_max: dict[str, float] = dataclasses.field(default_factory=dict)
+    """The greatest of them."""
+    module_returns: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Likewise by module: the mean over its agents in each episode."""
+    module_returns_min: dict[str, float] = dataclasses.field(default_factory=dict)
+    """The least of these returns."""
+    module_returns_max: dict[str, float] = dataclasses.field(default_factory=dict)
+    """The greatest of them."""
     faulty_episodes: int = 0
     """Episodes that an env broke off by an error, over the lifetime."""
     resumed: str | None = None
@@ -79,8 +111,14 @@ class Evaluation:
     """How long it took."""
     sample_steps_per_s: float
     """Steps a second."""
+    agent_returns: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Mean return of each agent, by its name."""
+    module_returns: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Likewise by module: the mean over its agents in each episode."""
     faulty_episodes: int = 0
     """Episodes that an env broke off by an error; not among `episodes`."""
+    custom: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+    """What callbacks logged, by name: ``mean``, ``min`` and ``max`` over the episodes in which they did."""
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain data."""

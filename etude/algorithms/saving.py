@@ -5,11 +5,12 @@ import dataclasses
 import importlib
 import inspect
 from collections.abc import Mapping
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 from etude.connectors import Connector, FunctionConnector
 from etude.errors import CheckpointError
-from etude.settings import unknown_setting
+from etude.runners import Callback
+from etude.settings import from_dict, merged, settings_inside, typed
 
 C = TypeVar("C")
 
@@ -47,7 +48,7 @@ def to_plain(value: Any) -> Any:
         return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, FunctionConnector):
         return to_plain(value.fn)
-    if isinstance(value, Connector):
+    if isinstance(value, Connector | Callback):
         return _made_again(value)
     if isinstance(value, list | tuple):
         return [to_plain(item) for item in value]
@@ -65,13 +66,13 @@ def _is_found_by_name(value: Any) -> bool:
         return False
 
 
-def _made_again(connector: Connector) -> Any:
-    """A connector by its class and the arguments it was made with, which it keeps as attributes of the same names."""
-    names = inspect.signature(type(connector)).parameters
-    arguments = {name: to_plain(getattr(connector, name)) for name in names if hasattr(connector, name)}
-    if len(arguments) < len(names) or not _is_found_by_name(type(connector)):
-        return {UNSAVED: repr(connector)[:200]}
-    return {MADE: name_of(type(connector)), "with": arguments}
+def _made_again(thing: Connector | Callback) -> Any:
+    """A thing by its class and the arguments it was made with, which it keeps as attributes of the same names."""
+    names = inspect.signature(type(thing)).parameters
+    arguments = {name: to_plain(getattr(thing, name)) for name in names if hasattr(thing, name)}
+    if len(arguments) < len(names) or not _is_found_by_name(type(thing)):
+        return {UNSAVED: repr(thing)[:200]}
+    return {MADE: name_of(type(thing)), "with": arguments}
 
 
 def from_plain(value: Any, what: str) -> Any:
@@ -86,9 +87,9 @@ def from_plain(value: Any, what: str) -> Any:
             return find(value[REF], what, f": {remedy}")
         if MADE in value:
             made = find(value[MADE], what, f": {remedy}")
-            if not (isinstance(made, type) and issubclass(made, Connector)):
+            if not (isinstance(made, type) and issubclass(made, Connector | Callback)):
                 raise CheckpointError(
-                    f"{what} names {value[MADE]}, which is no connector: the checkpoint is not sound."
+                    f"{what} names {value[MADE]}, which is no connector or callback: the checkpoint is not sound."
                 )
             return made(**{name: from_plain(item, what) for name, item in value["with"].items()})
         if UNSAVED in value:
@@ -103,23 +104,14 @@ def from_plain(value: Any, what: str) -> Any:
 
 
 def load_config(cls: type[C], saved: Mapping[str, Any], overrides: Mapping[str, Any]) -> C:
-    """Settings from `to_plain` data, some of them overridden.
+    """Settings from `to_plain` data, some of them overridden; of settings inside others, those that are given.
 
     Raises:
         CheckpointError: a setting can't be had back, and is not overridden.
         SettingsError: an override or a saved setting is not one of ``cls``, or is out of range.
     """
-    names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    hints = get_type_hints(cls)
-    values: dict[str, Any] = dict(overrides)
-    for name in (*saved, *overrides):
-        if name not in names:
-            raise unknown_setting(cls.__name__, name, cls)
-    for name, value in saved.items():
-        if name in overrides:
-            continue
-        restored = from_plain(value, f"`{name}`")
-        if dataclasses.is_dataclass(hints[name]) and isinstance(restored, dict):
-            restored = hints[name](**restored)
-        values[name] = restored
-    return cls(**values)
+    owner, inside = cls.__name__, settings_inside(cls)
+    given = typed(cls, overrides, owner=owner)
+    kept = {name: value for name, value in saved.items() if name not in given or name in inside}
+    values = {name: from_plain(value, f"`{name}`") for name, value in kept.items()}
+    return from_dict(cls, merged(values, given), owner=owner)

@@ -2,19 +2,21 @@
 """What a command line asks ``etude train`` for: the algorithm with its settings, the options, the folder of the run."""
 
 import dataclasses
-from collections.abc import Mapping
+import typing
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from etude.algorithms import BC, PPO, Algorithm, AlgorithmConfig, Stop, config_class, load
-from etude.algorithms.config import ModuleLike
+from etude.algorithms.config import ModuleLike, ModulesLike
 from etude.algorithms.saving import find, name_of
 from etude.checkpoints import load_meta
-from etude.cli import files, flags, folders
+from etude.cli import files, flags, folders, words
 from etude.connectors.pipeline import BY_NAME, ConnectorLike
 from etude.errors import SettingsError
 from etude.learners import Schedule
-from etude.settings import from_dict, nearest, settings, typed
+from etude.runners import ModuleOf
+from etude.settings import from_dict, merged, nearest, settings, settings_inside, typed
 
 ALGORITHMS: dict[str, type[Algorithm[Any]]] = {"ppo": PPO, "bc": BC}
 """The algorithms that come with Etude, by their names."""
@@ -43,6 +45,10 @@ class TrainOptions:
     save_interval: float = 60.0
     """Seconds between checkpoints, at least 0; one is always saved at the end."""
 
+    clip_interval: int = 0
+    """Iterations between clips of an episode, in OUT/clips and in TensorBoard; 0 makes none. The env must be able to
+    draw itself (render_mode)."""
+
     quiet: bool = False
     """Print nothing but errors."""
 
@@ -52,6 +58,8 @@ class TrainOptions:
     def __post_init__(self) -> None:
         if self.save_interval < 0:
             raise SettingsError(f"`save_interval` is {self.save_interval}, but must be at least 0.")
+        if self.clip_interval < 0:
+            raise SettingsError(f"`clip_interval` is {self.clip_interval}, but must be at least 0.")
 
 
 def algorithm_class(name: str) -> type[Algorithm[Any]]:
@@ -95,9 +103,9 @@ def ask(cls: type[Algorithm[Any]], name: str, args: list[str]) -> Asked:
     options = from_dict(TrainOptions, asked, owner=owner)
     if options.config is not None:
         written, stop = _written(config, options.config, owner)
-        both = from_dict(Stop, flags.merged(stop, asked.get("stop", {})), owner=f"{owner}.stop")
+        both = from_dict(Stop, merged(stop, asked.get("stop", {})), owner=f"{owner}.stop")
         options = dataclasses.replace(options, stop=both)
-        given = flags.merged(written, given)
+        given = merged(written, given)
     if options.resume is not None:
         _check_kind(cls, options.resume, owner)
     out = folders.chosen(options.out, options.resume, given.get("env"), owner)
@@ -106,42 +114,37 @@ def ask(cls: type[Algorithm[Any]], name: str, args: list[str]) -> Asked:
 
 def make(asked: Asked) -> Algorithm[Any]:
     """The algorithm that is asked for."""
-    resume = asked.options.resume
-    if resume is not None:
-        return _resumed(resume, typed(config_class(asked.cls), asked.given, owner=asked.owner))
+    if asked.options.resume is not None:
+        return load(asked.options.resume, **typed(config_class(asked.cls), asked.given, owner=asked.owner))
     return asked.cls(from_dict(config_class(asked.cls), asked.given, owner=asked.owner))
 
 
 def _written(config: type[AlgorithmConfig], path: str, owner: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings in a file and its `stop`. Of settings that hold others, empty ones set nothing."""
     values = files.read_settings(path)
-    for name in ("stop", *{leaf.path[0] for leaf in flags.leaves_of(config) if len(leaf.path) > 1}):
+    for name in ("stop", *settings_inside(config)):
         if name in values and values[name] is None:
             del values[name]
     try:
-        if not isinstance(values.get("stop", {}), Mapping):
+        stop = values.pop("stop", {})
+        if not isinstance(stop, Mapping):
             raise SettingsError(
-                f"{owner}.stop is {values['stop']!r}, but must say what to stop at, as in `stop: {{updates: 1000}}`."
+                f"{owner}.stop is {stop!r}, but must say what to stop at, as in `stop: {{updates: 1000}}`."
             )
-        stop = dict(values.pop("stop", {}))
-        flags.refuse_booleans(Stop, stop, owner=f"{owner}.stop")
-        flags.refuse_booleans(config, values, owner=owner)
-        typed(Stop, stop, owner=f"{owner}.stop")
-        return _converted(config, values, owner), stop
+        values, stop = _converted(config, values), _converted(Stop, stop)
+        return typed(config, values, owner=owner), typed(Stop, stop, owner=f"{owner}.stop")
     except SettingsError as error:
         raise SettingsError(f"{path}: {error}") from error
 
 
-def _converted(config: type[AlgorithmConfig], written: Mapping[str, Any], owner: str) -> dict[str, Any]:
+def _converted(cls: type, written: Mapping[str, Any]) -> dict[str, Any]:
     """Settings from a file; what only Python can write is made of its name, as it is for flags."""
-    values = dict(written)
-    for leaf in flags.leaves_of(config):
-        name, value = leaf.path[-1], values.get(leaf.path[0])
-        if len(leaf.path) == 1 and isinstance(value, list | tuple) and leaf.hint in _CONVERTERS:
-            values[name] = tuple(flags.one_value(leaf.hint, item, _CONVERTERS) for item in value)
-        elif len(leaf.path) == 1 and isinstance(value, str):
-            values[name] = flags.one_value(leaf.hint, value, _CONVERTERS)
-    typed(config, values, owner=owner)
+    hints, inside, values = typing.get_type_hints(cls), settings_inside(cls), dict(written)
+    for name, value in written.items():
+        if name in inside and isinstance(value, Mapping):
+            values[name] = _converted(inside[name], value)
+        elif name in hints:
+            values[name] = words.made(hints[name], value, _CONVERTERS)
     return values
 
 
@@ -153,15 +156,6 @@ def _check_kind(cls: type[Algorithm[Any]], path: str, owner: str) -> None:
         raise SettingsError(f"{path} is a run of {was}, not of {owner} ({name_of(cls)}).")
 
 
-def _resumed(path: str, given: dict[str, Any]) -> Algorithm[Any]:
-    network = given.pop("network", None)
-    algorithm = load(path, **given)
-    if network is not None and network != algorithm.config.network:
-        algorithm.close()
-        raise SettingsError("`network` can't be other than it was in a resumed run: the weights would not fit.")
-    return algorithm
-
-
 def _schedule(word: str) -> Any:
     """``3e-4``, or points such as ``0:1e-3,100000:0``."""
     if ":" not in word:
@@ -169,10 +163,15 @@ def _schedule(word: str) -> Any:
     return tuple(tuple(point.split(":")) for point in word.split(","))
 
 
-def _module(word: str) -> Any:
-    if ":" not in word:
-        raise SettingsError(f"`module` is {word!r}, but must be written as `module:Class`, to be imported.")
-    return find(word, "`module`")
+def _imported(setting: str, kind: str) -> Callable[[str], Any]:
+    """What finds the class or function that ``setting`` names."""
+
+    def found(word: str) -> Any:
+        if ":" not in word:
+            raise SettingsError(f"`{setting}` is {word!r}, but must be written as `module:{kind}`, to be imported.")
+        return find(word, f"`{setting}`")
+
+    return found
 
 
 def _connector(word: str) -> Any:
@@ -184,6 +183,8 @@ def _connector(word: str) -> Any:
 
 _CONVERTERS: dict[Any, Any] = {
     Schedule: _schedule,
-    ModuleLike | None: _module,
+    ModuleLike | None: _imported("module", "Class"),
+    ModulesLike | None: _imported("modules", "Class"),
+    ModuleOf | None: _imported("module_of", "function"),
     tuple[ConnectorLike, ...]: _connector,
 }

@@ -5,6 +5,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
@@ -46,9 +47,9 @@ def _demo(out: Path) -> int:
     ppo, recording, bc, curves = (out / name for name in ("ppo", "recording", "bc", "curves.png"))
     for folder in (ppo, recording, bc):
         shutil.rmtree(folder, ignore_errors=True)
-    expert = PPO(PPOConfig(env=ENV, seed=1))
     options = TrainOptions(stop=Stop(return_mean=GOAL, env_steps=400_000))
-    code, ppo_seconds = _timed(lambda: run(expert, ppo, options))
+    with closing(PPO(PPOConfig(env=ENV, seed=1))) as expert:
+        code, ppo_seconds = _timed(lambda: run(expert, ppo, options))
     if code:
         return code
     played, record_seconds = _timed(lambda: expert.record(recording, EPISODES, seed=5))
@@ -60,12 +61,12 @@ def _demo(out: Path) -> int:
         return code
     _, plot_seconds = _timed(lambda: plot_runs([ppo, bc], curves))
     rows = [
-        ("train PPO", ppo_seconds, f"return {expert.returns.mean:.1f} after {expert.env_steps:,} steps", ppo),
+        ("train PPO", ppo_seconds, f"return {expert.figures.returns.mean:.1f} after {expert.env_steps:,} steps", ppo),
         ("record", record_seconds, f"{played.episodes} episodes, return {played.return_mean:.1f}", recording),
         (
             "clone by BC",
             bc_seconds,
-            f"mean return {clone.returns.mean:.1f} after {clone.learner.updates:,} updates",
+            f"mean return {clone.figures.returns.mean:.1f} after {clone.learner.updates:,} updates",
             bc,
         ),
         ("plot", plot_seconds, "learning curves of both", curves),

@@ -9,49 +9,16 @@ import contextlib
 import dataclasses
 import io
 import re
-import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple, TypeVar
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, TypeVar
 
+from etude.cli.words import Converters, metavar, takes_many, value_of
 from etude.errors import SettingsError
-from etude.settings import defaults, field_docs, from_dict, nearest, shown, summary
+from etude.settings import Leaf, defaults, field_docs, from_dict, leaves_of, main_setting, nearest, shown
 
 C = TypeVar("C")
-
-Converters = Mapping[Any, Callable[[str], Any]]
-"""How one word becomes a value of a type (the key, as in the annotation of a field) that only Python can write."""
-
-
-class Leaf(NamedTuple):
-    """One flag."""
-
-    path: tuple[str, ...]
-    """The names of the fields that lead to it."""
-    owner: type
-    """The settings class that has it."""
-    hint: Any
-    """The annotation of the field."""
-
-    @property
-    def flag(self) -> str:
-        """What to type, without the leading dashes: ``network.log-std-init``."""
-        return ".".join(name.rstrip("_").replace("_", "-") for name in self.path)
-
-    @property
-    def about(self) -> str:
-        """What it is, in a few words."""
-        return summary(self.owner, self.path[-1])
-
-
-def leaves_of(cls: type, path: tuple[str, ...] = ()) -> list[Leaf]:
-    """The flags that the settings class ``cls`` makes, those of settings inside it included."""
-    found = []
-    hints: dict[str, Any] = typing.get_type_hints(cls)
-    for field in dataclasses.fields(cls):
-        here, hint = (*path, field.name), hints[field.name]
-        found += leaves_of(typing.cast(type, hint), here) if dataclasses.is_dataclass(hint) else [Leaf(here, cls, hint)]
-    return found
 
 
 def parse(
@@ -82,30 +49,33 @@ def parse(
     """
     import tyro
 
-    leaves = [leaf for cls in classes for leaf in leaves_of(cls)]
-    view = _view("Settings", classes, positional, ())
+    names = Names([leaf for cls in classes for leaf in leaves_of(cls) if leaf.path != (positional,)])
     owner = prog.split()[-1]
+    known, given = names.settled(args, owner)
+    view = _view("Settings", classes, names, positional, ())
     written = io.StringIO()
     try:
         with contextlib.redirect_stderr(written):
-            found, unknown = tyro.cli(view, args=list(args), prog=prog, description=about, return_unknown_args=True)
+            found, unknown = tyro.cli(view, args=known, prog=prog, description=about, return_unknown_args=True)
     except SystemExit as stop:
         if stop.code == 0:
             raise
         raise SettingsError(f"{owner}: {_unboxed(written.getvalue())} All settings: {prog} --help") from None
     if unknown:
-        raise _unknown(unknown[0], leaves, owner, prog)
-    given = {_canonical(word) for word in args if word.startswith("--")}
+        raise names.unknown(unknown[0], owner, prog)
     results = []
     for cls in classes:
         values: dict[str, Any] = {}
         for leaf in leaves_of(cls):
             words = _at(found, leaf.path)
-            if leaf.flag in given or _negative(leaf) in given or (leaf.path == (positional,) and words):
+            if leaf.path in given or (leaf.path == (positional,) and words):
                 inner = values
                 for name in leaf.path[:-1]:
                     inner = inner.setdefault(name, {})
-                inner[leaf.path[-1]] = _value(leaf, words, converters or {}, owner)
+                one = (words,) if isinstance(words, str) else words
+                where = f"{owner}.{'.'.join(leaf.path)}"
+                is_truth = isinstance(words, bool)
+                inner[leaf.path[-1]] = words if is_truth else value_of(leaf.hint, one, converters or {}, where)
         results.append(values)
     return results
 
@@ -121,10 +91,8 @@ def options(cls: type[C], args: Sequence[str], *, prog: str, about: str, positio
     needed = [leaf for leaf in leaves_of(cls) if len(leaf.path) == 1 and leaf.path[0] not in defaults(cls)]
     missing = [leaf.path[0] for leaf in needed if leaf.path[0] not in given]
     if missing:
-        words = [
-            _metavar(leaf, positional) if leaf.path[0] == positional else f"--{leaf.flag} {_metavar(leaf, positional)}"
-            for leaf in needed
-        ]
+        flags = ["" if leaf.path[0] == positional else f"--{_flag(leaf.path)} " for leaf in needed]
+        words = [flag + _metavar(leaf.path[0], leaf.hint, positional) for flag, leaf in zip(flags, needed, strict=True)]
         raise SettingsError(
             f"{owner} needs a value for {', '.join(f'`{name}`' for name in missing)}.\n"
             f"usage: {' '.join([prog, *words])} [OPTIONS]; all options: {prog} --help"
@@ -132,34 +100,88 @@ def options(cls: type[C], args: Sequence[str], *, prog: str, about: str, positio
     return from_dict(cls, given, owner=owner)
 
 
-def merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested mappings made one; where both have a value, that of ``high`` counts."""
-    result = dict(low)
-    for key, value in high.items():
-        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
-        result[key] = merged(result[key], value) if both else value
-    return result
+class Names:
+    """What each setting is called on the command line.
+
+    Settings inside others have their path for a name (``workers.min-batch``), and also their own name where no other
+    setting has it (``min-batch``). A main setting also has the name of those that it is in (``workers``).
+    """
+
+    def __init__(self, leaves: Sequence[Leaf]) -> None:
+        self.of: dict[tuple[str, ...], list[str]] = {}
+        """By path; the first name is the one in full."""
+        mains = [_flag(leaf.path[:-1]) for leaf in leaves if _is_main(leaf)]
+        owns = Counter([*mains, *(_flag(leaf.path[-1:]) for leaf in leaves)])
+        for leaf in leaves:
+            main = [_flag(leaf.path[:-1])] if _is_main(leaf) else []
+            own = [_flag(leaf.path[-1:])] if owns[_flag(leaf.path[-1:])] == 1 else []
+            self.of[leaf.path] = list(dict.fromkeys([_flag(leaf.path), *main, *own]))
+        self.leaves = {name: leaf for leaf in leaves for name in self.of[leaf.path]}
+        """By name."""
+        self._shared = {
+            name: [flag for flag in self.leaves if flag.endswith(f".{name}")]
+            for name, count in owns.items()
+            if count > 1 and name not in self.leaves
+        }
+
+    def settled(self, args: Sequence[str], owner: str) -> tuple[list[str], set[tuple[str, ...]]]:
+        """The arguments with names in full for all others, and which settings they give.
+
+        Raises:
+            SettingsError: a setting is given by two of its names.
+        """
+        words, given = [], dict[tuple[str, ...], str]()
+        for word in args:
+            flag, equals, value = word.removeprefix("--").partition("=")
+            name = _canonical(flag)
+            positive = name if name in self.leaves else re.sub(r"(^|\.)no-", r"\1", name)
+            if not word.startswith("--") or positive not in self.leaves:
+                words.append(word)
+                continue
+            path = self.leaves[positive].path
+            if given.setdefault(path, positive) != positive:
+                raise SettingsError(
+                    f"{owner}: --{given[path]} and --{positive} are one setting: leave out one of them."
+                )
+            shown = self.of[path][0]
+            words.append("--" + (shown if name == positive else _negative(shown)) + equals + value)
+        return words, set(given)
+
+    def unknown(self, word: str, owner: str, prog: str) -> SettingsError:
+        """The error for a word that is no setting: names the nearest."""
+        if not word.startswith("-"):
+            return SettingsError(f"{owner} can't take {word!r}: flags begin with `--`. All settings: {prog} --help")
+        name = word.lstrip("-").partition("=")[0]
+        if _canonical(name) in self._shared:
+            several = " or ".join(f"`{flag}`" for flag in self._shared[_canonical(name)])
+            return SettingsError(f"{owner} has more than one setting `{name}`: write {several}.")
+        near = nearest(_canonical(name), self.leaves)
+        hint = f" Nearest: `{near}` ({self.leaves[near].about})." if near else ""
+        return SettingsError(f"{owner} has no setting `{name}`.{hint} All settings: {prog} --help")
 
 
-def refuse_booleans(cls: type, values: Mapping[str, Any], *, owner: str) -> None:
-    """Raise a SettingsError where a file says yes or no, and ``cls`` wants something else: True is not the number 1."""
-    for leaf in leaves_of(cls):
-        value: Any = values
-        for name in leaf.path:
-            value = value.get(name) if isinstance(value, Mapping) else None
-        if _holds_boolean(value) and bool not in _options(leaf.hint):
-            name = ".".join(leaf.path)
-            raise SettingsError(f"{owner}.{name} is {value!r}, expected {_metavar(leaf, None)}: not yes or no.")
+def _flag(path: Iterable[str]) -> str:
+    """Without the leading dashes: ``network.log-std-init``."""
+    return ".".join(name.rstrip("_").replace("_", "-") for name in path)
 
 
-def _holds_boolean(value: Any) -> bool:
-    return isinstance(value, bool) or (isinstance(value, list | tuple) and any(map(_holds_boolean, value)))
+def _is_main(leaf: Leaf) -> bool:
+    return len(leaf.path) > 1 and main_setting(leaf.owner) == leaf.path[-1]
+
+
+def _canonical(word: str) -> str:
+    return word.replace("_", "-").rstrip("-")
+
+
+def _negative(flag: str) -> str:
+    head, dot, last = flag.rpartition(".")
+    return f"{head}{dot}no-{last}"
 
 
 # -- what tyro sees -------------------------------------------------------------------------------------------------
 
 
-def _view(name: str, classes: Iterable[type], positional: str | None, path: tuple[str, ...]) -> Any:
+def _view(name: str, classes: Iterable[type], names: Names, positional: str | None, path: tuple[str, ...]) -> Any:
     """A dataclass of plain words with a flag for every field of ``classes``."""
     import tyro
 
@@ -167,19 +189,22 @@ def _view(name: str, classes: Iterable[type], positional: str | None, path: tupl
     for cls in classes:
         hints, docs, known = typing.get_type_hints(cls), field_docs(cls), defaults(cls)
         for field in dataclasses.fields(cls):
-            hint = hints[field.name]
+            hint, here = hints[field.name], (*path, field.name)
             if dataclasses.is_dataclass(hint):
-                inner = _view(field.name, [typing.cast(type, hint)], None, (*path, field.name))
+                inner = _view(field.name, [typing.cast(type, hint)], names, None, here)
+                inner.__doc__ = (hint.__doc__ or "").split("\n")[0]
                 fields.append((field.name, inner, dataclasses.field(default_factory=inner)))
                 continue
-            leaf = Leaf((field.name,), cls, hint)
-            shape: Any = bool if hint is bool else tuple[str, ...] if _many(hint) or field.name == positional else str
+            shape: Any = (
+                bool if hint is bool else tuple[str, ...] if takes_many(hint) or field.name == positional else str
+            )
             start = known[field.name] if hint is bool else () if shape is not str else ""
             arg = tyro.conf.arg(
-                name=None if field.name == positional else leaf.flag,
+                name=None if field.name == positional else names.of[here][0],
+                aliases=None if field.name == positional else [f"--{other}" for other in names.of[here][1:]],
+                prefix_name=False,
                 help=docs.get(field.name, ""),
-                aliases=[f"--{field.name}"] if field.name.endswith("_") else [],
-                metavar=None if hint is bool else _metavar(leaf, positional),
+                metavar=None if hint is bool else _metavar(field.name, hint, positional),
                 help_behavior_hint=_behaviour(known, field.name, hint),
             )
             marks = (arg, tyro.conf.Positional) if field.name == positional else (arg,)
@@ -199,97 +224,17 @@ def _behaviour(known: Mapping[str, Any], name: str, hint: Any) -> str:
     return "" if value is None else f"(default: {value if isinstance(value, str) else shown(value)})"
 
 
-def _metavar(leaf: Leaf, positional: str | None) -> str:
-    if leaf.path[-1] == positional:
-        return leaf.path[-1].upper() + (" ..." if _many(leaf.hint) else "")
-    options = [o for o in _options(leaf.hint) if _is_tuple(o)] if _many(leaf.hint) else _options(leaf.hint)
-    words = []
-    for option in options:
-        if option is type(None):
-            words.append("none")
-        elif typing.get_origin(option) is typing.Literal:
-            words.append("{" + ",".join(map(str, typing.get_args(option))) + "}")
-        elif option in (int, float, str, bool):
-            words.append({int: "INT", float: "NUMBER", str: "TEXT", bool: "YES|NO"}[option])
-        elif _is_tuple(option):
-            inner = {int: "INT", float: "NUMBER", str: "TEXT"}.get(typing.get_args(option)[0], "ITEM")
-            words.append(f"{inner} ..." if _many(leaf.hint) else "STEP:NUMBER,...")
-    if len(words) != len(options):  # also what only Python can write
-        words = ["NAME"]
-    return "|".join(words)
+def _metavar(name: str, hint: Any, positional: str | None) -> str:
+    return name.upper() + (" ..." if takes_many(hint) else "") if name == positional else metavar(hint)
 
 
-# -- from words to values -------------------------------------------------------------------------------------------
-
-
-def _value(leaf: Leaf, words: Any, converters: Converters, owner: str) -> Any:
-    if isinstance(words, bool):
-        return words
-    if isinstance(words, str) or not _many(leaf.hint):
-        one = (words,) if isinstance(words, str) else words
-        if len(one) != 1:
-            raise SettingsError(f"{owner}.{leaf.flag} takes one value, not {len(one)}: {' '.join(one)}.")
-        return one_value(leaf.hint, one[0], converters)
-    if len(words) == 1 and words[0].lower() == "none":
-        return None if type(None) in _options(leaf.hint) else ()
-    nested = next(iter(typing.get_args(next(filter(_is_tuple, _options(leaf.hint))))), str)
-    if _is_tuple(nested):
-        return tuple(tuple(word.split(",")) for word in words)
-    return tuple(one_value(leaf.hint, word, converters) for word in words)
-
-
-def one_value(hint: Any, word: Any, converters: Converters) -> Any:
-    """One word, from the command line or a file, as what ``hint`` wants where it is not just that word."""
-    if not isinstance(word, str):
-        return word
-    if word.lower() == "none" and type(None) in _options(hint):
-        return None
-    return converters[hint](word) if hint in converters else word
-
-
-def _options(hint: Any) -> tuple[Any, ...]:
-    return typing.get_args(hint) if isinstance(hint, types.UnionType) or _is_union(hint) else (hint,)
-
-
-def _is_union(hint: Any) -> bool:
-    return typing.get_origin(hint) is typing.Union
-
-
-def _is_tuple(hint: Any) -> bool:
-    return typing.get_origin(hint) is tuple
-
-
-def _many(hint: Any) -> bool:
-    """Whether a flag takes any number of values: a tuple, alone or with None."""
-    return all(_is_tuple(option) or option is type(None) for option in _options(hint)) and hint is not type(None)
-
-
-# -- finding and refusing -------------------------------------------------------------------------------------------
+# -- finding ----------------------------------------------------------------------------------------------------------
 
 
 def _at(found: Any, path: Sequence[str]) -> Any:
     for name in path:
         found = getattr(found, name)
     return found
-
-
-def _canonical(word: str) -> str:
-    return word.removeprefix("--").partition("=")[0].replace("_", "-").rstrip("-")
-
-
-def _negative(leaf: Leaf) -> str:
-    head, dot, last = leaf.flag.rpartition(".")
-    return f"{head}{dot}no-{last}"
-
-
-def _unknown(word: str, leaves: Sequence[Leaf], owner: str, prog: str) -> SettingsError:
-    if not word.startswith("-"):
-        return SettingsError(f"{owner} can't take {word!r}: flags begin with `--`. All settings: {prog} --help")
-    name = word.lstrip("-").partition("=")[0]
-    by_flag = {leaf.flag: leaf for leaf in leaves}
-    near = nearest(_canonical(word), by_flag) or nearest(name, [leaf.path[-1] for leaf in leaves])
-    hint = f" Nearest: `{near}` ({by_flag[near].about})." if near in by_flag else ""
-    return SettingsError(f"{owner} has no setting `{name}`.{hint} All settings: {prog} --help")
 
 
 def _unboxed(text: str) -> str:

@@ -20,6 +20,7 @@ if sys.platform != "win32":
 
 TENSORBOARD = "tensorboard"
 LOCK = ".lock"
+CLIPS = "clips"
 
 
 def chosen(out: str | None, resume: str | None, env: Any, owner: str) -> Path:
@@ -97,6 +98,8 @@ def clear(out: Path) -> None:
         for path in (out / METRICS_FILE, out / MANIFEST, *out.glob("state-*.safetensors")):
             path.unlink(missing_ok=True)
         shutil.rmtree(out / TENSORBOARD, ignore_errors=True)
+        for clip in (out / CLIPS).glob("iteration_*.gif"):
+            clip.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -13,10 +13,11 @@ from etude.cli.streams import say
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from etude.algorithms import Result, Stop
+    from etude.algorithms import Evaluation, Result, Stop
 
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 48
+_PARTS = 6
 
 
 class View(Protocol):
@@ -141,12 +142,34 @@ def figures(result: "Result") -> Mapping[str, str]:
     shown = {}
     if result.returns_counted:
         shown["return"] = f"{result.return_mean:,.1f} ({result.return_min:,.5g} … {result.return_max:,.5g})"
+        shown |= parts(result)
     if result.env_steps:
         shown["steps"] = f"{result.env_steps:,}, {result.sample_steps_per_s:,.0f}/s sampled"
     shown["updates"] = f"{result.updates:,}"
-    shown["losses"] = " ".join(f"{name} {value:.3g}" for name, value in result.losses.items())
+    shown["losses"] = _few([f"{name} {value:.3g}" for name, value in result.losses.items()], " ")
     shown["seconds"] = f"{result.seconds:.1f}"
+    if result.turn_ms:
+        longest = sorted(result.turn_ms.items(), key=lambda item: -item[1])[:3]
+        spent = ", ".join(f"{name} {ms:.2g}" for name, ms in longest)
+        shown["turn"] = f"{sum(result.turn_ms.values()):.2g} ms ({spent})"
+    for name, spread in result.custom.items():
+        shown[name] = f"{spread['mean']:,.5g} ({spread['min']:,.5g} … {spread['max']:,.5g})"
+    if result.faulty_episodes:
+        shown["faulty episodes"] = f"{result.faulty_episodes:,}"
     return shown
+
+
+def parts(found: "Result | Evaluation") -> dict[str, str]:
+    """The mean returns of each module, or of each agent, where there are several; the first few of very many."""
+    for kind, returns in (("modules", found.module_returns), ("agents", found.agent_returns)):
+        if len(returns) > 1:
+            return {kind: _few([f"{name} {value:,.1f}" for name, value in returns.items()], ", ")}
+    return {}
+
+
+def _few(words: list[str], between: str) -> str:
+    more = f" and {len(words) - _PARTS} more" if len(words) > _PARTS else ""
+    return between.join(words[:_PARTS]) + more
 
 
 def line(result: "Result") -> str:

@@ -4,7 +4,7 @@
 import sys
 from typing import TYPE_CHECKING, Any
 
-from etude.cli import files, flags
+from etude.cli import files, flags, live
 from etude.errors import SettingsError
 from etude.settings import settings
 
@@ -57,7 +57,7 @@ def evaluate(args: list[str]) -> int:
     """Run ``etude evaluate RUN ...``."""
     about = "Let a trained run play whole episodes, and report their returns."
     options = flags.options(PlayOptions, args, prog="etude evaluate", about=about, positional="run")
-    algorithm = _loaded(options)
+    algorithm = loaded(options)
     try:
         found = algorithm.evaluate(options.episodes, env=options.env, seed=options.seed, explore=options.explore)
     finally:
@@ -73,7 +73,7 @@ def record(args: list[str]) -> int:
     """Run ``etude record RUN --to DIR ...``."""
     about = "Let a trained run play whole episodes, and record them as Parquet."
     options = flags.options(RecordOptions, args, prog="etude record", about=about, positional="run")
-    algorithm = _loaded(options)
+    algorithm = loaded(options)
     try:
         found = algorithm.record(
             options.to,
@@ -92,7 +92,7 @@ def record(args: list[str]) -> int:
     return 0
 
 
-def _loaded(options: PlayOptions) -> "Algorithm[Any]":
+def loaded(options: PlayOptions) -> "Algorithm[Any]":
     """The run, sure to have somewhere to play."""
     from etude.algorithms import load
 
@@ -105,8 +105,12 @@ def _loaded(options: PlayOptions) -> "Algorithm[Any]":
 
 def summary(found: "Evaluation") -> str:
     """An evaluation in words."""
-    return (
+    whole = (
         f"{found.episodes} episodes, {found.env_steps:,} steps: mean return {found.return_mean:,.1f} "
         f"(std {found.return_std:,.1f}, {found.return_min:,.5g} … {found.return_max:,.5g}), "
         f"mean length {found.length_mean:,.1f}"
     )
+    lines = [whole, *(f"mean returns of {kind}: {returns}" for kind, returns in live.parts(found).items())]
+    if found.faulty_episodes:
+        lines.append(f"{found.faulty_episodes:,} more episodes broke off by an error of the env")
+    return "\n".join(lines)

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 from etude.algorithms import Algorithm, Result, Stop
-from etude.cli import files, folders, live
+from etude.cli import files, folders, live, watch
 from etude.cli.arguments import ALGORITHMS, TrainOptions, algorithm_class, ask, make
 from etude.cli.streams import say
 from etude.envs import env_name
@@ -41,11 +41,13 @@ def main(args: list[str]) -> int:
     options, out = asked.options, asked.out
     with folders.claimed(out):  # before a checkpoint is read: who has the folder may save a newer one meanwhile
         folders.check_free(out, options.resume, overwrite=options.overwrite)
-        algorithm = make(asked)
-        algorithm.check_stop(options.stop)  # before anything is replaced
-        if options.overwrite:
-            folders.clear(out)
-        return run(algorithm, out, options)
+        with closing(make(asked)) as algorithm:
+            algorithm.check_stop(options.stop)  # before anything is replaced
+            algorithm.prepare()
+            watch.TrainingClips(options.clip_interval, out).check(algorithm)
+            if options.overwrite:
+                folders.clear(out)
+            return run(algorithm, out, options)
 
 
 def run(algorithm: Algorithm[Any], out: Path, options: TrainOptions) -> int:
@@ -55,12 +57,12 @@ def run(algorithm: Algorithm[Any], out: Path, options: TrainOptions) -> int:
         0 where the goal was met or none was set, 3 where a budget ran out before, 130 where it was interrupted.
     """
     stop, start, saved = options.stop, algorithm.iteration, time.monotonic()
+    clips = watch.TrainingClips(options.clip_interval, out)
     view = live.view(_title(algorithm), stop, quiet=options.quiet)
     if stop == Stop() and not options.quiet:
         say("nothing says when to stop (--stop....): Ctrl-C saves and ends it")
     cut_jsonl(out / METRICS_FILE, start)  # a killed run may have come further than its last checkpoint
     with (
-        closing(algorithm),
         closing(JSONLines(out / METRICS_FILE)) as lines,
         closing(TensorBoard(out / folders.TENSORBOARD)) as board,
         _signals() as interrupted,
@@ -70,7 +72,8 @@ def run(algorithm: Algorithm[Any], out: Path, options: TrainOptions) -> int:
             row = result.to_dict()
             if result.iteration > start:  # else there was nothing left to do
                 lines.write(row)
-                board.write(row, result.env_steps or result.updates)
+                write_to(board, row, algorithm)
+                clips.after(result, algorithm, board)
             view.show(result)
             if interrupted.is_set():
                 break
@@ -86,6 +89,16 @@ def run(algorithm: Algorithm[Any], out: Path, options: TrainOptions) -> int:
         about = {"algorithm": algorithm.name, "out": str(out), "goal_met": met, "interrupted": cut}
         files.print_json(result.to_dict() | about)
     return INTERRUPTED if cut else 0 if met else GOAL_MISSED
+
+
+def write_to(board: TensorBoard, row: dict[str, Any], algorithm: Algorithm[Any]) -> None:
+    """Record a result and what callbacks logged with it."""
+    step = row["env_steps"] or row["updates"]
+    board.write(row, step)
+    for name, values in algorithm.histograms.items():
+        board.histogram(f"custom/{name}", values, step)
+    for name, image in algorithm.media.items():
+        board.image(f"custom/{name}", image, step)
 
 
 @contextmanager

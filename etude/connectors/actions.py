@@ -84,3 +84,11 @@ class RescaleAction(Connector):
             scaled = low * (1 - share) + high * share
             out[name] = np.minimum(np.maximum(scaled, low), high)
         return out
+
+    def unact(self, action: Columns) -> Columns:
+        """Shrinks to [-1, 1]; where the bounds of the env's Box coincide, 0."""
+        out = dict(action)
+        for name, (low, high) in self._bounds.items():
+            width = np.where(high > low, high - low, 1)
+            out[name] = np.where(high > low, 2 * (action[name] - low) / width - 1, 0).astype(action[name].dtype)
+        return out

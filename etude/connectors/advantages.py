@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connectors on the learner's side only: advantages and value targets."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ class GAE(Connector):
     Generalised advantage estimation (Schulman et al. 2016), see `etude.experience.returns.gae`. Values are the recorded
     column ``value`` where there is one, else the module's. What follows a segment is worth nothing where it terminated,
     else the module's value of ``final_obs``; where that is not known, the value of the last step's own observation.
+    A recurrent module's values are those in the state that was recorded for the step.
 
     Args:
         gamma: Discount a step, 0 to 1.
@@ -44,23 +45,33 @@ class GAE(Connector):
         if col.VALUE in exp.steps:
             value = np.asarray(exp.steps[col.VALUE]).astype(np.float32, copy=False)
         else:
-            value = _values(module, col.subtree(exp.steps, col.OBS), "the steps, which have no column `value`")
+            value = _values(module, exp, None)
         bootstrap = np.zeros(exp.num_segments, np.float32)
         goes_on = ~exp.segments.terminated
         bootstrap[goes_on] = value[exp.offsets[1:][goes_on] - 1]
         known = np.flatnonzero(goes_on & exp.segments.has_final_obs)
         if len(known):
-            final_obs = {name: np.asarray(final).take(known, axis=0) for name, final in exp.final_obs.items()}
-            bootstrap[known] = _values(module, final_obs, "the observations that segments were cut or truncated at")
+            bootstrap[known] = _values(module, exp, known)
         advantage, target = returns.gae(reward, value, bootstrap, exp.offsets, self.gamma, self.lambda_)
         return exp.with_steps(value=value, advantage=advantage, value_target=target)
 
 
-def _values(module: "Module | None", obs: dict[str, Any], of: str) -> NDArray[np.float32]:
+def _values(module: "Module | None", exp: Experience, ends: NDArray[np.int64] | None) -> NDArray[np.float32]:
+    """The values of what follows the segments ``ends``; None: of all steps."""
     if module is None:
+        of = "the observations that segments were cut or truncated at"
+        of = "the steps, which have no column `value`" if ends is None else of
         raise DataError(f"GAE needs a module for the values of {of}: call offline(exp, module).")
-    values: NDArray[np.float32] = module.value_of({name: np.asarray(array) for name, array in obs.items()})
-    return values
+    if ends is not None:
+        final_obs = {name: np.asarray(final).take(ends, axis=0) for name, final in exp.final_obs.items()}
+        if not module.recurrent:
+            return module.value_of(final_obs)
+    rows = slice(None) if ends is None else exp.offsets[1:][ends] - 1
+    obs, state = (
+        {name: np.asarray(column)[rows] for name, column in col.subtree(exp.steps, root).items()}
+        for root in (col.OBS, col.STATE_IN)
+    )
+    return module.value_of(obs, state) if ends is None else module.value_after(obs, state, final_obs)
 
 
 class NormalizeAdvantages(Connector):

@@ -76,6 +76,10 @@ class Connector:
         """Module → env: what the env gets; columns ``[rows, ...]``. Recorded is what the module chose."""
         return action
 
+    def unact(self, action: Columns) -> Columns:
+        """Env → module: the inverse of `act`, for actions that the env took of itself (``off_policy_action``)."""
+        return action
+
     def offline(self, exp: Experience, module: "Module | None" = None) -> Experience:
         """What the module saw, ``final_obs`` included, from Experience as recorded; the same rows and segments.
 
@@ -86,6 +90,10 @@ class Connector:
 
     def update(self, exp: Experience) -> None:
         """Learn from newly collected Experience. Online and offline work the same until the next call."""
+
+    def metrics(self) -> dict[str, float]:
+        """What results are to say of it, by name: they have it as ``metrics``, with the connector's name before it."""
+        return {}
 
     def state_dict(self) -> dict[str, Any]:
         """What was learned and the running state of the slots: plain data and arrays, copied."""

@@ -51,10 +51,10 @@ class Moments:
 class NormalizeObs(Connector):
     """Brings each component of the observation to mean 0 and deviation 1, then clips it; the result is float32.
 
-    Works on Box leaves of float dtype; others pass as they are. Statistics are over all steps given to `update`
-    (lookback left out), and stay frozen between two updates, so that a step is seen alike when acting and learning.
-    Before the first update only the clipping works. Put it behind connectors that remember (`FrameStack`): what these
-    hold over an update would have been normalised by the older statistics.
+    Works on Box leaves of float dtype; others pass as they are, and so does an `action_mask`. Statistics are over all
+    steps given to `update` (lookback left out), and stay frozen between two updates, so that a step is seen alike when
+    acting and learning. Before the first update only the clipping works. Put it behind connectors that remember
+    (`FrameStack`): what these hold over an update would have been normalised by the older statistics.
 
     Args:
         clip: The largest magnitude that passes, in standard deviations; ``inf`` for none. 10 is what the
@@ -70,7 +70,7 @@ class NormalizeObs(Connector):
 
     def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
         """Float Boxes become float32 Boxes from ``-clip`` to ``clip``."""
-        found = {name: leaf for name, leaf in leaves(obs_space, col.OBS).items() if _is_float(leaf)}
+        found = {n: leaf for n, leaf in leaves(obs_space, col.OBS).items() if _is_float(leaf) and n != col.OBS_MASK}
         self._moments = {name: Moments(leaf_shape(leaf)) for name, leaf in found.items()}
         # float64 observations are centred in float64: a far-off mean would eat their digits in float32
         self._dtypes = {name: np.result_type(leaf_dtype(leaf), np.float32) for name, leaf in found.items()}
@@ -120,6 +120,10 @@ class NormalizeObs(Connector):
         for name, batch in batches.items():
             self._moments[name].add(batch[exp.trained()] if has_lookback else batch)
         self._freeze()
+
+    def metrics(self) -> dict[str, float]:
+        """``count``: the steps that the statistics are over."""
+        return {"count": float(max((moments.count for moments in self._moments.values()), default=0))}
 
     def state_dict(self) -> dict[str, Any]:
         """For each column: ``count``, ``mean`` and ``squares``."""

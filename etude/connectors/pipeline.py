@@ -109,6 +109,8 @@ class Pipeline(Connector):
         self._act = [c.act for c in reversed(self.connectors) if overrides(c, "act")]
         self.observes = bool(self._online)
         """Whether `online` does anything: else the module sees what the env gives."""
+        self.acts = bool(self._act)
+        """Whether `act` does anything: else the env gets what the module chooses."""
 
     def __repr__(self) -> str:
         return f"Pipeline({self.connectors!r})"
@@ -182,6 +184,12 @@ class Pipeline(Connector):
             action = act(action)
         return action
 
+    def unact(self, action: Columns) -> Columns:
+        """Env → module, for actions: through all, in order."""
+        for connector in self.connectors:
+            action = connector.unact(action)
+        return action
+
     def offline(self, exp: Experience, module: "Module | None" = None) -> Experience:
         """Through all, in order."""
         for connector in self.connectors:
@@ -196,6 +204,10 @@ class Pipeline(Connector):
             seen = connector.offline(exp) if i < last else exp
             connector.update(exp)
             exp = seen
+
+    def metrics(self) -> dict[str, float]:
+        """Of all, with the name of each before its own: ``normalize_obs/count``."""
+        return {f"{c.name}/{name}": value for c in self.connectors for name, value in c.metrics().items()}
 
     def state_dict(self) -> dict[str, Any]:
         """``connectors``: the name and the state of each, in order."""

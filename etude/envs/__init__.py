@@ -2,8 +2,27 @@
 """Environments: what users bring, as arenas of slots."""
 
 from etude.columns import Columns
-from etude.envs.arena import Arena, Turn
+from etude.envs.agent_dicts import MultiAgentEnv
+from etude.envs.arena import Arena, Kind, Turn
+from etude.envs.arenas import make_arena
 from etude.envs.make import EnvLike, env_name, make_vector_env
+from etude.envs.masks import InfoActionMask
+from etude.envs.pool import PoolArena
 from etude.envs.vector import VectorArena
+from etude.envs.workers import Workers
 
-__all__ = ["Arena", "Columns", "EnvLike", "Turn", "VectorArena", "env_name", "make_vector_env"]
+__all__ = [
+    "Arena",
+    "Columns",
+    "EnvLike",
+    "InfoActionMask",
+    "Kind",
+    "MultiAgentEnv",
+    "PoolArena",
+    "Turn",
+    "VectorArena",
+    "Workers",
+    "env_name",
+    "make_arena",
+    "make_vector_env",
+]

@@ -2,7 +2,7 @@
 """Arena: a set of slots, each of them one agent in one running copy of an env."""
 
 import dataclasses
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,45 +11,90 @@ from etude.columns import Columns
 from etude.spaces import Space
 
 
+class Kind(NamedTuple):
+    """Slots whose agents have the same spaces: what one module can act for."""
+
+    obs_space: Space
+    """The space of one observation, as the env gives it."""
+    action_space: Space
+    """The space of one action, as the env takes it."""
+    slots: range
+    """Their ids, which stand next to each other."""
+
+
 @dataclasses.dataclass(slots=True)
 class Turn:
-    """What all slots of an arena show at one moment: what their last action brought, and what to act on next."""
+    """What some slots of one kind show at one moment: what their last actions brought, and what to act on next.
 
+    Rows whose ``terminated`` or ``truncated`` is True end an episode (for the agent): ``obs`` is the last observation,
+    and no action is wanted. The slot's next row, if it has one, is a ``first``.
+    """
+
+    slots: NDArray[np.int64]
+    """``[n]``: the slots, each at most once."""
     obs: Columns
-    """``[num_slots, ...]``: the observation to act on; the final one of its episode where ``live`` is False."""
+    """``[n, ...]`` each: the observation to act on, or the last one of an episode."""
     reward: NDArray[np.float64]
-    """``[num_slots]``: the reward for the last action; means nothing in the first turn or after a row not live."""
-    terminated: NDArray[np.bool_]
-    """``[num_slots]``: that action ended the episode by the env's own rules."""
-    truncated: NDArray[np.bool_]
-    """``[num_slots]``: that action was the last before the episode was stopped from outside."""
-    first: NDArray[np.bool_]
-    """``[num_slots]``: ``obs`` begins an episode."""
-    live: NDArray[np.bool_] | None = None
-    """``[num_slots]``: the slot waits for an action; None is all. Where False, what is sent is ignored: no step."""
-    final_rows: NDArray[np.int64] | None = None
-    """Slots whose episode ended with the last action while ``obs`` already begins the next one."""
-    final_obs: Columns | None = None
-    """``[len(final_rows), ...]``: the true last observations of those episodes."""
+    """``[n]``: all that the slot's last action brought; means nothing where ``first``."""
+    terminated: NDArray[np.bool_] | None
+    """``[n]``: the episode ended by the env's own rules. None is nowhere."""
+    truncated: NDArray[np.bool_] | None
+    """``[n]``: the episode was stopped from outside. None is nowhere."""
+    first: NDArray[np.bool_] | None = None
+    """``[n]``: ``obs`` begins an episode. None is nowhere."""
+    kind: int = 0
+    """The index in `Arena.kinds`."""
+    waits: bool = True
+    """False: every row ends an episode, so that nothing is to be sent. Where True, send an action for every row; those
+    for rows that end an episode are ignored."""
+    blind: NDArray[np.bool_] | None = None
+    """``[n]``: an episode's end whose observation the env never gave: ``obs`` means nothing there. None is nowhere."""
+    taken: tuple[NDArray[np.int64], Columns] | None = None
+    """Rows whose last action was not the one that was sent, and the flat action columns ``[rows, ...]`` that were."""
+    env_t: NDArray[np.int64] | None = None
+    """``[n]``: the steps that the env had made in its episode when it showed ``obs``. None where a slot is alone in its
+    env, whose steps are its own."""
+    episode: NDArray[np.int64] | None = None
+    """``[n]``: which of its env's episodes a row belongs to, counted from 0 when the arena was made: no `reset` begins
+    anew. None where a slot is alone in its env."""
+    over: NDArray[np.int64] | None = None
+    """Envs whose episode has ended for all agents with the rows of this turn. None where a slot is alone in its env,
+    whose episode ends as its own."""
+    lost: NDArray[np.int64] | None = None
+    """Slots, of any kind, whose episodes broke off before this turn because their env failed: what they did in them
+    and was not yet collected is void. None is none."""
+    infos: Any = None
+    """What the envs said beside, in whatever form they are in: `Arena.info_of` reads it."""
 
 
 class Arena(Protocol):
     """A set of slots that wait for actions. After `reset`, `recv` and `send` take turns."""
 
+    kinds: tuple[Kind, ...]
     num_slots: int
-    obs_space: Space
-    """The space of one observation, as the env gives it."""
-    action_space: Space
-    """The space of one action, as the env takes it."""
+    num_envs: int
+    env_of: NDArray[np.int64]
+    """``[num_slots]``: the running copy of the env, 0 to ``num_envs - 1``, that a slot is in."""
+    agents: list[str | None]
+    """``[num_slots]``: the name of each slot's agent; None where there is one agent without a name."""
 
     def reset(self, seed: int | None = None) -> None:
-        """Start a new episode in every slot; with a seed, seed the envs, each with its own stream."""
+        """Start a new episode in every env; with a seed, seed the envs, each with its own stream."""
 
-    def recv(self) -> Turn:
-        """What the slots show now."""
+    def recv(self) -> list[Turn]:
+        """What slots show now: waits until there is something. An env's agents that wait come all at once.
 
-    def send(self, action: Columns) -> None:
-        """Act: flat action columns ``[num_slots, ...]``, in the order of the slots."""
+        Asked again before anything is sent, it gives the same again.
+
+        Raises:
+            EnvError: an env fails, and was not to be made again or has failed too often.
+        """
+
+    def send(self, turn: Turn, action: Columns) -> None:
+        """Act for all rows of a turn that waits: flat action columns ``[n, ...]``. Each turn is answered once.
+
+        Once all turns of a `recv` are answered, the envs go on.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """The running episodes as plain data; ``{"how": "new episodes", "why": ...}`` where that can't be had."""
@@ -59,6 +104,17 @@ class Arena(Protocol):
 
         After ``new episodes`` the arena must be reset.
         """
+
+    def env_at(self, env: int) -> Any | None:
+        """The object of env number ``env``; the ``VectorEnv`` that it is a part of, where it has none of its own; None
+        where it lives in another process."""
+
+    def info_of(self, turn: Turn, slot: int) -> dict[str, Any] | None:
+        """What the env said to ``slot`` beside its row in ``turn``, as it said it; {} where nothing, None where that
+        stays in another process. To be asked before anything is sent."""
+
+    def stats(self) -> dict[str, float]:
+        """Counts since this was last asked, by name, such as ``faulty_episodes`` and ``restarts``; {} where none."""
 
     def close(self) -> None:
         """Close the envs and what they hold open."""

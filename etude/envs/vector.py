@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """VectorArena: Gymnasium's vector envs as an Arena; every autoreset mode gives the same steps."""
 
+import copy
+import dataclasses
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.columns import Columns
 from etude.envs import snapshot
-from etude.envs.arena import Turn
+from etude.envs.arena import Kind, Turn
 from etude.envs.make import EnvLike, make_vector_env
 from etude.errors import EnvError
 from etude.spaces import Flattener, Nester, check_value, leaf_dtype, leaf_shape
@@ -39,9 +41,15 @@ class VectorArena:
         self._mode = self._autoreset_mode()
         self._flatten = Flattener(self.obs_space, col.OBS)
         self._nest_action = Nester(self.action_space, col.ACTION)
-        self._turn: Turn | None = None
-        self._none_first = np.zeros(self.num_slots, bool)
-        self._none_first.flags.writeable = False
+        self._flatten_action = Flattener(self.action_space, col.ACTION)
+        self._turns: list[Turn] = []
+        self._reset_due: NDArray[np.bool_] | None = None  # where the next step is a reset
+        self._reset_infos: dict[str, Any] = {}  # of the last resets that we asked for
+        self._slots = np.arange(self.num_slots)
+        self.num_envs = self.num_slots
+        self.env_of: NDArray[np.int64] = self._slots
+        self.agents: list[str | None] = [None] * self.num_slots
+        self.kinds: tuple[Kind, ...] = (Kind(self.obs_space, self.action_space, range(self.num_slots)),)
 
     def _autoreset_mode(self) -> AutoresetMode:
         mode = (self.env.metadata or {}).get("autoreset_mode")
@@ -54,50 +62,71 @@ class VectorArena:
 
     def reset(self, seed: int | None = None) -> None:
         """See `Arena.reset`."""
-        obs, _ = self.env.reset(seed=seed)
+        obs, info = self.env.reset(seed=seed)
+        self._reset_infos = info
         columns = self._flatten(obs)
         check_value(self.obs_space, _row(obs, 0), col.OBS)
         n = self.num_slots
-        self._turn = Turn(columns, np.zeros(n), np.zeros(n, bool), np.zeros(n, bool), np.ones(n, bool))
+        self._reset_due = None
+        self._turns = [Turn(self._slots, columns, np.zeros(n), None, None, np.ones(n, bool), infos=info)]
 
-    def recv(self) -> Turn:
+    def recv(self) -> list[Turn]:
         """See `Arena.recv`."""
-        if self._turn is None:
+        if not self._turns:
             raise EnvError("the arena was not reset: call reset() before recv().")
-        return self._turn
+        return self._turns
 
-    def send(self, action: Columns) -> None:
+    def send(self, turn: Turn, action: Columns) -> None:
         """See `Arena.send`."""
-        before = self.recv()
         obs, reward, terminated, truncated, info = self.env.step(self._nest_action(action))
-        turn = Turn(self._flatten(obs), reward, terminated, truncated, self._none_first)
-        if self._mode is AutoresetMode.NEXT_STEP:
-            done = terminated | truncated
-            if np.count_nonzero(done):
-                turn.live = ~done
-            if before.live is not None:
-                turn.first = ~before.live
-        elif terminated.any() or truncated.any():
-            self._reset_within(turn, obs, terminated | truncated, info)
-        self._turn = turn
-
-    def _reset_within(self, turn: Turn, obs: Any, done: NDArray[np.bool_], info: dict[str, Any]) -> None:
-        """The env was reset in the same step, or is reset here: the true last observations are kept apart."""
-        rows = np.flatnonzero(done)
-        turn.first, turn.final_rows = done, rows
-        if self._mode is AutoresetMode.DISABLED:
-            turn.final_obs = {name: column.take(rows, axis=0) for name, column in turn.obs.items()}
-            # the reset may clear flags that the env lends
-            turn.terminated, turn.truncated = turn.terminated.copy(), turn.truncated.copy()
-            obs, _ = self.env.reset(options={"reset_mask": done.copy()})
-            turn.obs = self._flatten(obs)
+        turn = Turn(self._slots, self._flatten(obs), reward, None, None, infos=info)
+        if info and "off_policy_action" in info:
+            turn.taken = self._taken(info)
+        self._turns = [turn]
+        if self._reset_due is not None:
+            turn.first, self._reset_due = self._reset_due, None
+        done = terminated | truncated
+        if not np.count_nonzero(done):
             return
-        if "final_obs" not in info:
+        turn.terminated, turn.truncated = terminated, truncated
+        if self._mode is AutoresetMode.NEXT_STEP:
+            self._reset_due = done
+        else:
+            self._turns = [self._end(turn, done, info), self._begun(turn, done, obs)]
+
+    def _end(self, turn: Turn, done: NDArray[np.bool_], info: dict[str, Any]) -> Turn:
+        """The rows whose episodes ended where the env is reset in the same step, or by us."""
+        rows = np.flatnonzero(done)
+        if self._mode is AutoresetMode.DISABLED:
+            last = {name: column.take(rows, axis=0) for name, column in turn.obs.items()}
+        elif "final_obs" in info:
+            last = self._final_columns(info["final_obs"], rows)
+            info = info.get("final_info", {})
+        else:
             raise EnvError(
                 f"{type(self.env).__name__} resets in the same step, but its info has no 'final_obs' where an episode "
                 f"ended (it has {sorted(info)}): the last observation would be lost."
             )
-        turn.final_obs = self._final_columns(info["final_obs"], rows)
+        assert turn.terminated is not None and turn.truncated is not None
+        flags = (turn.terminated.take(rows), turn.truncated.take(rows))
+        return Turn(rows, last, turn.reward.take(rows), *flags, waits=False, taken=_taken_in(turn, rows), infos=info)
+
+    def _begun(self, turn: Turn, done: NDArray[np.bool_], obs: Any) -> Turn:
+        """All rows after the episodes that ended were followed by new ones."""
+        columns, taken = turn.obs, turn.taken
+        if self._mode is AutoresetMode.DISABLED:
+            obs, self._reset_infos = self.env.reset(options={"reset_mask": done.copy()})
+            columns = self._flatten(obs)
+        if taken is not None:
+            there = ~done[taken[0]]
+            taken = (taken[0][there], {name: column[there] for name, column in taken[1].items()})
+        return Turn(self._slots, columns, turn.reward, None, None, done, taken=taken, infos=turn.infos)
+
+    def _taken(self, info: dict[str, Any]) -> tuple[NDArray[np.int64], Columns]:
+        """The actions that the env says it took itself; Gymnasium gives the rows that do as ``_off_policy_action``."""
+        values = self._flatten_action(info["off_policy_action"])
+        rows = np.flatnonzero(info.get("_off_policy_action", np.ones(self.num_slots, bool)))
+        return rows, {name: np.asarray(column)[rows] for name, column in values.items()}
 
     def _final_columns(self, final: Any, rows: NDArray[np.int64]) -> Columns:
         if isinstance(final, np.ndarray) and final.dtype == object:
@@ -114,22 +143,11 @@ class VectorArena:
 
     def state_dict(self) -> dict[str, Any]:
         """See `Arena.state_dict`."""
-        if self._turn is None:
+        if not self._turns:
             return {"how": "new episodes", "why": "the arena was not reset"}
-        state = snapshot.capture_env(self.env)
-        turn = self._turn
-        return state | {
-            "orders": {name: snapshot.order_of(np.asarray(column)) for name, column in turn.obs.items()},
-            "turn": {
-                "obs": {name: np.array(column) for name, column in turn.obs.items()},
-                "reward": np.array(turn.reward),
-                "terminated": np.array(turn.terminated),
-                "truncated": np.array(turn.truncated),
-                "first": np.array(turn.first),
-                "live": None if turn.live is None else np.array(turn.live),
-                "final_rows": turn.final_rows,
-                "final_obs": turn.final_obs,
-            },
+        return snapshot.capture_env(self.env) | {
+            "turns": [_turn_state(turn) for turn in self._turns],
+            "reset_due": None if self._reset_due is None else self._reset_due.copy(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> str:
@@ -142,10 +160,22 @@ class VectorArena:
         except snapshot.CannotRestoreError as error:
             self.reset()
             return f"new episodes: {error}"
-        turn = Turn(**state["turn"])
-        turn.obs = {name: np.array(column, order=state["orders"][name]) for name, column in turn.obs.items()}
-        self._turn = turn
+        self._turns = [_turn_from(turn) for turn in state["turns"]]
+        self._reset_due = state["reset_due"]
         return str(state["how"])
+
+    def env_at(self, env: int) -> Any:
+        """See `Arena.env_at`."""
+        return self.env.envs[env] if isinstance(self.env, SyncVectorEnv) else self.env
+
+    def info_of(self, turn: Turn, slot: int) -> dict[str, Any]:
+        """See `Arena.info_of`."""
+        is_reset = self._mode is AutoresetMode.DISABLED and turn.first is not None and turn.first[slot]
+        return _info_of(self._reset_infos if is_reset else turn.infos or {}, slot, self.num_slots)
+
+    def stats(self) -> dict[str, float]:
+        """See `Arena.stats`: an error of an env that steps with others in one call is raised."""
+        return {}
 
     def close(self) -> None:
         """See `Arena.close`. An Env or VectorEnv that was given ready-made is left to its giver."""
@@ -159,3 +189,41 @@ def _row(batched: Any, i: int) -> Any:
     if isinstance(batched, tuple):
         return tuple(_row(value, i) for value in batched)
     return batched[i]
+
+
+def _info_of(infos: dict[str, Any], env: int, num_envs: int) -> dict[str, Any]:
+    """What one of the envs said; by ``_key``, Gymnasium tells which of them said anything under ``key``."""
+    info = {}
+    for key, values in infos.items():
+        is_mask = key.startswith("_") and key[1:] in infos
+        there = infos.get(f"_{key}")
+        if is_mask or key in ("final_obs", "final_info") or (there is not None and not there[env]):
+            continue
+        if isinstance(values, dict):
+            info[key] = _info_of(values, env, num_envs)
+        else:
+            info[key] = values[env] if np.ndim(values) and len(values) == num_envs else values
+    return info
+
+
+def _taken_in(turn: Turn, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], Columns] | None:
+    """What was taken in ``rows`` of a turn of all slots, counted among these rows."""
+    if turn.taken is None:
+        return None
+    there = np.isin(turn.taken[0], rows)
+    return np.searchsorted(rows, turn.taken[0][there]), {name: c[there] for name, c in turn.taken[1].items()}
+
+
+def _turn_state(turn: Turn) -> dict[str, Any]:
+    state = {f.name: getattr(turn, f.name) for f in dataclasses.fields(turn) if f.name != "infos"}
+    orders = {name: snapshot.order_of(np.asarray(column)) for name, column in turn.obs.items()}
+    return copy.deepcopy(state) | {"orders": orders}
+
+
+def _turn_from(state: dict[str, Any]) -> Turn:
+    orders = state["orders"]
+    turn = Turn(**{name: value for name, value in state.items() if name != "orders"})
+    turn.obs = {name: np.array(column, order=orders[name]) for name, column in turn.obs.items()}
+    if turn.taken is not None:
+        turn.taken = (turn.taken[0], turn.taken[1])
+    return turn

@@ -12,24 +12,28 @@ from etude.errors import DataError
 from etude.experience.arrays import Array
 
 if TYPE_CHECKING:
-    from etude.modules import Module
+    from etude.learners.sequences import Layout
+    from etude.modules import Module, Output
 
 
 class Batch:
     """Columns of a batch as tensors: ``batch.obs``, ``batch.action``, ``batch.advantage``, ``batch["my/column"]``.
 
-    ``obs``, ``next_obs`` and ``action`` come nested, as their spaces are.
+    ``obs``, ``next_obs`` and ``action`` come nested, as their spaces are. `forward` runs a module, recurrent or not, on
+    the observations.
 
     Args:
         columns: The columns, ``[B, ...]``; looked up only when asked for.
         module: Whose spaces say how observations and actions are nested.
+        layout: For a recurrent module: how the rows lie in sequences.
     """
 
-    __slots__ = ("_columns", "_module", "used")
+    __slots__ = ("_columns", "_layout", "_module", "used")
 
-    def __init__(self, columns: Mapping[str, torch.Tensor], module: "Module") -> None:
+    def __init__(self, columns: Mapping[str, torch.Tensor], module: "Module", layout: "Layout | None" = None) -> None:
         self._columns = columns
         self._module = module
+        self._layout = layout
         self.used: dict[str, torch.Tensor] = {}
         """The columns asked for so far."""
 
@@ -45,10 +49,23 @@ class Batch:
                 ) from None
         return self.used[name]
 
+    def forward(self, module: "Module") -> "Output":
+        """What ``module`` says about each row: ``dist_inputs`` ``[B, n]`` and ``value`` ``[B]``.
+
+        A recurrent module walks along the sequences that the rows lie in, each from the state in which its first step
+        was seen when it was made.
+        """
+        if self._layout is None:
+            return module(self.obs)  # type: ignore[no-any-return]
+        return self._layout.forward(module, self._obs_columns(col.OBS))
+
+    def _obs_columns(self, root: str) -> dict[str, torch.Tensor]:
+        parts = col.under(self._columns, root) or [root]
+        return {col.OBS + part[len(root) :]: self[part] for part in parts}
+
     def __getattr__(self, name: str) -> Any:
         if name in (col.OBS, col.NEXT_OBS):
-            parts = col.under(self._columns, name) or [name]
-            return self._module.obs_from({col.OBS + part[len(name) :]: self[part] for part in parts})
+            return self._module.obs_from(self._obs_columns(name))
         if name == col.ACTION:
             return self._module.action_from({part: self[part] for part in col.under(self._columns, name) or [name]})
         if name.startswith("_"):
@@ -60,9 +77,15 @@ class Batch:
 
 
 class Shuffled:
-    """Columns in a given order of rows, cut into minibatches. A column is gathered, once, when it is first needed."""
+    """Columns in a given order of rows, cut into minibatches. A column is gathered, once, when it is first needed.
 
-    def __init__(self, columns: Mapping[str, torch.Tensor], order: torch.Tensor, size: int) -> None:
+    Args:
+        columns: The columns.
+        order: The rows.
+        size: How many of them go into a minibatch; or into each, one after the other.
+    """
+
+    def __init__(self, columns: Mapping[str, torch.Tensor], order: torch.Tensor, size: int | list[int]) -> None:
         self.columns = columns
         self._order = order
         self._size = size

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from etude.errors import CheckpointError, EtudeError
+from etude.errors import CheckpointError, EtudeError, ModuleError, SettingsError
 from etude.experience import Experience
 from etude.experience.arrays import Array
 from etude.learners.adam import Adam
@@ -20,6 +20,7 @@ from etude.learners.compiled import CompiledStep
 from etude.learners.flat import FlatParameters
 from etude.learners.loss import Loss
 from etude.learners.schedules import Schedule, value_at
+from etude.learners.sequences import Sequences, sequence_batches
 from etude.modules import Module
 
 LossFn = Callable[[Module, Batch], Loss]
@@ -46,12 +47,13 @@ class Learner:
         grad_clip: The limit that gradients are clipped to; None leaves them.
         grad_clip_by: What the limit is of, see `ClipBy`.
         compile: Compile the whole step (loss, gradient, clipping, Adam) with ``torch.compile`` when batches are all of
-            one size: several seconds at the first step, then faster.
+            one size: several seconds at the first step, then faster. Not for recurrent modules.
         device: Where batches go; the module must be there already.
         seed: Of the order of minibatches.
 
     Raises:
         EtudeError: a parameter belongs to no optimizer or to two; it is named.
+        SettingsError: ``compile`` is asked for, and the module is recurrent.
     """
 
     def __init__(
@@ -67,6 +69,11 @@ class Learner:
         device: torch.device | str = "cpu",
         seed: int | np.random.SeedSequence | None = None,
     ) -> None:
+        if compile and module.recurrent:
+            raise SettingsError(
+                "`compile` is True, but the module is recurrent: its sequences differ in length, and each length would "
+                "be compiled anew. Leave `compile` out."
+            )
         self.module = module
         self.loss = loss
         self.grad_clip = grad_clip
@@ -90,38 +97,70 @@ class Learner:
         """Set the learning rates to their schedules' values after ``env_steps`` over the lifetime of the run."""
         self.lr = {name: value_at(schedule, env_steps) for name, schedule in self.schedules.items()}
 
-    def update(self, exp: Experience, *, minibatch_size: int, epochs: int = 1, shuffle: bool = True) -> Update:
-        """Update from Experience: minibatches of its steps, lookback left out, each step once an epoch."""
-        columns = exp.to(self.device).steps
-        rows = np.flatnonzero(exp.trained())
+    def update(
+        self, exp: Experience, *, minibatch_size: int, epochs: int = 1, shuffle: bool = True, max_seq_len: int = 32
+    ) -> Update:
+        """Update from Experience: minibatches of its steps, lookback left out, each step once an epoch.
 
-        def batches() -> Iterable[Batch]:
-            for _ in range(epochs):
-                order = self._rng.permutation(rows) if shuffle else rows
-                epoch = Shuffled(columns, torch.from_numpy(order).to(self.device), minibatch_size)
-                for i in range(-(-len(order) // minibatch_size)):
-                    yield Batch(MinibatchColumns(epoch, i), self.module)
-
-        return self._update_all(batches())
+        Args:
+            exp: The experience.
+            minibatch_size: Steps in a gradient step. For a recurrent module about so many, in whole sequences.
+            epochs: How many times over.
+            shuffle: In a new random order each epoch; else in order.
+            max_seq_len: For a recurrent module: segments are cut to sequences of at most so many steps, each of which
+                begins in the state that was recorded. Gradients flow no further back.
+        """
+        batches = self._minibatches(exp, minibatch_size, max_seq_len, epochs, shuffle)
+        return self._update_all(batch for batch, _ in batches)
 
     def measure(
-        self, exp: Experience, figures: Callable[[Module, Batch], Figures], *, chunk_size: int = 8192
+        self,
+        exp: Experience,
+        figures: Callable[[Module, Batch], Figures],
+        *,
+        chunk_size: int = 8192,
+        max_seq_len: int = 32,
     ) -> dict[str, float]:
         """The means of ``figures(module, batch)``, scalars, over the steps of ``exp``, without gradients."""
-        columns = exp.to(self.device).steps
-        rows = torch.from_numpy(np.flatnonzero(exp.trained())).to(self.device)
-        epoch = Shuffled(columns, rows, chunk_size)
         totals: dict[str, float] = {}
+        rows = 0
         self.module.eval()
         with torch.no_grad():
-            for i in range(-(-len(rows) // chunk_size)):
-                share = min(chunk_size, len(rows) - i * chunk_size) / len(rows)
-                for name, value in figures(self.module, Batch(MinibatchColumns(epoch, i), self.module)).items():
-                    totals[name] = totals.get(name, 0.0) + share * float(value)
-        return totals
+            for batch, size in self._minibatches(exp, chunk_size, max_seq_len, 1, False):
+                rows += size
+                for name, value in figures(self.module, batch).items():
+                    totals[name] = totals.get(name, 0.0) + size * float(value)
+        return {name: total / rows for name, total in totals.items()}
+
+    def _minibatches(
+        self, exp: Experience, size: int, max_seq_len: int, epochs: int, shuffle: bool
+    ) -> Iterator[tuple[Batch, int]]:
+        """Batches of about ``size`` steps, and how many exactly."""
+        columns = exp.to(self.device).steps
+        if self.module.recurrent:
+            sequences = Sequences.of(exp, max_seq_len)
+            for _ in range(epochs):
+                order = sequences.shuffled(self._rng) if shuffle else sequences
+                yield from sequence_batches(columns, order, size, self.module, self.device)
+            return
+        rows = np.flatnonzero(exp.trained())
+        for _ in range(epochs):
+            rows_in_order = self._rng.permutation(rows) if shuffle else rows
+            epoch = Shuffled(columns, torch.from_numpy(rows_in_order).to(self.device), size)
+            for i, start in enumerate(range(0, len(rows), size)):
+                yield Batch(MinibatchColumns(epoch, i), self.module), min(size, len(rows) - start)
 
     def update_from(self, batches: Iterable[Mapping[str, Array]]) -> Update:
-        """Update once from each batch of columns ``[B, ...]``."""
+        """Update once from each batch of columns ``[B, ...]``.
+
+        Raises:
+            ModuleError: the module is recurrent, and such batches have no order in time.
+        """
+        if self.module.recurrent:
+            raise ModuleError(
+                f"{type(self.module.net).__name__} is recurrent, and can't learn from batches of single steps, which "
+                "have no order in time. Take a network without a memory here, or learn from Experience (as PPO does)."
+            )
         return self._update_all(Batch(as_tensors(columns, self.device), self.module) for columns in batches)
 
     def _update_all(self, batches: Iterable[Batch]) -> Update:

@@ -3,6 +3,6 @@
 
 from etude.metrics.plot import plot_runs
 from etude.metrics.sinks import JSONLines, TensorBoard, cut_jsonl, read_jsonl
-from etude.metrics.window import Window
+from etude.metrics.window import Ema, Window
 
-__all__ = ["JSONLines", "TensorBoard", "Window", "cut_jsonl", "plot_runs", "read_jsonl"]
+__all__ = ["Ema", "JSONLines", "TensorBoard", "Window", "cut_jsonl", "plot_runs", "read_jsonl"]

@@ -9,17 +9,20 @@ import math
 import os
 import queue
 import socket
-import struct
 import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike
 
 from etude.atomic import write_atomically
 from etude.errors import DataError
+from etude.metrics.events import histogram_of, image_of, write_record
 
 
 class JSONLines:
@@ -143,7 +146,8 @@ class TensorBoard:
     """An event file for TensorBoard in ``folder``: a scalar for each number, nested ones as ``losses/policy``.
 
     A thread of its own encodes and writes, and each event is in the file soon after `write`. What is not a number is
-    left out: an event file holds scalars only. A failed write is raised by the next `write` or by `close`.
+    left out; `video`, `image` and `histogram` record other things. A failed write is raised by the next one, or by
+    `close`.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -166,10 +170,47 @@ class TensorBoard:
         Raises:
             DataError: an earlier write failed, on a full disk for instance.
         """
+        self._put(step, dict(_scalars(metrics, "")))
+
+    def video(self, tag: str, gif: str | os.PathLike[str], step: int) -> None:
+        """Record a clip at ``step`` (as for `write`), which TensorBoard shows among the images.
+
+        Args:
+            tag: What it is called there.
+            gif: The file, as `etude.clip` writes it; it may go once this returns.
+
+        Raises:
+            DataError: it can't be read or is no GIF, or an earlier write failed.
+        """
+        try:
+            data = Path(gif).read_bytes()
+        except OSError as error:
+            raise DataError(f"can't read the clip {gif}: {error.strerror or error}.") from error
+        if data[:4] != b"GIF8" or len(data) < 10:
+            raise DataError(f"{gif} is no GIF, and TensorBoard shows no other clips: write it with the ending .gif.")
+        self._put(step, {tag: data})
+
+    def image(self, tag: str, data: bytes, step: int) -> None:
+        """Record a picture or clip, the bytes of a PNG or GIF, at ``step``.
+
+        Raises:
+            DataError: it is neither, or an earlier write failed.
+        """
+        if data[:4] not in (b"GIF8", b"\x89PNG") or len(data) < 24:
+            raise DataError(f"the image {tag!r} is neither PNG nor GIF.")
+        self._put(step, {tag: data})
+
+    def histogram(self, tag: str, values: ArrayLike, step: int) -> None:
+        """Record how numbers, none of them NaN or infinite, are spread, at ``step``; nothing where there are none."""
+        numbers = np.asarray(values, np.float64).reshape(-1)
+        if len(numbers):
+            self._put(step, {tag: histogram_of(numbers)})
+
+    def _put(self, step: int, values: Mapping[str, "_Value"]) -> None:
         self._check()
         if not self._finish.alive:
             raise ValueError(f"{self.path} is closed.")
-        self._queue.put((time.time(), int(step), dict(_scalars(metrics, ""))))
+        self._queue.put((time.time(), int(step), values))
 
     def close(self) -> None:
         """Write what is still waiting and close the file; a second time does nothing."""
@@ -182,11 +223,14 @@ class TensorBoard:
             raise DataError(f"can't write TensorBoard events to {self.path}: {error}.") from error
 
 
-_Event = tuple[float, int, dict[str, float]]
+_Value: TypeAlias = float | bytes | dict[str, Any]
+"""A number, an image, or the fields of a histogram."""
+
+_Event: TypeAlias = tuple[float, int, Mapping[str, _Value]]
 """Wall time in seconds, step, values by tag."""
 
 
-def _scalars(metrics: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
+def _scalars(metrics: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float | bytes]]:
     for name, value in metrics.items():
         if isinstance(value, Mapping):
             yield from _scalars(value, f"{prefix}{name}/")
@@ -204,42 +248,19 @@ def _write_events(path: Path, events: "queue.Queue[_Event | None]", errors: list
         from tensorboard.compat.proto.event_pb2 import Event
 
         with open(path, "wb") as file:
-            _write_record(file, Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+            write_record(file, Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
             while (item := events.get()) is not None:
                 wall_time, step, values = item
                 event = Event(wall_time=wall_time, step=step)
                 for tag, value in values.items():
-                    event.summary.value.add(tag=tag, simple_value=value)
-                _write_record(file, event.SerializeToString())
+                    if isinstance(value, bytes):
+                        event.summary.value.add(tag=tag, image=image_of(value))
+                    elif isinstance(value, dict):
+                        event.summary.value.add(tag=tag, histo=value)
+                    else:
+                        event.summary.value.add(tag=tag, simple_value=value)
+                write_record(file, event.SerializeToString())
     except Exception as error:  # noqa: BLE001 - handed to the caller's thread, which raises it
         errors.append(error)
         while events.get() is not None:  # so that no writer ever waits for a place in the queue
             pass
-
-
-def _write_record(file: BinaryIO, data: bytes) -> None:
-    """A record of a TFRecord file: length, its checksum, data, its checksum."""
-    length = struct.pack("<Q", len(data))
-    file.write(length + _masked_crc(length) + data + _masked_crc(data))
-    file.flush()
-
-
-def _crc_table() -> list[int]:
-    table = []
-    for byte in range(256):
-        for _ in range(8):
-            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
-        table.append(byte)
-    return table
-
-
-_CRC_TABLE = _crc_table()
-
-
-def _masked_crc(data: bytes) -> bytes:
-    """CRC-32C (Castagnoli), rotated and shifted as TFRecord asks."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = _CRC_TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
-    crc ^= 0xFFFFFFFF
-    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)

@@ -3,10 +3,13 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+Smoothing: TypeAlias = Literal["window", "ema"]
+"""How figures are smoothed: by `Window`, or by `Ema`."""
 
 
 class Window:
@@ -51,3 +54,43 @@ class Window:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state_dict`; the newest ``size`` of its values are kept."""
         self.values = np.array(state["values"], np.float64)[-self.size :]
+
+
+class Ema(Window):
+    """An exponential moving average of all values, the newest with weight ``2 / (size + 1)``.
+
+    ``min`` and ``max`` are of the last ``size`` values. The average is not drawn towards any starting value: the
+    weights sum to 1 from the first value on (Kingma & Ba 2015, section 3; what pandas calls ``adjust=True``).
+    """
+
+    def __init__(self, size: int = 100) -> None:
+        super().__init__(size)
+        self._sum = self._weight = 0.0
+
+    def add(self, values: ArrayLike) -> None:
+        """Take in one value or an array of them, in their order."""
+        super().add(values)
+        new = np.asarray(values, np.float64).reshape(-1)
+        left = 1 - 2 / (self.size + 1)
+        weights = left ** np.arange(len(new) - 1, -1, -1)
+        self._sum = self._sum * left ** len(new) + float(weights @ new)
+        self._weight = self._weight * left ** len(new) + float(weights.sum())
+
+    @property
+    def mean(self) -> float:
+        """The average; NaN while there is no value."""
+        return self._sum / self._weight if self._weight else math.nan
+
+    def state_dict(self) -> dict[str, Any]:
+        """The last values and the average, for a checkpoint."""
+        return {"values": self.values, "sum": self._sum, "weight": self._weight}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state_dict`; from that of a `Window`, as if its values had just come."""
+        super().load_state_dict({"values": np.zeros(0)})
+        self._sum = self._weight = 0.0
+        if "sum" not in state:
+            self.add(state["values"])
+            return
+        super().load_state_dict(state)
+        self._sum, self._weight = state["sum"], state["weight"]

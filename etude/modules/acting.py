@@ -1,22 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Actors: modules while they act, NumPy columns in and out."""
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from etude.columns import DIST_INPUTS, LOGP, VALUE, Columns
+from etude.columns import DIST_INPUTS, LOGP, SEPARATOR, STATE_IN, STATE_OUT, VALUE, Columns
 from etude.errors import ModuleError
 from etude.modules.distributions import Distribution
 from etude.modules.networks import Network
 from etude.modules.numpy_network import NumPyNetwork
+from etude.modules.tensors import as_tensor
 
 if TYPE_CHECKING:
     from etude.modules.module import Module
 
 
+_AFTER = f"{STATE_OUT}{SEPARATOR}"
 _NOISE_STEPS = 64
 _NOISE_NUMBERS = 1 << 16  # at most so many numbers are drawn ahead
 
@@ -27,10 +29,22 @@ class Actor(Protocol):
     def start(self, rng: np.random.Generator, num_rows: int) -> None:
         """Begin to collect: draw from ``rng``, for about ``num_rows`` rows a step; parameters may have moved."""
 
-    def step(self, obs: Columns) -> tuple[Columns, Columns]:
+    def step(
+        self, obs: Columns, state: Columns | None = None, *, ends: NDArray[np.bool_] | None = None
+    ) -> tuple[Columns, Columns]:
         """Actions by column, and what else to record by column (at least ``dist_inputs``), each ``[N, ...]``.
 
         N may differ from step to step. The arrays are the caller's: no later step writes into them.
+
+        Args:
+            obs: What is seen.
+            state: For a recurrent module: its state before, float32 columns ``state_in/...``, `Module.initial_state`
+                where an episode begins. The state after comes as columns ``state_out/...`` of what is to be recorded.
+            ends: bool ``[N]``: rows whose actions nobody wants, as their episodes are over; their action masks may
+                forbid everything. None is no row.
+
+        Raises:
+            EnvError: an action mask forbids everything in a row; it is named.
         """
 
     def finish(self, obs: Columns, extras: Columns, action: Columns) -> Columns:
@@ -76,23 +90,33 @@ def _logp(dist: Distribution, explore: bool, extras: Columns, action: Columns) -
         return logp
 
 
-def as_tensor(column: NDArray[Any]) -> torch.Tensor:
-    """A tensor that shares the array's memory, or a copy where torch would not share it."""
-    if not column.flags.writeable or any(stride < 0 for stride in column.strides):
-        column = column.copy()
-    return torch.from_numpy(column)
+def _state(module: "Module", columns: Columns | None) -> Columns:
+    if columns is None:
+        raise ModuleError(
+            f"{type(module.net).__name__} is recurrent: give step() its state, as columns {STATE_IN}/... that hold "
+            f"module.initial_state() at the start of an episode, and then what came as {STATE_OUT}/... ."
+        )
+    return module.state_from(columns)
+
+
+def _numpy(tensor: torch.Tensor, has_time: bool) -> NDArray[np.float32]:
+    array: NDArray[np.float32] = (tensor[:, 0] if has_time else tensor).float().cpu().numpy()
+    return array
 
 
 class NumPyActor:
     """Acts with the built-in network in NumPy; sees updates in place of its parameters at once.
 
-    Only the policy is computed at each step. Values are computed by `finish`, for all rows at once.
+    Only the policy is computed at each step. Values are computed by `finish`, for all rows at once. A recurrent network
+    computes both, and sees what became of its memory's parameters at the next `start`.
     """
 
-    def __init__(self, net: Network, dist: Distribution, *, explore: bool) -> None:
+    def __init__(self, module: "Module", net: Network, *, explore: bool) -> None:
+        self._module = module
         self._net = NumPyNetwork(net)
-        self._dist = dist
-        self._noise = _Noise(dist) if explore else None
+        self._dist = module.dist
+        self._mask = module.mask
+        self._noise = _Noise(module.dist) if explore else None
 
     def start(self, rng: np.random.Generator, num_rows: int) -> None:
         """See `Actor.start`."""
@@ -100,16 +124,26 @@ class NumPyActor:
         if self._noise is not None:
             self._noise.start(rng, num_rows)
 
-    def step(self, obs: Columns) -> tuple[Columns, Columns]:
+    def step(
+        self, obs: Columns, state: Columns | None = None, *, ends: NDArray[np.bool_] | None = None
+    ) -> tuple[Columns, Columns]:
         """See `Actor.step`."""
-        inputs = self._net.dist_inputs(obs)
+        if self._net.recurrent:
+            inputs, value, after = self._net.step(obs, _state(self._module, state))
+            extras = {DIST_INPUTS: inputs} if value is None else {DIST_INPUTS: inputs, VALUE: value}
+            extras |= {f"{_AFTER}{name}": column for name, column in after.items()}
+        else:
+            inputs = self._net.dist_inputs(obs)
+            extras = {DIST_INPUTS: inputs}
+        if self._mask is not None:
+            self._mask.apply_in_place(inputs, obs, ends)
         noise = None if self._noise is None else self._noise.take(len(inputs))
-        return self._dist.act(inputs, noise), {DIST_INPUTS: inputs}
+        return self._dist.act(inputs, noise), extras
 
     def finish(self, obs: Columns, extras: Columns, action: Columns) -> Columns:
         """See `Actor.finish`."""
         done = {LOGP: _logp(self._dist, self._noise is not None, extras, action)}
-        if self._net.has_value:
+        if self._net.has_value and not self._net.recurrent:
             done[VALUE] = self._net.value(obs)
         return done
 
@@ -129,19 +163,35 @@ class TorchActor:
         if self._noise is not None:
             self._noise.start(rng, num_rows)
 
-    def step(self, obs: Columns) -> tuple[Columns, Columns]:
+    def step(
+        self, obs: Columns, state: Columns | None = None, *, ends: NDArray[np.bool_] | None = None
+    ) -> tuple[Columns, Columns]:
         """See `Actor.step`; ``value`` is recorded where the module gives one."""
+        module, recurrent = self._module, self._module.recurrent
+        if module.mask is not None:
+            module.mask.check(obs, ends)
+        before = _state(module, state) if recurrent else None
         with torch.inference_mode():
-            tensors = {name: as_tensor(column) for name, column in obs.items()}
-            if self._device.type != "cpu":
-                tensors = {name: tensor.to(self._device) for name, tensor in tensors.items()}
-            output = self._module(self._module.obs_from(tensors))
-            inputs = output.bound()[1].float().cpu().numpy()
+            tensors = self._tensors(obs)
+            if before is None:
+                output = module(module.obs_from(tensors))
+            else:
+                tensors = {name: tensor.unsqueeze(1) for name, tensor in tensors.items()}
+                output = module(module.obs_from(tensors), self._tensors(before))
+            inputs = _numpy(output.bound()[1], recurrent)
             extras = {DIST_INPUTS: inputs}
             if output.value is not None:
-                extras[VALUE] = output.value.float().cpu().numpy()
+                extras[VALUE] = _numpy(output.value, recurrent)
+            if before is not None:
+                extras |= {f"{_AFTER}{name}": _numpy(output.state[name], False) for name in before}
         noise = None if self._noise is None else self._noise.take(len(inputs))
         return self._dist.act(inputs, noise), extras
+
+    def _tensors(self, columns: Columns) -> dict[str, torch.Tensor]:
+        tensors = {name: as_tensor(column) for name, column in columns.items()}
+        if self._device.type != "cpu":
+            tensors = {name: tensor.to(self._device) for name, tensor in tensors.items()}
+        return tensors
 
     def finish(self, obs: Columns, extras: Columns, action: Columns) -> Columns:
         """See `Actor.finish`."""

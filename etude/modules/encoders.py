@@ -11,8 +11,8 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from etude.columns import OBS
-from etude.errors import SettingsError
+from etude.columns import ACTION_MASK, OBS, OBS_MASK
+from etude.errors import ModuleError, SettingsError
 from etude.spaces import Space, leaf_shape, leaves
 
 Conv: TypeAlias = tuple[int, int, int]
@@ -129,7 +129,7 @@ def is_image(leaf: Space) -> bool:
 
 
 class Encoder(nn.Module):
-    """All leaves of an observation, encoded one by one and concatenated.
+    """All leaves of an observation but its `action_mask`, encoded one by one and concatenated.
 
     Attributes:
         width: The length of the vector.
@@ -141,6 +141,8 @@ class Encoder(nn.Module):
         super().__init__()
         self.parts: dict[str, Numbers | OneHot | Image] = {}
         for name, leaf in leaves(obs_space, OBS).items():
+            if name == OBS_MASK:
+                continue  # it says what is allowed, not how things stand
             if is_image(leaf):
                 assert isinstance(leaf, spaces.Box)
                 self.parts[name] = Image(leaf, conv, conv_width)
@@ -148,6 +150,11 @@ class Encoder(nn.Module):
                 self.parts[name] = OneHot(leaf)
             else:
                 self.parts[name] = Numbers(leaf)
+        if not self.parts:
+            raise ModuleError(
+                f"the observation is its {ACTION_MASK!r} and nothing else: the network has nothing to see. Put an "
+                "observation beside the mask, if only a constant one."
+            )
         self.encoders = nn.ModuleList(self.parts.values())
         self.width = sum(part.width for part in self.parts.values())
         self.vector = not any(isinstance(part, Image) for part in self.parts.values())

@@ -1,34 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Module: a net with its spaces and its distribution."""
+"""Module: a net with its spaces, its distribution and its state."""
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from etude.columns import ACTION, OBS, Columns
-from etude.errors import ModuleError
-from etude.modules.acting import Actor, NumPyActor, TorchActor, as_tensor
+from etude.columns import ACTION, ACTION_MASK, OBS, SEPARATOR, STATE_IN, Columns
+from etude.errors import DataError, ModuleError
+from etude.modules.acting import Actor, NumPyActor, TorchActor
+from etude.modules.action_mask import action_mask
 from etude.modules.distributions import Distribution, distribution_for
 from etude.modules.networks import Network, NetworkConfig
 from etude.modules.numpy_network import CHUNK, NumPyNetwork, runs_in_numpy
 from etude.modules.output import Output
-from etude.spaces import Flattener, Nester, Space, leaf_dtype, leaves
+from etude.modules.state import check_state, declared_state
+from etude.modules.tensors import as_tensor
+from etude.spaces import Flattener, Nester, Space, leaf_dtype, leaf_shape, leaves
+
+T = TypeVar("T")
 
 
 class Module(nn.Module):
     """A net with its spaces and its distribution: what acts and is trained.
 
+    A net is recurrent where it has a method `initial_state`, which gives the tensors that one row begins an episode
+    with: zeros, float32, by name, such as ``{"h": torch.zeros(64)}``. It is then always called over time, as
+    ``net(obs, state=state)`` with observations ``[B, T, *shape]`` (T is 1 while acting) and the state ``[B, ...]``
+    before the first of them; it returns ``Output(dist_inputs, value, state)`` of ``[B, T, n]``, ``[B, T]`` and
+    ``[B, ...]``, the state after the last. Other nets are called with observations ``[B, *shape]``.
+
+    Where the observations are a Dict with the key `action_mask`, choices that it forbids get no probability,
+    whatever the net gives (see `etude.modules.action_mask.ActionMask`).
+
     Args:
-        net: Called with observations (nested as in the space, batch first; float64 arrives as float32) and, where its
-            forward has a parameter `state`, with the recurrent state; returns an `Output`.
+        net: Called with observations, nested as in the space; float64 arrives as float32. Returns an `Output`.
         obs_space: What the net sees.
         action_space: What it chooses from.
         dist: What the net's ``dist_inputs`` parameterise.
+
+    Raises:
+        ModuleError: the initial state or the action mask is none.
     """
 
     def __init__(self, net: nn.Module, obs_space: Space, action_space: Space, dist: Distribution) -> None:
@@ -42,6 +58,9 @@ class Module(nn.Module):
         self._flatten_obs = Flattener(obs_space, OBS)
         self._float64 = {n for n, leaf in leaves(obs_space, OBS).items() if leaf_dtype(leaf) == np.float64}
         self._takes_state = "state" in inspect.signature(net.forward).parameters
+        self._state = declared_state(net)
+        self.mask = action_mask(obs_space, dist)
+        """What the observations say is allowed; None where they say nothing."""
         self._checked = False
         self._numpy: NumPyNetwork | None = None
 
@@ -50,28 +69,58 @@ class Module(nn.Module):
         """Where the parameters are; the CPU where there are none."""
         return next((parameter.device for parameter in self.parameters()), torch.device("cpu"))
 
+    @property
+    def recurrent(self) -> bool:
+        """Whether the net carries a state from step to step."""
+        return bool(self._state)
+
+    def initial_state(self) -> Columns:
+        """What one row begins an episode with: zeros, float32, by name; {} where the module is not recurrent."""
+        return {name: np.zeros(shape, np.float32) for name, shape in self._state.items()}
+
     def forward(self, obs: Any, state: dict[str, Tensor] | None = None) -> Output:
         """Run the net on tensors nested as in the observation space, each ``[B, *shape]``.
 
+        A recurrent one takes ``[B, T, *shape]``, and ``state`` ``[B, ...]``: None is the initial one.
+
         Raises:
-            ModuleError: what the net returns (looked at in the first call) does not fit the spaces.
+            ModuleError: what the net returns (looked at in the first call) does not fit the spaces, or there is no axis
+                of time where the net is recurrent.
         """
         if self._float64:
             columns = self._flatten_obs(obs)
             obs = self._nest_obs({n: c.float() if n in self._float64 else c for n, c in columns.items()})
+        lead = self._sequences(obs) if self._state else None
+        if lead is not None and state is None:
+            state = {name: torch.zeros(lead[0], *shape, device=self.device) for name, shape in self._state.items()}
         output = self.net(obs, state=state) if self._takes_state else self.net(obs)
         if not self._checked:
-            self._check(output)
+            self._check(output, lead)
             self._checked = True
         result: Output = output
         value, inputs = result.value, result.dist_inputs
         if value is not None and value.dim() > 1 and value.shape[-1] == 1:
             # [B, T] with T = 1 has one axis less than the inputs, and stays as it is.
-            result.value = value.squeeze(-1) if inputs is None or value.dim() == inputs.dim() else value
+            axes = inputs.dim() if inputs is not None else value.dim() if lead is None else len(lead) + 1
+            result.value = value.squeeze(-1) if value.dim() == axes else value
+        if inputs is not None and self.mask is not None:
+            result.dist_inputs = self.mask.apply(inputs, obs[ACTION_MASK])
         result.dist = self.dist
         return result
 
-    def _check(self, output: Any) -> None:
+    def _sequences(self, obs: Any) -> tuple[int, int]:
+        """The axes ``(B, T)`` of an observation."""
+        name, leaf = next(iter(self._flatten_obs.leaves.items()))
+        shape = tuple(self._flatten_obs(obs)[name].shape)
+        lead = shape[: len(shape) - len(leaf_shape(leaf))]
+        if len(lead) != 2:
+            raise ModuleError(
+                f"{type(self.net).__name__} is recurrent, so that its Module is called with [B, T, ...], but `{name}` "
+                f"has shape {shape}. In a loss, call batch.forward(module) rather than module(batch.obs)."
+            )
+        return lead
+
+    def _check(self, output: Any, lead: tuple[int, ...] | None) -> None:
         name = type(self.net).__name__
         if not isinstance(output, Output):
             raise ModuleError(
@@ -79,13 +128,19 @@ class Module(nn.Module):
                 "etude.modules.Output(dist_inputs=..., value=...)."
             )
         inputs, value, wanted = output.dist_inputs, output.value, self.dist.num_inputs
-        if inputs is not None and (inputs.dim() < 2 or inputs.shape[-1] != wanted):
+        if inputs is not None and (
+            inputs.dim() < 2 or inputs.shape[-1] != wanted or lead not in (None, tuple(inputs.shape[:-1]))
+        ):
+            axes = "batch" if lead is None else f"{lead[0]}, {lead[1]}"
             raise ModuleError(
                 f"the forward of {name} gave `dist_inputs` of shape {tuple(inputs.shape)}; the action space "
-                f"{self.action_space} with its {type(self.dist).__name__} needs [batch, {wanted}]: let the last layer "
+                f"{self.action_space} with its {type(self.dist).__name__} needs [{axes}, {wanted}]: let the last layer "
                 f"have {wanted} outputs."
             )
-        lead = None if inputs is None else tuple(inputs.shape[:-1])
+        if lead is not None:
+            check_state(name, output.state, {name: (lead[0], *shape) for name, shape in self._state.items()})
+        elif inputs is not None:
+            lead = tuple(inputs.shape[:-1])
         if value is not None and lead is not None and tuple(value.shape) not in (lead, (*lead, 1)):
             raise ModuleError(
                 f"the forward of {name} gave `value` of shape {tuple(value.shape)} for a batch of {lead}: it must have "
@@ -100,36 +155,76 @@ class Module(nn.Module):
         """The nested action that flat columns ``action...`` hold."""
         return self._nest_action(columns)
 
-    def value_of(self, obs_columns: Columns) -> NDArray[np.float32]:
+    def state_from(self, columns: Mapping[str, T]) -> dict[str, T]:
+        """The state, by name, that flat columns ``state_in/...`` hold.
+
+        Raises:
+            DataError: they do not.
+        """
+        try:
+            return {name: columns[f"{STATE_IN}{SEPARATOR}{name}"] for name in self._state}
+        except KeyError as error:
+            raise DataError(
+                f"{type(self.net).__name__} is recurrent, but its state is not known: there is no column {error}. The "
+                "experience must be collected with this module."
+            ) from None
+
+    def value_of(self, obs_columns: Columns, state_columns: Columns | None = None) -> NDArray[np.float32]:
         """float32 ``[n]``: the values of flat observation columns ``[n, ...]``, without gradients, in chunks.
+
+        Args:
+            obs_columns: The observations.
+            state_columns: For a recurrent module: columns ``state_in/...`` with the state in each row.
 
         Raises:
             ModuleError: the net gives no values.
+            DataError: the module is recurrent, and a column of its state is missing.
         """
         net = self.net
+        if self._state:
+            time = {name: np.expand_dims(column, 1) for name, column in obs_columns.items()}
+            return self._last_values(time, self.state_from(state_columns or {}))
         if isinstance(net, Network) and runs_in_numpy(net) and net.value_head is not None:
             if self._numpy is None:
                 self._numpy = NumPyNetwork(net)
             self._numpy.refresh()
             return self._numpy.value(obs_columns)
-        n, device = len(next(iter(obs_columns.values()))), self.device
+        return self._last_values(obs_columns, {})
+
+    def value_after(self, obs_columns: Columns, state_columns: Columns, following: Columns) -> NDArray[np.float32]:
+        """float32 ``[n]``: for a recurrent module, the values of ``following``, seen in the step after ``obs_columns``.
+
+        Args:
+            obs_columns: Observations ``[n, ...]``.
+            state_columns: Columns ``state_in/...``: the state in which these were seen.
+            following: What was seen next.
+        """
+        time = {name: np.stack([column, following[name]], 1) for name, column in obs_columns.items()}
+        return self._last_values(time, self.state_from(state_columns))
+
+    def _last_values(self, obs: Columns, state: Columns) -> NDArray[np.float32]:
+        """Values ``[n]``; the last ones where there is time. In chunks."""
+        n, device = len(next(iter(obs.values()))), self.device
         out = np.empty(n, np.float32)
+
+        def part(columns: Columns, start: int) -> dict[str, Tensor]:
+            return {k: as_tensor(column[start : start + CHUNK]).to(device) for k, column in columns.items()}
+
         with torch.inference_mode():
             for start in range(0, n, CHUNK):
-                chunk = {k: as_tensor(column[start : start + CHUNK]).to(device) for k, column in obs_columns.items()}
-                value = self(self.obs_from(chunk)).value
+                value = self(self.obs_from(part(obs, start)), part(state, start) or None).value
                 if value is None:
                     raise ModuleError(
-                        f"{type(net).__name__} gives no values, which are needed here: return Output(value=...) from "
-                        "its forward."
+                        f"{type(self.net).__name__} gives no values, which are needed here: return Output(value=...) "
+                        "from its forward."
                     )
-                out[start : start + CHUNK] = value.float().cpu().numpy()
+                out[start : start + CHUNK] = (value[:, -1] if state else value).float().cpu().numpy()
         return out
 
     def actor(self, *, explore: bool) -> Actor:
         """What acts for this module: samples of its distribution where ``explore``, else the modes."""
         if isinstance(self.net, Network) and runs_in_numpy(self.net):
-            return NumPyActor(self.net, self.dist, explore=explore)
+            return NumPyActor(self, self.net, explore=explore)
         return TorchActor(self, explore=explore)
 
 

@@ -15,6 +15,7 @@ from etude.errors import SettingsError
 from etude.modules.activations import ACTIVATIONS
 from etude.modules.distributions import Distribution, distribution_for
 from etude.modules.encoders import Encoder, orthogonal
+from etude.modules.memory import Memory
 from etude.modules.output import Output
 from etude.settings import settings
 from etude.spaces import Flattener, Space
@@ -46,11 +47,20 @@ class NetworkConfig:
     conv_width: int = 512
     """Numbers that an image is encoded in, at least 1. Default: Mnih et al. 2015 (DQN)."""
 
+    recurrent: Literal["lstm", "gru"] | None = None
+    """Memory behind the layers, for envs that do not show all at once. Policy and value function then share layers and
+    memory, whatever `separate` says."""
+
+    recurrent_size: int = 64
+    """Numbers that the memory holds (an LSTM holds them twice), at least 1. Default: as wide as a layer."""
+
     def __post_init__(self) -> None:
         if any(width < 1 for width in self.hidden):
             raise SettingsError(f"`hidden` is {self.hidden}: each width must be at least 1.")
         if self.conv_width < 1:
             raise SettingsError(f"`conv_width` is {self.conv_width}: it must be at least 1.")
+        if self.recurrent_size < 1:
+            raise SettingsError(f"`recurrent_size` is {self.recurrent_size}: it must be at least 1.")
 
 
 class Trunk(nn.Module):
@@ -80,8 +90,8 @@ class Trunk(nn.Module):
 class Network(nn.Module):
     """Policy and value function for any spaces that Etude handles.
 
-    Weights are orthogonal: gain sqrt(2) in hidden layers, 0.01 in the policy's head and 1 in the value's; biases are
-    zero (Huang et al. 2022, "The 37 implementation details of PPO").
+    Weights are orthogonal: gain sqrt(2) in hidden layers, 0.01 in the policy's head and 1 in the value's and in the
+    memory; biases are zero (Huang et al. 2022, "The 37 implementation details of PPO").
 
     Args:
         obs_space: Boxes, MultiBinary, Discrete and MultiDiscrete (one-hot), and Dict and Tuple of them.
@@ -105,17 +115,24 @@ class Network(nn.Module):
         self.activation = config.activation
         self._flatten = Flattener(obs_space, OBS)
         self.policy = Trunk(obs_space, config)
+        self.memory: Memory | None = None
+        if config.recurrent is not None:
+            self.memory = Memory(self.policy.width, config.recurrent, config.recurrent_size)
         self._make_head(dist, config)
-        self.critic = Trunk(obs_space, config) if value and config.separate else None
+        self.critic = Trunk(obs_space, config) if value and config.separate and self.memory is None else None
         self.value_head: nn.Linear | None = None
         if value:
-            self.value_head = nn.Linear((self.critic or self.policy).width, 1)
+            self.value_head = nn.Linear((self.critic or self.memory or self.policy).width, 1)
             orthogonal(self.value_head, 1.0)
+
+    def initial_state(self) -> dict[str, Tensor]:
+        """What the memory of one row holds at the start of an episode: zeros; {} where there is none."""
+        return {} if self.memory is None else self.memory.initial_state()
 
     def _make_head(self, dist: Distribution, config: NetworkConfig) -> None:
         own_std = len(dist.log_std) > 0 and not config.state_dependent_std
         outputs = dist.num_inputs - (len(dist.log_std) if own_std else 0)
-        self.policy_head = nn.Linear(self.policy.width, outputs)
+        self.policy_head = nn.Linear((self.memory or self.policy).width, outputs)
         orthogonal(self.policy_head, 0.01)
         self.log_std: nn.Parameter | None = None
         self.order: Tensor | None
@@ -131,15 +148,21 @@ class Network(nn.Module):
                 self.policy_head.bias[torch.from_numpy(dist.log_std)] = config.log_std_init
 
     def forward(self, obs: Any, state: dict[str, Tensor] | None = None) -> Output:
-        """Tensors nested as in the observation space, each ``[..., *shape]``, to ``dist_inputs`` and ``value``."""
+        """Tensors nested as in the observation space, each ``[..., *shape]``, to ``dist_inputs`` and ``value``.
+
+        Where there is a memory, they are ``[B, T, *shape]``, and ``state`` is that before the first of T steps.
+        """
         columns = self._flatten(obs)
         hidden = self.policy(columns)
+        after = None
+        if self.memory is not None:
+            hidden, after = self.memory(hidden, state)
         inputs: Tensor = self.policy_head(hidden)
         if self.log_std is not None:
             inputs = torch.cat([inputs, self.log_std.expand(*inputs.shape[:-1], -1)], -1)
             if self.order is not None:
                 inputs = inputs.index_select(-1, self.order)
         if self.value_head is None:
-            return Output(inputs)
+            return Output(inputs, state=after)
         value = self.value_head(hidden if self.critic is None else self.critic(columns)).squeeze(-1)
-        return Output(inputs, value)
+        return Output(inputs, value, after)

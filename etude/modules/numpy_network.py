@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The forward of the built-in network in NumPy, on the memory of its torch parameters: no dispatch, no copies."""
 
+from collections.abc import Mapping
 from typing import TypeAlias
 
 import numpy as np
@@ -11,7 +12,9 @@ from torch import nn
 from etude.columns import Columns
 from etude.modules.activations import ACTIVATIONS
 from etude.modules.encoders import Encoder, Image, Numbers
+from etude.modules.memory import NumPyMemory
 from etude.modules.networks import Network, Trunk
+from etude.modules.tensors import as_tensor
 
 Floats: TypeAlias = NDArray[np.float32]
 
@@ -95,6 +98,17 @@ class _Layers:
             x = out
         return x
 
+    def many(self, obs: Columns, n: int) -> torch.Tensor:
+        """``[n, width]`` for many rows at once, in torch: its matrices are a quarter quicker there than NumPy's."""
+        if n != self._size:
+            self._resize(n)
+        x = as_tensor(self._encode(obs))
+        for weight, bias in self._views:
+            x = torch.addmm(torch.from_numpy(bias), x, torch.from_numpy(weight).t())
+            if self._activate is not None:
+                self._activate(x.numpy())
+        return x
+
     def _encode(self, obs: Columns) -> Floats:
         if self._direct is not None:
             x = obs[self._direct]
@@ -112,23 +126,28 @@ class NumPyNetwork:
     """Computes what a `Network` of vector-like observations computes.
 
     Views of the parameters' memory are used, so that an update in place is seen at once. `refresh` takes new views
-    where a parameter's memory moved; parameters on another device, or of another dtype, are copied by each `refresh`.
+    where a parameter's memory moved; parameters on another device, or of another dtype, are copied by each `refresh`,
+    as are those of a recurrent network's memory.
     """
 
     def __init__(self, net: Network) -> None:
         self._net = net
         self._policy = _Layers(net.policy, net.activation)
         self._critic = None if net.critic is None else _Layers(net.critic, net.activation)
+        self._memory = None if net.memory is None else NumPyMemory(net.memory)
         self._parameters = list(net.parameters())
         self._first = next(iter(self._policy.names))
         self._order = None if net.order is None else net.order.cpu().numpy()
         self._width = net.policy_head.out_features
         self.has_value = net.value_head is not None
+        self.recurrent = net.memory is not None
         self._pointers: list[int] = []
         self.refresh()
 
     def refresh(self) -> None:
-        """See parameters whose memory moved."""
+        """See parameters whose memory moved, or that are copied."""
+        if self._memory is not None:
+            self._memory.refresh()
         pointers = [parameter.data_ptr() for parameter in self._parameters]
         shared = all(p.device.type == "cpu" and p.dtype == torch.float32 for p in self._parameters)
         if shared and pointers == self._pointers:
@@ -145,8 +164,21 @@ class NumPyNetwork:
 
     def dist_inputs(self, obs: Columns) -> Floats:
         """float32 ``[N, num_inputs]``, an array of its own; ``obs`` are flat columns ``[N, *shape]``."""
-        n = len(obs[self._first])
-        hidden = self._policy(obs, n)
+        return self._head(self._policy(obs, len(obs[self._first])))
+
+    def step(self, obs: Columns, state: Mapping[str, Floats]) -> tuple[Floats, Floats | None, dict[str, Floats]]:
+        """For a recurrent network: what `dist_inputs` and `value` are of ``[N, *shape]``, and the state after."""
+        assert self._memory is not None
+        after = self._memory(self._policy(obs, len(obs[self._first])), state)
+        hidden = after["h"]
+        value = None
+        if self.has_value:
+            value = hidden.dot(self._value_weight)[:, 0]
+            value += self._value_bias
+        return self._head(hidden), value, after
+
+    def _head(self, hidden: Floats) -> Floats:
+        n = len(hidden)
         if self._log_std is None:
             inputs: Floats = hidden.dot(self._weight)
             inputs += self._bias
@@ -164,6 +196,6 @@ class NumPyNetwork:
         layers = self._critic or self._policy
         for start in range(0, n, CHUNK):
             stop = min(start + CHUNK, n)
-            hidden = layers({name: obs[name][start:stop] for name in layers.names}, stop - start)
-            np.add(hidden.dot(self._value_weight), self._value_bias, out=out[start:stop])
+            hidden = layers.many({name: obs[name][start:stop] for name in layers.names}, stop - start)
+            np.add(hidden.numpy().dot(self._value_weight), self._value_bias, out=out[start:stop])
         return out[:, 0]

@@ -1,7 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runners: an arena, a module and connectors give Experience."""
+"""Runners: an arena, modules and connectors give Experience."""
 
-from etude.runners.episodes import Finished
+from etude.runners.callbacks import Callback, CallbackLike, GameReturns
+from etude.runners.counting import CountBy
+from etude.runners.episodes import Episode, Finished
+from etude.runners.routes import ModuleOf
 from etude.runners.runner import Runner
+from etude.runners.running import RunningAgent, RunningEpisode
 
-__all__ = ["Finished", "Runner"]
+__all__ = [
+    "Callback",
+    "CallbackLike",
+    "CountBy",
+    "Episode",
+    "Finished",
+    "GameReturns",
+    "ModuleOf",
+    "Runner",
+    "RunningAgent",
+    "RunningEpisode",
+]

@@ -1,78 +1,113 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runner: Arena + Module + Connectors → Experience."""
+"""Runner: Arena + Modules + Connectors → Experience."""
 
-import dataclasses
+from collections.abc import Mapping, Sequence
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from etude import columns as col
-from etude.connectors import Inputs, Pipeline
-from etude.envs import Arena, Columns, Turn
-from etude.errors import DataError, EnvError, EtudeError, ModuleError
+from etude.columns import Columns
+from etude.connectors import Pipeline
+from etude.envs import Arena
+from etude.errors import EtudeError
 from etude.experience import Experience
-from etude.experience.check import check_finite
-from etude.modules import Actor, Module
-from etude.runners.buffers import Buffers
-from etude.runners.episodes import EpisodeBook, Finished, Quota
+from etude.experience.experience import offsets_of
+from etude.modules import Module
+from etude.runners.callbacks import CallbackLike, callback_from
+from etude.runners.counting import CountBy, Counter
+from etude.runners.episodes import EpisodeBook, Finished, Key, Quota
+from etude.runners.faults import check_chosen, check_numbers
 from etude.runners.lookback import Lookback
-from etude.spaces import leaf_dtype, leaf_shape, leaves
+from etude.runners.routes import ModuleOf, Part, Routes
+from etude.runners.track import EPISODE, SLOT, Steps, Track
+from etude.runners.watch import Watch
 
-_SEEN = "module/"  # what the module saw, where connectors changed it; kept for Actor.finish only
-_ORDER = {name: i for i, name in enumerate((col.OBS, col.ACTION, col.REWARD))}  # others behind them, as written
-_SKIPPED = "skipped"  # no step was made here, or it was delivered already
-
-
-@dataclasses.dataclass(slots=True)
-class _Rollout:
-    """The turns of one collection. Column t of the buffers is what slots saw at time t and what their act brought."""
-
-    buffers: Buffers
-    t: int
-    """The columns filled so far; the first ``old`` of them by an earlier collection."""
-    old: int
-    finals: list[tuple[int, NDArray[np.int64], Columns]]
-    """Final observations that the arena gave apart: the time of the step before, the slots, the columns."""
-
-    def column(self, t: int) -> Columns:
-        """All that was written at time ``t``."""
-        return {name: column[:, t].copy() for name, column in self.buffers.columns.items()}
+PHASES = ("env", "observe", "infer", "act", "note")
+"""Where the time of turns goes: waiting for envs; connectors towards the module; the module; connectors back; keeping
+what was lived through."""
 
 
 class Runner:
-    """Lets a module act in an arena and gives what was lived through as Experience.
+    """Lets modules act in an arena and gives what was lived through as Experience.
 
     Args:
         arena: Where to act. It is reset, with a seed derived from ``seed``, when first collected from.
-        module: What acts. It is used as it is: an update of its weights is seen by the next collection.
-        connectors: What stands between the two.
+        modules: What acts: one module for all slots, or several by id. They are used as they are: an update of their
+            weights is seen by the next collection.
+        connectors: What stands between the two; by module id where there are several.
+        module_of: Which module acts for an agent, asked when the agent begins an episode; see `ModuleOf`.
         seed: Of the arena, the actions drawn and the episodes' ids. None draws one from the operating system.
+        count_steps_by: What a step is where several agents share an env: one of the env's, or one of an agent's.
+        callbacks: Called while episodes run, in this order; see `Callback`.
 
-    The same seed gives the same Experience, bit for bit.
+    The same seed gives the same Experience, bit for bit, where the arena gives its turns in the same order.
     """
 
     def __init__(
-        self, arena: Arena, module: Module, connectors: Pipeline | None = None, *, seed: int | None = None
+        self,
+        arena: Arena,
+        modules: Module | Mapping[str, Module],
+        connectors: Pipeline | Mapping[str, Pipeline] | None = None,
+        *,
+        module_of: ModuleOf | None = None,
+        seed: int | None = None,
+        count_steps_by: CountBy = "env_steps",
+        callbacks: Sequence[CallbackLike] = (),
     ) -> None:
         self.arena = arena
-        self.module = module
-        self.connectors = connectors if connectors is not None else Pipeline([])
         env_seed, draws, ids = np.random.SeedSequence(seed).spawn(3)
         self._env_seed: int | None = int(env_seed.generate_state(1)[0] >> 1)
         self._rng = np.random.default_rng(draws)
-        self._book = EpisodeBook(arena.num_slots, f"{ids.generate_state(1, np.uint64)[0]:016x}")
-        self._actors: dict[bool, Actor] = {}
-        self._carried: _Rollout | None = None
-        self._lookback = Lookback(self.connectors.context, arena.num_slots)
-        self._must_reset = True
-        self._turns = 0
-        self._prev: tuple[Columns, NDArray[np.float64]] | None = None
-        self._nothing: Columns = {
-            name: np.zeros((arena.num_slots, *leaf_shape(leaf)), leaf_dtype(leaf))
-            for name, leaf in leaves(module.action_space, col.ACTION).items()
+        prefix = f"{ids.generate_state(1, np.uint64)[0]:016x}"
+        self._book = EpisodeBook(prefix, arena.env_of, arena.agents)
+        by_id: Mapping[Any, Module] = {None: modules} if isinstance(modules, Module) else modules
+        self.tracks: dict[str | None, Track] = {}
+        for module_id, module in by_id.items():
+            pipeline = connectors.get(module_id) if isinstance(connectors, Mapping) else connectors
+            pipeline = Pipeline([]) if pipeline is None else pipeline
+            self.tracks[module_id] = Track(module, pipeline, module_id, arena.num_slots)
+        self._lookbacks = {
+            module_id: Lookback(track.connectors.context, arena.num_slots) for module_id, track in self.tracks.items()
         }
-        self.connectors.start(arena.num_slots)
+        self._routes = Routes(self.tracks, module_of, arena, self._book)
+        self._counter = Counter(arena, count_steps_by)
+        self._parts: list[Part] = []
+        """What the arena shows: in the logs, and not yet acted on."""
+        self._overs: list[Key] = []
+        """Episodes that have ended for all agents, but were not told of yet."""
+        self._quota: Quota | None = None
+        self._must_reset = True
+        self.times = dict.fromkeys(PHASES, 0.0)
+        """Seconds since the runner was made, by phase; with callbacks, also those in ``callbacks``, and where one of
+        them draws, those in ``render``."""
+        self._seconds = 0.0  # of collecting, until now or until the running collection began
+        self._at = 0.0  # when the arena showed what it does
+        self._epoch: float | None = None  # when a collection runs: when all had begun, were there no pauses
+        self.turns = 0
+        """Turns since the runner was made."""
+        self.agent_steps = 0
+        """Steps of agents given out since the runner was made."""
+        self.env_steps = 0
+        """Steps of envs likewise; as many, where agents have no names."""
+        called = [callback_from(callback) for callback in callbacks]
+        self._watch = Watch(called, arena, self._book, self.tracks, self._clock) if called else None
+
+    def _clock(self) -> float:
+        """Seconds of collecting until now."""
+        return self._seconds if self._epoch is None else perf_counter() - self._epoch
+
+    @property
+    def connectors(self) -> Pipeline:
+        """Those of the only module, or of the first."""
+        return next(iter(self.tracks.values())).connectors
+
+    @property
+    def module(self) -> Module:
+        """The only module, or the first."""
+        return next(iter(self.tracks.values())).module
 
     # -- collecting ---------------------------------------------------------------------------------------------
 
@@ -84,213 +119,272 @@ class Runner:
         Args:
             num_steps: Exactly this many steps. Episodes go on from one collection to the next; one that is cut has its
                 last observation in ``final_obs`` like any other, and connectors that need it get ``lookback`` rows,
-                which count apart. All slots step together: the steps that are too many, fewer than there are slots,
-                are kept for the next collection, with the ``logp`` and ``value`` of the weights that made them.
-            num_episodes: This many whole episodes, dealt out to the slots beforehand so that short ones are not
-                favoured. Running episodes are abandoned: every slot begins a new one, now and after.
+                which count apart. Steps that are too many, because slots act together, and steps whose result has not
+                come yet are kept for the next collection, with the ``logp`` and ``value`` of the weights that made
+                them. Where agents take turns, a few steps of their env may bring none of them a result.
+            num_episodes: This many whole episodes, dealt out to the envs beforehand so that short ones are not
+                favoured. Running episodes are abandoned: every env begins a new one, now and after.
             explore: Draw actions; else take the most likely ones.
+
+        Raises:
+            EtudeError: neither or both are asked for, or modules have different columns: see `collect_each`.
         """
+        parts = self.collect_each(num_steps=num_steps, num_episodes=num_episodes, explore=explore)
+        if not parts:
+            return next(track for track in self.tracks.values() if track.log.columns).nothing()
+        if len(parts) == 1:
+            return next(iter(parts.values()))
+        columns = {name: set(exp.steps) for name, exp in parts.items()}
+        shapes = {tuple((n, c.dtype.str, c.shape[1:]) for n, c in sorted(exp.steps.items())) for exp in parts.values()}
+        if len(shapes) > 1:
+            raise EtudeError(
+                f"the modules {sorted(map(str, columns))} have columns that don't go into one Experience: use "
+                "collect_each, which gives one for each module."
+            )
+        return Experience.concat(list(parts.values()))
+
+    def collect_each(
+        self, *, num_steps: int | None = None, num_episodes: int | None = None, explore: bool = True
+    ) -> dict[str | None, Experience]:
+        """As `collect`, but an Experience for each module with steps whose results have come, by its id."""
         if (num_steps is None) == (num_episodes is None):
             raise EtudeError("collect takes num_steps or num_episodes: one of them.")
-        wanted = num_steps if num_episodes is None else num_episodes
+        wanted = num_steps if num_steps is not None else num_episodes
         if wanted is None or wanted < 1:
             raise EtudeError(f"collect needs at least one step or episode, not {wanted}.")
-        if self._must_reset or num_episodes is not None:
-            self._reset()
+        self._quota = None if num_episodes is None else Quota(num_episodes, self.arena.num_envs)
+        goes_on = self._quota is None and not self._must_reset
         self._must_reset = True  # should this be broken off: the steps made until then are lost
-        exp = (self._collect_steps if num_episodes is None else self._collect_episodes)(wanted, explore)
-        self._must_reset = num_episodes is not None
-        return exp
+        self._begin(explore, goes_on)
+        if self._quota is None:
+            self._run_steps(wanted)
+        else:
+            self._run_episodes(self._quota)
+        parts = self._cut()
+        steps = sum(exp.num_steps - int(exp.segments.lookback.sum()) for exp in parts.values())
+        self.agent_steps += steps
+        self.env_steps += self._counter.env_steps(steps, num_steps)
+        self._must_reset = self._quota is not None
+        self._seconds, self._epoch = self._clock(), None
+        return parts
 
-    def _reset(self) -> None:
+    def _begin(self, explore: bool, goes_on: bool) -> None:
+        for track in self.tracks.values():
+            track.start(self._rng, explore)
+        self._epoch = perf_counter() - self._seconds
+        if goes_on:
+            self._note_again()
+            return
         self.arena.reset(self._env_seed)
         self._env_seed = None  # seeded once: later resets go on in the envs' own streams
         self._book.abandon()
-        self._carried = self._prev = None
-        self._lookback.clear()
+        self._counter.clear()
+        self._overs.clear()
+        for module_id, track in self.tracks.items():
+            track.clear()
+            self._lookbacks[module_id].clear()
+        if self._watch is not None:
+            self._watch.abandon()
+        self._receive()
 
-    def _collect_steps(self, num_steps: int, explore: bool) -> Experience:
-        slots = self.arena.num_slots
-        rollout, self._carried = self._carried, None
-        if rollout is None:
-            rollout = self._new_rollout(max(-(-num_steps // slots), self._turns))
-        have = int((~rollout.buffers.columns[_SKIPPED][:, : rollout.t]).sum())
-        if have < num_steps:
-            actor = self._actor(explore)
-            while have < num_steps:
-                have += self._step(actor, rollout)
-            self._finish(actor, rollout)
-            self._turns = rollout.t
-        valid = ~rollout.buffers.columns[_SKIPPED][:, : rollout.t]
-        surplus = np.flatnonzero(valid[:, -1])[valid[:, -1].sum() - (have - num_steps) :]
-        valid[surplus, -1] = False
-        exp = self._cut(rollout, valid)
-        if len(surplus):
-            self._carried = self._carry(rollout, surplus)
-        return exp
+    def _run_steps(self, num_steps: int) -> None:
+        while self._counter.steps < num_steps:
+            self._act()
+            self._receive()
+        rows = [part.counted_rows() for part in self._parts]
+        late = self._counter.late([part.turn.slots[r] for part, r in zip(self._parts, rows, strict=True)], num_steps)
+        for part, some, is_late in zip(self._parts, rows, late, strict=True):
+            self._postpone(part, some[is_late])
 
-    def _collect_episodes(self, num_episodes: int, explore: bool) -> Experience:
-        slots = self.arena.num_slots
-        quota = Quota.of(num_episodes, slots)
-        rollout = self._new_rollout(256)
-        actor = self._actor(explore)
-        owed = quota.owed.copy()
-        while (owed > 0).any():
-            self._step(actor, rollout)
-            owed -= self._done(rollout, rollout.t - 1)
-        self._finish(actor, rollout)
-        valid = ~rollout.buffers.columns[_SKIPPED][:, : rollout.t]
-        exp = self._cut(rollout, valid & quota.delivered(valid & self._done(rollout, slice(0, rollout.t))))
-        return exp
+    def _run_episodes(self, quota: Quota) -> None:
+        while quota.is_owed:
+            self._act()
+            self._receive()
 
-    def _new_rollout(self, turns: int) -> _Rollout:
-        buffers = Buffers(self.arena.num_slots, turns)
-        buffers.add(_SKIPPED, np.bool_)
-        buffers.add(col.REWARD, np.float64)
-        return _Rollout(buffers, 0, 0, [])
+    # -- a turn -------------------------------------------------------------------------------------------------
 
-    def _actor(self, explore: bool) -> Actor:
-        if explore not in self._actors:
-            self._actors[explore] = self.module.actor(explore=explore)
-        self.module.eval()  # nothing is dropped out while acting; the learner goes back to training mode
-        actor = self._actors[explore]
-        actor.start(self._rng, self.arena.num_slots)
-        return actor
+    def _receive(self) -> None:
+        """Take what the arena shows into the logs."""
+        begin = perf_counter()
+        try:
+            turns = self.arena.recv()
+        except EtudeError as error:
+            for part in self._parts:
+                check_chosen(part.track.log, error)
+            raise
+        received = perf_counter()
+        self._at, watch = self._clock(), self._watch
+        self._parts = []
+        for i, turn in enumerate(turns):
+            if turn.lost is not None:
+                self._lose(turn.lost)
+            if turn.over is not None:
+                self._overs += [(env, self._book.number_of(env)) for env in turn.over.tolist()]
+            if self._quota is not None:
+                self._quota.count(*self._book.ends(turn))
+            if turn.first is not None:
+                self._book.begin(turn)
+            if watch is not None:
+                watch.begins(turn, self._at, self._quota)
+            parts = self._routes.parts(turn, i)
+            for part in parts:
+                part.start = part.track.note(part.turn, self._at)
+            self._parts += parts
+            if watch is not None:
+                watch.shown(turn, parts)
+        self._counter.count(turns)
+        self.turns += 1
+        times = self.times
+        times["env"] += received - begin
+        times["note"] += perf_counter() - received
+        if watch is not None:
+            watch.after()
+            times["note"] -= watch.spend(times)
 
-    def _step(self, actor: Actor, rollout: _Rollout) -> int:
-        """One turn: act on what the slots show and note what it brought. Gives how many steps that made."""
-        turn, t, buffers = self.arena.recv(), rollout.t, rollout.buffers
-        buffers.write(t, turn.obs)
-        seen = turn.obs
-        if self.connectors.observes:
-            seen = self._seen(turn)
-            buffers.write(t, {_SEEN + name: column for name, column in seen.items()})
-        action, extras = actor.step(seen)
-        self.arena.send(self.connectors.act(action))
-        after = self.arena.recv()
-        buffers.write(
-            t,
-            {
-                **action,
-                **extras,
-                col.REWARD: after.reward,
-                col.TERMINATED: after.terminated,
-                col.TRUNCATED: after.truncated,
-            },
-        )
-        if after.final_rows is not None and after.final_obs is not None:
-            rollout.finals.append((t, after.final_rows, after.final_obs))
-        if self.connectors.observes:
-            self._prev = (action, after.reward)
-        rollout.t += 1
-        if turn.live is None:
-            return buffers.num_slots
-        buffers.write(t, {_SKIPPED: ~turn.live})
-        return int(np.count_nonzero(turn.live))
-
-    def _seen(self, turn: Turn) -> Columns:
-        slots = np.arange(self.arena.num_slots)
-        if self._prev is None:
-            action, reward = self._nothing, np.zeros(len(slots))
-        else:
-            action, reward = self._prev
-            if turn.first.any():
-                action = {name: _blanked(column, turn.first) for name, column in action.items()}
-                reward = _blanked(reward, turn.first)
-        return self.connectors.online(Inputs(slots, turn.obs, turn.first, action, reward)).obs
-
-    def _finish(self, actor: Actor, rollout: _Rollout) -> None:
-        """Add the columns that are cheaper to compute for all new rows at once than turn by turn."""
-        buffers, old, t = rollout.buffers, rollout.old, rollout.t
-        seen = [name for name in buffers.columns if name.startswith(_SEEN)] or col.under(buffers.columns, col.OBS)
-        rows = (buffers.num_slots, t - old)
-        added = actor.finish(
-            {name.removeprefix(_SEEN): buffers.flat(name, old, t) for name in seen},
-            {n: buffers.flat(n, old, t) for n in (col.DIST_INPUTS, col.VALUE) if n in buffers.columns},
-            {name: buffers.flat(name, old, t) for name in col.under(buffers.columns, col.ACTION)},
-        )
-        for name, values in added.items():
-            shape = (buffers.num_slots, buffers.capacity, *values.shape[1:])
-            if old == 0 and t == buffers.capacity:
-                buffers.columns[name] = values.reshape(shape)
+    def _act(self) -> None:
+        """Answer what the arena shows."""
+        times = self.times
+        action: Columns = {}
+        for i, part in enumerate(self._parts):
+            track, whole = part.track, part.whole
+            if not whole.waits:
                 continue
-            if name not in buffers.columns:
-                buffers.columns[name] = np.zeros(shape, values.dtype)
-            buffers.columns[name][:, old:t] = values.reshape(*rows, *values.shape[1:])
+            begin = perf_counter()
+            if track.connectors.observes:
+                seen = track.seen(part.turn)
+                times["observe"] += perf_counter() - begin
+                begin = perf_counter()
+            else:
+                seen = part.turn.obs
+            chosen = track.act(part.turn, part.start, seen)
+            chose = perf_counter()
+            times["infer"] += chose - begin
+            if track.connectors.acts:
+                chosen = track.connectors.act(chosen)
+                times["act"] += perf_counter() - chose
+                chose = perf_counter()
+            if part.rows is None:
+                self.arena.send(whole, chosen)
+            else:
+                action = _put(action, chosen, part.rows, len(whole.slots))
+                if i + 1 < len(self._parts) and self._parts[i + 1].whole is whole:
+                    continue
+                self.arena.send(whole, action)
+                action = {}
+            times["env"] += perf_counter() - chose
+
+    def _postpone(self, part: Part, late: NDArray[np.int64]) -> None:
+        """Keep the results of ``late`` rows for the next collection."""
+        part.counted = np.zeros(len(part.turn.slots), bool)
+        if len(late):
+            part.counted[late] = True
+            part.track.silence(part.start + late)
+
+    def _note_again(self) -> None:
+        """Take what was not acted on into the logs once more, with the results that were kept for now."""
+        count = 0
+        for part in self._parts:
+            assert part.counted is not None
+            count += int(np.count_nonzero(part.counted))
+            part.start = part.track.note(part.turn, self._at, ~part.counted)
+        self._counter.carry(count)
+        if self._watch is not None:
+            self._watch.find()
+
+    def _lose(self, slots: NDArray[np.int64]) -> None:
+        if self._watch is not None:
+            self._watch.lose(slots)
+        results = sum(track.lose(slots) for track in self.tracks.values())
+        self._counter.take_back(np.unique(self.arena.env_of[slots]), results)
 
     # -- cutting ------------------------------------------------------------------------------------------------
 
-    def _done(self, rollout: _Rollout, t: int | slice) -> NDArray[np.bool_]:
-        columns = rollout.buffers.columns
-        return np.asarray(columns[col.TERMINATED][:, t] | columns[col.TRUNCATED][:, t])
+    def _cut(self) -> dict[str | None, Experience]:
+        """What was collected; the logs keep what is not yet answered, and the noted turns come again."""
+        parts = {}
+        cut = [(track, *self._delivered(track)) for track in self.tracks.values() if track.log.size]
+        for track, steps, numbers in cut:
+            if len(steps.rows):
+                parts[track.module_id] = exp = self._experience(track, steps, numbers)
+                if self._watch is not None:
+                    envs = self.arena.env_of[track.log.take(SLOT, steps.rows[steps.last])]
+                    self._watch.segments(exp, envs, numbers)
+        for track, steps, _ in cut:
+            held = [part.start + np.arange(len(part.turn.slots)) for part in self._parts if part.track is track]
+            track.forget(steps.rows, np.concatenate([np.zeros(0, np.int64), *held]))
+        if self._watch is not None:
+            self._watch.forget()
+            self._watch.spend(self.times)
+        later = self._episodes_held()
+        self._book.finish([over for over in self._overs if over not in later], later)
+        self._overs = [over for over in self._overs if over in later]
+        return parts
 
-    def _cut(self, rollout: _Rollout, deliver: NDArray[np.bool_]) -> Experience:
-        """The rows ``deliver`` (bool ``[slots, T]``) as Experience: views of the buffers where they are all of them."""
-        buffers, t = rollout.buffers, rollout.t
-        hidden = (_SKIPPED, col.TERMINATED, col.TRUNCATED)
-        names = [name for name in buffers.columns if name not in hidden and not name.startswith(_SEEN)]
-        names.sort(key=lambda name: _ORDER.get(name.partition(col.SEPARATOR)[0], len(_ORDER)))
-        slot, time = np.divmod(np.flatnonzero(deliver), t)
-        rows = slot * buffers.capacity + time
-        steps: Columns = {name: buffers.rows(name, rows) for name in names}
-        terminated, truncated = (buffers.rows(name, rows) for name in (col.TERMINATED, col.TRUNCATED))
-        last = np.flatnonzero(np.append(slot[1:] != slot[:-1], True) | terminated | truncated)
-        offsets = np.append(0, last + 1)
-        returns = np.add.reduceat(steps[col.REWARD], offsets[:-1])
-        segments = self._book.enter(slot[last], np.diff(offsets), returns, terminated[last], truncated[last])
-        final_obs = self._final_obs(rollout, slot[last], time[last])
-        exp = Experience(steps, offsets, segments, final_obs)
-        _check_numbers(exp)
-        return self._lookback.lead(exp, slot[last]) if self._lookback.context else exp
+    def _episodes_held(self) -> set[Key]:
+        """The episodes of which results are kept for the next collection."""
+        held: set[Key] = set()
+        for part in self._parts:
+            if part.counted is not None and part.turn.episode is not None:
+                envs, numbers = self.arena.env_of[part.turn.slots[part.counted]], part.turn.episode[part.counted]
+                held.update(zip(envs.tolist(), numbers.tolist(), strict=True))
+        return held
 
-    def _final_obs(self, rollout: _Rollout, slot: NDArray[np.int64], time: NDArray[np.int64]) -> Columns:
-        """What each slot saw after its step at ``time``: the next column, the pending turn, or what came apart."""
-        pending = self.arena.recv().obs
-        following = np.minimum(time + 1, rollout.t - 1)
-        is_pending = time + 1 == rollout.t
-        final: Columns = {}
-        for name, now in pending.items():
-            values = rollout.buffers.columns[name][slot, following]
-            values[is_pending] = now[slot[is_pending]]
-            final[name] = values
-        key = slot * (rollout.t + 1) + time
-        for t, rows, columns in rollout.finals:
-            where = np.searchsorted(key, rows * (rollout.t + 1) + t)
-            where = np.minimum(where, len(key) - 1)
-            hit = key[where] == rows * (rollout.t + 1) + t
-            for name, values in columns.items():
-                final[name][where[hit]] = values[hit]
-        return final
+    def _delivered(self, track: Track) -> tuple[Steps, NDArray[np.int64]]:
+        """The steps to give out, and of each segment which of its env's episodes it is of."""
+        steps = track.steps()
+        rows = steps.rows[steps.begins]
+        slots = track.log.take(SLOT, rows)
+        if EPISODE in track.log.columns:
+            numbers = track.log.take(EPISODE, rows)
+        else:
+            numbers = self._book.begun[slots] - steps.later - 1
+        if self._quota is None:
+            return steps, numbers
+        which = self._quota.delivered(self.arena.env_of[slots], numbers)
+        return steps.select(which), numbers[which]
 
-    def _carry(self, rollout: _Rollout, slots: NDArray[np.int64]) -> _Rollout:
-        """The last column again, with only ``slots`` not yet delivered."""
-        last = rollout.t - 1
-        carried = _Rollout(Buffers(self.arena.num_slots, rollout.buffers.capacity), 1, 1, [])
-        carried.buffers.write(0, rollout.column(last))
-        delivered = np.ones(self.arena.num_slots, bool)
-        delivered[slots] = False
-        carried.buffers.write(0, {_SKIPPED: delivered})
-        carried.finals = [(0, rows, columns) for t, rows, columns in rollout.finals if t == last]
-        return carried
+    def _experience(self, track: Track, steps: Steps, numbers: NDArray[np.int64]) -> Experience:
+        columns, final_obs = track.columns_of(steps)
+        lengths = np.diff(steps.last, prepend=-1)
+        slots = track.log.take(SLOT, steps.rows[steps.last])
+        returns = np.add.reduceat(columns[col.REWARD], steps.begins)
+        clock = None
+        if col.ENV_T in track.log.columns:
+            clock = track.log.take(col.ENV_T, steps.answers[steps.last])
+        flags, spans = track.flags_of(steps), track.spans_of(steps)
+        segments = self._book.enter(slots, numbers, lengths, returns, flags, track.module_id, spans, clock)
+        exp = Experience(columns, offsets_of(lengths), segments, final_obs)
+        check_numbers(exp)
+        lookback = self._lookbacks[track.module_id]
+        return lookback.lead(exp, slots) if lookback.context else exp
 
     # -- the rest -----------------------------------------------------------------------------------------------
 
     def take_finished(self) -> Finished:
-        """Returns and lengths of the episodes whose ends were collected since this was last asked."""
-        return self._book.take_finished()
+        """What the episodes brought whose ends were collected since this was last asked."""
+        finished = self._book.take_finished()
+        return finished if self._watch is None else self._watch.logged(finished)
+
+    def stats(self) -> dict[str, float]:
+        """What the arena counted since this was last asked, such as ``faulty_episodes``."""
+        return self.arena.stats()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next collection depends on, the module's weights left out; plain data and arrays."""
-        carried = self._carried
+        """Everything that the next collection depends on, the modules' weights left out; plain data and arrays."""
         return {
             "rng": self._rng.bit_generator.state,
             "env_seed": self._env_seed,
             "must_reset": self._must_reset,
             "book": self._book.state_dict(),
-            "lookback": self._lookback.state_dict(),
-            "connectors": self.connectors.state_dict(),
-            "prev": None if self._prev is None else [self._prev[0], np.array(self._prev[1])],
-            "carried": None if carried is None else [carried.column(0), carried.finals],
+            "tracks": [track.state_dict() for track in self.tracks.values()],
+            "lookbacks": [lookback.state_dict() for lookback in self._lookbacks.values()],
+            "routes": self._routes.state_dict(),
+            "counter": self._counter.state_dict(),
+            "steps": [self.env_steps, self.agent_steps],
+            "seconds": [self._seconds, self._at],
+            "watch": None if self._watch is None else self._watch.state_dict(),
+            "parts": self._routes.state_of(self._parts),
+            "overs": [list(over) for over in self._overs],
             "arena": None if self._must_reset else self.arena.state_dict(),
         }
 
@@ -301,32 +395,43 @@ class Runner:
         """
         self._rng.bit_generator.state = state["rng"]
         self._env_seed = state["env_seed"]
-        self._carried, self._prev = None, None
-        self.connectors.load_state_dict(state["connectors"])
+        self.env_steps, self.agent_steps = state["steps"]
+        (self._seconds, self._at), self._epoch = state["seconds"], None
+        watched = state["watch"] if self._watch is not None else None
+        if self._watch is not None and watched is not None:
+            self._watch.load_callbacks(watched)
         before, now = len(state["book"]["t"]), self.arena.num_slots
         if before != now:
-            self.connectors.start(now)
-            self._book.load_counter(state["book"])
+            for track, stored in zip(self.tracks.values(), state["tracks"], strict=True):
+                track.connectors.load_state_dict(stored["connectors"])
+                track.connectors.start(now)
             self._renew()
             return f"new episodes: there were {before} slots, and now there are {now}"
+        for track, stored in zip(self.tracks.values(), state["tracks"], strict=True):
+            track.load_state_dict(stored)
+        for lookback, stored in zip(self._lookbacks.values(), state["lookbacks"], strict=True):
+            lookback.load_state_dict(stored)
         self._book.load_state_dict(state["book"])
-        self._lookback.load_state_dict(state["lookback"])
+        if self._watch is not None and watched is not None:
+            self._watch.load_episodes(watched)
+        self._routes.load_state_dict(state["routes"])
+        self._counter.load_state_dict(state["counter"])
+        self._overs = [(env, number) for env, number in state["overs"]]
         self._must_reset = state["must_reset"]
-        if state["prev"] is not None:
-            self._prev = (state["prev"][0], state["prev"][1])
-        if state["carried"] is not None:
-            columns, finals = state["carried"]
-            self._carried = _Rollout(Buffers(self.arena.num_slots, 1), 1, 1, [tuple(final) for final in finals])
-            self._carried.buffers.write(0, columns)
         if state["arena"] is None:
+            if self._env_seed is None:
+                self._renew()
             return "no episode was running"
         how = self.arena.load_state_dict(state["arena"])
         if how.startswith("new episodes"):
             self._renew()
+        else:
+            self._parts = self._routes.load_parts(state["parts"], self.arena.recv())
         return how
 
     def _renew(self) -> None:
-        """Let new episodes begin in envs that know nothing of the earlier ones' random streams."""
+        """Let new episodes begin in envs that know nothing of the earlier ones' numbers and random streams."""
+        self._book.renew(f"{self._rng.integers(1 << 63):016x}")
         self._must_reset, self._env_seed = True, int(self._rng.integers(2**31))
 
     def close(self) -> None:
@@ -334,26 +439,10 @@ class Runner:
         self.arena.close()
 
 
-def _blanked(column: NDArray[Any], where: NDArray[np.bool_]) -> NDArray[Any]:
-    column = column.copy()
-    column[where] = 0
-    return column
-
-
-def _check_numbers(exp: Experience) -> None:
-    """Raise an error that names the culprit, env or module, where what was collected is not finite."""
-    try:
-        check_finite(exp, (col.OBS, col.REWARD, col.DIST_INPUTS, col.VALUE))
-    except DataError as error:
-        seen = np.ones(exp.num_steps, bool)
-        for column in col.subtree(exp.steps, col.OBS).values():
-            if column.dtype.kind == "f":
-                seen &= np.isfinite(column).reshape(len(column), -1).all(axis=1)
-        for name in (col.DIST_INPUTS, col.VALUE):
-            given = exp.steps.get(name, np.zeros(exp.num_steps))
-            if (seen & ~np.isfinite(given).reshape(len(given), -1).all(axis=1)).any():
-                raise ModuleError(
-                    f"the module gave `{name}` that is not finite for observations that are: its weights may have "
-                    f"grown beyond bounds ({error})"
-                ) from error
-        raise EnvError(f"the env gave numbers that nothing can be learned from: {error}") from error
+def _put(whole: Columns, part: Columns, rows: NDArray[np.int64], count: int) -> Columns:
+    """``whole`` with the rows of ``part`` put into it; made for ``count`` rows where it is empty."""
+    for name, column in part.items():
+        if name not in whole:
+            whole[name] = np.zeros((count, *column.shape[1:]), column.dtype)
+        whole[name][rows] = column
+    return whole

@@ -14,7 +14,8 @@ from toy_envs import Echo, OwnNet, Switchboard, Toil
 
 from etude.algorithms import PPO, Algorithm, AlgorithmConfig, OnPolicyAlgorithm, PPOConfig, Result, Stop, config_class
 from etude.connectors import Connector, NormalizeObs
-from etude.errors import EnvError, EtudeError, ModuleError, SettingsError
+from etude.envs import Workers
+from etude.errors import EnvError, EtudeError, ModuleError, SettingsError, SpaceError
 from etude.experience import Experience
 from etude.learners import Loss
 from etude.modules import Output
@@ -249,6 +250,9 @@ class Sick(Echo):
 
 def test_numbers_that_nothing_can_be_learned_from_are_refused() -> None:
     algorithm = PPO(PPOConfig(env=Sick, num_envs=2, num_steps=20))
+    with pytest.raises(SpaceError, match=r"env 0: `obs` holds NaN"):
+        algorithm.train()
+    algorithm = PPO(PPOConfig(env=Sick, num_envs=2, num_steps=20, workers=Workers(check=0)))
     with pytest.raises(EnvError, match=r"the env gave numbers .* holds nan"):
         algorithm.train()
 

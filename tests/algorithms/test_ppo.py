@@ -9,7 +9,7 @@ from toy_envs import Echo
 from etude.algorithms import PPO, PPOConfig
 from etude.errors import SettingsError
 from etude.experience import Experience
-from etude.learners import Batch
+from etude.learners import Batch, Learner
 
 
 def config(**given: Any) -> PPOConfig:
@@ -66,9 +66,9 @@ def test_loss_is_the_papers(value_clip: float | None, entropy_weight: float) -> 
 class Looks(PPO):
     """Keeps what it learned from, and learns nothing."""
 
-    def update(self, exp: Experience) -> Any:
+    def update(self, learner: Learner, exp: Experience) -> Any:
         self.seen = exp
-        return super().update(exp)
+        return super().update(learner, exp)
 
 
 @pytest.mark.parametrize("normalize", [True, False])
@@ -154,14 +154,15 @@ def test_bad_settings(given: dict[str, Any], message: str) -> None:
 
 def test_connectors_learn_from_each_iteration_after_its_update() -> None:
     algorithm = Looks(config(connectors=("normalize_obs",), num_steps=100))
-    collect = algorithm.runner.collect
+    collect = algorithm.runner.collect_each
     kept: list[Experience] = []
 
-    def keeping(**asked: Any) -> Experience:
-        kept.append(collect(**asked))
-        return kept[-1]
+    def keeping(**asked: Any) -> dict[str | None, Experience]:
+        parts = collect(**asked)
+        kept.extend(parts.values())
+        return parts
 
-    algorithm.runner.collect = keeping  # type: ignore[method-assign]
+    algorithm.runner.collect_each = keeping  # type: ignore[method-assign]
     for _ in range(3):
         before = algorithm.connectors.state_dict()["connectors"][1]["state"]["obs"]
         algorithm.train()

@@ -20,7 +20,14 @@ from etude.checkpoints import load_tree, save_tree
 from etude.connectors import Connector, FrameStack, NormalizeObs
 from etude.errors import CheckpointError, SettingsError
 
-CLOCKS = ("seconds", "times", "sample_steps_per_s", "resumed")
+CLOCKS = (
+    "seconds",
+    "times",
+    "sample_steps_per_s",
+    "resumed",
+    "turn_ms",
+    *(f"duration_{x}" for x in ("mean", "min", "max")),
+)
 
 CHILD = """
 import json, sys, etude
@@ -129,7 +136,7 @@ def test_more_envs_or_another_env_begin_new_episodes(tmp_path: Path) -> None:
     other = functools.partial(Toil, terminates=True)
     loaded = etude.load(tmp_path, env=other)
     assert loaded.train().resumed == "new episodes: another env was given"
-    assert loaded.runner.arena.env.envs[0].terminates  # type: ignore[attr-defined]
+    assert loaded.runner.collect(num_steps=10).segments.terminated.any()  # type: ignore[attr-defined]
     assert etude.load(tmp_path, env=Toil).train().resumed == "snapshot"
 
 
@@ -204,7 +211,8 @@ def test_running_episodes_that_cannot_be_kept_begin_anew_and_the_result_says_so(
     loaded = etude.load(tmp_path)
     resumed = loaded.train().resumed
     assert resumed is not None
-    assert resumed.startswith("new episodes: SyncVectorEnv.envs[0].simulator is a builtins:range_iterator")
+    assert resumed.startswith("new episodes: ")
+    assert ".simulator is a builtins:range_iterator" in resumed
     assert loaded.train().resumed is None
 
 

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 import dataclasses
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 import pytest
 
-from etude.cli.flags import leaves_of, merged, parse
+from etude.cli.flags import Names, parse
 from etude.errors import SettingsError
-from etude.settings import from_dict, settings
+from etude.settings import from_dict, leaves_of, merged, settings
 
 
 @settings
@@ -55,7 +56,7 @@ def parsed(*args, positional="path"):
 
 
 def test_a_flag_for_every_field_nested_ones_with_a_dot():
-    assert [leaf.flag for leaf in leaves_of(Some)] == [
+    assert [names[0] for names in Names(leaves_of(Some)).of.values()] == [
         "path", "rate", "lambda", "cap", "kind", "conv", "loud", "inner.wide", "inner.sizes",
     ]  # fmt: skip
 
@@ -123,7 +124,132 @@ def test_help_has_docs_and_defaults(capsys):
         parsed("--help")
     text = capsys.readouterr().out
     assert stop.value.code == 0
-    for words in ("Tests.", "PATH", "(required)", "How fast. (default: 3e-4)", "{a,b}", "--inner.sizes INT ...", "3 4"):
+    for words in (
+        "Tests.",
+        "PATH",
+        "(required)",
+        "How fast. (default: 3e-4)",
+        "{a,b}",
+        "--sizes INT ...",
+        "--inner.wide",
+        "3 4",
+    ):
+        assert words in text
+
+
+@settings
+class Crew:
+    """Settings with a main one."""
+
+    main_setting: ClassVar[str] = "size"
+
+    size: int = 0
+    """How many."""
+
+    min_batch: int | None = None
+    """At least."""
+
+    kind: Literal["x", "y"] = "x"
+    """Which."""
+
+    restart: bool = True
+    """Or not."""
+
+
+@settings
+class Other:
+    """Settings with a name that others have, too."""
+
+    width: int = 1
+    """Of one."""
+
+    min_batch: int = 2
+    """Another."""
+
+
+@settings
+class Nets:
+    """For these tests, too."""
+
+    kind: str = "b"
+    """A name that is also inside."""
+
+    width: int = 3
+    """Likewise."""
+
+    crew: Crew = Crew()
+    """Inside."""
+
+    other: Other = Other()
+    """Inside."""
+
+    nets: tuple[str, ...] | Mapping[str, type | None] | None = None
+    """By name."""
+
+
+NETS = {tuple[str, ...] | Mapping[str, type | None] | None: {"int": int, "str": str}.__getitem__}
+
+
+def nets(*args):
+    (given,) = parse([Nets], args, prog="etude nets", about="Tests.", converters=NETS)
+    return given
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["--crew", "2"], {"crew": {"size": "2"}}),
+        (["--size=2"], {"crew": {"size": "2"}}),
+        (["--crew.size", "2"], {"crew": {"size": "2"}}),
+        (["--crew.min-batch", "4", "--crew.size", "2"], {"crew": {"min_batch": "4", "size": "2"}}),
+        (["--other.min_batch", "4"], {"other": {"min_batch": "4"}}),
+        (["--restart"], {"crew": {"restart": True}}),
+        (["--no-restart"], {"crew": {"restart": False}}),
+        (["--crew.no-restart"], {"crew": {"restart": False}}),
+        (["--kind", "b", "--crew.kind", "y"], {"kind": "b", "crew": {"kind": "y"}}),
+        (["--width", "1", "--other.width", "2"], {"width": "1", "other": {"width": "2"}}),
+        (["--nets", "red", "blue"], {"nets": ("red", "blue")}),
+        (["--nets", "red=int", "blue"], {"nets": {"red": int, "blue": None}}),
+        (["--nets", "red=int", "blue=none"], {"nets": {"red": int, "blue": None}}),
+        (["--nets", "none"], {"nets": None}),
+        (["--nets"], {"nets": ()}),
+    ],
+)
+def test_settings_inside_others_have_short_names_where_these_are_their_own(args, expected):
+    assert nets(*args) == expected
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--crew", "2", "--crew.size", "2"], r"^nets: --crew and --crew\.size are one setting: leave out one of them"),
+        (["--size", "2", "--crew", "3"], r"^nets: --size and --crew are one setting"),
+        (["--restart", "--crew.no-restart"], r"^nets: --restart and --crew\.restart are one setting"),
+        (
+            ["--min-batch", "2"],
+            r"^nets has more than one setting `min-batch`: write `crew\.min-batch` or `other\.min-batch`\.$",
+        ),
+        (["--siez", "2"], r"^nets has no setting `siez`\. Nearest: `size` \(how many, default 0\)\. All settings: "),
+        (["--crew.rstart"], r"Nearest: `crew\.restart` \(or not, default True\)"),
+        (["--no-width"], r"^nets has no setting `no-width`"),
+        (["--nets", "a=int", "a"], r"^nets\.nets has one name twice: a=int a\.$"),
+        (["--crew.size", "2", "3"], r"^nets can't take '3'"),
+    ],
+)
+def test_names_that_are_wrong_twice_or_shared(args, message):
+    with pytest.raises(SettingsError, match=message):
+        nets(*args)
+
+
+def test_help_shows_all_names(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    with pytest.raises(SystemExit):
+        nets("--help")
+    text = capsys.readouterr().out
+    for words in (
+        "--crew INT", "--crew.size INT", "--crew.min-batch INT|none", "--other.min-batch", "--restart, --no-restart",
+        "--crew.restart", "--nets TEXT[=NAME] ...", "Settings with a main one.",
+    ):  # fmt: skip
         assert words in text
 
 

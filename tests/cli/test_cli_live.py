@@ -28,6 +28,27 @@ def test_a_line_holds_what_there_is():
     assert live.line(result(updates=16, losses={"imitation": 1.0})) == "updates 16  losses imitation 1  seconds 0.0"
 
 
+def test_several_modules_or_agents_are_told_apart_and_faults_are_told():
+    several = {"agent_returns": {"a": 1.0, "b": 2.0, "c": 1234.5}}
+    assert live.figures(result(**FULL, **several))["agents"] == "a 1.0, b 2.0, c 1,234.5"
+    both = live.figures(result(**FULL, **several, module_returns={"red": 3.0, "blue": 4.0}))
+    assert (both["modules"], "agents" in both) == ("red 3.0, blue 4.0", False)
+    one = result(**FULL, agent_returns={"a": 1.0}, module_returns={"main": 1.0})
+    assert not {"agents", "modules", "faulty episodes"} & live.figures(one).keys()
+    many = result(**FULL, agent_returns={f"a{i}": float(i) for i in range(9)})
+    assert live.figures(many)["agents"].endswith("a5 5.0 and 3 more")
+    assert live.line(result(faulty_episodes=2)).endswith("  faulty episodes 2")
+
+
+def test_where_a_turn_s_time_goes_and_what_callbacks_logged():
+    ms = {"env": 0.5, "observe": 0.01, "infer": 0.25, "act": 0.001, "note": 0.125}
+    custom = {"tail": {"mean": 1234.5678, "min": -1.0, "max": 1e6}}
+    shown = live.figures(result(turn_ms=ms, custom=custom))
+    assert shown["turn"] == "0.89 ms (env 0.5, infer 0.25, note 0.12)"
+    assert shown["tail"] == "1,234.6 (-1 … 1e+06)"
+    assert "turn" not in live.figures(result())
+
+
 def test_lines_are_throttled_but_the_last_is_always_there(capsys):
     with live.Lines("ppo on X") as view:
         for updates in range(50):

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
+import dataclasses
 import json
 import signal
 
 import pytest
-from cli_runs import Interrupted, trained
+from cli_runs import MADE, Interrupted, trained
 
+from etude.algorithms import Evaluation
 from etude.cli.main import main
+from etude.cli.play import summary
 from etude.recordings import Recording
 
 
@@ -28,6 +31,31 @@ def test_an_evaluation_in_words_and_as_json(run, capsys):
 def test_another_env(run, capsys):
     assert main(["evaluate", str(run), "--env", "cli_runs:make_env", "--episodes", "4", "--explore", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["length_mean"] <= 20
+
+
+def test_to_play_elsewhere_training_s_envs_are_not_made(tmp_path, capsys):
+    for name, workers in (("a", []), ("b", ["--workers", "1", "--mode", "thread"])):
+        MADE.clear()
+        out = trained(tmp_path / name, "--env", "cli_runs:counted_env", *workers)
+        made = len(MADE)
+        assert made == (1 if workers else 2)
+        assert main(["evaluate", str(out), "--env", "CartPole-v1", "--episodes", "2"]) == 0
+        to = ["--to", str(tmp_path / f"{name}-data"), "--quiet"]
+        assert main(["record", str(out), "--env", "CartPole-v1", "--episodes", "2", *to]) == 0
+        assert len(MADE) == made
+        assert main(["evaluate", str(out), "--episodes", "1"]) == 0
+        assert len(MADE) == made + 1
+
+
+def test_several_modules_and_faulty_episodes_in_words():
+    zero = dict.fromkeys(("return_min", "return_max", "return_std", "updates", "seconds", "sample_steps_per_s"), 0)
+    found = Evaluation(**zero, episodes=3, return_mean=7.0, length_mean=9.0, env_steps=27, agent_returns={"a": 7.0})
+    assert summary(found).count("\n") == 0
+    more = dataclasses.replace(found, module_returns={"red": 3.0, "blue": 4.0}, faulty_episodes=2)
+    assert summary(more).splitlines()[1:] == [
+        "mean returns of modules: red 3.0, blue 4.0",
+        "2 more episodes broke off by an error of the env",
+    ]
 
 
 def test_episodes_are_recorded_and_cloned_from_the_recording_alone(run, tmp_path, capsys):

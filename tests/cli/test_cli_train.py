@@ -138,10 +138,14 @@ def test_yaml_may_merge(tmp_path):
         ("a.yaml", "seed: 1\nlr: 1e-3\nseed: 2", "a.yaml has `seed` twice: leave one of them out."),
         ("a.yaml", "network: {hidden: [8], hidden: [4]}", "a.yaml has `hidden` twice"),
         ("a.json", '{"seed": 1, "seed": 2}', "a.json has `seed` twice"),
-        ("a.yaml", "lr: true", "a.yaml: ppo.lr is True, expected NUMBER|STEP:NUMBER,...: not yes or no"),
-        ("a.yaml", "seed: yes", "a.yaml: ppo.seed is True, expected INT|none: not yes or no"),
-        ("a.yaml", "network: {hidden: [8, on]}", "ppo.network.hidden is [8, True], expected INT ...: not yes or no"),
-        ("a.yaml", "stop: {updates: yes}", "a.yaml: ppo.stop.updates is True, expected INT|none: not yes or no"),
+        ("a.yaml", "lr: true", "a.yaml: ppo.lr is True, expected float | tuple[tuple[int, float], ...]: not yes or no"),
+        ("a.yaml", "seed: yes", "a.yaml: ppo.seed is True, expected int | None: not yes or no"),
+        (
+            "a.yaml",
+            "network: {hidden: [8, on]}",
+            "ppo.network.hidden is [8, True], expected tuple[int, ...]: not yes or no",
+        ),
+        ("a.yaml", "stop: {updates: yes}", "a.yaml: ppo.stop.updates is True, expected int | None: not yes or no"),
         ("a.yaml", "stop: {updatez: 3}", "a.yaml: ppo.stop has no setting `updatez`. Nearest: `updates`"),
         ("a.yaml", "- 3", "a.yaml must hold settings by name"),
         ("a.yaml", "a: [", "a.yaml can't be parsed"),
@@ -196,7 +200,7 @@ def test_help_lists_every_setting(capsys):
         main(["train", "ppo", "--help"])
     assert stop.value.code == 0
     text = capsys.readouterr().out
-    for words in ("--network.hidden INT ...", "--stop.return-mean", "--clip", "--resume", "(default: 0.2)"):
+    for words in ("--hidden INT ...", "--network.hidden", "--stop.return-mean", "--clip", "--resume", "(default: 0.2)"):
         assert words in text
     assert main(["train", "--help"]) == 0
     assert "ALGORITHM is one of ppo, bc" in capsys.readouterr().out

@@ -1,22 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 from connector_cases import episodes
+from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude.connectors import GAE, NormalizeAdvantages
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience
+from etude.modules import NetworkConfig, make_module
 
 
 class Critic:
     """Its value is ``w * obs``; remembers which observations it was asked for."""
 
+    recurrent = False
+
     def __init__(self) -> None:
         self.asked: list[np.ndarray] = []
 
-    def value_of(self, columns: dict[str, np.ndarray]) -> np.ndarray:
+    def value_of(self, columns: dict[str, np.ndarray], state: Any = None) -> np.ndarray:
         self.asked.append(columns["obs"])
         return (columns["obs"] @ [0.7, -0.3]).astype(np.float32)
 
@@ -120,3 +127,56 @@ def test_normalizing_one_value_none_and_no_column() -> None:
     assert none.num_steps == 0
     with pytest.raises(DataError, match="NormalizeAdvantages needs the column `advantage`"):
         NormalizeAdvantages().offline(episodes([1]))
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.parametrize("lookback", [0, 2])
+def test_values_of_a_recurrent_module_are_those_in_its_state(recorded: bool, lookback: int) -> None:
+    """Played by hand: the critic's state after a segment is known from nothing but the recorded one before."""
+    torch.manual_seed(0)
+    space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    module = make_module(None, space, spaces.Discrete(2), NetworkConfig(hidden=(8,), recurrent="lstm"))
+    exp = episodes([4, 1, 6, 3], terminated=[False, False, True, False], has_final_obs=[True, True, True, False])
+    state = {name: np.zeros((exp.num_steps, 64), np.float32) for name in ("state_in/h", "state_in/c")}
+    value, following = np.zeros(exp.num_steps, np.float32), np.zeros(exp.num_segments, np.float32)
+    with torch.no_grad():
+        for i, segment in enumerate(exp):
+            begin, seen = int(exp.offsets[i]), [*segment.steps["obs"], segment.final_obs["obs"][0]]
+            now = {name: torch.zeros(1, 64) for name in ("h", "c")}
+            for t, obs in enumerate(seen):
+                out = module(torch.from_numpy(obs.astype(np.float32))[None, None], now)
+                assert out.value is not None
+                assert out.state is not None
+                if t == segment.num_steps:
+                    following[i] = out.value
+                    break
+                for name, part in now.items():
+                    state[f"state_in/{name}"][begin + t] = part
+                value[begin + t], now = out.value, out.state
+    following[2], following[3] = 0, value[-1]
+    exp = exp.with_steps(**state)
+    if recorded:
+        exp = exp.with_steps(value=value)
+    cut = exp.cut(3, lookback=lookback)
+
+    out = GAE(0.9, 1.0).offline(cut, module)
+
+    assert cut.num_segments == 6
+    for i, segment in enumerate(cut):
+        end = segment.segments.t_start[0] + segment.num_steps
+        parent = _parent(exp, segment)
+        begin = int(exp.offsets[parent])
+        is_last = end == exp.lengths[parent]
+        total = float(following[parent] if is_last else value[begin + end])
+        for t in range(segment.num_steps - 1, -1, -1):
+            total = float(segment.steps["reward"][t]) + 0.9 * total
+            assert out.steps["value_target"][cut.offsets[i] + t] == pytest.approx(total, rel=1e-4, abs=1e-5)
+    if not recorded:
+        own = np.concatenate([value[int(exp.offsets[_parent(exp, s)]) + s.t()] for s in cut])
+        np.testing.assert_allclose(out.steps["value"], own, atol=1e-6)
+    with pytest.raises(DataError, match="there is no column 'state_in/h'"):
+        GAE().offline(episodes([2]), module)
+
+
+def _parent(exp: Experience, piece: Experience) -> int:
+    return list(exp.segments.episode_id).index(piece.segments.episode_id[0])

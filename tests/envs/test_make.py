@@ -31,11 +31,11 @@ def test_arena_over_whatever_is_an_env(env: Any, num_envs: int, wanted: str) -> 
     assert isinstance(arena.env, VectorEnv)
     assert type(arena.env.unwrapped).__name__ == wanted
     arena.reset(seed=1)
-    turn = arena.recv()
+    (turn,) = arena.recv()
     assert arena.num_slots == num_envs
     assert all(column.shape[0] == num_envs for column in turn.obs.values())
     assert turn.first.all()
-    arena.send({"action": np.stack([arena.action_space.sample() for _ in range(num_envs)])})
+    arena.send(turn, {"action": np.stack([arena.action_space.sample() for _ in range(num_envs)])})
     arena.close()
 
 

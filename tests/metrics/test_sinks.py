@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from etude.errors import DataError
 from etude.metrics import JSONLines, TensorBoard, cut_jsonl, read_jsonl
-from etude.metrics.sinks import _masked_crc
+from etude.metrics.events import masked_crc
 
 
 def test_lines_come_back_in_order(tmp_path):
@@ -191,7 +191,7 @@ def test_the_checksum_is_crc32c():
     for data in (b"", b"123456789", bytes(range(256))):
         value = crc(data)
         masked = ((value >> 15 | value << 17 & 0xFFFFFFFF) + 0xA282EAD8) % 2**32
-        assert _masked_crc(data) == masked.to_bytes(4, "little")
+        assert masked_crc(data) == masked.to_bytes(4, "little")
 
 
 def test_the_sinks_import_neither_torch_nor_tensorflow(tmp_path):

@@ -11,7 +11,7 @@ from numbered_experience import check_segments, life, lived, module_for, numbers
 from some_envs import LendingVectorEnv, Numbered, length_of, numbered, reward_of
 
 from etude.connectors import Pipeline
-from etude.envs import VectorArena
+from etude.envs import Columns, Turn, VectorArena
 from etude.errors import EtudeError
 from etude.experience import Experience
 from etude.modules import make_module
@@ -148,11 +148,11 @@ def test_a_collection_that_is_broken_off_does_not_leave_a_gap() -> None:
     runner.collect(num_steps=5)
     send, sent = runner.arena.send, []
 
-    def breaks(action: Any) -> None:
+    def breaks(turn: Turn, action: Columns) -> None:
         sent.append(action)
         if len(sent) == 3:
             raise KeyboardInterrupt
-        send(action)
+        send(turn, action)
 
     runner.arena.send = breaks  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):

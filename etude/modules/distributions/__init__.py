@@ -4,13 +4,14 @@
 from gymnasium import spaces
 
 from etude.columns import ACTION
-from etude.modules.distributions.base import Distribution
+from etude.modules.distributions.base import FORBIDDEN, Distribution
 from etude.modules.distributions.composite import Composite
 from etude.modules.distributions.discrete import Bernoulli, Categorical, MultiCategorical
 from etude.modules.distributions.gaussian import DiagGaussian, SquashedGaussian
 from etude.spaces import Space, leaves
 
 __all__ = [
+    "FORBIDDEN",
     "Bernoulli",
     "Categorical",
     "Composite",

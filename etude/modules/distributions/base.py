@@ -3,7 +3,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,19 @@ from etude.columns import Columns
 from etude.spaces import Flattener, Space
 
 Floats: TypeAlias = NDArray[np.float32]
+
+FORBIDDEN = -1e30
+"""The logit of a choice that is not to be made: no softmax gives it any weight, yet 0 * log(0) stays 0, as finite."""
+
+
+class Logits(NamedTuple):
+    """Inputs next to each other that are logits."""
+
+    start: int
+    """The position of the first one."""
+    size: int
+    exclusive: bool
+    """Exactly one of them is chosen, so that one must be allowed; else each is a choice by itself."""
 
 
 class Distribution(ABC):
@@ -26,15 +39,24 @@ class Distribution(ABC):
         num_inputs: Numbers that parameterise the distribution of one action.
         num_noise: Random numbers that one action takes.
         log_std: int64: the positions in ``inputs`` that are logarithms of standard deviations.
+        logits: The ``inputs`` that are logits, from first to last: what an action mask governs.
         flatten: Takes a nested action apart into columns.
     """
 
     def __init__(
-        self, space: Space, root: str, *, num_inputs: int, num_noise: int, log_std: Sequence[int] | range = ()
+        self,
+        space: Space,
+        root: str,
+        *,
+        num_inputs: int,
+        num_noise: int,
+        log_std: Sequence[int] | range = (),
+        logits: Sequence[Logits] = (),
     ) -> None:
         self.num_inputs = num_inputs
         self.num_noise = num_noise
         self.log_std = np.asarray(log_std, np.int64)
+        self.logits = tuple(logits)
         self.flatten = Flattener(space, root)
 
     @abstractmethod

@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from etude.columns import Columns
-from etude.modules.distributions.base import Distribution, Floats
+from etude.modules.distributions.base import Distribution, Floats, Logits
 from etude.spaces import Space
 
 
@@ -18,12 +18,14 @@ class Composite(Distribution):
         self._parts: list[tuple[Distribution, slice, slice]] = []
         inputs = noise = 0
         log_std: list[int] = []
+        logits: list[Logits] = []
         for part in parts:
             log_std += [inputs + int(i) for i in part.log_std]
+            logits += [run._replace(start=inputs + run.start) for run in part.logits]
             ends = inputs + part.num_inputs, noise + part.num_noise
             self._parts.append((part, slice(inputs, ends[0]), slice(noise, ends[1])))
             inputs, noise = ends
-        super().__init__(space, root, num_inputs=inputs, num_noise=noise, log_std=log_std)
+        super().__init__(space, root, num_inputs=inputs, num_noise=noise, log_std=log_std, logits=logits)
 
     def noise(self, rng: np.random.Generator, rows: tuple[int, ...]) -> Floats:
         """The parts' noise, concatenated; `Distribution.noise`."""

@@ -10,11 +10,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from etude.columns import Columns
-from etude.modules.distributions.base import Distribution, Floats
+from etude.modules.distributions.base import FORBIDDEN, Distribution, Floats, Logits
 
 # float32 draws come in steps of about 2**-23, so an exact zero stands for about half of one step.
 _SMALLEST = np.float32(2.0**-24)
-_PADDING = -1e30  # a logit that no softmax gives any weight, yet finite: 0 * log(0) stays 0
 
 
 def _gumbel(rng: np.random.Generator, shape: tuple[int, ...]) -> Floats:
@@ -41,7 +40,7 @@ class Categorical(Distribution):
 
     def __init__(self, space: spaces.Discrete, root: str) -> None:
         n = int(space.n)
-        super().__init__(space, root, num_inputs=n, num_noise=n)
+        super().__init__(space, root, num_inputs=n, num_noise=n, logits=[Logits(0, n, True)])
         self._name = root
         self._start = int(space.start)
         self._dtype = np.dtype(space.dtype)
@@ -85,7 +84,9 @@ class MultiCategorical(Distribution):
     def __init__(self, space: spaces.MultiDiscrete, root: str) -> None:
         sizes = space.nvec.reshape(-1).astype(np.int64)
         total = int(sizes.sum())
-        super().__init__(space, root, num_inputs=total, num_noise=total)
+        first = np.cumsum(sizes) - sizes
+        logits = [Logits(int(start), int(size), True) for start, size in zip(first, sizes, strict=True)]
+        super().__init__(space, root, num_inputs=total, num_noise=total, logits=logits)
         self._name = root
         self._shape = space.nvec.shape
         self._start = np.asarray(space.start, np.int64)
@@ -93,7 +94,6 @@ class MultiCategorical(Distribution):
         self._groups = (len(sizes), int(sizes.max()))
         # Where choices differ in size, each is padded to the widest: position `total` is the padding.
         place = np.arange(self._groups[1])
-        first = np.cumsum(sizes) - sizes
         self._index = np.where(place < sizes[:, None], first[:, None] + place, total).reshape(-1)
         self._padded = bool((sizes != sizes[0]).any())
 
@@ -106,7 +106,7 @@ class MultiCategorical(Distribution):
         n = len(inputs)
         logits = inputs if noise is None else inputs + noise
         if self._padded:
-            padding = np.full((n, 1), _PADDING, np.float32)
+            padding = np.full((n, 1), FORBIDDEN, np.float32)
             logits = np.concatenate((logits, padding), axis=1).take(self._index, axis=1)
         chosen = logits.reshape(n, *self._groups).argmax(2).reshape(n, *self._shape)
         chosen += self._start
@@ -116,7 +116,7 @@ class MultiCategorical(Distribution):
         lead = inputs.shape[:-1]
         if self._padded:
             index = torch.from_numpy(self._index).to(inputs.device)
-            inputs = F.pad(inputs, (0, 1), value=_PADDING).index_select(-1, index)
+            inputs = F.pad(inputs, (0, 1), value=FORBIDDEN).index_select(-1, index)
         return torch.log_softmax(inputs.reshape(*lead, *self._groups), -1)
 
     def logp(self, inputs: Tensor, action: Mapping[str, Tensor]) -> Tensor:
@@ -145,7 +145,7 @@ class Bernoulli(Distribution):
         self._shape = space.shape
         self._dtype = np.dtype(space.dtype)
         size = int(np.prod(self._shape))
-        super().__init__(space, root, num_inputs=size, num_noise=size)
+        super().__init__(space, root, num_inputs=size, num_noise=size, logits=[Logits(0, size, False)])
 
     def noise(self, rng: np.random.Generator, rows: tuple[int, ...]) -> Floats:
         """Logistic noise ``[*rows, bits]``."""

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clips: whole episodes played to be seen, as frames, as a file, or in the env's own window."""
+
+import contextlib
+import dataclasses
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from etude.algorithms.base import Algorithm
+from etude.algorithms.playing import alike
+from etude.connectors import ClipAction, Pipeline
+from etude.envs import Arena, EnvLike, make_arena
+from etude.envs.clip_files import ClipFile, check_fps
+from etude.envs.clip_frames import Frame, Size, filmed, parse_size
+from etude.envs.clips import RenderMode, check_screen, fps_of, no_screen_needed, open_window, seen_env
+from etude.errors import ModuleError, SettingsError
+from etude.experience import Experience
+from etude.modules import Module
+from etude.modules.random_module import RandomModule
+from etude.runners import Runner
+
+Policy: TypeAlias = Algorithm[Any] | Module | None
+"""What acts: an algorithm with its connectors, a module by itself, or None for actions at random."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Clip:
+    """Episodes that were played to be seen."""
+
+    frames: list[NDArray[np.uint8]]
+    """uint8 ``[steps + 1, H, W, 3]`` for each episode: one frame after its reset and one after each step of the env.
+    Empty where they went to a file."""
+    fps: float
+    """Frames a second."""
+    num_frames: int
+    """Over all episodes."""
+    returns: NDArray[np.float64]
+    """``[episodes]``: the sum of each one's rewards, over all agents."""
+    experience: Experience | None
+    """The same episodes as Experience, where that was asked for."""
+    path: Path | None
+    """The file, where one was asked for."""
+
+
+def clip(
+    policy: Policy,
+    env: EnvLike | os.PathLike[str] | None = None,
+    to: str | os.PathLike[str] | None = None,
+    *,
+    episodes: int = 1,
+    explore: bool = False,
+    seed: int | None = None,
+    fps: float | None = None,
+    size: Size | None = None,
+    experience: bool = False,
+) -> Clip:
+    """Play whole episodes and film them: ``clip(ppo, "clip.mp4")``, ``clip(module, "CartPole-v1").frames``.
+
+    Args:
+        policy: What acts; None acts at random.
+        env: Where, as for training: what makes the env must take ``render_mode``, or make it with ``rgb_array``. None:
+            the algorithm's own. The name of a file in its place is ``to``.
+        to: A file to write: .gif; or .mp4 or .webm, which need ``etude[video]``. No frames are held then. What is there
+            is replaced once all is written.
+        episodes: How many, at least 1.
+        explore: Draw actions; else take the most likely ones.
+        seed: Of the env and of the actions drawn.
+        fps: Frames a second, 0.01 to 1000; the env's natural speed where None.
+        size: Width and height in pixels, such as ``"480x320"``. Frames are fitted into it whole, undistorted, on black;
+            where None they are as drawn.
+        experience: Give the steps, too. One Experience holds those of agents with equal spaces only.
+
+    Raises:
+        EnvError: the env can't be made, or can't be drawn.
+        SettingsError: a setting is wrong, there is no env, or the encoder is not installed.
+        ModuleError: ``policy`` is none.
+        DataError: the file can't be written.
+    """
+    if to is None and _is_file(env):
+        env, to = None, env
+    frame_size = parse_size(size)
+    if fps is not None:
+        check_fps(fps)
+    with _seen(policy, env, "rgb_array") as shown, contextlib.ExitStack() as stack:
+        rate = fps_of(shown) if fps is None else fps
+        reel = _Reel(None if to is None else stack.enter_context(ClipFile(to, rate)))
+        stack.enter_context(filmed(shown, reel.take, frame_size))  # before a runner takes hold of the env's methods
+        parts, returns = _play(policy, shown, episodes, explore=explore, seed=seed, keep=experience)
+    return Clip(
+        frames=reel.episodes(),
+        fps=rate,
+        num_frames=reel.num_frames,
+        returns=returns,
+        experience=Experience.concat(parts) if experience else None,
+        path=None if to is None else Path(to),
+    )
+
+
+def show(
+    policy: Policy,
+    env: EnvLike | None = None,
+    *,
+    episodes: int = 1,
+    explore: bool = False,
+    seed: int | None = None,
+) -> NDArray[np.float64]:
+    """Play whole episodes in the env's own window, and give their returns. The arguments are those of `clip`.
+
+    Raises:
+        EnvError: the env can't be made, or has no window.
+        SettingsError: there is no screen.
+    """
+    check_screen()
+    with _seen(policy, env, "human") as shown:
+        open_window(shown)
+        return _play(policy, shown, episodes, explore=explore, seed=seed, keep=False)[1]
+
+
+class _Reel:
+    """Where frames go: to a file, or into memory."""
+
+    def __init__(self, file: ClipFile | None) -> None:
+        self._file = file
+        self._parts: list[list[Frame]] = []
+        self.num_frames = 0
+
+    def take(self, frame: Frame, begins: bool) -> None:
+        """Keep a frame."""
+        self.num_frames += 1
+        if self._file is not None:
+            self._file.write(frame)
+            return
+        if begins:
+            self._parts.append([])
+        self._parts[-1].append(frame)
+
+    def episodes(self) -> list[NDArray[np.uint8]]:
+        """What is in memory; each episode's frames are let go once they are in one array."""
+        stacked = []
+        while self._parts:
+            stacked.append(np.stack(self._parts.pop(0)))
+        return stacked
+
+
+def _is_file(env: Any) -> bool:
+    """Whether what stands for an env is the name of a file."""
+    if isinstance(env, os.PathLike):
+        return True
+    return isinstance(env, str) and re.search(r"^[^:]*\.[a-zA-Z0-9]{2,4}$|\.(mp4|webm|gif)$", env) is not None
+
+
+def _play(
+    policy: Policy, env: Any, episodes: int, *, explore: bool, seed: int | None, keep: bool
+) -> tuple[list[Experience], NDArray[np.float64]]:
+    """The Experience of each episode, where it is to be kept, and their returns."""
+    if episodes < 1:
+        raise SettingsError(f"`episodes` is {episodes}, but must be at least 1.")
+    parts = []
+    with contextlib.closing(_runner(policy, env, seed)) as runner:
+        for _ in range(episodes):
+            if keep:
+                parts.append(runner.collect(num_episodes=1, explore=explore))
+            else:
+                runner.collect_each(num_episodes=1, explore=explore)
+        return parts, runner.take_finished().returns
+
+
+def check_clips(algorithm: Algorithm[Any]) -> None:
+    """Draw one frame of the algorithm's own env, so that what is wrong shows now, and not when a clip is made.
+
+    Raises:
+        EnvError: see `clip`.
+        SettingsError: there is no env, or it is one object that training acts in.
+    """
+    with _seen(algorithm, None, "rgb_array") as shown, filmed(shown, lambda frame, begins: None):
+        shown.reset()
+
+
+@contextlib.contextmanager
+def _seen(policy: Policy, env: Any, mode: RenderMode) -> Iterator[Any]:
+    """The env to play in, which is closed afterwards unless it was given."""
+    where = env if env is not None or not isinstance(policy, Algorithm) else policy.config.env
+    if where is None:
+        raise SettingsError("there is no env to act in: give one, as env=....")
+    if isinstance(policy, Algorithm) and env is None and policy.in_use(where):
+        raise SettingsError(
+            f"config.env is one {type(where).__name__} object, which training is in the middle of: give the clip an "
+            "env=... of its own, or a function that makes envs to the config."
+        )
+    with no_screen_needed():
+        shown = seen_env(where, mode)
+        try:
+            yield shown
+        finally:
+            if shown is not where:
+                shown.close()
+
+
+def _runner(policy: Policy, env: Any, seed: int | None) -> Runner:
+    if isinstance(policy, Algorithm):
+        return policy._new_runner(env, 1, seed)
+    if policy is not None and not isinstance(policy, Module):
+        raise ModuleError(
+            "a clip is of an Algorithm, of an etude.Module, or, with None, of actions at random, not of a "
+            f"{type(policy).__name__}."
+        )
+    arena = make_arena(env, 1)
+    try:
+        return _random_runner(arena, seed) if policy is None else _module_runner(arena, policy, seed)
+    except BaseException:
+        arena.close()
+        raise
+
+
+def _module_runner(arena: Arena, module: Module, seed: int | None) -> Runner:
+    connectors = Pipeline([ClipAction()])
+    for kind in arena.kinds:
+        connectors.spaces(kind.obs_space, kind.action_space)
+        if not (alike(kind.obs_space, module.obs_space) and kind.action_space == module.action_space):
+            raise SettingsError(
+                f"the env does not fit the module: it has the spaces {kind.obs_space} and {kind.action_space}, but the "
+                f"module was made for {module.obs_space} and {module.action_space}. Where connectors stood between "
+                "them, give the algorithm instead of its module."
+            )
+    return Runner(arena, module, connectors, seed=seed)
+
+
+def _random_runner(arena: Arena, seed: int | None) -> Runner:
+    modules = [RandomModule(kind.obs_space, kind.action_space) for kind in arena.kinds]
+    if len(modules) == 1:
+        return Runner(arena, modules[0], seed=seed)
+    kind_of = {arena.agents[slot]: str(i) for i, kind in enumerate(arena.kinds) for slot in kind.slots}
+    by_id = {str(i): module for i, module in enumerate(modules)}
+    return Runner(arena, by_id, module_of=lambda agent, episode: kind_of[agent], seed=seed)

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Students: each module of an algorithm, with what stands around it."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from etude.algorithms.config import AlgorithmConfig, ModuleLike
+from etude.connectors import GAE, ClipAction, NormalizeAdvantages, Pipeline, RescaleAction
+from etude.envs import Arena
+from etude.errors import SettingsError
+from etude.learners import Learner, seeded
+from etude.learners.learner import LossFn
+from etude.modules import Module, make_module
+from etude.runners import Episode, ModuleOf
+from etude.spaces import Space
+
+MAIN = "main"
+"""The id of the only module, where ``modules`` is not set."""
+
+Spaces = tuple[Space, Space]
+"""Of observations and of actions."""
+
+
+@dataclasses.dataclass(slots=True)
+class Student:
+    """One module, the connectors between it and its envs, and what it learns by."""
+
+    module: Module
+    connectors: Pipeline
+    learner: Learner
+    to_learner: Pipeline
+    """The learner's connectors."""
+
+    def metrics(self) -> dict[str, float]:
+        """What the connectors report."""
+        return self.connectors.metrics() | self.to_learner.metrics()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, optimizers, and what the learner's connectors have learned."""
+        return {"learner": self.learner.state_dict(), "to_learner": self.to_learner.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state_dict`."""
+        self.learner.load_state_dict(state["learner"])
+        self.to_learner.load_state_dict(state["to_learner"])
+
+
+def make_student(
+    config: AlgorithmConfig,
+    given: ModuleLike | None,
+    spaces: Spaces,
+    loss: LossFn,
+    learner_connectors: list[Any],
+    seeds: tuple[np.random.SeedSequence, np.random.SeedSequence],
+    *,
+    needs_value: bool,
+) -> Student:
+    """Make one module and what stands around it.
+
+    Args:
+        config: Settings.
+        given: The user's network; None for the built-in one.
+        spaces: On the env's side.
+        loss: Of the learner.
+        learner_connectors: Of the learner.
+        seeds: Of the weights and of the order of minibatches.
+        needs_value: The built-in network has a value function.
+
+    Raises:
+        SettingsError: a connector stands in the wrong place.
+    """
+    connectors = Pipeline(config.connectors).copy()  # ones in the config may be used by others, too
+    if not any(isinstance(c, ClipAction | RescaleAction) for c in connectors.connectors):
+        connectors.add(ClipAction(), at=0)  # a Gaussian does not know the bounds of its Box
+    for connector in connectors.connectors:
+        if isinstance(connector, GAE | NormalizeAdvantages):
+            raise SettingsError(
+                f"`connectors` stand between env and module, where {connector.name} has nothing to do: an "
+                "algorithm names it in its learner_connectors()."
+            )
+    with seeded(int(seeds[0].generate_state(1)[0]), "cpu"):
+        seen, acted = connectors.spaces(*spaces)
+        module = make_module(given, seen, acted, config.network, squash=config.squash, value=needs_value)
+    module = module.to(config.device)
+    learner = Learner(
+        module,
+        loss,
+        lr=config.lr,
+        grad_clip=config.grad_clip,
+        grad_clip_by=config.grad_clip_by,
+        compile=config.compile,
+        device=config.device,
+        seed=seeds[1],
+    )
+    return Student(module, connectors, learner, _to_learner(learner_connectors, module))
+
+
+def _to_learner(connectors: list[Any], module: Module) -> Pipeline:
+    pipeline = Pipeline(connectors)
+    spaces = (module.obs_space, module.action_space)
+    if pipeline.spaces(*spaces) != spaces:
+        raise SettingsError(
+            f"learner_connectors {pipeline.connectors} change the spaces that the module sees: what stands between "
+            "env and module belongs into the setting `connectors`."
+        )
+    return pipeline
+
+
+def modules_given(config: AlgorithmConfig) -> dict[str, ModuleLike | None]:
+    """What the config says about each module, by id."""
+    if config.modules is None:
+        return {MAIN: config.module}
+    if isinstance(config.modules, Mapping):
+        return dict(config.modules)
+    return dict.fromkeys(config.modules)
+
+
+def spaces_in(arena: Arena, module_ids: list[str], module_of: ModuleOf | None) -> dict[str, Spaces]:
+    """The spaces of each module on the env's side, by asking who acts for whom in a first episode.
+
+    Raises:
+        SettingsError: a module acts for nobody then, and agents have different spaces, so that nobody knows its own.
+    """
+    kinds = {slot: kind for kind in arena.kinds for slot in kind.slots}
+    found: dict[str, Spaces] = {}
+    if len(module_ids) == 1 and module_of is None:
+        found[module_ids[0]] = (arena.kinds[0].obs_space, arena.kinds[0].action_space)
+        return found
+    ask: Callable[[Any, Episode], str] = module_of if module_of is not None else (lambda agent, episode: agent)
+    for slot, agent in enumerate(arena.agents):
+        env = int(arena.env_of[slot])
+        found.setdefault(ask(agent, Episode(f"0-{env}-0", env, 0)), (kinds[slot].obs_space, kinds[slot].action_space))
+    for module_id in module_ids:
+        if module_id not in found:
+            if len(arena.kinds) > 1:
+                raise SettingsError(
+                    f"module {module_id!r} acts for no agent in the first episodes, and agents have different spaces: "
+                    f"nobody knows which are its own. Let `module_of` name it there; it named {sorted(found)}."
+                )
+            found[module_id] = (arena.kinds[0].obs_space, arena.kinds[0].action_space)
+    return {module_id: found[module_id] for module_id in module_ids}
+
+
+def spawned(seeds: np.random.SeedSequence, name: str) -> np.random.SeedSequence:
+    """A stream of a module's own, which does not depend on what other modules there are."""
+    return np.random.SeedSequence([*np.atleast_1d(seeds.generate_state(4)).tolist(), *name.encode()])

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which kind of arena an env gets."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.vector import VectorEnv
+
+from etude.envs.arena import Arena
+from etude.envs.make import EnvLike, make_one, vector_spec
+from etude.envs.pool import PoolArena
+from etude.envs.vector import VectorArena
+from etude.envs.workers import Workers
+
+
+def make_arena(env: EnvLike, num_envs: int, workers: Workers | None = None, *, exact: bool = True) -> Arena:
+    """An arena of copies of an env.
+
+    An env with a vectorised version of its own steps as one, where there are no workers; all others step copy by copy,
+    here or in workers.
+
+    Args:
+        env: A registered id; ``module:factory`` or ``module:EnvId``; a function or class that makes an env; one env
+            object (then there can be one copy only); or a ready ``VectorEnv``.
+        num_envs: How many copies where there are no workers.
+        workers: Where the copies live. With workers, there are ``num_workers * envs_per_worker`` copies.
+        exact: A ready ``VectorEnv`` must have ``num_envs`` copies; else it is taken with as many as it has.
+
+    Raises:
+        EnvError: the env can't be made.
+        SpaceError: a space is of a kind that Etude can't handle.
+    """
+    workers = Workers() if workers is None else workers
+    if workers != Workers():
+        return PoolArena(env, workers, None if workers.num_workers else num_envs)
+    if isinstance(env, str) and vector_spec(env, num_envs) is None:
+        return PoolArena(env, workers, num_envs)
+    if isinstance(env, str | VectorEnv):
+        return VectorArena(env, num_envs, exact=exact)
+    if isinstance(env, gym.Env) or not callable(env):
+        return PoolArena(env, workers, num_envs)
+    first = [make_one(env)]
+    if isinstance(first[0], VectorEnv):
+        return VectorArena(lambda: first[0], num_envs, exact=exact)
+    return PoolArena(_then(first, env), workers, num_envs)
+
+
+def _then(first: list[Any], make: Callable[[], Any]) -> Callable[[], Any]:
+    """What makes envs, the first of which is there already."""
+
+    @functools.wraps(make, updated=())
+    def make_next() -> Any:
+        return first.pop() if first else make()
+
+    return make_next

@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Host: steps the envs of one worker, or of the arena's own process, and writes what they show into memory."""
+
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from etude import columns as col
+from etude.envs.copies import TAKEN as TAKEN_INFO
+from etude.envs.copies import Copy, GymCopy, Row, copy_of
+from etude.envs.pool_memory import (
+    BLIND,
+    ENDED,
+    FAILED,
+    FIRST,
+    MAKE,
+    NO_SEED,
+    OVER,
+    SHOWN,
+    STEP,
+    TAKEN,
+    TERMINATED,
+    TRUNCATED,
+    WRONG,
+    Memory,
+    Plan,
+)
+from etude.envs.pool_ports import Port
+from etude.errors import EnvError, EtudeError, SpaceError
+from etude.spaces import check_value
+
+_ALWAYS = 1 << 62
+
+
+class Host:
+    """Steps some envs of a pool.
+
+    Args:
+        make: Makes one env object.
+        name: What that is called in errors.
+        envs: Which of the pool's they are.
+        max_steps: See `Workers.max_steps`.
+        check: See `Workers.check`.
+        is_given: What ``make`` gives was made by somebody else, who will close it.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Any],
+        name: str,
+        envs: Sequence[int],
+        max_steps: int | None,
+        check: int | Literal["always"],
+        *,
+        is_given: bool = False,
+    ) -> None:
+        self.envs = envs
+        self.failures: dict[int, tuple[str, str]] = {}
+        """Of envs that failed: the name of the error's class and the text to show."""
+        self.infos: dict[int, Any] = {}
+        """What each env said beside its last rows that wait."""
+        self.end_infos: dict[int, Any] = {}
+        """What each env said beside its last rows that end."""
+        self._make_env, self._name, self._is_given = make, name, is_given
+        self._max_steps = max_steps
+        self._check = _ALWAYS if check == "always" else check
+        self._copies: dict[int, Copy] = {}
+        self._unchecked = dict.fromkeys(envs, 0)
+        self._ended = 0
+
+    # -- the beginning and the end ------------------------------------------------------------------------------
+
+    def make_all(self) -> Plan:
+        """Make all envs, and say who is in them.
+
+        Raises:
+            EnvError: one can't be made, or they are not alike.
+            SpaceError: a space is of a kind that Etude can't handle.
+        """
+        try:
+            plans = [Plan.of(self._make(env)) for env in self.envs]
+        except EtudeError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise EnvError(f"{self._name} fails to make an env: {type(error).__name__}: {error}") from error
+        for env, plan in zip(self.envs, plans, strict=True):
+            check_alike(plans[0], plan, env)
+        return plans[0]
+
+    def _make(self, env: int) -> Copy:
+        old = self._copies.pop(env, None)
+        if old is not None and not self._is_given:
+            _close_failed(old)
+        made = self._make_env()
+        if any(made is copy.env for copy in self._copies.values()):
+            raise same_object(made)
+        copy = self._copies[env] = copy_of(made)
+        self._unchecked[env] = self._check
+        return copy
+
+    def attach(self, memory: Memory) -> None:
+        """Write into ``memory`` from now on."""
+        self._memory, self._plan = memory, memory.plan
+        self._seat = {agent: seat for seat, agent in enumerate(memory.plan.seated)}
+        self._waiting: dict[int, list[int]] = {env: [] for env in self.envs}
+        self._ports: list[Port] = []
+        for part, obs, end_obs, action in zip(
+            memory.plan.parts, memory.obs, memory.end_obs, memory.action, strict=True
+        ):
+            self._ports += [
+                Port(part.obs_space, part.action_space, obs, end_obs, action, len(part.agents), i)
+                for i in range(len(part.agents))
+            ]
+        self._port_of = [self._ports[self._seat[agent]] for agent in range(len(memory.plan.agents))]
+        self._reward, self._end_reward = memory.reward.reshape(-1), memory.end_reward.reshape(-1)
+
+    def close(self) -> None:
+        """Close all envs."""
+        copies, self._copies = self._copies, {}
+        for copy in copies.values():
+            if not self._is_given:
+                copy.close()
+
+    def copies(self) -> list[Copy]:
+        """Those there are, in order."""
+        return [self._copies[env] for env in self.envs]
+
+    def env_at(self, env: int) -> Any:
+        """The object of ``env``; None while it is made again."""
+        copy = self._copies.get(env)
+        return None if copy is None else copy.env
+
+    def waiting(self, env: int) -> list[int]:
+        """The agents of ``env`` that wait for actions; may be set."""
+        return self._waiting[env]
+
+    # -- orders -------------------------------------------------------------------------------------------------
+
+    def serve(self, env: int, order: int) -> int:
+        """Do what is ordered of ``env``: write its rows, and give its status."""
+        try:
+            if order == STEP:
+                copy = self._copies[env]
+                return self._step_gym(env, copy) if type(copy) is GymCopy else self._step(env, copy)
+            copy = self._make(env) if order == MAKE else self._copies[env]
+            if order == MAKE:
+                check_alike(self._plan, Plan.of(copy), env)
+            seed = int(self._memory.seed[env])
+            return self._reset(env, copy, None if seed == NO_SEED else seed)
+        except EtudeError as error:
+            name = "SpaceError" if isinstance(error, SpaceError) else "EnvError"
+            self.failures[env] = (name, f"env {env}: {error}")
+            return self._take_ended() | FAILED | WRONG
+        except (Exception, SystemExit) as error:  # noqa: BLE001  it is told, and ends the run if it happens again
+            doing = ("a step", "a reset", "being made")[order]
+            self.failures[env] = ("EnvError", f"env {env} failed in {doing}:\n{_text(error)}")
+            return self._take_ended() | FAILED
+
+    def _take_ended(self) -> int:
+        ended, self._ended = self._ended, 0
+        return ended
+
+    def _begin_next(self, env: int, copy: Copy, ended: int) -> int:
+        """Reset an env whose episode is over, after rows that ``ended`` describes."""
+        self._ended = ended  # true whether or not the reset fails
+        status = self._reset(env, copy, None)
+        return status | self._take_ended()
+
+    def _reset(self, env: int, copy: Copy, seed: int | None) -> int:
+        if type(copy) is GymCopy:
+            return self._reset_gym(env, copy, seed)
+        rows = copy.reset(seed)
+        self.infos[env] = copy.infos
+        return self._write(env, copy, rows)
+
+    # -- one agent, without rows --------------------------------------------------------------------------------
+
+    def _reset_gym(self, env: int, copy: GymCopy, seed: int | None) -> int:
+        obs, self.infos[env] = copy.env.reset(seed=seed)
+        copy.env_t, copy.over = 0, False
+        port = self._ports[0]
+        if self._unchecked[env]:
+            self._unchecked[env] -= 1
+            check_value(port.obs_space, obs, col.OBS)
+        port.show(env, obs)
+        self._reward[env] = 0.0
+        return SHOWN | FIRST
+
+    def _step_gym(self, env: int, copy: GymCopy) -> int:
+        port = self._ports[0]
+        obs, reward, terminated, truncated, infos = copy.env.step(port.read(env))
+        copy.env_t = t = copy.env_t + 1
+        if self._unchecked[env]:
+            _check_step(reward, terminated, truncated)
+            self._unchecked[env] -= 1
+            check_value(port.obs_space, obs, col.OBS)
+        if not (terminated or truncated) and t != self._max_steps:
+            port.show(env, obs)
+            self._reward[env] = reward
+            self.infos[env] = infos
+            return SHOWN | self._keep_taken(env, port, infos.get(TAKEN_INFO)) if infos else SHOWN
+        copy.over, copy.infos = True, infos
+        port.end(env, obs)
+        self._end_reward[env] = reward
+        cut = not terminated and t == self._max_steps
+        flags = (TERMINATED if terminated else 0) | (TRUNCATED if truncated or cut else 0)
+        self._memory.end_flags[env, 0] = SHOWN | flags
+        self.end_infos[env] = infos
+        taken = self._keep_taken(env, port, infos.get(TAKEN_INFO)) if infos else 0
+        return self._begin_next(env, copy, ENDED | OVER | taken)
+
+    def _step(self, env: int, copy: Copy) -> int:
+        ports = self._port_of
+        rows = copy.step({agent: ports[agent].read(env) for agent in self._waiting[env]})
+        if self._max_steps is not None and copy.env_t >= self._max_steps and not copy.over:
+            rows = copy.truncate(rows)
+        memory = self._memory
+        memory.end_flags[env] = 0
+        memory.end_t[env] = copy.env_t
+        memory.end_episode[env] = memory.episode[env]
+        self.infos[env] = self.end_infos[env] = copy.infos
+        status = self._write(env, copy, rows)
+        if not copy.over:
+            return status
+        memory.episode[env] += 1
+        return self._begin_next(env, copy, status | OVER)
+
+    # -- rows ---------------------------------------------------------------------------------------------------
+
+    def _write(self, env: int, copy: Copy, rows: Iterable[Row]) -> int:
+        memory = self._memory
+        status = 0
+        waiting = []
+        memory.flags[env] = 0
+        for row in rows:
+            port, seat = self._port_of[row.agent], self._seat[row.agent]
+            flags = SHOWN | self._keep_taken(env, port, row.taken)
+            if row.obs is None:
+                flags |= BLIND
+            elif self._unchecked[env]:
+                check_value(port.obs_space, row.obs, col.OBS)
+            if row.terminated or row.truncated:
+                flags |= (TERMINATED if row.terminated else 0) | (TRUNCATED if row.truncated else 0)
+                if row.obs is not None:
+                    port.end(env, row.obs)
+                memory.end_reward[env, seat] = row.reward
+                memory.end_flags[env, seat] = flags
+                status |= ENDED | flags & TAKEN
+            else:
+                flags |= FIRST if row.first else 0
+                port.show(env, row.obs)
+                memory.reward[env, seat] = row.reward
+                memory.flags[env, seat] = flags
+                waiting.append(row.agent)
+                status |= flags
+        memory.env_t[env] = copy.env_t
+        self._waiting[env] = waiting
+        self._unchecked[env] -= self._unchecked[env] > 0
+        if not waiting and not copy.over:
+            raise EnvError(
+                f"no agent of {type(copy.env).__name__} waits for an action, though its episode is not over."
+            )
+        return status
+
+    def _keep_taken(self, env: int, port: "Port", action: Any) -> int:
+        if action is None:
+            return 0
+        check_value(port.action_space, action, TAKEN_INFO)
+        port.keep(env, action)
+        return TAKEN
+
+
+def _check_step(reward: Any, terminated: Any, truncated: Any) -> None:
+    number = np.asarray(reward)
+    if number.shape or number.dtype.kind not in "bifu" or not np.isfinite(number):
+        raise EnvError(f"`reward` is {reward!r}, not a finite number.")
+    for name, flag in ((col.TERMINATED, terminated), (col.TRUNCATED, truncated)):
+        if not isinstance(flag, bool | np.bool_):
+            raise EnvError(f"`{name}` is {flag!r}, not True or False.")
+
+
+def check_alike(plan: Plan, other: Plan, env: int) -> None:
+    """Raise an EnvError where env number ``env`` has other agents or spaces than those before it."""
+    mine, its = ((p.agents, p.obs_spaces, p.action_spaces) for p in (plan, other))
+    for what, one, two in zip(("agents", "observation spaces", "action spaces"), mine, its, strict=True):
+        if one != two:
+            raise EnvError(f"the envs of a pool must be alike, but env {env} has the {what} {two}, and others {one}.")
+
+
+def same_object(env: Any) -> EnvError:
+    """The error for what makes ``env`` again and again."""
+    return EnvError(f"the same {type(env).__name__} object is given each time: let a new one be made.")
+
+
+def _close_failed(copy: Copy) -> None:
+    try:
+        copy.close()
+    except Exception:  # noqa: BLE001  it failed before, and that was told
+        return
+
+
+def _text(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error)).rstrip()

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Action masks: which choices an observation allows."""
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from torch import Tensor
+
+from etude.columns import ACTION_MASK, OBS_MASK, Columns
+from etude.errors import EnvError, ModuleError
+from etude.modules.distributions import FORBIDDEN, Distribution
+from etude.modules.distributions.base import Floats
+from etude.spaces import Space, leaf_shape
+
+
+class ActionMask:
+    """The part `action_mask` of an observation, and what it does to the inputs of a distribution.
+
+    An entry that is 0 forbids one choice: its logit becomes `FORBIDDEN`, so that samples, modes, log-probabilities,
+    entropies and divergences are those of the distribution renormalised over what is allowed, and no gradient flows to
+    it (Huang & Ontañón 2022, "A closer look at invalid action masking in policy gradient algorithms", 4). There is an
+    entry for each choice of the action's discrete parts, in their order: ``n`` for a Discrete, the sum of ``nvec`` for
+    a MultiDiscrete, one for each bit of a MultiBinary (0: it stays 0), none for a Box.
+
+    Args:
+        space: The space of the mask: MultiBinary, or a Box or MultiDiscrete of zeros and ones, of any shape.
+        dist: Whose inputs are masked.
+
+    Raises:
+        ModuleError: the mask does not fit the distribution, or is none.
+    """
+
+    def __init__(self, space: Space, dist: Distribution) -> None:
+        sizes = np.array([run.size for run in dist.logits], np.int64)
+        self.size = int(sizes.sum())
+        _check_space(space, dist, self.size)
+        self._axes = len(leaf_shape(space))
+        self._whole = self.size == dist.num_inputs
+        self._at = np.concatenate([np.arange(run.start, run.start + run.size) for run in dist.logits])
+        self._starts = np.cumsum(sizes) - sizes
+        self._exclusive = np.array([run.exclusive for run in dist.logits])
+
+    def apply(self, inputs: Tensor, mask: Tensor) -> Tensor:
+        """``inputs`` ``[..., num_inputs]`` masked by ``mask`` ``[..., *shape of its space]``."""
+        forbidden = mask.reshape(*mask.shape[: mask.dim() - self._axes], self.size) == 0
+        if not self._whole:
+            everywhere = torch.zeros(inputs.shape, dtype=torch.bool, device=inputs.device)
+            everywhere[..., torch.from_numpy(self._at).to(inputs.device)] = forbidden
+            forbidden = everywhere
+        return inputs.masked_fill(forbidden, FORBIDDEN)
+
+    def apply_in_place(self, inputs: Floats, obs: Columns, ends: NDArray[np.bool_] | None) -> None:
+        """The same while acting, in NumPy, with what `check` raises."""
+        forbidden = self.check(obs, ends)
+        if self._whole:
+            np.putmask(inputs, forbidden, FORBIDDEN)
+        else:
+            inputs[:, self._at] = np.where(forbidden, np.float32(FORBIDDEN), inputs[:, self._at])
+
+    def check(self, obs: Columns, ends: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
+        """bool ``[N, size]``: what is forbidden, after a look whether each row can act at all.
+
+        Raises:
+            EnvError: no choice is allowed in a row that is not one of ``ends``; it is named.
+        """
+        mask = obs[OBS_MASK]
+        forbidden: NDArray[np.bool_] = mask.reshape(len(mask), self.size) == 0
+        none: NDArray[np.bool_] = np.logical_and.reduceat(forbidden, self._starts, axis=1)
+        if none.any():
+            self._refuse(none & self._exclusive, ends)
+        return forbidden
+
+    def _refuse(self, none: NDArray[np.bool_], ends: NDArray[np.bool_] | None) -> None:
+        if ends is not None:
+            none = none & ~ends[:, None]
+        if not none.any():
+            return
+        row, run = (int(i) for i in np.argwhere(none)[0])
+        first, last = int(self._starts[run]), int(np.append(self._starts, self.size)[run + 1]) - 1
+        raise EnvError(
+            f"the env's `{OBS_MASK}` allows nothing in row {row} of {len(none)}: its entries {first} to {last} are all "
+            "0. Where an episode goes on, each choice needs at least one 1; where nothing can be done, end the episode."
+        )
+
+
+def action_mask(obs_space: Space, dist: Distribution) -> ActionMask | None:
+    """The mask in the observations of ``obs_space``, where it is a Dict with the key `action_mask`; else None.
+
+    Raises:
+        ModuleError: see `ActionMask`.
+    """
+    if isinstance(obs_space, spaces.Dict) and ACTION_MASK in obs_space.spaces:
+        return ActionMask(obs_space.spaces[ACTION_MASK], dist)
+    return None
+
+
+def _check_space(space: Space, dist: Distribution, size: int) -> None:
+    parts = ", ".join(f"`{name}` {leaf}" for name, leaf in dist.flatten.leaves.items())
+    if not size:
+        raise ModuleError(
+            f"the observation has the key {ACTION_MASK!r}, but the action {parts} has no choices that a mask could "
+            "forbid: rename the key, or leave it out."
+        )
+    has = int(np.prod(leaf_shape(space)))
+    rule = (
+        f"It needs {size}, one for each choice of {parts}, in this order: 1 where it is allowed, 0 where not "
+        "(none for a Box)."
+    )
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        raise ModuleError(f"`{OBS_MASK}` is a {type(space).__name__} space, but a mask is one row of numbers. {rule}")
+    if has != size:
+        raise ModuleError(
+            f"`{OBS_MASK}` {space} holds {has} numbers. {rule} Connectors that change the mask, such as frame_stack, "
+            "can't stand between."
+        )
+    zeros_and_ones = (
+        isinstance(space, spaces.MultiBinary)
+        or (isinstance(space, spaces.MultiDiscrete) and bool((space.nvec == 2).all() and (space.start == 0).all()))
+        or (isinstance(space, spaces.Box) and bool((space.low >= 0).all() and (space.high <= 1).all()))
+    )
+    if not zeros_and_ones:
+        raise ModuleError(f"`{OBS_MASK}` {space} holds other numbers than 0 and 1. {rule}")

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Envs with many agents that break their contract are refused with a word of advice."""
+
+import importlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from many_agent_envs import Nim, TwoJobs
+from many_agent_scripts import Scene, ScriptedDicts, ScriptedParallel
+
+from etude.envs.agent_dicts import MAX_IDLE, DictCopy
+from etude.envs.copies import Copy, copy_of
+from etude.envs.pettingzoo import AECCopy, ParallelCopy
+from etude.errors import EnvError
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """PettingZoo's tests warn of what a toy need not have, such as render(), and of modules of its own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def refused(match: str, copy: Copy, steps: int = 1) -> None:
+    with pytest.raises(EnvError, match=match):  # noqa: PT012
+        copy.reset(0)
+        for _ in range(steps):
+            copy.step(dict.fromkeys(copy._who.waiting, 0))  # type: ignore[attr-defined]
+
+
+class Broken(ScriptedParallel):
+    """An env of one step for two agents, told what to give."""
+
+    def __init__(self, *given: Any, there: Any = None, start: Any = None) -> None:
+        super().__init__(("a", "b"), [Scene(("a", "b")), Scene(("a", "b"))])
+        self.given, self.there, self.start = given, there, start
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        given = super().reset()
+        return given if self.start is None else self.start
+
+    def step(self, actions: Any) -> Any:
+        super().step(actions)
+        self.agents = self.agents if self.there is None else self.there
+        return self.given
+
+
+OBS: dict[Any, Any] = {"a": np.zeros(2), "b": np.zeros(2)}
+
+
+@pytest.mark.parametrize(
+    ("copy", "match"),
+    [
+        (DictCopy(Broken({"z": 0}, {}, {}, {}, {})), r"Broken gave an observation for agent 'z'.*\['a', 'b'\]\. Name"),
+        (DictCopy(Broken(OBS, {"z": 1.0}, {}, {}, {})), "gave a reward for agent 'z', who is not in its possible"),
+        (DictCopy(Broken(OBS, {}, {"z": True}, {}, {})), "gave an end for agent 'z'"),
+        (
+            DictCopy(Broken(OBS, {}, False, False, {})),
+            r"step must return \(obs, reward, .* gave \['dict', 'dict', 'bool'",
+        ),
+        (DictCopy(Broken(OBS, {}, {}, {})), "step must return .*, each a dict keyed by agent"),
+        (DictCopy(Broken(start=OBS)), r"reset must return \(obs, info\), each a dict keyed by agent, but gave dict"),
+        (DictCopy(Broken({}, {}, {}, {}, {})), f"nobody acts, and the episode is not over, since {MAX_IDLE} steps"),
+        (DictCopy(Broken({"a": None}, {}, {}, {}, {})), "it is the turn of agent 'a', but there is no obs"),
+        (ParallelCopy(Broken({"a": OBS["a"]}, {}, {}, {}, {})), "scripted: it is the turn of agent 'b', but"),
+        (
+            ParallelCopy(Broken(OBS, {}, {}, {}, {}, there=["a"])),
+            "'b' is no longer in env.agents, but was neither term",
+        ),
+        (ParallelCopy(Broken(OBS, {}, {}, {}, {}, there=["a", "b", "z"])), "gave an observation for agent 'z'"),
+        (ParallelCopy(Broken(OBS, {}, {}, {}, None)), "step must return"),
+        (ParallelCopy(Broken(start=({}, None))), "reset must return"),
+    ],
+)
+def test_broken_step_is_refused(copy: Copy, match: str) -> None:
+    if isinstance(copy, DictCopy):
+        copy.env.script = [*copy.env.script, *copy.env.script[1:] * MAX_IDLE]
+    refused(match, copy)
+
+
+@pytest.mark.parametrize("make", [DictCopy, ParallelCopy])
+def test_ended_agents_stay_away(make: Any) -> None:
+    scenes = [Scene(("a", "b")), Scene(("a", "b"), {}, {"a": (True, False)})]
+    env_class: Any = ScriptedDicts if make is DictCopy else ScriptedParallel
+    refused("agent 'a' ended and appears again in the same ep", make(env_class(("a", "b"), [*scenes, scenes[0]])), 2)
+    late = Scene(("b",), {"a": 2.0})
+    refused("agent 'a' got the reward 2.0 after its end", make(env_class(("a", "b"), [*scenes, late])), 2)
+
+
+def test_agents_of_an_aec_env_must_leave() -> None:
+    env = Nim(2)
+    env._was_dead_step = lambda action: None  # type: ignore[method-assign]
+    refused(r"nim: agent .* was stepped with None, but is still in env.agents", AECCopy(env), 2)
+    env = Nim()
+    env.reset = lambda seed=None, options=None: vars(env).update(agents=[])  # type: ignore[method-assign]
+    refused(r"nim: after reset\(\) nobody is in env.agents", AECCopy(env))
+    refused(r"after reset\(\) nobody is in env.agents", ParallelCopy(ScriptedParallel(("a",), [Scene(())])))
+
+
+def test_agents_of_an_aec_env_must_not_vanish() -> None:
+    class Leaving(Nim):
+        def step(self, action: Any) -> None:
+            super().step(action)
+            if len(self.agents) == 2 and self.agent_selection == "first":
+                self.agents = ["first"]
+
+    refused("nim: agent 'second' is no longer in env.agents, but was neither", AECCopy(Leaving()), 2)
+
+
+def test_actions_are_for_those_that_wait() -> None:
+    copy = DictCopy(TwoJobs())
+    copy.reset(0)
+    with pytest.raises(EnvError, match=r"TwoJobs: actions came for the agents \['aim'\], but \['echo', 'aim'\] wait"):
+        copy.step({1: np.zeros(1)})
+
+
+def test_agents_and_spaces_must_be_told() -> None:
+    class Bare:
+        possible_agents: Any = ()
+
+        def reset(self) -> None: ...
+
+        def step(self) -> None: ...
+
+    with pytest.raises(EnvError, match="Bare has no `possible_agents`: set it to the list of all agents that may"):
+        copy_of(Bare())
+    Bare.possible_agents = ["a", "a"]
+    with pytest.raises(EnvError, match=r"Bare: `possible_agents` names an agent twice: \['a', 'a'\]"):
+        copy_of(Bare())
+    Bare.possible_agents = ["a"]
+    with pytest.raises(EnvError, match=r"Bare has no observation_space for agent 'a', but .*: have a method `obs"):
+        copy_of(Bare())
+    Bare.observation_spaces = {"a": spaces.Discrete(2)}  # type: ignore[attr-defined]
+    Bare.action_space = lambda self, agent: 3  # type: ignore[attr-defined]
+    with pytest.raises(EnvError, match="Bare has no action_space for agent 'a', but a int: have"):
+        copy_of(Bare())
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("name", ["generated_agents_env_v0", "generated_agents_parallel_v0"])
+def test_envs_that_make_agents_up_are_refused(name: str) -> None:
+    module = importlib.import_module(f"pettingzoo.test.example_envs.{name}")
+    env = module.parallel_env() if "parallel" in name else module.env()
+    with pytest.raises(EnvError, match=f"{name} has no `possible_agents`"):
+        copy_of(env)

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted_arena import ScriptedArena
+
+from etude.envs import Turn
+from etude.runners.counting import Counter
+from etude.runners.log import Log
+
+# -- Log ------------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.sampled_from(["append", "append", "write", "flag", "keep", "load"]), st.integers(0, 9))))
+def test_a_log_is_a_list_of_rows(what: list[tuple[str, int]]) -> None:
+    log = Log(capacity=2)
+    rows: list[dict[str, Any]] = []  # what is not written is zero
+    for i, (name, n) in enumerate(what):
+        if name == "append":
+            values: dict[str, Any] = {"a": i + np.arange(n)}
+            if n % 2:
+                values["b"] = np.full((n, 2), i, np.float32)
+            assert log.append(n, values) == len(rows)
+            rows += [{key: column[j] for key, column in values.items()} for j in range(n)]
+        elif name == "write" and n < len(rows):
+            log.write(slice(n, len(rows)), {"c": np.full(len(rows) - n, float(i))})
+            for row in rows[n:]:
+                row["c"] = float(i)
+        elif name == "flag":
+            log.flag("f")[: len(rows)] |= np.arange(len(rows)) % 3 == n % 3
+            for j, row in enumerate(rows):
+                row["f"] = row.get("f", False) or j % 3 == n % 3
+        elif name == "keep":
+            kept = [j for j in range(len(rows)) if j % 10 != n]
+            log.keep(np.array(kept, np.int64))
+            rows = [rows[j] for j in kept]
+        elif name == "load":
+            other = Log(capacity=3)
+            other.load_state_dict(log.state_dict(), log.size)
+            log = other
+        assert log.size == len(rows)
+        for key in log.columns:
+            there = [j for j, row in enumerate(rows) if key in row or key == "f"]  # flags are False elsewhere
+            for j, value in zip(there, log.take(key, np.array(there, np.int64)), strict=True):
+                np.testing.assert_array_equal(value, rows[j].get(key, False))
+
+
+def test_a_column_grows_with_the_log_and_is_made_as_long_as_it() -> None:
+    log = Log(capacity=4)
+    assert log.append(3, {"a": np.arange(3, dtype=np.int16)}) == 0
+    assert log.append(6, {"a": np.arange(6), "b": np.ones((6, 2), np.float32)}) == 3
+    log.append(100, {"a": np.zeros(100)})
+    assert {len(column) for column in log.columns.values()} == {len(log.flag("f"))}
+    assert len(log.flag("f")) >= log.size == 109
+    assert log.columns["a"].dtype == np.int16
+    assert not log.columns["b"][:3].any()
+    np.testing.assert_array_equal(log.columns["a"][:9], [0, 1, 2, 0, 1, 2, 3, 4, 5])
+    log.flag("f")[5:] = True
+    log.keep(np.array([8, 4]))
+    log.append(3, {"a": np.zeros(3)})
+    np.testing.assert_array_equal(log.columns["f"][:5], [True, False, False, False, False])
+
+
+# -- Counter --------------------------------------------------------------------------------------------------------
+
+
+def turn(arena: ScriptedArena, rows: list[tuple[int, int, int]], first: bool = False) -> Turn:
+    """Rows of (env, agent, the env's clock)."""
+    slots = np.array([arena.slot[env, agent] for env, agent, _ in rows], np.int64)
+    firsts = np.full(len(rows), first)
+    made = Turn(slots, {}, np.zeros(len(rows)), None, None, firsts if first else None)
+    made.env_t = np.array([t for _, _, t in rows], np.int64)
+    return made
+
+
+def slots_of(*turns: Turn) -> list[Any]:
+    return [each.slots for each in turns]
+
+
+def counter_of(by: Any, agents: Any = "ab", num_envs: int = 3) -> tuple[ScriptedArena, Counter]:
+    arena = ScriptedArena(num_envs, agents)
+    counter = Counter(arena, by)
+    counter.count([turn(arena, [(env, a, 0) for env in range(num_envs) for a in range(len(agents))], first=True)])
+    assert counter.steps == 0
+    return arena, counter
+
+
+def test_agent_steps_count_results_and_the_last_are_late() -> None:
+    arena, counter = counter_of("agent_steps")
+    turns = [turn(arena, [(0, 0, 1), (0, 1, 1)]), turn(arena, [(2, 1, 1)]), turn(arena, [(1, 0, 1)])]
+    counter.count(turns)
+    assert counter.steps == 4
+    late = counter.late(slots_of(*turns), 2)
+    assert [some.tolist() for some in late] == [[False, False], [True], [True]]
+    counter.carry(2)
+    assert counter.steps == 2
+    assert [some.tolist() for some in counter.late(slots_of(*turns[1:]), 1)] == [[False], [True]]
+    counter.take_back(np.array([1]), 1)
+    assert counter.steps == 1
+
+
+@pytest.mark.parametrize(("wanted", "late"), [(3, []), (2, [2]), (1, [1, 2])])
+def test_env_steps_count_clocks_and_whole_envs_are_late(wanted: int, late: list[int]) -> None:
+    arena, counter = counter_of("env_steps")
+    turns = [turn(arena, [(2, 0, 1), (0, 0, 1), (0, 1, 1)]), turn(arena, [(2, 1, 1), (1, 1, 1)])]
+    counter.count(turns)
+    assert counter.steps == 3
+    found = counter.late(slots_of(*turns), wanted)
+    assert [some.tolist() for some in found] == [[2 in late, 0 in late, 0 in late], [2 in late, 1 in late]]
+    counter.carry(5)
+    assert counter.steps == len(late)
+    counter.count([turn(arena, [(0, 0, 2)])])
+    assert counter.steps == len(late) + 1
+
+
+def test_an_env_that_leaps_is_late_only_as_a_whole() -> None:
+    arena, counter = counter_of("env_steps")
+    shown = turn(arena, [(0, 0, 1), (2, 0, 4)])  # three steps of env 2 went by in which nobody was shown anything
+    counter.count([shown])
+    assert counter.steps == 5
+    assert counter.late([shown.slots], 3)[0].tolist() == [True, False]  # one step too many, rather than four kept
+    counter.carry(0)
+    assert counter.steps == 1
+
+
+def test_an_env_that_begins_again_is_counted_from_0() -> None:
+    arena, counter = counter_of("env_steps")
+    counter.count([turn(arena, [(0, 0, 7)])])
+    counter.count([turn(arena, [(0, 0, 8)]), turn(arena, [(0, 0, 0), (0, 1, 0)], first=True)])
+    counter.count([turn(arena, [(0, 0, 1)])])
+    assert counter.steps == 9
+
+
+def test_what_is_lost_is_taken_back_once_and_only_of_this_collection() -> None:
+    arena, counter = counter_of("env_steps")
+    counter.count([turn(arena, [(0, 0, 1), (1, 0, 1)])])
+    counter.count([turn(arena, [(0, 0, 2), (1, 0, 2)])])
+    counter.late([], 4)
+    counter.carry(0)
+    counter.count([turn(arena, [(0, 0, 3)])])
+    counter.count([turn(arena, [(0, 0, 4), (1, 0, 3)])])
+    counter.take_back(np.array([0]), 99)
+    assert counter.steps == 1
+    counter.take_back(np.array([0]), 99)
+    assert counter.steps == 1
+    counter.count([turn(arena, [(0, 0, 0)], first=True)])
+    counter.count([turn(arena, [(0, 0, 1)])])
+    assert counter.steps == 2
+
+
+def test_what_is_late_can_be_lost() -> None:
+    arena, counter = counter_of("env_steps")
+    shown = turn(arena, [(0, 0, 1), (1, 0, 1), (2, 0, 1)])
+    counter.count([shown])
+    assert counter.late([shown.slots], 1)[0].tolist() == [False, True, True]
+    counter.carry(0)
+    counter.take_back(np.array([0, 2]), 0)
+    assert counter.steps == 1
+
+
+def test_the_late_end_of_an_episode_is_not_lost_with_the_next_one() -> None:
+    arena, counter = counter_of("env_steps")
+    end, begin = turn(arena, [(0, 0, 1)]), turn(arena, [(0, 1, 0)], first=True)
+    counter.count([end, begin])
+    assert counter.late(slots_of(end, begin), 0)[0].tolist() == [True]
+    counter.carry(0)
+    counter.take_back(np.array([0]), 0)
+    assert counter.steps == 1
+
+
+@pytest.mark.parametrize("by", ["env_steps", "agent_steps"])
+def test_agents_without_names_are_counted_alike(by: Any) -> None:
+    arena, counter = counter_of(by, [None])
+    shown = turn(arena, [(0, 0, 1), (2, 0, 1)])
+    shown.env_t = None
+    counter.count([shown])
+    assert counter.steps == 2
+    assert counter.late([shown.slots], 1)[0].tolist() == [False, True]
+    assert counter.env_steps(2, 2) == 2
+
+
+def test_env_steps_are_told_whatever_is_counted() -> None:
+    for by, wanted, told in (("env_steps", 1, 1), ("env_steps", None, 2), ("agent_steps", 3, 2)):
+        arena, counter = counter_of(by)
+        counter.count([turn(arena, [(0, 0, 1), (0, 1, 1), (2, 0, 1)])])
+        assert counter.env_steps(3, wanted) == told
+        assert counter.env_steps(0, None) == 0
