@@ -12,7 +12,7 @@ from etude.errors import SettingsError
 from etude.learners import Schedule, check_schedule
 from etude.metrics.window import Smoothing
 from etude.modules import NetworkConfig
-from etude.runners import CallbackLike, CountBy, ModuleOf
+from etude.runners import CallbackLike, CountBy, Lengths, ModuleOf
 from etude.settings import settings
 
 ModuleLike = torch.nn.Module | Callable[[Any, Any], torch.nn.Module]
@@ -125,6 +125,19 @@ class OnPolicyConfig(AlgorithmConfig):
     workers: Workers = Workers()
     """Where the envs live: here, or in processes or threads of their own."""
 
+    whole_episodes: bool = False
+    """Learn from whole episodes: from those that have ended, as soon as they have `num_steps` steps together."""
+
+    min_trajectory_length: int = 1
+    """Segments of fewer steps are dropped, and counted as `dropped_steps`; at least 1."""
+
+    max_trajectory_length: int | None = None
+    """Segments of more steps are cut; none: never."""
+
+    at_max_length: Literal["continue", "reset"] = "continue"
+    """An episode that is as long as `max_trajectory_length` goes on in a further segment; or it is truncated there, and
+    its env is reset."""
+
     count_steps_by: CountBy = "env_steps"
     """What a step is where several agents share an env: `env_steps`, one of the env's; or `agent_steps`."""
 
@@ -163,6 +176,9 @@ class OnPolicyConfig(AlgorithmConfig):
             lambda_=(0 <= self.lambda_ <= 1, "between 0 and 1"),
             window=(self.window >= 1, "at least 1"),
         )
+        Lengths(self.min_trajectory_length, self.max_trajectory_length)
+        if self.at_max_length == "reset" and self.max_trajectory_length is None:
+            raise SettingsError("`at_max_length` is 'reset', but there is no `max_trajectory_length` to reset at.")
 
 
 @settings

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """OnPolicyAlgorithm: collect, learn from exactly that, forget."""
 
+import dataclasses
 from typing import Any, TypeVar
 
 from gymnasium import Env
@@ -10,11 +11,11 @@ from etude.algorithms.base import Algorithm, together
 from etude.algorithms.config import OnPolicyConfig
 from etude.algorithms.playing import by_student, copied, make_runner
 from etude.algorithms.students import Spaces, modules_given, spaces_in
-from etude.envs import Arena, EnvLike, env_name, make_arena
+from etude.envs import Arena, EnvLike, Workers, env_name, make_arena
 from etude.errors import CheckpointError, SettingsError
 from etude.experience import Experience
 from etude.learners import Learner, Update
-from etude.runners import Runner
+from etude.runners import Lengths, Runner
 
 C = TypeVar("C", bound=OnPolicyConfig)
 
@@ -44,7 +45,8 @@ class OnPolicyAlgorithm(Algorithm[C]):
             if self._arena is None:
                 self._fit_to(self._spaces_there())
             assert self._arena is not None
-            self._runner = make_runner(self.config, self._arena, self.students, self._seed, self.callbacks)
+            lengths = Lengths(self.config.min_trajectory_length, self.config.max_trajectory_length)
+            self._runner = make_runner(self.config, self._arena, self.students, self._seed, self.callbacks, lengths)
             self._go_on()
         except BaseException:
             self.close()
@@ -61,7 +63,7 @@ class OnPolicyAlgorithm(Algorithm[C]):
     def _spaces_there(self) -> dict[str, Spaces]:
         if self.config.env is None:
             raise SettingsError(f"{type(self).__name__} needs an env to act in: set `env`, such as env='CartPole-v1'.")
-        self._arena = make_arena(self.config.env, self.config.num_envs, self.config.workers)
+        self._arena = make_arena(self.config.env, self.config.num_envs, workers_of(self.config))
         try:
             return spaces_in(self._arena, list(modules_given(self.config)), self.config.module_of)
         except BaseException:
@@ -96,7 +98,7 @@ class OnPolicyAlgorithm(Algorithm[C]):
     def training_step(self) -> Update:
         """Collect, prepare, update: one iteration."""
         with self.timed("sample"):
-            parts = self.runner.collect_each(num_steps=self.config.num_steps)
+            parts = self.runner.collect_each(num_steps=self.config.num_steps, whole_episodes=self.config.whole_episodes)
         self.env_steps, self.agent_steps = self.runner.env_steps, self.runner.agent_steps
         self.take_finished(self.runner.take_finished())
         self.figures.add_turns(self.runner.times, self.runner.turns)
@@ -146,3 +148,11 @@ class OnPolicyAlgorithm(Algorithm[C]):
         """Close the envs."""
         if self._arena is not None:
             self._arena.close()
+
+
+def workers_of(config: OnPolicyConfig) -> Workers:
+    """The config's workers, which truncate episodes where the config says so."""
+    if config.at_max_length != "reset":
+        return config.workers
+    limits = [limit for limit in (config.workers.max_steps, config.max_trajectory_length) if limit is not None]
+    return dataclasses.replace(config.workers, max_steps=min(limits))

@@ -4,6 +4,7 @@
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from gymnasium import Env
@@ -17,7 +18,7 @@ from etude.envs import Arena, EnvLike, env_name, make_arena
 from etude.errors import SettingsError
 from etude.experience import Experience
 from etude.recordings import RecordingWriter
-from etude.runners import CallbackLike, Finished, Runner
+from etude.runners import CallbackLike, Finished, Lengths, Runner
 from etude.spaces import Space, leaf_shape, leaves
 
 _AT_A_TIME = 4  # episodes of each slot that are held in memory together
@@ -79,23 +80,16 @@ def make_runner(
     students: Mapping[str, Student],
     seed: int | None,
     callbacks: Sequence[CallbackLike],
+    lengths: Lengths | None = None,
 ) -> Runner:
     """A runner of an algorithm's modules and connectors."""
     count_by = config.count_steps_by if isinstance(config, OnPolicyConfig) else "env_steps"
+    shared: dict[str, Any] = {"seed": seed, "count_steps_by": count_by, "callbacks": callbacks, "lengths": lengths}
     if config.modules is None:
-        only = students[MAIN]
-        return Runner(arena, only.module, only.connectors, seed=seed, count_steps_by=count_by, callbacks=callbacks)
+        return Runner(arena, students[MAIN].module, students[MAIN].connectors, **shared)
     modules = {name: student.module for name, student in students.items()}
     connectors = {name: student.connectors for name, student in students.items()}
-    return Runner(
-        arena,
-        modules,
-        connectors,
-        module_of=config.module_of,
-        seed=seed,
-        count_steps_by=count_by,
-        callbacks=callbacks,
-    )
+    return Runner(arena, modules, connectors, module_of=config.module_of, **shared)
 
 
 def by_student(parts: Mapping[str | None, Experience]) -> dict[str, Experience]:

@@ -107,7 +107,8 @@ class VectorArena:
                 f"{type(self.env).__name__} resets in the same step, but its info has no 'final_obs' where an episode "
                 f"ended (it has {sorted(info)}): the last observation would be lost."
             )
-        assert turn.terminated is not None and turn.truncated is not None
+        assert turn.terminated is not None
+        assert turn.truncated is not None
         flags = (turn.terminated.take(rows), turn.truncated.take(rows))
         return Turn(rows, last, turn.reward.take(rows), *flags, waits=False, taken=_taken_in(turn, rows), infos=info)
 

@@ -12,6 +12,9 @@ from typing import Final
 from etude.envs.pool_host import Host
 from etude.envs.pool_memory import ASLEEP, CLOSING, FAILED, GOAL, Memory
 
+TIMES: Final = int(os.environ.get("TIMES", 100))
+"""How often to give way before one sleeps: at least some 40 microseconds, about what it takes to be woken."""
+
 NAP: Final = 1.0
 """Seconds after which who sleeps looks round, though nobody woke it."""
 
@@ -59,26 +62,28 @@ def fence() -> Callable[[], None]:
 class Spin:
     """Looking for something to do, and giving way to others between, for a while before one sleeps.
 
-    That is quicker than to be woken, as long as there are cores for all: so it is left for a tenth of a second when
-    others kept the core for long. Never to give way would keep the envs from their core.
+    That is quicker than to be woken, as long as all who have something to do give way: so it is left for a tenth of a
+    second when another program kept the core for its whole share. Never to give way would keep the envs from their core.
     """
 
     def __init__(self) -> None:
-        self._now = self._end = self._rest = 0.0
+        self._left = 0
+        self._now = self._rest = 0.0
 
     def begin(self) -> None:
         """There is nothing to do from now on."""
         self._now = time.perf_counter()
-        self._end = self._now + 50e-6 if self._now > self._rest else 0.0
+        self._left = TIMES if self._now > self._rest else 0
 
     def goes_on(self) -> bool:
         """Give way, and then look again; False: sleep instead."""
-        if self._now >= self._end:
+        if not self._left:
             return False
+        self._left -= 1
         os.sched_yield()
         now = time.perf_counter()
-        if now - self._now > 100e-6:
-            self._rest = now + 0.1
+        if now - self._now > 1e-3:
+            self._left, self._rest = 0, now + 0.1
         self._now = now
         return True
 
@@ -121,6 +126,7 @@ def work(
     cross = fence()
     closing: int = CLOSING
 
+    num_done = total[worker]
     was_idle = False
     while not words[closing]:
         served = False
@@ -134,7 +140,8 @@ def work(
                 report(env)
             status[env] = bits
             done[env] = number
-            total[worker] += 1
+            num_done += 1
+            total[worker] = num_done
             cross()
             if words[ASLEEP] and sum(total) >= words[GOAL]:
                 call(arena_bell)

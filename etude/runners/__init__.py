@@ -4,6 +4,7 @@
 from etude.runners.callbacks import Callback, CallbackLike, GameReturns
 from etude.runners.counting import CountBy
 from etude.runners.episodes import Episode, Finished
+from etude.runners.lengths import Lengths
 from etude.runners.routes import ModuleOf
 from etude.runners.runner import Runner
 from etude.runners.running import RunningAgent, RunningEpisode
@@ -15,6 +16,7 @@ __all__ = [
     "Episode",
     "Finished",
     "GameReturns",
+    "Lengths",
     "ModuleOf",
     "Runner",
     "RunningAgent",

@@ -263,39 +263,3 @@ class EpisodeBook:
         """Count episodes from 0 again, as envs that are new do, and give them other ids than before."""
         self._prefix = prefix
         self.begun[:] = self._number[:] = 0
-
-
-class Quota:
-    """How many episodes each env still owes when whole episodes are collected.
-
-    The episodes are dealt out to the envs beforehand, as evenly as can be: taking the first to finish would favour
-    short ones.
-    """
-
-    def __init__(self, num_episodes: int, num_envs: int) -> None:
-        self._owed = num_episodes // num_envs + (np.arange(num_envs) < num_episodes % num_envs)
-        self._ended: list[NDArray[np.int64]] = []
-
-    @property
-    def is_owed(self) -> bool:
-        """Whether any env owes more."""
-        return bool((self._owed > 0).any())
-
-    def owes(self, env: int) -> bool:
-        """Whether an env owes more."""
-        return bool(self._owed[env] > 0)
-
-    def count(self, envs: NDArray[np.int64], numbers: NDArray[np.int64]) -> None:
-        """Episodes ended, at most one in each env."""
-        if len(envs):
-            wanted = self._owed[envs] > 0
-            self._ended.append(_key(envs[wanted], numbers[wanted]))
-            self._owed[envs] -= 1
-
-    def delivered(self, envs: NDArray[np.int64], numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of these episodes were owed and have ended."""
-        return np.isin(_key(envs, numbers), np.concatenate([np.zeros(0, np.int64), *self._ended]))
-
-
-def _key(envs: NDArray[np.int64], numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.asarray(envs * (1 << 32) + numbers, np.int64)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runner: Arena + Modules + Connectors → Experience."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import Any
@@ -18,9 +19,11 @@ from etude.experience.experience import offsets_of
 from etude.modules import Module
 from etude.runners.callbacks import CallbackLike, callback_from
 from etude.runners.counting import CountBy, Counter
-from etude.runners.episodes import EpisodeBook, Finished, Key, Quota
+from etude.runners.episodes import EpisodeBook, Finished, Key
 from etude.runners.faults import check_chosen, check_numbers
+from etude.runners.lengths import Lengths
 from etude.runners.lookback import Lookback
+from etude.runners.quota import Dealt, Quota, Whole
 from etude.runners.routes import ModuleOf, Part, Routes
 from etude.runners.track import EPISODE, SLOT, Steps, Track
 from etude.runners.watch import Watch
@@ -42,6 +45,7 @@ class Runner:
         seed: Of the arena, the actions drawn and the episodes' ids. None draws one from the operating system.
         count_steps_by: What a step is where several agents share an env: one of the env's, or one of an agent's.
         callbacks: Called while episodes run, in this order; see `Callback`.
+        lengths: How long segments may be; None is as they come.
 
     The same seed gives the same Experience, bit for bit, where the arena gives its turns in the same order.
     """
@@ -56,6 +60,7 @@ class Runner:
         seed: int | None = None,
         count_steps_by: CountBy = "env_steps",
         callbacks: Sequence[CallbackLike] = (),
+        lengths: Lengths | None = None,
     ) -> None:
         self.arena = arena
         env_seed, draws, ids = np.random.SeedSequence(seed).spawn(3)
@@ -79,6 +84,10 @@ class Runner:
         self._overs: list[Key] = []
         """Episodes that have ended for all agents, but were not told of yet."""
         self._quota: Quota | None = None
+        self._whole = Whole(arena, count_steps_by)
+        self._is_whole = False  # unfinished episodes are kept as a whole
+        self._lengths = Lengths() if lengths is None else lengths
+        self._warned = False
         self._must_reset = True
         self.times = dict.fromkeys(PHASES, 0.0)
         """Seconds since the runner was made, by phase; with callbacks, also those in ``callbacks``, and where one of
@@ -112,7 +121,12 @@ class Runner:
     # -- collecting ---------------------------------------------------------------------------------------------
 
     def collect(
-        self, *, num_steps: int | None = None, num_episodes: int | None = None, explore: bool = True
+        self,
+        *,
+        num_steps: int | None = None,
+        num_episodes: int | None = None,
+        whole_episodes: bool = False,
+        explore: bool = True,
     ) -> Experience:
         """Act, and give the steps as raw Experience: what the env said and what the module chose.
 
@@ -124,12 +138,17 @@ class Runner:
                 them. Where agents take turns, a few steps of their env may bring none of them a result.
             num_episodes: This many whole episodes, dealt out to the envs beforehand so that short ones are not
                 favoured. Running episodes are abandoned: every env begins a new one, now and after.
+            whole_episodes: With ``num_steps``: give out only episodes that have ended, as soon as they have that many
+                steps together. The others go on in the next collection, and are held in memory until they end; a
+                warning says so, once, where that are over ten times ``num_steps``, and 1,000 steps at least.
             explore: Draw actions; else take the most likely ones.
 
         Raises:
             EtudeError: neither or both are asked for, or modules have different columns: see `collect_each`.
         """
-        parts = self.collect_each(num_steps=num_steps, num_episodes=num_episodes, explore=explore)
+        parts = self.collect_each(
+            num_steps=num_steps, num_episodes=num_episodes, whole_episodes=whole_episodes, explore=explore
+        )
         if not parts:
             return next(track for track in self.tracks.values() if track.log.columns).nothing()
         if len(parts) == 1:
@@ -144,7 +163,12 @@ class Runner:
         return Experience.concat(list(parts.values()))
 
     def collect_each(
-        self, *, num_steps: int | None = None, num_episodes: int | None = None, explore: bool = True
+        self,
+        *,
+        num_steps: int | None = None,
+        num_episodes: int | None = None,
+        whole_episodes: bool = False,
+        explore: bool = True,
     ) -> dict[str | None, Experience]:
         """As `collect`, but an Experience for each module with steps whose results have come, by its id."""
         if (num_steps is None) == (num_episodes is None):
@@ -152,21 +176,25 @@ class Runner:
         wanted = num_steps if num_steps is not None else num_episodes
         if wanted is None or wanted < 1:
             raise EtudeError(f"collect needs at least one step or episode, not {wanted}.")
-        self._quota = None if num_episodes is None else Quota(num_episodes, self.arena.num_envs)
-        goes_on = self._quota is None and not self._must_reset
+        is_whole = whole_episodes and num_episodes is None
+        goes_on = num_episodes is None and is_whole == self._is_whole and not self._must_reset
+        self._is_whole = is_whole
+        self._quota = self._whole if is_whole else None
+        if num_episodes is not None:
+            self._quota = Dealt(num_episodes, self.arena.num_envs)
         self._must_reset = True  # should this be broken off: the steps made until then are lost
         self._begin(explore, goes_on)
         if self._quota is None:
             self._run_steps(wanted)
         else:
-            self._run_episodes(self._quota)
+            self._run_episodes(self._quota, wanted)
         parts = self._cut()
         steps = sum(exp.num_steps - int(exp.segments.lookback.sum()) for exp in parts.values())
         self.agent_steps += steps
-        self.env_steps += self._counter.env_steps(steps, num_steps)
-        self._must_reset = self._quota is not None
+        self.env_steps += self._counter.env_steps(steps, None if is_whole else num_steps)
+        self._must_reset = num_episodes is not None
         self._seconds, self._epoch = self._clock(), None
-        return parts
+        return {name: self._lengths.keep(exp, self._lookbacks[name].context) for name, exp in parts.items()}
 
     def _begin(self, explore: bool, goes_on: bool) -> None:
         for track in self.tracks.values():
@@ -196,10 +224,38 @@ class Runner:
         for part, some, is_late in zip(self._parts, rows, late, strict=True):
             self._postpone(part, some[is_late])
 
-    def _run_episodes(self, quota: Quota) -> None:
+    def _run_episodes(self, quota: Quota, wanted: int) -> None:
+        if isinstance(quota, Whole):
+            quota.start(wanted)
         while quota.is_owed:
             self._act()
             self._receive()
+            if isinstance(quota, Whole) and not self._warned:
+                self._warn_of_long_episodes(wanted)
+        if isinstance(quota, Whole):
+            for part in self._parts:
+                self._postpone(part, self._unfinished(part, quota))
+
+    def _unfinished(self, part: Part, quota: Quota) -> NDArray[np.int64]:
+        """The rows of a part with results in episodes that have not ended."""
+        turn, rows = part.turn, part.counted_rows()
+        if turn.episode is not None:
+            return rows[~quota.delivered(self.arena.env_of[turn.slots[rows]], turn.episode[rows])]
+        ended = np.zeros(len(turn.slots), bool)
+        for flag in (turn.terminated, turn.truncated):
+            if flag is not None:
+                ended |= flag
+        return rows[~ended[rows]]
+
+    def _warn_of_long_episodes(self, wanted: int) -> None:
+        held = sum(track.log.size for track in self.tracks.values())
+        if held > max(10 * wanted, 1000):
+            self._warned = True
+            warnings.warn(
+                f"{held} steps of episodes that have not ended are held in memory, where {wanted} were asked for. If "
+                "episodes may be that long, ask for more steps, or for fragments: whole_episodes=False.",
+                stacklevel=4,
+            )
 
     # -- a turn -------------------------------------------------------------------------------------------------
 
@@ -221,7 +277,7 @@ class Runner:
             if turn.over is not None:
                 self._overs += [(env, self._book.number_of(env)) for env in turn.over.tolist()]
             if self._quota is not None:
-                self._quota.count(*self._book.ends(turn))
+                self._quota.count(turn, *self._book.ends(turn))
             if turn.first is not None:
                 self._book.begin(turn)
             if watch is not None:
@@ -289,7 +345,7 @@ class Runner:
             part.start = part.track.note(part.turn, self._at, ~part.counted)
         self._counter.carry(count)
         if self._watch is not None:
-            self._watch.find()
+            self._watch.seats.find()
 
     def _lose(self, slots: NDArray[np.int64]) -> None:
         if self._watch is not None:
@@ -311,9 +367,9 @@ class Runner:
                     self._watch.segments(exp, envs, numbers)
         for track, steps, _ in cut:
             held = [part.start + np.arange(len(part.turn.slots)) for part in self._parts if part.track is track]
-            track.forget(steps.rows, np.concatenate([np.zeros(0, np.int64), *held]))
+            track.forget(steps, np.concatenate([np.zeros(0, np.int64), *held]), keep_results=self._is_whole)
         if self._watch is not None:
-            self._watch.forget()
+            self._watch.seats.forget()
             self._watch.spend(self.times)
         later = self._episodes_held()
         self._book.finish([over for over in self._overs if over not in later], later)
@@ -367,7 +423,7 @@ class Runner:
 
     def stats(self) -> dict[str, float]:
         """What the arena counted since this was last asked, such as ``faulty_episodes``."""
-        return self.arena.stats()
+        return self.arena.stats() | self._lengths.stats()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next collection depends on, the modules' weights left out; plain data and arrays."""
@@ -381,6 +437,7 @@ class Runner:
             "routes": self._routes.state_dict(),
             "counter": self._counter.state_dict(),
             "steps": [self.env_steps, self.agent_steps],
+            "whole": [self._is_whole, self._whole.running.copy()],
             "seconds": [self._seconds, self._at],
             "watch": None if self._watch is None else self._watch.state_dict(),
             "parts": self._routes.state_of(self._parts),
@@ -396,6 +453,7 @@ class Runner:
         self._rng.bit_generator.state = state["rng"]
         self._env_seed = state["env_seed"]
         self.env_steps, self.agent_steps = state["steps"]
+        self._is_whole = state["whole"][0]
         (self._seconds, self._at), self._epoch = state["seconds"], None
         watched = state["watch"] if self._watch is not None else None
         if self._watch is not None and watched is not None:
@@ -416,6 +474,7 @@ class Runner:
             self._watch.load_episodes(watched)
         self._routes.load_state_dict(state["routes"])
         self._counter.load_state_dict(state["counter"])
+        self._whole.running[:] = state["whole"][1]
         self._overs = [(env, number) for env, number in state["overs"]]
         self._must_reset = state["must_reset"]
         if state["arena"] is None:

@@ -46,43 +46,43 @@ class RunningAgent:
     @property
     def steps(self) -> int:
         """The steps that it made in this episode, and whose results are known."""
-        return int(self._watch.steps[self._slot]) if self._kept is None else self._kept.steps
+        return int(self._watch.seats.steps[self._slot]) if self._kept is None else self._kept.steps
 
     @property
     def return_so_far(self) -> float:
         """The sum of what they brought."""
-        return float(self._watch.returns[self._slot]) if self._kept is None else self._kept.total
+        return float(self._watch.seats.returns[self._slot]) if self._kept is None else self._kept.total
 
     @property
     def reward(self) -> float:
         """What the last of them brought; 0.0 before there is one."""
-        return float(self._watch.rewards[self._slot]) if self._kept is None else self._kept.reward
+        return float(self._watch.seats.rewards[self._slot]) if self._kept is None else self._kept.reward
 
     @property
     def terminated(self) -> bool:
         """The episode has ended for it, by the env's own rules."""
-        return bool(self._watch.terminated[self._slot]) if self._kept is None else self._kept.terminated
+        return bool(self._watch.seats.terminated[self._slot]) if self._kept is None else self._kept.terminated
 
     @property
     def truncated(self) -> bool:
         """The episode was stopped for it, from outside."""
-        return bool(self._watch.truncated[self._slot]) if self._kept is None else self._kept.truncated
+        return bool(self._watch.seats.truncated[self._slot]) if self._kept is None else self._kept.truncated
 
     @property
     def obs(self) -> Any:
         """What it was shown last, as the env gave it, nested where the space is; None where the env gave nothing."""
-        return self._watch.obs(self._slot) if self._kept is None else None
+        return self._watch.seats.obs(self._slot) if self._kept is None else None
 
     @property
     def action(self) -> Any:
         """What its module chose in the last of its steps, nested as the module's action space; None before there is
         one. The env may have got another, behind connectors."""
-        return self._watch.action(self._slot) if self._kept is None else None
+        return self._watch.seats.action(self._slot) if self._kept is None else None
 
     @property
     def info(self) -> Any:
         """What the env said beside `obs`: a dict; {} where it said nothing, and None where worker processes keep it."""
-        return self._watch.info(self._slot) if self._kept is None else None
+        return self._watch.seats.info(self._slot) if self._kept is None else None
 
     def keep(self) -> None:
         """Know no more than this from now on."""
@@ -138,7 +138,7 @@ class RunningEpisode:
     @property
     def t(self) -> int:
         """The steps that the env made in it."""
-        return self._watch.t(self.env_index) if self._over is None else self._over[0]
+        return self._watch.seats.t(self.env_index) if self._over is None else self._over[0]
 
     @property
     def duration(self) -> float:

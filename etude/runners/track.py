@@ -268,11 +268,15 @@ class Track:
         """When the first observation of each segment was shown, and its last: seconds of collecting."""
         return self.log.take(AT, steps.rows[steps.begins]), self.log.take(AT, steps.answers[steps.last])
 
-    def forget(self, delivered: NDArray[np.int64], held: NDArray[np.int64]) -> None:
-        """Drop steps that were ``delivered``, rows that will come again (``held``), and rows of no more use."""
+    def forget(self, steps: Steps, held: NDArray[np.int64], *, keep_results: bool = False) -> None:
+        """Drop the rows of steps that were given out, rows that will come again (``held``), and rows of no more use.
+
+        With ``keep_results``, what the rows that stay have brought was not given out either.
+        """
         log, n = self.log, self.log.size
-        keep = ~self._ended(np.arange(n))
-        keep[delivered] = False
+        keep = np.ones(n, bool)
+        keep[steps.answers[steps.last] if keep_results else self._ended(np.arange(n))] = False
+        keep[steps.rows] = False
         keep[held] = False
         if _VOID in log.columns:
             keep &= ~log.columns[_VOID][:n]
@@ -283,7 +287,9 @@ class Track:
         added = self.finish(rows)
         log.keep(rows)
         yes = np.ones(len(rows), bool)
-        log.write(slice(0, len(rows)), {**added, _FINISHED: yes, _SILENT: yes})  # their own results were delivered
+        log.write(slice(0, len(rows)), {**added, _FINISHED: yes})
+        if not keep_results:
+            log.write(slice(0, len(rows)), {_SILENT: yes})
 
     # -- state --------------------------------------------------------------------------------------------------
 

@@ -10,16 +10,16 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
-from etude import columns as col
 from etude.envs import Arena, Turn
 from etude.errors import EnvError
 from etude.experience import Experience
 from etude.runners.callbacks import EVENTS, Callback, overrides
-from etude.runners.episodes import EpisodeBook, Finished, Quota
+from etude.runners.episodes import EpisodeBook, Finished
+from etude.runners.quota import Quota
 from etude.runners.routes import Part
 from etude.runners.running import RunningAgent, RunningEpisode
-from etude.runners.track import BLIND, SLOT, Track
-from etude.spaces import Nester
+from etude.runners.seats import Seats
+from etude.runners.track import Track
 
 RENDER = "render"
 CALLBACKS = "callbacks"
@@ -27,9 +27,6 @@ CALLBACKS = "callbacks"
 
 class Watch:
     """Follows the episodes of a runner as its turns come, and calls what callbacks override.
-
-    What is known of agents stands in arrays by slot, kept without a loop over slots; what they were shown and did is
-    looked up in the logs when it is asked for.
 
     Args:
         callbacks: In the order in which they are called.
@@ -51,30 +48,14 @@ class Watch:
         self._calls = {event: [getattr(c, event) for c in callbacks if overrides(c, event)] for event in EVENTS}
         self._arena = arena
         self._book = book
-        self._tracks = list(tracks.values())
-        self._index = {id(track): i for i, track in enumerate(self._tracks)}
+        self.seats = Seats(arena, tracks)
         self.modules = {name: track.module for name, track in tracks.items()}
         self.clock = clock
-        num_slots = arena.num_slots
-        self.steps = np.zeros(num_slots, np.int64)
-        """``[num_slots]``: the steps of each slot's running episode whose results came; so for the next four."""
-        self.returns = np.zeros(num_slots)
-        self.rewards = np.zeros(num_slots)
-        self.terminated, self.truncated = np.zeros(num_slots, bool), np.zeros(num_slots, bool)
-        self._rows = np.full(num_slots, -1)  # in its track's log: what is shown; -1 is nowhere
-        self._before = np.full(num_slots, -1)  # and the row before, with what was done
-        self._track_of = np.zeros(num_slots, np.int64)
-        self._env_t = np.zeros(arena.num_envs, np.int64)
         self._numbers = np.full(arena.num_envs, -1)  # of the episodes that run, followed or not
         self._running: list[RunningEpisode | None] = [None] * arena.num_envs
         self._ended: dict[tuple[int, int], RunningEpisode] = {}  # until they are told of as finished
-        self._turns: list[Turn] = []  # of the newest moment
-        self._all_shown = False  # that moment is past
         self._new: list[RunningEpisode] = []
-        self._moved: list[NDArray[np.int64]] = []  # envs that made a step, and are not over
-        self._kind_of = {slot: i for i, kind in enumerate(arena.kinds) for slot in kind.slots}
-        self._nest_obs = [Nester(kind.obs_space, col.OBS) for kind in arena.kinds]
-        self._nest_action = [Nester(track.module.action_space, col.ACTION) for track in self._tracks]
+        self._moved: list[NDArray[np.int64]] = []  # envs that show something
         self._seconds = {CALLBACKS: 0.0}
 
     # -- a turn -------------------------------------------------------------------------------------------------
@@ -91,13 +72,12 @@ class Watch:
         slots = turn.slots[rows]
         envs = self._arena.env_of[slots]
         numbers = self._book.begun[slots] - 1 if turn.episode is None else turn.episode[rows]
-        self.steps[slots] = 0
-        for env, number in zip(envs.tolist(), numbers.tolist(), strict=True):
+        for slot, env, number in zip(slots.tolist(), envs.tolist(), numbers.tolist(), strict=True):
             if number == self._numbers[env]:
                 continue  # an agent comes later than others
             self._numbers[env] = number
-            self._env_t[env] = 0
             self._running[env] = None
+            self.seats.begin(env, slot)
             if quota is None or quota.owes(env):
                 episode = RunningEpisode(self, self._book.episode(env, number), at)
                 self._running[env] = episode
@@ -108,11 +88,10 @@ class Watch:
     def shown(self, turn: Turn, parts: Sequence[Part]) -> None:
         """Take note of a turn that is in the logs, and end the episodes that it ends."""
         begin = perf_counter()
-        if self._all_shown:
-            self._turns, self._all_shown = [], False
-        self._turns.append(turn)
-        for part in parts:
-            self._note(part)
+        self.seats.note(turn, parts)
+        if turn.first is not None:
+            for slot in turn.slots[turn.first].tolist():
+                self._enter(slot)
         if self._calls["on_episode_step"]:
             self._moved.append(self._arena.env_of[turn.slots])
         for env in self._book.ends(turn)[0].tolist():
@@ -125,39 +104,14 @@ class Watch:
                 self._running[env] = None
         self._seconds[CALLBACKS] += perf_counter() - begin
 
-    def _note(self, part: Part) -> None:
-        turn, track = part.turn, part.track
-        slots, first = turn.slots, turn.first
-        self._before[slots] = self._rows[slots]
-        self._rows[slots] = np.arange(part.start, part.start + len(slots))
-        if turn.env_t is not None:
-            self._env_t[self._arena.env_of[slots]] = turn.env_t
-        self.terminated[slots] = False if turn.terminated is None else turn.terminated
-        self.truncated[slots] = False if turn.truncated is None else turn.truncated
-        self.rewards[slots] = turn.reward
-        if first is None or not first.any():
-            self.steps[slots] += 1
-            self.returns[slots] += turn.reward
-            return
-        begun = slots[first]
-        self.rewards[begun] = 0.0
-        self.steps[slots] += 1
-        self.returns[slots] += self.rewards[slots]
-        self.steps[begun], self.returns[begun] = 0, 0.0
-        self._before[begun] = -1
-        self._track_of[begun] = self._index[id(track)]
-        for slot in begun.tolist():
-            self._enter(slot)
-
     def _enter(self, slot: int) -> None:
         episode = self._running[self._arena.env_of[slot]]
         if episode is not None:
             agent = self._arena.agents[slot]
-            module_id = self._tracks[self._track_of[slot]].module_id
-            episode.agents[agent] = RunningAgent(self, slot, agent, module_id)
+            episode.agents[agent] = RunningAgent(self, slot, agent, self.seats.module_id(slot))
 
     def after(self) -> None:
-        """Start the episodes that have begun, and take note of the steps of the others: all turns are in the logs."""
+        """Start the episodes that have begun, and tell of the steps of the others: all turns are in the logs."""
         begin = perf_counter()
         new, self._new = self._new, []
         for episode in new:
@@ -168,7 +122,7 @@ class Watch:
                 if moved is not None and moved not in new:
                     self._call("on_episode_step", moved)
             self._moved = []
-        self._all_shown = True
+        self.seats.all_noted()
         self._seconds[CALLBACKS] += perf_counter() - begin
 
     def segments(self, exp: Experience, envs: NDArray[np.int64], numbers: NDArray[np.int64]) -> None:
@@ -205,51 +159,11 @@ class Watch:
     def abandon(self) -> None:
         """Every env begins a new episode, whatever its number is."""
         self._numbers[:] = -1
-        self._new, self._moved, self._turns = [], [], []
+        self._new, self._moved = [], []
         finished = self._book.finished()
         self._ended = {key: episode for key, episode in self._ended.items() if key in finished}
 
-    def forget(self) -> None:
-        """The logs have been cut: nothing is where it was."""
-        self._rows[:] = -1
-        self._before[:] = -1
-
-    def find(self) -> None:
-        """Find again in the logs what is shown."""
-        for i, track in enumerate(self._tracks):
-            if track.log.size:
-                slots = track.log.columns[SLOT][: track.log.size]
-                mine = np.flatnonzero(self._track_of[slots] == i)
-                self._rows[slots[mine]] = mine  # where a slot has several rows, the last one counts
-
     # -- what episodes ask for ----------------------------------------------------------------------------------
-
-    def t(self, env: int) -> int:
-        """The steps that an env made in its running episode."""
-        return int(self._env_t[env] if self._book.named else self.steps[env])
-
-    def obs(self, slot: int) -> Any:
-        """What a slot is shown, as its env gave it."""
-        row, log = int(self._rows[slot]), self._track(slot).log
-        if row < 0 or log.flag(BLIND)[row]:
-            return None
-        nest = self._nest_obs[self._kind_of[slot]]
-        return nest({name: log.columns[name][row].copy() for name in col.under(log.columns, col.OBS)})
-
-    def action(self, slot: int) -> Any:
-        """What was done before, as its module chose it."""
-        row, log = int(self._before[slot]), self._track(slot).log
-        if row < 0:
-            return None
-        nest = self._nest_action[self._track_of[slot]]
-        return nest({name: log.columns[name][row].copy() for name in col.under(log.columns, col.ACTION)})
-
-    def info(self, slot: int) -> Any:
-        """What the env said beside."""
-        for turn in reversed(self._turns):
-            if slot in turn.slots:
-                return self._arena.info_of(turn, slot)
-        return {}
 
     def env_at(self, env: int) -> Any:
         """The env object."""
@@ -269,9 +183,6 @@ class Watch:
         self._seconds[RENDER] = self._seconds.get(RENDER, 0.0) + seconds
         self._seconds[CALLBACKS] -= seconds
         return frame[env] if isinstance(drawn, VectorEnv) and frame is not None else frame
-
-    def _track(self, slot: int) -> Track:
-        return self._tracks[int(self._track_of[slot])]
 
     # -- what is told -------------------------------------------------------------------------------------------
 
@@ -313,7 +224,8 @@ class Watch:
         return {
             "callbacks": [[type(c).__qualname__, copy.deepcopy(c.state_dict())] for c in self._callbacks],
             "episodes": [copy.deepcopy(e.state_dict()) for e in episodes if is_plain(e.data)],
-            **{name: getattr(self, name).copy() for name in _ARRAYS},
+            "numbers": self._numbers.copy(),
+            "seats": self.seats.state_dict(),
         }
 
     def load_callbacks(self, state: dict[str, Any]) -> None:
@@ -327,8 +239,8 @@ class Watch:
 
     def load_episodes(self, state: dict[str, Any]) -> None:
         """Go on following the episodes of `state_dict`."""
-        for name in _ARRAYS:
-            getattr(self, name)[:] = state[name]
+        self._numbers[:] = state["numbers"]
+        self.seats.load_state_dict(state["seats"])
         for kept in state["episodes"]:
             env, number = kept["env"], kept["number"]
             episode = RunningEpisode(self, self._book.episode(env, number), self.clock() - kept["duration"])
@@ -337,9 +249,6 @@ class Watch:
                 self._ended[env, number] = episode
             else:
                 self._running[env] = episode
-
-
-_ARRAYS = ("steps", "returns", "rewards", "terminated", "truncated", "_track_of", "_env_t", "_numbers")
 
 
 def is_plain(value: Any) -> bool:

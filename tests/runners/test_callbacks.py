@@ -17,7 +17,7 @@ from some_envs import LendingVectorEnv, Numbered, numbered
 from watching import Diary, Seen, actions_in, naive
 
 from etude.connectors import Pipeline
-from etude.envs import VectorArena, Workers
+from etude.envs import Turn, VectorArena, Workers
 from etude.envs.pool import PoolArena
 from etude.errors import DataError, EnvError, EtudeError, SettingsError
 from etude.experience import Experience
@@ -190,15 +190,23 @@ def test_figures_wait_until_they_are_asked_for_and_episodes_are_let_go() -> None
             episodes.append(weakref.ref(episode))
 
     runner = runner_on(ARENAS["lending NEXT_STEP"](3), [Gathers()])
-    for num_steps in range(20, 30):
+    for num_steps in range(20, 80):
         runner.collect(num_steps=num_steps)
         runner.collect(num_episodes=2)
         found = runner.take_finished()
         assert len(found.returns) > 4
         np.testing.assert_allclose(found.custom["return"], found.returns, rtol=1e-6)
     gc.collect()
-    assert len(episodes) > 100
+    assert len(episodes) > 1000
     assert sum(ref() is not None for ref in episodes) <= 3
+
+
+def test_turns_are_let_go() -> None:
+    before = sum(type(thing) is Turn for thing in gc.get_objects())
+    runner = runner_on(ARENAS["pool"](2), [Diary()])
+    runner.collect(num_steps=400)
+    gc.collect()
+    assert sum(type(thing) is Turn for thing in gc.get_objects()) < before + 20
 
 
 def test_episodes_that_nobody_asked_for_are_not_followed() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from many_agent_envs import CartPoles, Nim, TwoJobs
 from scripted_envs import Key, Life, reward_of, who
-from scripted_runs import SCENES, Ledger, Marked, play
+from scripted_runs import PLAIN, SCENES, Ledger, Marked, play
 
 from etude.envs import Workers
 from etude.envs.pool import PoolArena
@@ -118,7 +118,7 @@ def seen_by(obs: Any) -> tuple[Key, int]:
     return Key(*key), k
 
 
-def witnessed(scene: str, seed: int, **options: Any) -> tuple[Ledger, Witness]:
+def witnessed(scene: Any, seed: int, **options: Any) -> tuple[Ledger, Witness]:
     witness = Witness()
     run = play(scene, seed, callbacks=[witness], **options)
     witness.watch(run)
@@ -187,9 +187,17 @@ def test_a_resumed_runner_goes_on_calling(scene: str) -> None:
 
 def test_actions_are_found_again_where_modules_change_and_results_are_kept() -> None:
     run, witness = witnessed("self-play", 4, count_steps_by="agent_steps")
-    for _ in range(300):
+    for _ in range(600):
         run.steps(1)
     assert sum(call[0] == "end" for call in witness.calls) > 15
+
+
+def test_nothing_is_told_of_what_broke_off() -> None:
+    chances = {"turn": 1.0, "fail": 0.25, "end": 0.3, "over": 0.0, "at_once": 0.0, "ready": 1.0, "num_envs": 4}
+    run, _ = witnessed((chances, PLAIN), 1)  # where `on_segment` looks
+    for _ in range(60):
+        run.steps(4)
+    assert len(run.arena.broken) > 40
 
 
 @pytest.mark.parametrize("scene", ["pool", "coming and going", "mixed in"])
