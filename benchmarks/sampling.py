@@ -10,7 +10,7 @@ import torch
 
 from benchmarks import nets, sb3
 from benchmarks.harness import ENV, ETUDE, STEPS_A_SECOND, Figure, Options, Reach, Row, Work, race
-from etude import Runner, VectorArena
+from etude import Runner, make_arena
 from etude.modules import make_module
 
 TURNS = {1: 2048, 8: 256, 64: 128}
@@ -55,9 +55,10 @@ def rows(options: Options) -> Iterator[Row]:
 
 def collecting(num_envs: int, net: torch.nn.Module | None) -> Work:
     """Etude's runner: stochastic, with log-probabilities and values, into columns."""
-    arena = VectorArena(ENV, num_envs)
+    arena = make_arena(ENV, num_envs)
+    kind = arena.kinds[0]
     torch.manual_seed(0)
-    runner = Runner(arena, make_module(net, arena.obs_space, arena.action_space), seed=0)
+    runner = Runner(arena, make_module(net, kind.obs_space, kind.action_space), seed=0)
     num_steps = num_envs * TURNS[num_envs]
     return lambda: runner.collect(num_steps=num_steps).num_steps
 

@@ -33,7 +33,7 @@ class A2C(etude.OnPolicyAlgorithm[A2CConfig]):
 
     def loss(self, module: Module, batch: Batch) -> etude.Loss:
         """Policy gradient, value error and entropy."""
-        out = module(batch.obs)
+        out = batch.forward(module)
         return etude.Loss(
             policy=-(out.logp(batch.action) * batch.advantage).mean(),
             value=0.5 * F.mse_loss(out.value, batch.value_target),

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
 from etude.envs.arena import Arena
-from etude.envs.make import EnvLike, make_one, vector_spec
+from etude.envs.make import EnvLike, make_one, named, vector_spec
 from etude.envs.pool import PoolArena
 from etude.envs.vector import VectorArena
 from etude.envs.workers import Workers
@@ -35,11 +36,11 @@ def make_arena(env: EnvLike, num_envs: int, workers: Workers | None = None, *, e
     workers = Workers() if workers is None else workers
     if workers != Workers():
         return PoolArena(env, workers, None if workers.num_workers else num_envs)
-    if isinstance(env, str) and vector_spec(env, num_envs) is None:
-        return PoolArena(env, workers, num_envs)
-    if isinstance(env, str | VectorEnv):
+    if isinstance(env, VectorEnv) or (isinstance(env, str) and vector_spec(env, num_envs) is not None):
         return VectorArena(env, num_envs, exact=exact)
-    if isinstance(env, gym.Env) or not callable(env):
+    if isinstance(env, str) and not isinstance(found := named(env), EnvSpec):
+        env = found
+    if isinstance(env, str | gym.Env) or not callable(env):
         return PoolArena(env, workers, num_envs)
     first = [make_one(env)]
     if isinstance(first[0], VectorEnv):

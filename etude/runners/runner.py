@@ -192,9 +192,13 @@ class Runner:
         steps = sum(exp.num_steps - int(exp.segments.lookback.sum()) for exp in parts.values())
         self.agent_steps += steps
         self.env_steps += self._counter.env_steps(steps, None if is_whole else num_steps)
+        given = {name: self._lengths.keep(exp, self._lookbacks[name].context) for name, exp in parts.items()}
+        if self._watch is not None:
+            self._watch.segments(given.values())
+            self._watch.spend(self.times)
         self._must_reset = num_episodes is not None
         self._seconds, self._epoch = self._clock(), None
-        return {name: self._lengths.keep(exp, self._lookbacks[name].context) for name, exp in parts.items()}
+        return given
 
     def _begin(self, explore: bool, goes_on: bool) -> None:
         for track in self.tracks.values():
@@ -361,16 +365,12 @@ class Runner:
         cut = [(track, *self._delivered(track)) for track in self.tracks.values() if track.log.size]
         for track, steps, numbers in cut:
             if len(steps.rows):
-                parts[track.module_id] = exp = self._experience(track, steps, numbers)
-                if self._watch is not None:
-                    envs = self.arena.env_of[track.log.take(SLOT, steps.rows[steps.last])]
-                    self._watch.segments(exp, envs, numbers)
+                parts[track.module_id] = self._experience(track, steps, numbers)
         for track, steps, _ in cut:
             held = [part.start + np.arange(len(part.turn.slots)) for part in self._parts if part.track is track]
             track.forget(steps, np.concatenate([np.zeros(0, np.int64), *held]), keep_results=self._is_whole)
         if self._watch is not None:
             self._watch.seats.forget()
-            self._watch.spend(self.times)
         later = self._episodes_held()
         self._book.finish([over for over in self._overs if over not in later], later)
         self._overs = [over for over in self._overs if over in later]

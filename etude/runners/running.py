@@ -27,8 +27,11 @@ class _Kept(NamedTuple):
 
 
 class RunningAgent:
-    """One agent in a running episode. Once that is over, and its callbacks were called, `obs`, `action` and `info` are
-    None."""
+    """One agent in a running episode.
+
+    `obs`, `action` and `info` are there in `Callback.on_episode_start`, `Callback.on_episode_step` and
+    `Callback.on_episode_end`; None at other times.
+    """
 
     __slots__ = ("_kept", "_slot", "_watch", "id", "module_id")
 

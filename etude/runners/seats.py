@@ -130,6 +130,8 @@ class Seats:
 
     def info(self, slot: int) -> Any:
         """What the env said beside."""
+        if self._rows[slot] < 0:
+            return None
         for turn in reversed(self._turns):
             if slot in turn.slots:
                 return self._arena.info_of(turn, slot)

@@ -2,7 +2,7 @@
 """Watch: follows running episodes, and calls callbacks."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -125,17 +125,16 @@ class Watch:
         self.seats.all_noted()
         self._seconds[CALLBACKS] += perf_counter() - begin
 
-    def segments(self, exp: Experience, envs: NDArray[np.int64], numbers: NDArray[np.int64]) -> None:
-        """Steps were collected: segments of episodes that are the ``numbers``-th of ``envs``."""
+    def segments(self, parts: Iterable[Experience]) -> None:
+        """Steps were collected."""
         if not self._calls["on_segment"]:
             return
         begin = perf_counter()
-        for i, (env, number) in enumerate(zip(envs.tolist(), numbers.tolist(), strict=True)):
-            episode = self._running[env]
-            if episode is None or episode.number != number:
-                episode = self._ended.get((env, number))
-            if episode is not None:
-                self._call("on_segment", episode, exp[i])
+        episodes = {e.id: e for e in (*self._ended.values(), *self._running) if e is not None}
+        for exp in parts:
+            for i, episode_id in enumerate(exp.segments.episode_id):
+                if episode_id in episodes:
+                    self._call("on_segment", episodes[episode_id], exp[i])
         self._seconds[CALLBACKS] += perf_counter() - begin
 
     def _call(self, event: str, episode: RunningEpisode, *before: Any) -> None:

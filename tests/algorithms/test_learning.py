@@ -105,7 +105,7 @@ def test_credit_goes_to_the_step_that_earned_it(algorithm: type[PPO], learns: bo
 @pytest.mark.parametrize("algorithm", [PPO, NeverBootstraps, AlwaysBootstraps])
 def test_what_follows_counts_where_an_episode_was_truncated_alone(algorithm: type[PPO], terminates: bool) -> None:
     env = functools.partial(Toil, terminates=terminates)
-    config = PPOConfig(env=env, seed=0, num_steps=512, minibatch_size=64, gamma=0.9, lr=3e-3)
+    config = PPOConfig(env=env, seed=1, num_steps=512, minibatch_size=64, gamma=0.9, lr=3e-3)
     trained = algorithm(config)
     for _ in range(12):
         trained.train()

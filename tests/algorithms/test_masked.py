@@ -71,14 +71,14 @@ def trained(masked: bool) -> PPO:
 @pytest.mark.learning
 def test_with_the_mask_it_is_learned() -> None:
     algorithm = trained(True)
-    assert algorithm.returns.mean >= 9.0
+    assert algorithm.figures.returns.mean >= 9.0
     assert algorithm.evaluate(50, seed=1).return_min >= 9.0
 
 
 @pytest.mark.learning
 def test_without_the_mask_it_is_not() -> None:
     algorithm = trained(False)
-    assert algorithm.returns.mean < -0.8
+    assert algorithm.figures.returns.mean < -0.8
     assert algorithm.evaluate(50, seed=1).return_mean < -0.8
 
 
