@@ -16,7 +16,12 @@ from etude.envs import Workers, make_arena
 from etude.modules import make_module
 
 NUM_ENVS = 16
-HERE, LOCK_STEP, ASYNC, SUBPROC = "Etude, in process", "Etude, lock-step", "Gymnasium AsyncVectorEnv", "SB3 SubprocVecEnv"
+HERE, LOCK_STEP, ASYNC, SUBPROC = (
+    "Etude, in process",
+    "Etude, lock-step",
+    "Gymnasium AsyncVectorEnv",
+    "SB3 SubprocVecEnv",
+)
 
 
 def rows(options: Options) -> Iterator[Row]:

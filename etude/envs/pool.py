@@ -89,6 +89,7 @@ class PoolArena:
         if self._is_closed:
             raise _closed()
         self._error = _not_reset()
+        self._orders.recount()
         while self._orders.pending:
             envs = self._ready(self.num_envs)
             has_failed = (self._memory.status[envs] & FAILED) != 0
@@ -98,7 +99,7 @@ class PoolArena:
         self._care.forget()
         self._memory.episode += self._made.running.any(axis=1)
         self._made.running[:] = False
-        self._counted[:] = 0
+        self._counted -= self._orders.steps()  # those that were not told of are still to be
         self._orders.reset(None if seed is None else self._seeds.start(seed), list(self._broken))
         self._broken.clear()
         self._error = None
@@ -200,8 +201,7 @@ class PoolArena:
         for worker, how in self._crew.deaths():
             error = self._care.worker_died(worker, how)
             for env in self._care.envs_of(worker):
-                has_outcome = self._orders.give_up(env)
-                self._break(env, int(self._memory.status[env]) if has_outcome else 0)
+                self._break(env, self._orders.give_up(env))
             self._crew.restart(worker)
             if error is not None:
                 raise error
@@ -209,8 +209,7 @@ class PoolArena:
     def _fail(self, envs: Ints) -> None:
         for env in envs.tolist():
             bits = int(self._memory.status[env])
-            self._orders.no_step(env)
-            self._orders.take(np.array([env]))
+            self._orders.drop(env, bits)
             self._break(env, bits)
             error = self._care.env_failed(env, is_wrong=bool(bits & WRONG))
             if error is not None:
@@ -235,7 +234,7 @@ class PoolArena:
         """See `Arena.state_dict`: only envs without workers can be asked for theirs."""
         if not isinstance(self._crew, Here):
             return {"how": "new episodes", "why": "the envs run in workers, whose state is not kept"}
-        if isinstance(self._error, EnvError):
+        if self._error is not None:
             return {"how": "new episodes", "why": str(self._error)}
         turns, host = self.recv(), self._crew.host
         return pool_state.capture(host.copies()) | {

@@ -30,8 +30,6 @@ class Care:
         self._is_clear = True  # there are none
         self.restarts = 0
         """Envs or workers that were to begin again, since this was last set to 0."""
-        self._totals = np.zeros(len(crew.memory.total), np.int64)
-        self._since = [time.monotonic()] * len(self._totals)
         timeout = workers.step_timeout
         self.interval = NAP if timeout is None else min(NAP, timeout / 4)
         """Seconds after which an arena that sleeps looks after its workers, though nobody called."""
@@ -87,10 +85,6 @@ class Care:
         timeout, memory, now = self._workers.step_timeout, self._memory, time.monotonic()
         if timeout is None:
             return
-        for worker, total in enumerate(memory.total.tolist()):
-            env = int(memory.current[worker])
-            if total != self._totals[worker] or env < 0 or memory.order[env] == MAKE:
-                self._totals[worker], self._since[worker] = total, now
-            elif now - self._since[worker] > timeout:
-                self._since[worker] = now
+        for worker, env in enumerate(memory.current.tolist()):
+            if env >= 0 and memory.order[env] != MAKE and now - memory.began[worker] > timeout:
                 self._crew.kill(worker, f"hung: it made no step in {timeout:g} seconds (step_timeout)")

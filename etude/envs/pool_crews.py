@@ -9,8 +9,9 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from etude.envs.make import EnvLike, env_maker, env_name
-from etude.envs.pool_host import Host, check_alike, same_object
-from etude.envs.pool_memory import CLOSING, Memory, Plan
+from etude.envs.pool_checks import check_alike, same_object
+from etude.envs.pool_host import Host
+from etude.envs.pool_memory import CLOSING, TIMED, Memory, Plan
 from etude.envs.pool_processes import Processes
 from etude.envs.pool_turns import Infos, Ints
 from etude.envs.worker_loop import NAP, Spin, bell, call, hush, wait_for, work
@@ -139,7 +140,7 @@ class Threads:
     def __init__(self, make: Callable[[], Any], name: str, workers: Workers) -> None:
         self._per = per = workers.envs_per_worker
         count = workers.num_workers
-        self._cleanup_time = workers.cleanup_time
+        self._cleanup_time, self._is_timed = workers.cleanup_time, workers.step_timeout is not None
         self.infos: Infos | None = ({}, {})
         self._hosts = [
             Host(make, name, range(i * per, (i + 1) * per), workers.max_steps, workers.check) for i in range(count)
@@ -166,6 +167,7 @@ class Threads:
         for i, plan in enumerate(plans):
             check_alike(plans[0], plan, i * self._per)
         self.memory = Memory(plans[0], len(envs), len(self._hosts))
+        self.memory.words[TIMED] = self._is_timed
         self._memory.set_result(self.memory)
 
     def _run(self, worker: int) -> None:

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Host: steps the envs of one worker, or of the arena's own process, and writes what they show into memory."""
 
+import contextlib
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
-import numpy as np
-
 from etude import columns as col
 from etude.envs.copies import TAKEN as TAKEN_INFO
 from etude.envs.copies import Copy, GymCopy, Row, copy_of
+from etude.envs.pool_checks import check_alike, check_step, same_object
 from etude.envs.pool_memory import (
     BLIND,
     ENDED,
@@ -117,11 +117,17 @@ class Host:
         self._reward, self._end_reward = memory.reward.reshape(-1), memory.end_reward.reshape(-1)
 
     def close(self) -> None:
-        """Close all envs."""
-        copies, self._copies = self._copies, {}
-        for copy in copies.values():
-            if not self._is_given:
-                copy.close()
+        """Close all envs, also when one of them can't be.
+
+        Raises:
+            Exception: one can't be closed.
+        """
+        copies, self._copies = list(self._copies.values()), {}
+        if self._is_given:
+            return
+        with contextlib.ExitStack() as stack:
+            for copy in reversed(copies):
+                stack.callback(copy.close)
 
     def copies(self) -> list[Copy]:
         """Those there are, in order."""
@@ -193,7 +199,7 @@ class Host:
         obs, reward, terminated, truncated, infos = copy.env.step(port.read(env))
         copy.env_t = t = copy.env_t + 1
         if self._unchecked[env]:
-            _check_step(reward, terminated, truncated)
+            check_step(reward, terminated, truncated)
             self._unchecked[env] -= 1
             check_value(port.obs_space, obs, col.OBS)
         if not (terminated or truncated) and t != self._max_steps:
@@ -206,10 +212,9 @@ class Host:
         self._end_reward[env] = reward
         cut = not terminated and t == self._max_steps
         flags = (TERMINATED if terminated else 0) | (TRUNCATED if truncated or cut else 0)
-        self._memory.end_flags[env, 0] = SHOWN | flags
         self.end_infos[env] = infos
         taken = self._keep_taken(env, port, infos.get(TAKEN_INFO)) if infos else 0
-        return self._begin_next(env, copy, ENDED | OVER | taken)
+        return self._begin_next(env, copy, ENDED | OVER | flags | taken)
 
     def _step(self, env: int, copy: Copy) -> int:
         ports = self._port_of
@@ -270,28 +275,6 @@ class Host:
         check_value(port.action_space, action, TAKEN_INFO)
         port.keep(env, action)
         return TAKEN
-
-
-def _check_step(reward: Any, terminated: Any, truncated: Any) -> None:
-    number = np.asarray(reward)
-    if number.shape or number.dtype.kind not in "bifu" or not np.isfinite(number):
-        raise EnvError(f"`reward` is {reward!r}, not a finite number.")
-    for name, flag in ((col.TERMINATED, terminated), (col.TRUNCATED, truncated)):
-        if not isinstance(flag, bool | np.bool_):
-            raise EnvError(f"`{name}` is {flag!r}, not True or False.")
-
-
-def check_alike(plan: Plan, other: Plan, env: int) -> None:
-    """Raise an EnvError where env number ``env`` has other agents or spaces than those before it."""
-    mine, its = ((p.agents, p.obs_spaces, p.action_spaces) for p in (plan, other))
-    for what, one, two in zip(("agents", "observation spaces", "action spaces"), mine, its, strict=True):
-        if one != two:
-            raise EnvError(f"the envs of a pool must be alike, but env {env} has the {what} {two}, and others {one}.")
-
-
-def same_object(env: Any) -> EnvError:
-    """The error for what makes ``env`` again and again."""
-    return EnvError(f"the same {type(env).__name__} object is given each time: let a new one be made.")
 
 
 def _close_failed(copy: Copy) -> None:

@@ -36,8 +36,10 @@ FAILED: Final = 32
 WRONG: Final = 64
 """The error is that the env breaks its contract, so that making it again mends nothing."""
 TERMINATED: Final = 128
+"""How the agent ended: a bit of its row, and of its env's status where it is alone."""
 TRUNCATED: Final = 256
 BLIND: Final = 512
+"""The env never gave the row's observation: a bit of the row."""
 
 # What an arena says to all its workers.
 CLOSING: Final = 0
@@ -45,6 +47,8 @@ ASLEEP: Final = 1
 """The arena waits to be woken ..."""
 GOAL: Final = 2
 """... when the envs have done so many orders, since it was made."""
+TIMED: Final = 3
+"""It wants to know when a worker began with what it is about."""
 
 NO_SEED: Final = -1
 
@@ -139,7 +143,7 @@ class Memory:
         place = _Place(buffer)
         per_env, agents = (num_envs,), (num_envs, len(plan.agents))
         # The arena writes these, and its envs' workers read them.
-        self.words = place.take((3,), np.int64)
+        self.words = place.take((4,), np.int64)
         self.asked = place.take(per_env, np.int64)
         """The running number of the last order."""
         self.order = place.take(per_env, np.int64)
@@ -151,6 +155,8 @@ class Memory:
         """The worker waits to be woken."""
         self.current = place.take((num_workers,), np.int64)
         """The env that the worker is about, -1 is none."""
+        self.began = place.take((num_workers,), np.float64)
+        """When it began with that, by the clock of ``time.monotonic``."""
         self.done = place.take(per_env, np.int64)
         """The running number of the last order that was done."""
         self.status = place.take(per_env, np.int64)

@@ -6,7 +6,7 @@ import time
 import numpy as np
 
 from etude.envs.pool_crews import Crew, Here
-from etude.envs.pool_memory import ASLEEP, GOAL, MAKE, NO_SEED, RESET, STEP
+from etude.envs.pool_memory import ASLEEP, ENDED, GOAL, MAKE, NO_SEED, RESET, STEP
 from etude.envs.pool_turns import Ints
 from etude.envs.worker_loop import NAP, fence
 from etude.envs.workers import Workers
@@ -90,6 +90,10 @@ class Orders:
         """The orders whose outcome was not taken."""
         return self._num_asked - self._num_taken
 
+    def recount(self) -> None:
+        """Count anew what is pending: Ctrl-C may have come between two lines."""
+        self._num_asked, self._num_taken = int(self._memory.asked.sum()), int(self.taken.sum())
+
     def take(self, envs: Ints) -> None:
         """Take what ``envs``, which are ready, have done."""
         if len(envs) == len(self._all):
@@ -103,23 +107,24 @@ class Orders:
             self._num_no_steps -= len(envs) - int(np.count_nonzero(is_step))
             self._memory.order[envs] = STEP
 
-    def give_up(self, env: int) -> bool:
-        """Let nothing be pending of an env whose worker is dead; says whether there is an outcome."""
+    def drop(self, env: int, status: int) -> None:
+        """Take what an env has done in vain: it is no step, unless some agents ended in it."""
+        self._not_steps[env] += not status & ENDED and self._memory.order[env] == STEP
+        self.take(self._all[env : env + 1])
+
+    def give_up(self, env: int) -> int:
+        """Let nothing be pending of an env whose worker is dead; gives the status of what it has done nevertheless."""
         memory = self._memory
         self._held = self._held[self._held != env]
         if memory.asked[env] == self.taken[env]:
-            return False
-        has_outcome = bool(memory.done[env] != self.taken[env])
-        if not has_outcome:
+            return 0
+        status = int(memory.status[env])
+        if memory.done[env] == self.taken[env]:
+            status = 0
             memory.done[env] = memory.asked[env]
             memory.total[env // self._per] += 1
-            self.no_step(env)
-        self.take(self._all[env : env + 1])
-        return has_outcome
-
-    def no_step(self, env: int) -> None:
-        """What was ordered last of ``env`` is not to count as a step."""
-        self._not_steps[env] += self._memory.order[env] == STEP
+        self.drop(env, status)
+        return status
 
     def steps(self) -> Ints:
         """``[num_envs]``: the steps taken of each env since the reset."""

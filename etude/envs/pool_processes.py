@@ -16,8 +16,8 @@ from typing import Any
 
 from etude.envs import worker_job
 from etude.envs import worker_messages as messages
-from etude.envs.pool_host import check_alike
-from etude.envs.pool_memory import CLOSING, Memory, Plan
+from etude.envs.pool_checks import check_alike
+from etude.envs.pool_memory import CLOSING, TIMED, Memory, Plan
 from etude.envs.pool_turns import Infos, Ints
 from etude.envs.worker_job import Job
 from etude.envs.worker_loop import Spin, bell, call, fence, hush, wait_for
@@ -55,6 +55,7 @@ class Processes:
         job = Job(
             name=name,
             main={},
+            argv=sys.argv,
             arena_pid=os.getpid(),
             num_workers=count,
             envs_per_worker=workers.envs_per_worker,
@@ -94,6 +95,7 @@ class Processes:
         self._memory_fd = _nameless_file()
         os.ftruncate(self._memory_fd, size)
         self.memory = Memory(plan, num_envs, count, mmap.mmap(self._memory_fd, size))
+        self.memory.words[TIMED] = self._workers.step_timeout is not None
         for worker in workers:
             self._send_memory(worker)
         self._listen()
@@ -101,7 +103,7 @@ class Processes:
     def _start(self, worker: int, *, eager: bool) -> None:
         mine, its = socket.socketpair()
         if not messages.send(self._server, {"start": worker}, [its.fileno()]):
-            raise EnvError("the process that starts workers has ended: it was killed, or could not start.")
+            raise _no_server()
         its.close()
         self._ends[worker] = mine
         self._alive.add(worker)
@@ -171,7 +173,7 @@ class Processes:
     def _hear_server(self) -> None:
         received = messages.receive(self._server)
         if received is None:
-            raise EnvError("the process that starts workers has ended, and the workers with it: it was killed.")
+            raise _no_server()
         message, _ = received
         worker, code = message["died"], message["code"]
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
@@ -230,6 +232,13 @@ class Processes:
                 os.close(self._memory_fd)
 
 
+def _no_server() -> EnvError:
+    return EnvError(
+        "the process that starts workers has ended, and the workers with it: it was killed, or what it wrote to stderr "
+        "says why."
+    )
+
+
 def _pickled(make: Callable[[], Any], name: str) -> bytes:
     try:
         return pickle.dumps(make)
@@ -264,7 +273,7 @@ def _start_server(job: Job) -> tuple[socket.socket, "subprocess.Popen[bytes]"]:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited, until it can ignore Ctrl-C
         try:
             process = subprocess.Popen(
-                [sys.executable, "-c", COMMAND, json.dumps(sys.path), *map(str, fds)],
+                [sys.executable, "-c", COMMAND, json.dumps([str(path) for path in sys.path]), *map(str, fds)],
                 pass_fds=fds,
                 stdin=subprocess.DEVNULL,
                 env=dict.fromkeys(_THREADS, "1") | os.environ,

@@ -29,7 +29,6 @@ class Turns:
     def __init__(self, memory: Memory, infos: Infos | None) -> None:
         self._memory, self._infos = memory, infos
         self._slots = memory.plan.slots(memory.num_envs)
-        self._end_flags = memory.end_flags.reshape(-1)
         self._rewards = memory.reward.reshape(-1), memory.end_reward.reshape(-1)
         self._is_single = memory.plan.agents == (None,)
         self.running = np.zeros(self._slots.shape, bool)
@@ -58,8 +57,7 @@ class Turns:
         if not self._is_single:
             return self._ended_by_kind(envs, status)
         turn = self._of_single(envs, ends=True)
-        flags = self._end_flags.take(envs)
-        turn.terminated, turn.truncated, turn.waits = (flags & TERMINATED) != 0, (flags & TRUNCATED) != 0, False
+        turn.terminated, turn.truncated, turn.waits = (status & TERMINATED) != 0, (status & TRUNCATED) != 0, False
         if bits & TAKEN:
             turn.taken = self._taken_of_single(envs, (status & TAKEN) != 0)
         self.running[envs] = False

@@ -36,6 +36,8 @@ class Job:
     main: dict[str, str]
     """How to import the script that the maker is defined in: its ``path`` or, as a module, its ``name``; {}: it is
     defined elsewhere."""
+    argv: list[str]
+    """The arguments of the arena's program, for modules that look at theirs when they are imported."""
     arena_pid: int
     num_workers: int
     envs_per_worker: int
@@ -66,6 +68,7 @@ class Job:
         """Have ``make``, or ``error``."""
         if self.make is not None or self.error:
             return
+        sys.argv = self.argv
         try:
             if self.main:
                 _import_main(**self.main)

@@ -21,7 +21,8 @@ from etude.envs.worker_job import Job, run_worker
 
 def main() -> NoReturn:
     """Start workers as told by the socket whose number is the last argument but one, until it closes."""
-    fd, job_fd, is_cold = int(sys.argv[2]), int(sys.argv[3]), len(sys.argv) > 4
+    arguments = sys.argv[1:4]
+    fd, job_fd, is_cold = int(arguments[1]), int(arguments[2]), len(sys.argv) > 4
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the arena's business, which closes the workers
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     for kept in (fd, job_fd):
@@ -33,7 +34,7 @@ def main() -> NoReturn:
         if _num_threads() > 1:  # what was imported has started threads: forget it, and let each worker import it
             for kept in (fd, job_fd):
                 os.set_inheritable(kept, True)
-            os.execv(sys.executable, [sys.executable, "-c", COMMAND, *sys.argv[1:4], "cold"])
+            os.execv(sys.executable, [sys.executable, "-c", COMMAND, *arguments, "cold"])
     _Server(server, job).run()
     os._exit(0)
 

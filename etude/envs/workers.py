@@ -12,7 +12,7 @@ from etude.settings import check_range, settings
 class Workers:
     """Where the copies of an env run, and how long to wait for which of them.
 
-    Workers pay where a step of the env costs about 50 microseconds or more; below that the envs are quicker in this
+    Workers pay where a step of the env costs about 20 microseconds or more; below that the envs are quicker in this
     process. Processes, about as many as there are cores, are for envs that compute; threads, or more processes, for
     envs that wait (for a simulator, a network) and let go of Python's global lock meanwhile.
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Envs that fail, workers that die and hang: what it costs, and what is said of it."""
 
+import time
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -63,6 +64,8 @@ class Driver:
 
     def check(self, *slots: int) -> None:
         """These slots noticed nothing."""
+        made = [sum(row[0] in ("on", "end") for row in shown) for shown in self.rows]
+        assert self.arena._orders.steps().tolist() == made
         for slot in slots:
             assert self.told(slot) == [("first" if t == 0 else "on", 1, t) for t in range(len(self.rows[slot]))]
             assert self.keys[slot] == [seed_of(5, slot) % KEYS]
@@ -121,11 +124,12 @@ def test_a_worker_that_dies_or_hangs_is_started_again(action: int) -> None:
 
 
 def test_a_worker_that_dies_again_and_again_while_others_go_on() -> None:
-    driver = Driver("process", max_restarts=8)
-    for _ in range(6):
-        driver.tell(0, GO, DIE)
+    driver = Driver("process", max_restarts=1)
+    for _ in range(4):  # only env 0 is to blame, and it finishes an episode each time
+        driver.tell(0, GO, DIE, END)
         driver.play(6)
-    assert driver.told(0).count("lost") == 6
+    assert driver.told(0).count("lost") == 4
+    assert "end" not in [row[0] for row in driver.rows[1]]
     driver.check(2, 3)
     driver.arena.close()
 
@@ -155,6 +159,21 @@ def test_a_slow_step_within_the_timeout_is_waited_for() -> None:
     driver = Driver("process", step_timeout=30.0)
     driver.play(20)
     driver.check(0, 1, 2, 3)
+    driver.arena.close()
+
+
+def test_only_the_time_that_steps_take_counts() -> None:
+    driver = Driver("process", step_timeout=0.3)
+    driver.play(3)
+    turns = driver.arena.recv()
+    later = time.monotonic() + 0.4
+    while time.monotonic() < later:  # a learner's update
+        pass
+    for turn in turns:
+        driver.arena.send(turn, {"action": np.zeros(len(turn.slots), np.int64)})
+    driver.arena._looked = 0.0
+    driver.arena.recv()
+    assert driver.arena.stats()["restarts"] == 0
     driver.arena.close()
 
 

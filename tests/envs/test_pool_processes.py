@@ -85,6 +85,15 @@ def test_what_a_worker_says_when_it_can_not_make_its_envs() -> None:
         PoolArena("CartPol-v1", Workers(num_workers=1))
 
 
+def test_modules_see_the_arguments_of_the_program(tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "arguing_env.py").write_text(
+        "import sys\nfrom pool_envs import Told\n\nassert sys.argv == ['program', '--fast'], sys.argv\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["program", "--fast"])
+    PoolArena("arguing_env:Told", Workers(num_workers=1)).close()
+
+
 def test_spaces_that_can_not_be_handled() -> None:
     with pytest.raises(SpaceError, match=r"`obs` is a Text space"):
         PoolArena("test_pool_processes:make_talker", Workers(num_workers=1))
@@ -112,13 +121,15 @@ def test_what_can_not_be_sent_to_a_process() -> None:
 class Closing(Told):
     """Leaves a line in a file when it is closed."""
 
-    def __init__(self, path: str, *, hangs: bool = False) -> None:
+    def __init__(self, path: str, *, hangs: bool = False, fails: bool = False) -> None:
         super().__init__()
-        self.path, self.hangs = path, hangs
+        self.path, self.hangs, self.fails = path, hangs, fails
 
     def close(self) -> None:
         with open(self.path, "a") as file:
             file.write("closed\n")
+        if self.fails:
+            raise RuntimeError("stuck")
         while self.hangs:
             signal.pause()
 
@@ -137,6 +148,18 @@ def test_close_closes_the_envs(tmp_path: Path, mode: Any) -> None:
         arena.recv()
     with pytest.raises(EnvError, match=r"the arena is closed"):
         arena.reset()
+
+
+@pytest.mark.parametrize("mode", ["sync", "thread", "process"])
+def test_all_envs_are_closed_though_one_of_them_can_not_be(tmp_path: Path, mode: Any) -> None:
+    path = tmp_path / "closed"
+    workers = Workers() if mode == "sync" else Workers(num_workers=1, envs_per_worker=3, mode=mode)
+    arena = PoolArena(partial(Closing, str(path), fails=True), workers, 3)
+    if mode == "sync":
+        with pytest.raises(RuntimeError, match="stuck"):
+            arena.close()
+    arena.close()
+    assert path.read_text() == "closed\n" * 3
 
 
 def test_who_does_not_close_in_time_is_killed(tmp_path: Path) -> None:
@@ -204,10 +227,9 @@ if __name__ == "__main__":
         import os
         arena.send(turn, {"action": np.array([0, HANG])})
         if os.fork() == 0:
-            sys.stdout.close()
-            sys.stderr.close()
-            os.close(1); os.close(2)
-            sys.stdin.read()  # holds all that the arena holds
+            for end in (1, 2):
+                os.close(end)
+            os.read(0, 1)  # and has all open meanwhile that the arena has
             os._exit(0)
         signal.pause()
 """

@@ -107,7 +107,7 @@ def test_infos_need_not_be_plain_data() -> None:
 
     arena = PoolArena(Talking)
     arena.reset()
-    play(arena, 2, seed=0)
+    play(arena, 5, seed=0)
     assert arena.state_dict()["how"] == "snapshot"
 
 

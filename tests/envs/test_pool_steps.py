@@ -32,6 +32,25 @@ def test_no_step_is_lost_or_invented_or_another_episodes(mode: str) -> None:
     arena.close()
 
 
+def test_ctrl_c_in_the_middle_of_the_envs_loses_nothing() -> None:
+    interrupts = iter([False] * 50 + [True] + [False] * 50 + [True])
+
+    class Interrupted(Telling):
+        def step(self, action: Any) -> Any:
+            if next(interrupts, False):
+                raise KeyboardInterrupt
+            return super().step(action)
+
+    arena = PoolArena(Interrupted, num_envs=6)
+    arena.reset(seed=3)
+    book = Book(arena, seed=3)
+    with pytest.raises(KeyboardInterrupt):
+        book.play(40)
+    with pytest.raises(KeyboardInterrupt):
+        book.play(40)
+    book.play(40)
+
+
 @EACH_KIND
 def test_nested_observations_and_actions(mode: str) -> None:
     arena = arena_of(TellingNested, mode)

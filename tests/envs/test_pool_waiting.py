@@ -11,6 +11,7 @@ import numpy as np
 from pool_envs import Telling, fitting
 from some_envs import Numbered
 
+from etude.envs import pool_care, pool_orders
 from etude.envs.arena import Turn
 from etude.envs.pool import PoolArena
 from etude.envs.pool_memory import ASLEEP
@@ -127,6 +128,8 @@ def test_all_that_run_are_enough_where_fewer_than_min_batch_do() -> None:
     gates.open(1, 2)
     (turn,) = arena.recv()
     assert shown(turn) == [1, 2]
+    gates.open(0)
+    until(lambda: gates.steps == [2, 1, 1])  # as soon as the others have caught up
     gates.open(0, 1, 2, times=9)
     arena.close()
 
@@ -151,7 +154,10 @@ def test_max_wait_is_kept_though_the_arena_looks_after_its_workers_meanwhile() -
     arena.close()
 
 
-def test_max_wait_begins_when_one_is_ready() -> None:
+def test_max_wait_begins_when_one_is_ready(monkeypatch: Any) -> None:
+    monkeypatch.setattr(pool_orders, "NAP", 20.0)  # who is not woken sleeps for long
+    monkeypatch.setattr(pool_care, "NAP", 20.0)
+    begin = time.monotonic()
     arena, gates, _ = gated(2, min_batch=2, max_wait=0.0)
 
     def open_when_it_waits() -> None:
@@ -162,6 +168,7 @@ def test_max_wait_begins_when_one_is_ready() -> None:
     opener.start()
     (turn,) = arena.recv()
     assert shown(turn) == [1]
+    assert time.monotonic() - begin < 15
     opener.join()
     gates.open(0, 1, times=9)
     arena.close()
@@ -248,6 +255,14 @@ def test_steps_of_each_env_are_told_where_they_differ() -> None:
         f"steps/env_{slots[2]}": 0.0,
     }
     assert arena.stats() == {"faulty_episodes": 0.0, "restarts": 0.0}
+    gates.open(0, times=5)
+    for _ in range(5):
+        (turn,) = arena.recv()
+        answer(arena, turn)
+    gates.open(0, 1, 2)  # so that all can be reset
+    arena.reset()
+    stats = arena.stats()
+    assert [stats[f"steps/env_{slots[i]}"] for i in range(3)] == [6, 1, 1], "and those before a reset"
     gates.open(0, 1, 2, times=99)
     arena.close()
 
