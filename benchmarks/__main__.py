@@ -17,6 +17,7 @@ from benchmarks.harness import THREADS, Options, Row
 ROWS = {
     "sampling": "sampling:rows",
     "recurrent": "recurrent:rows",
+    "overhead": "overhead:rows",
     "workers": "workers:rows",
     "agents": "agents:rows",
     "busy": "busy:rows",

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pool's running episodes as plain data; and what it says to those who use it in a wrong way."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv
+from many_agent_envs import TwoJobs
 from pool_envs import RAISE, Telling, Told, fitting
 from some_envs import Growing, Juggler, Numbered, Simulated, Stateful
 from test_snapshot import through_a_file
@@ -30,9 +31,39 @@ def play(arena: PoolArena, rounds: int, seed: int) -> Seen:
                 space.seed(int(rng.integers(2**31)))
                 arena.send(turn, {"action": np.stack([space.sample() for _ in turn.slots])})
         for turn in arena.recv():
-            flags = [None if f is None else f.tolist() for f in (turn.terminated, turn.truncated, turn.first)]
-            seen.append((turn.slots.tolist(), turn.obs["obs"].tolist(), turn.reward.tolist(), turn.waits, *flags))
+            obs = {name: column.tolist() for name, column in turn.obs.items()}
+            rows = (turn.terminated, turn.truncated, turn.first, turn.env_t, turn.episode, turn.over)
+            shown = [None if column is None else column.tolist() for column in rows]
+            seen.append((turn.slots.tolist(), obs, turn.reward.tolist(), turn.waits, *shown))
     return seen
+
+
+class Turnwise:
+    """Three agents of one kind act in turn; each is shown a number that is drawn, and earns what the others drew."""
+
+    possible_agents: ClassVar[list[str]] = ["a", "b", "c"]
+
+    def observation_space(self, agent: str) -> Any:
+        return gym.spaces.Box(0, 1, (1,), np.float64)
+
+    def action_space(self, agent: str) -> Any:
+        return gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if seed is not None:
+            self.rng = np.random.default_rng(seed)
+        self.t = 0
+        return self.show(), {}
+
+    def show(self) -> Any:
+        return {self.possible_agents[self.t % 3]: self.rng.random(1)}
+
+    def step(self, action: Any) -> Any:
+        assert list(action) == [self.possible_agents[self.t % 3]]
+        self.t += 1
+        obs = self.show()
+        reward = dict.fromkeys(self.possible_agents, float(next(iter(obs.values()))[0]))
+        return obs, reward, {"__all__": self.t == 8}, {}, {}
 
 
 MAKERS: dict[str, Any] = {
@@ -41,6 +72,8 @@ MAKERS: dict[str, Any] = {
     "Blackjack": lambda: gym.wrappers.FlattenObservation(gym.make("Blackjack-v1")),
     "juggler": Juggler,
     "Stateful": Stateful,
+    "two jobs": TwoJobs,
+    "in turn": Turnwise,
 }
 
 
