@@ -102,6 +102,12 @@ class OnPolicyAlgorithm(Algorithm[C]):
         self.env_steps, self.agent_steps = self.runner.env_steps, self.runner.agent_steps
         self.take_finished(self.runner.take_finished())
         self.figures.add_turns(self.runner.times, self.runner.turns)
+        if not any(exp.num_steps for exp in parts.values()) and self.config.min_trajectory_length > 1:
+            raise SettingsError(
+                f"every segment of this iteration was shorter than `min_trajectory_length` "
+                f"({self.config.min_trajectory_length}), so that there is nothing to learn from: lower it, or raise "
+                "`num_steps`, or set `whole_episodes`."
+            )
         counts = self.runner.stats()
         self.faulty_episodes += int(counts.pop("faulty_episodes", 0))
         updates = {}

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``etude train``: an algorithm from flags and files, trained until it is to stop, with all that it leaves behind."""
 
+import os
 import signal
 import sys
 import threading
@@ -65,7 +66,7 @@ def run(algorithm: Algorithm[Any], out: Path, options: TrainOptions) -> int:
     with (
         closing(JSONLines(out / METRICS_FILE)) as lines,
         closing(TensorBoard(out / folders.TENSORBOARD)) as board,
-        _signals() as interrupted,
+        _signals(quiet=options.quiet) as interrupted,
         view,
     ):
         for result in algorithm.iterate(stop):
@@ -102,7 +103,7 @@ def write_to(board: TensorBoard, row: dict[str, Any], algorithm: Algorithm[Any])
 
 
 @contextmanager
-def _signals() -> Iterator[threading.Event]:
+def _signals(*, quiet: bool) -> Iterator[threading.Event]:
     """An event that the first SIGINT or SIGTERM sets; the second one acts as ever."""
     event = threading.Event()
     if threading.current_thread() is not threading.main_thread():
@@ -117,6 +118,8 @@ def _signals() -> Iterator[threading.Event]:
     def on_signal(number: int, frame: FrameType | None) -> None:
         event.set()
         restore()
+        if not quiet:
+            os.write(2, b"\ninterrupted: ends after this iteration; once more, and it ends now.\n")
 
     for number in old:
         signal.signal(number, on_signal)

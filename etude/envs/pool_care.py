@@ -28,6 +28,7 @@ class Care:
         self._per = crew.memory.num_envs // len(crew.memory.total)
         self._in_a_row = np.zeros(crew.memory.num_envs, np.int64)  # failures since an episode was finished
         self._is_clear = True  # there are none
+        self._told: set[str] = set()  # errors that were shown in full
         self.restarts = 0
         """Envs or workers that were to begin again, since this was last set to 0."""
         timeout = workers.step_timeout
@@ -73,7 +74,12 @@ class Care:
         if times > self._workers.max_restarts:
             return EnvError(f"{times} failures without a finished episode between (see Workers.max_restarts): {text}")
         self.restarts += 1
-        _log.warning("%s It begins again.", text)
+        first, _, rest = text.strip().partition("\n")
+        last = rest.rpartition("\n")[2]
+        if rest and last in self._told:  # its traceback was shown
+            text = f"{first} {last}"
+        self._told.add(last)
+        _log.warning("%s%sIt begins again.", text.strip(), "\n" if "\n" in text.strip() else " ")
         return None
 
     def look_for_hung(self) -> None:

@@ -114,7 +114,10 @@ class Host:
                 for i in range(len(part.agents))
             ]
         self._port_of = [self._ports[self._seat[agent]] for agent in range(len(memory.plan.agents))]
-        self._reward, self._end_reward = memory.reward.reshape(-1), memory.end_reward.reshape(-1)
+        self._port = self._ports[0]  # the only one where there is one agent
+        # Quicker than arrays, for one number.
+        self._reward: Any = memory.reward.reshape(-1).data
+        self._end_reward: Any = memory.end_reward.reshape(-1).data
 
     def close(self) -> None:
         """Close all envs, also when one of them can't be.
@@ -186,7 +189,7 @@ class Host:
     def _reset_gym(self, env: int, copy: GymCopy, seed: int | None) -> int:
         obs, self.infos[env] = copy.env.reset(seed=seed)
         copy.env_t, copy.over = 0, False
-        port = self._ports[0]
+        port = self._port
         if self._unchecked[env]:
             self._unchecked[env] -= 1
             check_value(port.obs_space, obs, col.OBS)
@@ -195,7 +198,7 @@ class Host:
         return SHOWN | FIRST
 
     def _step_gym(self, env: int, copy: GymCopy) -> int:
-        port = self._ports[0]
+        port = self._port
         obs, reward, terminated, truncated, infos = copy.env.step(port.read(env))
         copy.env_t = t = copy.env_t + 1
         if self._unchecked[env]:

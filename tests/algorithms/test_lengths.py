@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings about how long segments may be."""
+
+import pytest
+
+from etude.algorithms import PPO, PPOConfig
+from etude.errors import SettingsError
+
+
+def test_an_iteration_of_which_nothing_is_left() -> None:
+    algorithm = PPO(PPOConfig(env="CartPole-v1", min_trajectory_length=1000, num_steps=64, num_envs=2, seed=1))
+    with pytest.raises(SettingsError, match=r"every segment .* shorter than `min_trajectory_length` \(1000\)"):
+        algorithm.train()
+
+
+def test_what_is_dropped_is_reported() -> None:
+    config = PPOConfig(
+        env="CartPole-v1", min_trajectory_length=15, whole_episodes=True, num_steps=200, num_envs=2, seed=1
+    )
+    result = PPO(config).train()
+    assert result.metrics["dropped_steps"] > 0
+    assert result.losses
+
+
+def test_an_episode_is_reset_at_its_greatest_length() -> None:
+    config = PPOConfig(
+        env="CartPole-v1", max_trajectory_length=9, at_max_length="reset", num_steps=200, num_envs=2, seed=1
+    )
+    exp = PPO(config).runner.collect(num_steps=300)
+    assert (exp.segments.t_start == 0).all() | (exp.lengths <= 9).all()
+    assert exp.segments.truncated.any()
+    assert exp.lengths.max() <= 9
+
+
+def test_no_length_to_reset_at() -> None:
+    with pytest.raises(SettingsError, match="there is no `max_trajectory_length` to reset at"):
+        PPOConfig(env="CartPole-v1", at_max_length="reset")
