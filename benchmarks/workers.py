@@ -86,25 +86,17 @@ class Closing:
     def asynchronous(self, env: Callable[[], Any], turns: int) -> Work:
         """Gymnasium's, a process an env, with the policy's forward in NumPy and nothing else."""
         envs = gym.vector.AsyncVectorEnv([env] * NUM_ENVS)
-        self._close.append(envs.close)
-        obs, _ = envs.reset(seed=0)
-        policy = numpy_policy(NUM_ENVS)
-
-        def work() -> int:
-            nonlocal obs
-            for _ in range(turns):
-                obs, *_ = envs.step(policy(obs))
-            return turns * NUM_ENVS
-
-        return work
+        return self._looping(envs, envs.reset(seed=0)[0], turns)
 
     def subprocesses(self, env: Callable[[], Any], turns: int) -> Work:
         """SB3's, a process an env, likewise."""
         from stable_baselines3.common.vec_env import SubprocVecEnv
 
         envs = SubprocVecEnv([env] * NUM_ENVS)
+        return self._looping(envs, np.asarray(envs.reset()), turns)
+
+    def _looping(self, envs: Any, obs: Any, turns: int) -> Work:
         self._close.append(envs.close)
-        obs = np.asarray(envs.reset())
         policy = numpy_policy(NUM_ENVS)
 
         def work() -> int:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """OnPolicyAlgorithm: collect, learn from exactly that, forget."""
 
-import dataclasses
 from typing import Any, TypeVar
 
 from gymnasium import Env
@@ -9,9 +8,9 @@ from gymnasium.vector import VectorEnv
 
 from etude.algorithms.base import Algorithm, together
 from etude.algorithms.config import OnPolicyConfig
-from etude.algorithms.playing import by_student, copied, make_runner
+from etude.algorithms.playing import by_student, copied, make_runner, workers_of
 from etude.algorithms.students import Spaces, modules_given, spaces_in
-from etude.envs import Arena, EnvLike, Workers, env_name, make_arena
+from etude.envs import Arena, EnvLike, env_name, make_arena
 from etude.errors import CheckpointError, SettingsError
 from etude.experience import Experience
 from etude.learners import Learner, Update
@@ -154,11 +153,3 @@ class OnPolicyAlgorithm(Algorithm[C]):
         """Close the envs."""
         if self._arena is not None:
             self._arena.close()
-
-
-def workers_of(config: OnPolicyConfig) -> Workers:
-    """The config's workers, which truncate episodes where the config says so."""
-    if config.at_max_length != "reset":
-        return config.workers
-    limits = [limit for limit in (config.workers.max_steps, config.max_trajectory_length) if limit is not None]
-    return dataclasses.replace(config.workers, max_steps=min(limits))

@@ -9,18 +9,20 @@ from typing import Any
 import numpy as np
 from gymnasium import Env
 from gymnasium.spaces import Box
+from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from etude.algorithms.config import AlgorithmConfig, OnPolicyConfig
 from etude.algorithms.result import Evaluation
 from etude.algorithms.students import MAIN, Spaces, Student, spaces_in
-from etude.envs import Arena, EnvLike, env_name, make_arena
+from etude.envs import Arena, EnvLike, Workers, env_name, make_arena
 from etude.errors import SettingsError
 from etude.experience import Experience
 from etude.recordings import RecordingWriter
 from etude.runners import CallbackLike, Finished, Lengths, Runner
 from etude.spaces import Space, leaf_shape, leaves
 
+_RULES = ("max_steps", "restart_failed", "max_restarts", "check")  # what holds for an env wherever it is
 _AT_A_TIME = 4  # episodes of each slot that are held in memory together
 
 
@@ -110,7 +112,10 @@ def runner_for(
     Raises:
         SettingsError: behind the connectors, the env's spaces are not those that the modules were made for.
     """
-    arena = make_arena(env, 1 if isinstance(env, Env) else min(num_episodes, 16), exact=False)
+    workers = Workers()
+    if isinstance(config, OnPolicyConfig) and not isinstance(env, VectorEnv):
+        workers = dataclasses.replace(workers, **{name: getattr(workers_of(config), name) for name in _RULES})
+    arena = make_arena(env, 1 if isinstance(env, Env) else min(num_episodes, 16), workers, exact=False)
     try:
         spaces = spaces_in(arena, list(students), config.module_of)
         own = {name: copied(student, spaces[name], env_name(env)) for name, student in students.items()}
@@ -145,3 +150,11 @@ def alike(space: Space, other: Space) -> bool:
         and (isinstance(part, Box) or part == others[name])
         for name, part in parts.items()
     )
+
+
+def workers_of(config: OnPolicyConfig) -> Workers:
+    """The config's workers, which truncate episodes where the config says so."""
+    if config.at_max_length != "reset":
+        return config.workers
+    limits = [limit for limit in (config.workers.max_steps, config.max_trajectory_length) if limit is not None]
+    return dataclasses.replace(config.workers, max_steps=min(limits))

@@ -212,6 +212,7 @@ class Runner:
         self._book.abandon()
         self._counter.clear()
         self._overs.clear()
+        self._whole.running[:] = 0
         for module_id, track in self.tracks.items():
             track.clear()
             self._lookbacks[module_id].clear()

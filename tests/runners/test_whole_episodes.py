@@ -53,6 +53,9 @@ def test_other_ways_of_collecting_begin_new_episodes() -> None:
     whole = runner.collect(num_steps=9, whole_episodes=True)
     assert not whole.segments.t_start.any()
     assert not runner.collect(num_steps=9).segments.t_start.any()
+    for _ in range(5):  # steps of episodes that were abandoned do not count
+        assert runner.collect(num_steps=30, whole_episodes=True).num_steps >= 30
+        runner.collect(num_steps=1)
 
 
 def test_logp_and_value_stay_those_that_acted() -> None:
