@@ -29,6 +29,7 @@ ROWS = {
     "memory": "data:memory",
     "recording": "data:recording",
     "gae": "returns:rows",
+    "metrics": "metrics:rows",
     "start": "start:rows",
 }
 """Where each group of rows is measured; a module is imported only when it is needed."""

@@ -56,7 +56,7 @@ def _etude_ppo(*, compile: bool) -> Work:
     batch = algorithm.to_learner.offline(exp, algorithm.module)
 
     def work() -> int:
-        algorithm.update(batch)
+        algorithm.update(algorithm.learner, batch)
         return EPOCHS * STEPS // MINIBATCH
 
     return work

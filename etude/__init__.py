@@ -14,12 +14,17 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from etude.algorithms import (
         BC,
+        MARWIL,
         PPO,
+        ActingAlgorithm,
+        ActingConfig,
         Algorithm,
         AlgorithmConfig,
         BCConfig,
+        Checkpoints,
         Clip,
         Evaluation,
+        MARWILConfig,
         OfflineAlgorithm,
         OfflineConfig,
         OnPolicyAlgorithm,
@@ -27,6 +32,8 @@ if TYPE_CHECKING:
         PPOConfig,
         Result,
         Stop,
+        Task,
+        TaskConfig,
         clip,
         load,
     )
@@ -36,6 +43,7 @@ if TYPE_CHECKING:
         ClipReward,
         Connector,
         FrameStack,
+        NextObs,
         NormalizeAdvantages,
         NormalizeObs,
         Pipeline,
@@ -53,20 +61,21 @@ if TYPE_CHECKING:
         SpaceError,
     )
     from etude.experience import Experience, Segments
-    from etude.learners import Batch, Learner, Loss
+    from etude.learners import Batch, Learner, Loss, ModuleLearner, ReplayDataset
     from etude.modules import Module, NetworkConfig, Output
     from etude.recordings import Recording, RecordingWriter
     from etude.runners import Callback, Episode, GameReturns, Runner, RunningEpisode
 
 _HOMES = {
-    "etude.algorithms": "BC PPO Algorithm AlgorithmConfig BCConfig Clip Evaluation OfflineAlgorithm OfflineConfig "
-    "OnPolicyAlgorithm OnPolicyConfig PPOConfig Result Stop clip load",
-    "etude.connectors": "GAE ClipAction ClipReward Connector FrameStack NormalizeAdvantages NormalizeObs Pipeline "
-    "PrevActionReward RescaleAction",
+    "etude.algorithms": "BC MARWIL PPO ActingAlgorithm ActingConfig Algorithm AlgorithmConfig BCConfig Checkpoints "
+    "Clip Evaluation MARWILConfig OfflineAlgorithm OfflineConfig OnPolicyAlgorithm OnPolicyConfig PPOConfig Result "
+    "Stop Task TaskConfig clip load",
+    "etude.connectors": "GAE ClipAction ClipReward Connector FrameStack NextObs NormalizeAdvantages NormalizeObs "
+    "Pipeline PrevActionReward RescaleAction",
     "etude.envs": "InfoActionMask MultiAgentEnv PoolArena VectorArena Workers make_arena",
     "etude.errors": "CheckpointError DataError EnvError EtudeError ModuleError SettingsError SpaceError",
     "etude.experience": "Experience Segments",
-    "etude.learners": "Batch Learner Loss",
+    "etude.learners": "Batch Learner Loss ModuleLearner ReplayDataset",
     "etude.modules": "Module NetworkConfig Output",
     "etude.recordings": "Recording RecordingWriter",
     "etude.runners": "Callback Episode GameReturns Runner RunningEpisode",
@@ -76,13 +85,17 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split
 __all__ = [
     "BC",
     "GAE",
+    "MARWIL",
     "PPO",
+    "ActingAlgorithm",
+    "ActingConfig",
     "Algorithm",
     "AlgorithmConfig",
     "BCConfig",
     "Batch",
     "Callback",
     "CheckpointError",
+    "Checkpoints",
     "Clip",
     "ClipAction",
     "ClipReward",
@@ -98,10 +111,13 @@ __all__ = [
     "InfoActionMask",
     "Learner",
     "Loss",
+    "MARWILConfig",
     "Module",
     "ModuleError",
+    "ModuleLearner",
     "MultiAgentEnv",
     "NetworkConfig",
+    "NextObs",
     "NormalizeAdvantages",
     "NormalizeObs",
     "OfflineAlgorithm",
@@ -115,6 +131,7 @@ __all__ = [
     "PrevActionReward",
     "Recording",
     "RecordingWriter",
+    "ReplayDataset",
     "RescaleAction",
     "Result",
     "Runner",
@@ -123,6 +140,8 @@ __all__ = [
     "SettingsError",
     "SpaceError",
     "Stop",
+    "Task",
+    "TaskConfig",
     "VectorArena",
     "Workers",
     "__version__",

@@ -1,24 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """Algorithms: a loss, its connectors and its defaults; one file each."""
 
+from etude.algorithms.acting import ActingAlgorithm
 from etude.algorithms.base import Algorithm
 from etude.algorithms.bc import BC, BCConfig
 from etude.algorithms.clips import Clip, clip
-from etude.algorithms.config import AlgorithmConfig, OfflineConfig, OnPolicyConfig
+from etude.algorithms.config import ActingConfig, AlgorithmConfig, OfflineConfig, OnPolicyConfig
+from etude.algorithms.keeping import Checkpoints
 from etude.algorithms.loading import config_class, load
+from etude.algorithms.marwil import MARWIL, MARWILConfig
 from etude.algorithms.offline import OfflineAlgorithm
 from etude.algorithms.on_policy import OnPolicyAlgorithm
 from etude.algorithms.ppo import PPO, PPOConfig
 from etude.algorithms.result import Evaluation, Result, Stop
+from etude.algorithms.task import Task, TaskConfig
 
 __all__ = [
     "BC",
+    "MARWIL",
     "PPO",
+    "ActingAlgorithm",
+    "ActingConfig",
     "Algorithm",
     "AlgorithmConfig",
     "BCConfig",
+    "Checkpoints",
     "Clip",
     "Evaluation",
+    "MARWILConfig",
     "OfflineAlgorithm",
     "OfflineConfig",
     "OnPolicyAlgorithm",
@@ -26,6 +35,8 @@ __all__ = [
     "PPOConfig",
     "Result",
     "Stop",
+    "Task",
+    "TaskConfig",
     "clip",
     "config_class",
     "load",

@@ -5,8 +5,8 @@ import dataclasses
 import os
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -14,26 +14,39 @@ import numpy as np
 import threadpoolctl
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from etude import columns as col
 from etude.algorithms import saving
-from etude.algorithms.config import AlgorithmConfig, check_device
-from etude.algorithms.figures import Figures
+from etude.algorithms.components import Component, Names, chosen, components_of, put_back
+from etude.algorithms.config import AlgorithmConfig, ModuleLike, check_device
+from etude.algorithms.figures import Counts, Figures, log_trained, parameter_counts
 from etude.algorithms.playing import play, runner_for
 from etude.algorithms.result import MIN_EPISODES, Evaluation, Result, Stop
 from etude.algorithms.students import MAIN, Spaces, Student, make_student, modules_given, spawned
-from etude.checkpoints import save_tree
+from etude.checkpoints import Where, load_meta, load_tree, save_tree
 from etude.connectors import Pipeline
 from etude.envs import EnvLike, env_name
 from etude.errors import CheckpointError, SettingsError
-from etude.learners import Batch, Learner, Loss, Update
-from etude.modules import Module
+from etude.learners import Batch, Learner, Loss, ModuleLearner, Schedule, Update
+from etude.modules import Module, make_module
 from etude.recordings import Recording, RecordingWriter
 from etude.runners import CallbackLike, Finished, Runner
 from etude.runners.callbacks import callback_from
-from etude.spaces import space_to_json
+from etude.spaces import Space, space_to_json
 
 C = TypeVar("C", bound=AlgorithmConfig)
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _does_nothing(method: F) -> F:
+    """Mark a method that does nothing unless an algorithm defines it, so that it need not be called."""
+    method.does_nothing = True  # type: ignore[attr-defined]
+    return method
+
+
+_TIMES = "times/"
+"""What stands before the names of phases among the metrics."""
 
 RECORDED = (col.OBS, col.ACTION, col.REWARD, col.LOGP)
 
@@ -78,36 +91,34 @@ class Algorithm(Generic[C]):
             raise
 
     def _build(self, weights: np.random.SeedSequence, learner: np.random.SeedSequence) -> None:
-        config, given = self.config, modules_given(self.config)
-        # one module alone is drawn as it always was; each of several has streams of its own, whoever is beside it
-        seeds = dict.fromkeys(given, (weights, learner))
-        if config.modules is not None:
-            seeds = {name: (spawned(weights, name), spawned(learner, name)) for name in given}
-        self.students = {
-            name: make_student(
-                config,
-                given[name],
-                self.spaces[name],
-                self.loss,
-                self.learner_connectors(),
-                seeds[name],
-                needs_value=self.needs_value,
-            )
-            for name in given
-        }
+        config = self.config
+        self._seeds = (weights, learner)
+        self.students = {name: self._make_student(name, given) for name, given in modules_given(config).items()}
         """Each module with its connectors and its learner, by module id."""
+        self.learner = Learner(
+            {name: student.learner for name, student in self.students.items()},
+            modules_to_train=config.modules_to_train,
+        )
+        """What trains all modules."""
         self.callbacks = [callback_from(spec) for spec in config.callbacks]
         self.figures = Figures(self.window, self.config.smoothing)
         """Of the latest episodes."""
+        self.metrics = self.figures.metrics
+        """What else is logged: phases, steps trained, and figures of one's own. They go into the next `Result`."""
         self.histograms: dict[str, NDArray[np.float64]] = {}
         """What callbacks logged to see how it is spread, in the episodes that ended in the newest iteration."""
         self.media: dict[str, bytes] = {}
         """Pictures (PNG) and clips (GIF) that they logged in these, the newest of each name."""
         self.iteration = self.env_steps = self.agent_steps = self.episodes = self.faulty_episodes = 0
         self.seconds = 0.0
-        self._times: dict[str, float] = {}
         self._resumed: str | None = None
         self.setup()
+
+    def _make_student(self, name: str, given: ModuleLike | None) -> Student:
+        seeds = self._seeds
+        if self.config.modules is not None:  # a module has streams of its own, whoever is beside it
+            seeds = (spawned(seeds[0], name), spawned(seeds[1], name))
+        return make_student(self, given, self.spaces[name], seeds, name)
 
     @property
     def student(self) -> Student:
@@ -131,11 +142,6 @@ class Algorithm(Generic[C]):
         return self.student.connectors
 
     @property
-    def learner(self) -> Learner:
-        """The learner of the only module."""
-        return self.student.learner
-
-    @property
     def to_learner(self) -> Pipeline:
         """The connectors of the only module's learner."""
         return self.student.to_learner
@@ -143,7 +149,7 @@ class Algorithm(Generic[C]):
     @property
     def updates(self) -> int:
         """Gradient steps over the lifetime, of all modules."""
-        return sum(student.learner.updates for student in self.students.values())
+        return self.learner.updates
 
     # -- to be defined by an algorithm --------------------------------------------------------------------------
 
@@ -155,8 +161,38 @@ class Algorithm(Generic[C]):
         """Connectors that add to the experience what the loss needs, such as `GAE`; none by default."""
         return []
 
-    def after_update(self) -> None:
-        """Called after the updates of each iteration, for target networks and the like."""
+    def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
+        """Make one module.
+
+        Args:
+            given: The user's network; None for the built-in one.
+            obs_space: What the module sees.
+            action_space: What it chooses from.
+        """
+        config = self.config
+        return make_module(given, obs_space, action_space, config.network, squash=config.squash, value=self.needs_value)
+
+    def parameter_groups(self, module: Module) -> Mapping[str, Sequence[nn.Parameter]] | None:
+        """The parameters of each named optimizer; None: one, ``all``, of all that need a gradient."""
+        return None
+
+    def learning_rates(self) -> Schedule | Mapping[str, Schedule]:
+        """The learning rate of all optimizers, or of each by name."""
+        return self.config.lr
+
+    def before_update(self, env_steps: int) -> None:
+        """Called before the updates of each iteration, with the steps sampled over the lifetime until then."""
+
+    @_does_nothing
+    def on_gradients(self, module: Module) -> None:
+        """Called before a module's gradients are clipped and applied: read and change ``parameter.grad`` in place."""
+
+    @_does_nothing
+    def after_step(self, module: Module) -> None:
+        """Called after each gradient step of a module, without gradients: for target networks and the like."""
+
+    def after_update(self, env_steps: int) -> None:
+        """Called after the updates of each iteration, with the steps sampled over the lifetime until then."""
 
     def setup(self) -> None:
         """Called at the end of making the algorithm."""
@@ -186,20 +222,30 @@ class Algorithm(Generic[C]):
         """One iteration."""
         self.prepare()
         begin = time.perf_counter()
-        self._times, self.histograms, self.media = {}, {}, {}
-        steps_before = self.env_steps
-        for student in self.students.values():
-            student.learner.set_env_steps(self.env_steps)
+        self.histograms, self.media = {}, {}
+        before = self._counts()
+        self.learner.set_env_steps(self.env_steps)
         update = self.training_step()
-        self.after_update()
+        self.after_update(self.env_steps)
         self.iteration += 1
         self.seconds += time.perf_counter() - begin
-        result = self._result(update, self.env_steps - steps_before)
+        result = self._result(update, before)
         self._resumed = None
         return result
 
-    def _result(self, update: Update, sampled: int) -> Result:
-        sampling = self._times.get("sample", 0.0)
+    def _counts(self) -> Counts:
+        trained = {name: student.learner.steps_trained for name, student in self.students.items()}
+        return Counts(self.env_steps, self.agent_steps, trained)
+
+    def _result(self, update: Update, before: Counts | None = None) -> Result:
+        """What an iteration brought since ``before``; None: how things stand without one."""
+        if before is not None:
+            log_trained(self.metrics, before, self._counts())
+        logged = self.metrics.peek() if before is None else self.metrics.reduce()
+        times = {name.removeprefix(_TIMES): logged.pop(name) for name in list(logged) if name.startswith(_TIMES)}
+        sampling = times.get("sample", 0.0)
+        sampled = 0 if before is None else self.env_steps - before.env_steps
+        parameters = parameter_counts({name: student.module for name, student in self.students.items()})
         rates = {name: _rates(student.learner) | student.metrics() for name, student in self.students.items()}
         return Result(
             iteration=self.iteration,
@@ -210,8 +256,8 @@ class Algorithm(Generic[C]):
             episodes=self.episodes,
             **self.figures.fields(),
             losses=update.losses,
-            metrics=update.metrics | together(rates, several=len(rates) > 1),
-            times=dict(self._times),
+            metrics=update.metrics | together(rates, several=len(rates) > 1) | parameters | logged,
+            times=times,
             sample_steps_per_s=sampled / sampling if sampling else 0.0,
             faulty_episodes=self.faulty_episodes,
             resumed=self._resumed,
@@ -232,8 +278,7 @@ class Algorithm(Generic[C]):
         """
         stop = stop or Stop()
         self.check_stop(stop)
-        self._times = {}
-        standing = self._result(Update({}, {}), 0)
+        standing = self._result(Update({}, {}))
         if stop.budget_used(standing):
             yield standing
             return
@@ -258,12 +303,9 @@ class Algorithm(Generic[C]):
         *_, last = deque(self.iterate(stop), maxlen=1)
         return last
 
-    @contextmanager
-    def timed(self, phase: str) -> Iterator[None]:
+    def timed(self, phase: str) -> AbstractContextManager[None]:
         """Add the time of a ``with`` block to the ``times`` of the running iteration."""
-        begin = time.perf_counter()
-        yield
-        self._times[phase] = self._times.get(phase, 0.0) + time.perf_counter() - begin
+        return self.metrics.timed(f"{_TIMES}{phase}")
 
     # -- using the policy ---------------------------------------------------------------------------------------
 
@@ -370,42 +412,96 @@ class Algorithm(Generic[C]):
 
     # -- state --------------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that goes on in a resumed run; plain data, arrays and tensors."""
-        return {
-            "students": {name: student.state_dict() for name, student in self.students.items()},
-            "figures": self.figures.state_dict(),
-            "seed": self._seed,
-            "counters": {name: getattr(self, name) for name in _COUNTERS},
+    def components(self) -> dict[str, Component]:
+        """The parts of the state, by name; see `components_of` for those of each module.
+
+        An algorithm that keeps more adds it: ``{**super().components(), "mine": Component(get, set)}``.
+        """
+        own = [components_of(name, student) for name, student in self.students.items()]
+        return {name: component for parts in own for name, component in parts.items()} | {
+            "counters": Component(lambda: {name: getattr(self, name) for name in _COUNTERS}, self._set_counters),
+            "figures": Component(self.figures.state_dict, self.figures.load_state_dict),
+            "seed": Component(lambda: self._seed, lambda seed: setattr(self, "_seed", seed)),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict`."""
-        if state["students"].keys() != self.students.keys():
-            raise CheckpointError(
-                f"the checkpoint is of the modules {list(state['students'])}, but here are {list(self.students)}: use "
-                "the same ones."
-            )
-        for name, student in self.students.items():
-            student.load_state_dict(state["students"][name])
-        self.figures.load_state_dict(state["figures"])
-        self._seed = state["seed"]
+    def _set_counters(self, counters: Mapping[str, Any]) -> None:
         for name in _COUNTERS:
-            setattr(self, name, state["counters"][name])
+            setattr(self, name, counters[name])
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def get_state(self, components: Names = None, not_components: Names = None) -> dict[str, Any]:
+        """Everything that goes on in a resumed run, or parts of it: plain data, arrays and tensors by component.
+
+        Args:
+            components: Which; None is all. ``modules/p1`` is one, ``modules`` all whose names begin so.
+            not_components: Which of these not.
+
+        Raises:
+            CheckpointError: there are no such components; those that there are are named.
+        """
+        parts = self.components()
+        return {name: parts[name].get() for name in chosen(parts, components, not_components)}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from `get_state`; of components that are not in ``state``, nothing is changed.
+
+        Tensors may be on any device.
+
+        Raises:
+            CheckpointError: there are components that are not here, or that do not fit what is here.
+        """
+        put_back(self.components(), state)
+
+    def save(
+        self,
+        path: Where,
+        *,
+        components: Names = None,
+        not_components: Names = None,
+        result: Result | None = None,
+    ) -> None:
         """Write a checkpoint: ``etude.load(path)`` goes on as if this run had never stopped.
 
         Atomic: a checkpoint that is there is replaced as a whole. Free of pickle.
+
+        Args:
+            path: A folder, or its URL (``s3://...``).
+            components: Which parts of the state, see `get_state`. If not all, it is for `load` of an algorithm.
+            not_components: Which of these not.
+            result: Is kept with it, as ``load_meta(path)["result"]``.
+
+        Raises:
+            CheckpointError: there are no such components, or the folder can't be written.
         """
         meta = {
             "algorithm": saving.name_of(type(self)),
             "config": {f.name: saving.to_plain(getattr(self.config, f.name)) for f in dataclasses.fields(self.config)},
             "spaces": {name: [space_to_json(space) for space in pair] for name, pair in self.spaces.items()},
+            "iteration": self.iteration,
             "env_steps": self.env_steps,
             "updates": self.updates,
+            "time": time.time(),
+            "result": None if result is None else result.to_dict(),
         }
-        save_tree(path, self.state_dict(), meta=meta)
+        save_tree(path, self.get_state(components, not_components), meta=meta)
+
+    def load(self, path: Where, components: Names = None, not_components: Names = None) -> None:
+        """Take the state, or parts of it, from a checkpoint, which may be one of another run.
+
+        Only what is asked for is read, and settings stay as they are. To go on with a whole run, see `etude.load`.
+
+        Args:
+            path: The folder of a checkpoint, or its URL.
+            components: Which of the components that it has, see `get_state`; None is all.
+            not_components: Which of these not.
+
+        Raises:
+            CheckpointError: the folder is no checkpoint of an algorithm or is broken, has no such components, or they
+                do not fit what is here.
+        """
+        if "algorithm" not in (load_meta(path) or ()):
+            raise CheckpointError(f"{path} is a checkpoint, but not of an algorithm.")
+        state, _ = load_tree(path, lambda there: chosen(there, components, not_components))
+        self.set_state(state)
 
     def close(self) -> None:
         """Close what training acts in."""
@@ -421,5 +517,5 @@ def together(parts: Mapping[str, Mapping[str, float]], *, several: bool) -> dict
     return {f"{module}/{name}": value for module, figures in parts.items() for name, value in figures.items()}
 
 
-def _rates(learner: Learner) -> dict[str, float]:
+def _rates(learner: ModuleLearner) -> dict[str, float]:
     return {"lr" if name == "all" else f"lr/{name}": rate for name, rate in learner.lr.items()}

@@ -9,7 +9,7 @@ import torch
 from etude.connectors.pipeline import ConnectorLike
 from etude.envs import EnvLike, Workers
 from etude.errors import SettingsError
-from etude.learners import Schedule, check_schedule
+from etude.learners import Precision, Schedule, check_schedule
 from etude.metrics.window import Smoothing
 from etude.modules import NetworkConfig
 from etude.runners import CallbackLike, CountBy, Lengths, ModuleOf
@@ -61,7 +61,26 @@ class AlgorithmConfig:
     2022, detail 11."""
 
     grad_clip_by: Literal["global_norm", "norm", "value"] = "global_norm"
-    """What `grad_clip` limits: the norm of all gradients together, the norm of each tensor, or each element."""
+    """What `grad_clip` limits: the norm of all gradients of an optimizer together, the norm of each tensor, or each
+    element."""
+
+    log_grad_norms: bool = False
+    """Log the norm of the gradients, `grad_norm`, also where nothing is clipped."""
+
+    accumulate: int = 1
+    """Minibatches whose mean gradient makes a step, at least 1: for minibatches that memory has no room for."""
+
+    precision: Precision = "float32"
+    """What the forward pass is computed in: `bfloat16` halves the memory of activations and is faster on GPUs that have
+    it, not on most CPUs. Weights and optimizers stay float32."""
+
+    max_skipped: int = 10
+    """A gradient step whose loss or gradients are not finite is skipped, and counted as `skipped_steps`; so many in a
+    row are an error. At least 1."""
+
+    modules_to_train: tuple[str, ...] | Callable[[str, Any], bool] | None = None
+    """Which of the modules learn: their ids, or a function `(module_id, experience) -> bool`; none is all. The others
+    act, and stay as they are."""
 
     compile: bool = False
     """Compile the whole gradient step with torch.compile: takes up to half a minute at the start, then about twice as
@@ -91,6 +110,8 @@ class AlgorithmConfig:
         self.check(
             seed=(self.seed is None or self.seed >= 0, "at least 0"),
             threads=(self.threads >= 1, "at least 1"),
+            accumulate=(self.accumulate >= 1, "at least 1"),
+            max_skipped=(self.max_skipped >= 1, "at least 1"),
             grad_clip=(self.grad_clip is None or self.grad_clip > 0, "greater than 0, or none"),
             evaluation_episodes=(self.evaluation_episodes >= 1, "at least 1"),
             modules=(
@@ -103,6 +124,10 @@ class AlgorithmConfig:
             ),
             module_of=(self.module_of is None or self.modules is not None, "none where there are no `modules`"),
         )
+        if isinstance(self.modules_to_train, tuple) and not set(self.modules_to_train) <= set(self.modules or ()):
+            raise SettingsError(
+                f"`modules_to_train` is {self.modules_to_train!r}, but the `modules` are {tuple(self.modules or ())}."
+            )
 
     def check(self, **rules: tuple[bool, str]) -> None:
         """Raise a SettingsError for the first setting that breaks its rule: ``name=(is_fine, what_it_must_be)``."""
@@ -112,21 +137,17 @@ class AlgorithmConfig:
 
 
 @settings
-class OnPolicyConfig(AlgorithmConfig):
-    """What algorithms that learn from their own latest steps can be told."""
+class ActingConfig(AlgorithmConfig):
+    """What algorithms that act in envs while they learn can be told."""
 
     num_envs: int = 16
     """Copies of the env that step together, at least 1."""
 
-    lr: Schedule = 1e-3
-    """Learning rate of Adam; or points of (env_steps, rate) with straight lines between. Default: the best of 3e-4 to
-    1e-3 on CartPole, Acrobot and Pendulum; larger networks want less."""
-
     workers: Workers = Workers()
     """Where the envs live: here, or in processes or threads of their own."""
 
-    whole_episodes: bool = False
-    """Learn from whole episodes: from those that have ended, as soon as they have `num_steps` steps together."""
+    num_steps: int = 4096
+    """Steps collected for each iteration, over all envs, at least 1."""
 
     min_trajectory_length: int = 1
     """Segments of fewer steps are dropped, and counted as `dropped_steps`; at least 1."""
@@ -141,6 +162,36 @@ class OnPolicyConfig(AlgorithmConfig):
     count_steps_by: CountBy = "env_steps"
     """What a step is where several agents share an env: `env_steps`, one of the env's; or `agent_steps`."""
 
+    gamma: float = 0.99
+    """Discount of future rewards, 0 to 1. Default: Schulman et al. 2017; Mnih et al. 2015."""
+
+    window: int = 100
+    """Return and length in results are over the last so many episodes."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check(
+            num_envs=(self.num_envs >= 1, "at least 1"),
+            num_steps=(self.num_steps >= 1, "at least 1"),
+            gamma=(0 <= self.gamma <= 1, "between 0 and 1"),
+            window=(self.window >= 1, "at least 1"),
+        )
+        Lengths(self.min_trajectory_length, self.max_trajectory_length)
+        if self.at_max_length == "reset" and self.max_trajectory_length is None:
+            raise SettingsError("`at_max_length` is 'reset', but there is no `max_trajectory_length` to reset at.")
+
+
+@settings
+class OnPolicyConfig(ActingConfig):
+    """What algorithms that learn from their own latest steps can be told."""
+
+    lr: Schedule = 1e-3
+    """Learning rate of Adam; or points of (env_steps, rate) with straight lines between. Default: the best of 3e-4 to
+    1e-3 on CartPole, Acrobot and Pendulum; larger networks want less."""
+
+    whole_episodes: bool = False
+    """Learn from whole episodes: from those that have ended, as soon as they have `num_steps` steps together."""
+
     num_steps: int = 4096
     """Steps collected for each iteration, over all envs. Default: measured as for `lr`; sampling is cheap, and large
     batches let minibatches be large."""
@@ -151,34 +202,35 @@ class OnPolicyConfig(AlgorithmConfig):
     minibatch_size: int = 256
     """Steps in a gradient step. Default: measured as for `lr`."""
 
+    num_minibatches: int | None = None
+    """Gradient steps of each module in an epoch, whatever number of steps it has: where several modules have unequal
+    data, all make as many. None: as many as `minibatch_size` gives."""
+
     max_seq_len: int = 32
     """Steps that a recurrent module is trained through at once, at least 1: gradients flow no further back in time.
     Minibatches then hold whole sequences."""
 
-    gamma: float = 0.99
-    """Discount of future rewards, 0 to 1. Default: Schulman et al. 2017."""
+    burn_in: int = 0
+    """Steps before each of these sequences that a recurrent module walks through first, without gradients, so that the
+    state that the sequence starts from is that of its present weights (Kapturowski et al. 2019)."""
+
+    sequence_start: Literal["stored", "zeros"] = "stored"
+    """The state that a recurrent module begins a sequence (or its burn-in) with: the one it had while acting, or its
+    initial one."""
 
     lambda_: float = 0.95
     """Decay of generalised advantage estimation, 0 to 1. Default: Schulman et al. 2017."""
 
-    window: int = 100
-    """Return and length in results are over the last so many episodes."""
-
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check(
-            num_envs=(self.num_envs >= 1, "at least 1"),
-            num_steps=(self.num_steps >= 1, "at least 1"),
             epochs=(self.epochs >= 1, "at least 1"),
             minibatch_size=(self.minibatch_size >= 1, "at least 1"),
+            num_minibatches=(self.num_minibatches is None or self.num_minibatches >= 1, "at least 1, or none"),
             max_seq_len=(self.max_seq_len >= 1, "at least 1"),
-            gamma=(0 <= self.gamma <= 1, "between 0 and 1"),
+            burn_in=(self.burn_in >= 0, "at least 0"),
             lambda_=(0 <= self.lambda_ <= 1, "between 0 and 1"),
-            window=(self.window >= 1, "at least 1"),
         )
-        Lengths(self.min_trajectory_length, self.max_trajectory_length)
-        if self.at_max_length == "reset" and self.max_trajectory_length is None:
-            raise SettingsError("`at_max_length` is 'reset', but there is no `max_trajectory_length` to reset at.")
 
 
 @settings

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a checkpoint back to the algorithm."""
 
-import os
 import typing
 from typing import Any
 
@@ -9,21 +8,22 @@ from etude.algorithms import saving
 from etude.algorithms.base import Algorithm
 from etude.algorithms.config import AlgorithmConfig
 from etude.algorithms.students import modules_given
-from etude.checkpoints import load_tree
+from etude.checkpoints import Where, load_tree
 from etude.errors import CheckpointError, SettingsError
 from etude.spaces import space_from_json
 
 
-def load(path: str | os.PathLike[str], **overrides: Any) -> Algorithm[Any]:
+def load(path: Where, **overrides: Any) -> Algorithm[Any]:
     """The algorithm that was saved at ``path``, ready to go on; training's envs are made only once it does.
 
     Args:
-        path: The folder of a checkpoint.
+        path: The folder of a checkpoint, or its URL.
         overrides: Settings to be other than they were saved, such as ``env``; needed for those that could not be saved
             (functions without a name). Of settings inside others, some: ``workers={"min_batch": 4}``.
 
     Raises:
-        CheckpointError: the folder is no checkpoint, is broken, or names what can't be imported here.
+        CheckpointError: the folder is no checkpoint, is broken, names what can't be imported here, or holds only some
+            components (see `Algorithm.load`).
         SettingsError: an override is not a setting.
     """
     tree, meta = load_tree(path)
@@ -46,12 +46,16 @@ def load(path: str | os.PathLike[str], **overrides: Any) -> Algorithm[Any]:
     if is_other and isinstance(tree.get("runner"), dict):
         tree["runner"]["arena"] = {"how": "new episodes", "why": "another env was given"}
     try:
-        algorithm.load_state_dict(tree)
-    except BaseException as error:
+        lacks = [part for part in algorithm.components() if part not in tree]
+        if lacks:
+            raise CheckpointError(
+                f"{path} is a part of a checkpoint: it has {', '.join(tree)}, but lacks {', '.join(lacks)}. Make the "
+                f"algorithm, as {cls.__name__}(config), and let it take these: algorithm.load(path)."
+            )
+        algorithm.set_state(tree)
+    except BaseException:
         algorithm.close()
-        if not isinstance(error, KeyError):
-            raise
-        raise CheckpointError(f"{path} holds no {error} of {name}: it was saved by another version of it.") from error
+        raise
     return algorithm
 
 

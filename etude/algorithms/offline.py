@@ -11,6 +11,7 @@ from gymnasium.spaces import Tuple
 
 from etude import columns as col
 from etude.algorithms.base import Algorithm
+from etude.algorithms.components import Component
 from etude.algorithms.config import OfflineConfig
 from etude.algorithms.result import Stop
 from etude.algorithms.students import MAIN, Spaces
@@ -80,7 +81,7 @@ class OfflineAlgorithm(Algorithm[C]):
             with self.timed("open"):
                 self._batches = self._open()
         with self.timed("update"):
-            update = self.learner.update_from(islice(self._batches, config.updates_per_iteration))
+            update = self.student.learner.update_from(islice(self._batches, config.updates_per_iteration))
         interval = config.evaluation_interval
         if config.env is not None and interval and (self.iteration + 1) % interval == 0:
             with self.timed("evaluate"):
@@ -97,16 +98,30 @@ class OfflineAlgorithm(Algorithm[C]):
 
     def _open(self) -> Iterator[Mapping[str, Any]]:
         """Endless batches, from where the run stands."""
-        size, start = self.config.batch_size, self.learner.updates
+        start = self.learner.updates
         if self._fits_in_memory():
-            exp = self._prepared(self.recording.read())
-            return sample_batches(exp, size, columns=self.columns, seed=self._seed, start=start)
+            return self.batches_of(self._prepared(self.recording.read()), start)
         if any(overrides(c, "offline") for c in (*self.connectors.connectors, *self.to_learner.connectors)):
             raise SettingsError(
                 f"{self.config.data} is to be streamed, which connectors can't be applied to yet: set in_memory=True, "
                 "or leave the connectors out."
             )
-        return self.recording.batches(size, columns=self.columns, seed=self._seed, start=start)
+        return self.batches_of(self.recording, start)
+
+    def batches_of(self, data: Experience | Recording, start: int) -> Iterator[Mapping[str, Any]]:
+        """Endless batches of ``batch_size`` single steps in random order.
+
+        An algorithm may make others, and may look at the module to do so: a batch is asked for only when the gradient
+        step on the one before it has been made.
+
+        Args:
+            data: In memory, as the module sees it; or the recording, to be streamed.
+            start: The first batch to give, as if that many had been taken before.
+        """
+        size = self.config.batch_size
+        if isinstance(data, Recording):
+            return data.batches(size, columns=self.columns, seed=self._seed, start=start)
+        return sample_batches(data, size, columns=self.columns, seed=self._seed, start=start)
 
     def _fits_in_memory(self) -> bool:
         if self.config.in_memory is not None:
@@ -124,17 +139,17 @@ class OfflineAlgorithm(Algorithm[C]):
             self._has_seen_data = True
         return self.to_learner.offline(seen, self.module)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Also what the connectors have learned from the recording."""
+    def components(self) -> dict[str, Component]:
+        """Also ``data``: whether the connectors have learned from the recording."""
         return {
-            **super().state_dict(),
-            "connectors": self.connectors.state_dict() if self._has_seen_data else None,
+            **super().components(),
+            "data": Component(
+                lambda: {"was_seen": self._has_seen_data},
+                lambda state: setattr(self, "_has_seen_data", state["was_seen"]),
+            ),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict`."""
-        super().load_state_dict(state)
-        self._batches = None  # to be opened where the run stood
-        self._has_seen_data = state["connectors"] is not None
-        if self._has_seen_data:
-            self.connectors.load_state_dict(state["connectors"])
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from `get_state`."""
+        super().set_state(state)
+        self._batches = None  # to be opened where the run stands

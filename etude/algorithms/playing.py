@@ -12,7 +12,7 @@ from gymnasium.spaces import Box
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
-from etude.algorithms.config import AlgorithmConfig, OnPolicyConfig
+from etude.algorithms.config import ActingConfig, AlgorithmConfig
 from etude.algorithms.result import Evaluation
 from etude.algorithms.students import MAIN, Spaces, Student, spaces_in
 from etude.envs import Arena, EnvLike, Workers, env_name, make_arena
@@ -85,7 +85,7 @@ def make_runner(
     lengths: Lengths | None = None,
 ) -> Runner:
     """A runner of an algorithm's modules and connectors."""
-    count_by = config.count_steps_by if isinstance(config, OnPolicyConfig) else "env_steps"
+    count_by = config.count_steps_by if isinstance(config, ActingConfig) else "env_steps"
     shared: dict[str, Any] = {"seed": seed, "count_steps_by": count_by, "callbacks": callbacks, "lengths": lengths}
     if config.modules is None:
         return Runner(arena, students[MAIN].module, students[MAIN].connectors, **shared)
@@ -113,7 +113,7 @@ def runner_for(
         SettingsError: behind the connectors, the env's spaces are not those that the modules were made for.
     """
     workers = Workers()
-    if isinstance(config, OnPolicyConfig) and not isinstance(env, VectorEnv):
+    if isinstance(config, ActingConfig) and not isinstance(env, VectorEnv):
         workers = dataclasses.replace(workers, **{name: getattr(workers_of(config), name) for name in _RULES})
     arena = make_arena(env, 1 if isinstance(env, Env) else min(num_episodes, 16), workers, exact=False)
     try:
@@ -152,7 +152,7 @@ def alike(space: Space, other: Space) -> bool:
     )
 
 
-def workers_of(config: OnPolicyConfig) -> Workers:
+def workers_of(config: ActingConfig) -> Workers:
     """The config's workers, which truncate episodes where the config says so."""
     if config.at_max_length != "reset":
         return config.workers

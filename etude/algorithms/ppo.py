@@ -10,7 +10,7 @@ from etude.algorithms.config import OnPolicyConfig
 from etude.algorithms.on_policy import OnPolicyAlgorithm
 from etude.connectors import GAE, NormalizeAdvantages
 from etude.experience import Experience
-from etude.learners import Batch, Learner, Loss, Update
+from etude.learners import Batch, Loss, ModuleLearner, Update
 from etude.modules import Module
 from etude.settings import settings
 
@@ -81,14 +81,12 @@ class PPO(OnPolicyAlgorithm[PPOConfig]):
         near = batch["value"] + (value - batch["value"]).clamp(-limit, limit)
         return torch.max((value - target).square(), (near - target).square()).mean()
 
-    def update(self, learner: Learner, exp: Experience) -> Update:
+    def update(self, learner: ModuleLearner, exp: Experience) -> Update:
         """As for every on-policy algorithm; an epoch at a time where a KL target is set."""
         config = self.config
         at_a_time = config.epochs if config.kl_target is None else 1
         for _ in range(config.epochs // at_a_time):
-            update = learner.update(
-                exp, minibatch_size=config.minibatch_size, epochs=at_a_time, max_seq_len=config.max_seq_len
-            )
+            update = self.go_over(learner, exp, epochs=at_a_time)
             moved = learner.measure(exp, self._movement, max_seq_len=config.max_seq_len)
             if config.kl_target is not None and moved["kl"] > 1.5 * config.kl_target:
                 break

@@ -3,7 +3,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,11 +11,13 @@ from etude.algorithms.config import AlgorithmConfig, ModuleLike
 from etude.connectors import GAE, ClipAction, NormalizeAdvantages, Pipeline, RescaleAction
 from etude.envs import Arena
 from etude.errors import SettingsError
-from etude.learners import Learner, seeded
-from etude.learners.learner import LossFn
-from etude.modules import Module, make_module
+from etude.learners import ModuleLearner, seeded
+from etude.modules import Module
 from etude.runners import Episode, ModuleOf
 from etude.spaces import Space
+
+if TYPE_CHECKING:
+    from etude.algorithms.base import Algorithm
 
 MAIN = "main"
 """The id of the only module, where ``modules`` is not set."""
@@ -30,7 +32,7 @@ class Student:
 
     module: Module
     connectors: Pipeline
-    learner: Learner
+    learner: ModuleLearner
     to_learner: Pipeline
     """The learner's connectors."""
 
@@ -38,40 +40,27 @@ class Student:
         """What the connectors report."""
         return self.connectors.metrics() | self.to_learner.metrics()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Weights, optimizers, and what the learner's connectors have learned."""
-        return {"learner": self.learner.state_dict(), "to_learner": self.to_learner.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict`."""
-        self.learner.load_state_dict(state["learner"])
-        self.to_learner.load_state_dict(state["to_learner"])
-
 
 def make_student(
-    config: AlgorithmConfig,
+    algorithm: "Algorithm[Any]",
     given: ModuleLike | None,
     spaces: Spaces,
-    loss: LossFn,
-    learner_connectors: list[Any],
     seeds: tuple[np.random.SeedSequence, np.random.SeedSequence],
-    *,
-    needs_value: bool,
+    name: str = MAIN,
 ) -> Student:
     """Make one module and what stands around it.
 
     Args:
-        config: Settings.
+        algorithm: Says how modules are made, what they learn by, and with which settings.
         given: The user's network; None for the built-in one.
         spaces: On the env's side.
-        loss: Of the learner.
-        learner_connectors: Of the learner.
         seeds: Of the weights and of the order of minibatches.
-        needs_value: The built-in network has a value function.
+        name: The module's id.
 
     Raises:
         SettingsError: a connector stands in the wrong place.
     """
+    config = algorithm.config
     connectors = Pipeline(config.connectors).copy()  # ones in the config may be used by others, too
     if not any(isinstance(c, ClipAction | RescaleAction) for c in connectors.connectors):
         connectors.add(ClipAction(), at=0)  # a Gaussian does not know the bounds of its Box
@@ -83,19 +72,35 @@ def make_student(
             )
     with seeded(int(seeds[0].generate_state(1)[0]), "cpu"):
         seen, acted = connectors.spaces(*spaces)
-        module = make_module(given, seen, acted, config.network, squash=config.squash, value=needs_value)
+        module = algorithm.make_module(given, seen, acted)
     module = module.to(config.device)
-    learner = Learner(
+    learner = ModuleLearner(
         module,
-        loss,
-        lr=config.lr,
+        module.own_loss or algorithm.loss,
+        name=name,
+        lr=algorithm.learning_rates(),
+        parameters=algorithm.parameter_groups(module),
         grad_clip=config.grad_clip,
         grad_clip_by=config.grad_clip_by,
+        accumulate=config.accumulate,
+        precision=config.precision,
+        log_grad_norms=config.log_grad_norms,
+        max_skipped=config.max_skipped,
         compile=config.compile,
         device=config.device,
         seed=seeds[1],
+        on_gradients=_hook(algorithm, "on_gradients"),
+        after_step=_hook(algorithm, "after_step"),
     )
-    return Student(module, connectors, learner, _to_learner(learner_connectors, module))
+    own = module.own_loss is not None
+    to_learner = module.own_learner_connectors() if own else algorithm.learner_connectors()
+    return Student(module, connectors, learner, _to_learner(to_learner, module))
+
+
+def _hook(algorithm: "Algorithm[Any]", name: str) -> Callable[[Module], None] | None:
+    """A method of an algorithm, where it is not the one that does nothing."""
+    method = getattr(algorithm, name)
+    return None if hasattr(method, "does_nothing") else method
 
 
 def _to_learner(connectors: list[Any], module: Module) -> Pipeline:
@@ -118,15 +123,17 @@ def modules_given(config: AlgorithmConfig) -> dict[str, ModuleLike | None]:
     return dict.fromkeys(config.modules)
 
 
-def spaces_in(arena: Arena, module_ids: list[str], module_of: ModuleOf | None) -> dict[str, Spaces]:
-    """The spaces of each module on the env's side, by asking who acts for whom in a first episode.
+def spaces_in(
+    arena: Arena, module_ids: list[str], module_of: ModuleOf | None, known: Mapping[str, Spaces] | None = None
+) -> dict[str, Spaces]:
+    """The spaces of each module on the env's side: those known, others by asking who acts for whom at first.
 
     Raises:
         SettingsError: a module acts for nobody then, and agents have different spaces, so that nobody knows its own.
     """
     kinds = {slot: kind for kind in arena.kinds for slot in kind.slots}
-    found: dict[str, Spaces] = {}
-    if len(module_ids) == 1 and module_of is None:
+    found: dict[str, Spaces] = dict(known or {})
+    if len(module_ids) == 1 and module_of is None and not found:
         found[module_ids[0]] = (arena.kinds[0].obs_space, arena.kinds[0].action_space)
         return found
     ask: Callable[[Any, Episode], str] = module_of if module_of is not None else (lambda agent, episode: agent)
@@ -135,10 +142,11 @@ def spaces_in(arena: Arena, module_ids: list[str], module_of: ModuleOf | None) -
         found.setdefault(ask(agent, Episode(f"0-{env}-0", env, 0)), (kinds[slot].obs_space, kinds[slot].action_space))
     for module_id in module_ids:
         if module_id not in found:
+            named = sorted(set(found) - set(known or ()))
             if len(arena.kinds) > 1:
                 raise SettingsError(
                     f"module {module_id!r} acts for no agent in the first episodes, and agents have different spaces: "
-                    f"nobody knows which are its own. Let `module_of` name it there; it named {sorted(found)}."
+                    f"nobody knows which are its own. Let `module_of` name it there; it named {named}."
                 )
             found[module_id] = (arena.kinds[0].obs_space, arena.kinds[0].action_space)
     return {module_id: found[module_id] for module_id in module_ids}

@@ -2,6 +2,7 @@
 """State on disk: atomic, checksummed, free of pickle."""
 
 from etude.checkpoints.codec import Tree
-from etude.checkpoints.tree import load_meta, load_tree, save_tree
+from etude.checkpoints.folders import Where
+from etude.checkpoints.tree import load_meta, load_tree, remove_tree, save_tree
 
-__all__ = ["Tree", "load_meta", "load_tree", "save_tree"]
+__all__ = ["Tree", "Where", "load_meta", "load_tree", "remove_tree", "save_tree"]

@@ -5,21 +5,54 @@ import dataclasses
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from etude.algorithms import BC, PPO, Algorithm, AlgorithmConfig, Stop, config_class, load
+from etude.algorithms import BC, MARWIL, PPO, Algorithm, AlgorithmConfig, Checkpoints, Stop, config_class, load
 from etude.algorithms.config import ModuleLike, ModulesLike
+from etude.algorithms.keeping import check_metric
 from etude.algorithms.saving import find, name_of
 from etude.checkpoints import load_meta
 from etude.cli import files, flags, folders, words
+from etude.cli.logs import Log
 from etude.connectors.pipeline import BY_NAME, ConnectorLike
 from etude.errors import SettingsError
 from etude.learners import Schedule
 from etude.runners import ModuleOf
 from etude.settings import from_dict, merged, nearest, settings, settings_inside, typed
 
-ALGORITHMS: dict[str, type[Algorithm[Any]]] = {"ppo": PPO, "bc": BC}
+ALGORITHMS: dict[str, type[Algorithm[Any]]] = {"ppo": PPO, "bc": BC, "marwil": MARWIL}
 """The algorithms that come with Etude, by their names."""
+
+
+@settings
+class KeepOptions:
+    """Which checkpoints are kept in OUT/checkpoints, besides the newest one in OUT itself."""
+
+    keep_last: int = 0
+    """How many of the newest, at least 0."""
+
+    keep_best: int = 0
+    """How many of those with the best `metric`, at least 0."""
+
+    metric: str = "return_mean"
+    """The field of results that says which is the best; `losses/policy` is an entry of a field."""
+
+    mode: Literal["max", "min"] = "max"
+    """Whether a large one is good, or a small one."""
+
+    def __post_init__(self) -> None:
+        for name in ("keep_last", "keep_best"):
+            if getattr(self, name) < 0:
+                raise SettingsError(f"`checkpoints.{name}` is {getattr(self, name)}, but must be at least 0.")
+        check_metric(self.metric)
+
+    def kept_in(self, out: Path) -> Checkpoints | None:
+        """What keeps them; None where none are to be kept."""
+        if not self.keep_last and not self.keep_best:
+            return None
+        last = max(1, self.keep_last)
+        where = out / folders.CHECKPOINTS
+        return Checkpoints(where, keep_last=last, keep_best=self.keep_best, metric=self.metric, mode=self.mode)
 
 
 @settings
@@ -33,8 +66,8 @@ class TrainOptions:
     """A YAML or JSON file with settings by name, and `stop`; flags count more."""
 
     out: str | None = None
-    """The folder of the run: checkpoint, metrics.jsonl and TensorBoard events. None: runs/ALGORITHM-ENV-TIME, or the
-    resumed run."""
+    """The folder of the run: checkpoint, metrics and TensorBoard events. None: runs/ALGORITHM-ENV-TIME, or the resumed
+    run."""
 
     resume: str | None = None
     """Go on from the checkpoint in this folder, with its settings; those given here count more."""
@@ -44,6 +77,12 @@ class TrainOptions:
 
     save_interval: float = 60.0
     """Seconds between checkpoints, at least 0; one is always saved at the end."""
+
+    log: tuple[Log, ...] = ("jsonl", "tensorboard")
+    """Where metrics go: jsonl (metrics.jsonl), csv (metrics.csv), tensorboard, wandb and mlflow, where installed."""
+
+    checkpoints: KeepOptions = KeepOptions()
+    """Which other checkpoints are kept."""
 
     clip_interval: int = 0
     """Iterations between clips of an episode, in OUT/clips and in TensorBoard; 0 makes none. The env must be able to

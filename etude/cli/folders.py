@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from etude.checkpoints.tree import MANIFEST
+from etude.checkpoints import remove_tree
+from etude.checkpoints.folders import MANIFEST
 from etude.errors import SettingsError
 from etude.metrics.plot import METRICS_FILE
 
@@ -19,8 +20,10 @@ if sys.platform != "win32":
     import fcntl
 
 TENSORBOARD = "tensorboard"
+TABLE = "metrics.csv"
 LOCK = ".lock"
 CLIPS = "clips"
+CHECKPOINTS = "checkpoints"
 
 
 def chosen(out: str | None, resume: str | None, env: Any, owner: str) -> Path:
@@ -85,7 +88,7 @@ def check_free(out: Path, resume: str | None, *, overwrite: bool) -> None:
         )
     if goes_on or overwrite:
         return
-    if (out / METRICS_FILE).exists() or (out / MANIFEST).exists():
+    if any((out / name).exists() for name in (METRICS_FILE, TABLE, MANIFEST)):
         raise SettingsError(
             f"{out} holds a run already. Go on with it (--resume {out}), replace it (--overwrite), or give another "
             "--out."
@@ -95,8 +98,12 @@ def check_free(out: Path, resume: str | None, *, overwrite: bool) -> None:
 def clear(out: Path) -> None:
     """Remove a run, and nothing else that is in its folder."""
     with _writing(out):
-        for path in (out / METRICS_FILE, out / MANIFEST, *out.glob("state-*.safetensors")):
+        for path in (out / METRICS_FILE, out / TABLE, out / MANIFEST, *out.glob("state-*.safetensors")):
             path.unlink(missing_ok=True)
+        for checkpoint in (out / CHECKPOINTS).glob("checkpoint-*"):
+            remove_tree(checkpoint)
+        with contextlib.suppress(OSError):
+            (out / CHECKPOINTS).rmdir()
         shutil.rmtree(out / TENSORBOARD, ignore_errors=True)
         for clip in (out / CLIPS).glob("iteration_*.gif"):
             clip.unlink(missing_ok=True)

@@ -13,13 +13,11 @@ from types import FrameType
 from typing import Any
 
 from etude.algorithms import Algorithm, Result, Stop
-from etude.cli import files, folders, live, watch
+from etude.cli import files, folders, live, logs, watch
 from etude.cli.arguments import ALGORITHMS, TrainOptions, algorithm_class, ask, make
 from etude.cli.streams import say
 from etude.envs import env_name
 from etude.errors import SettingsError
-from etude.metrics import JSONLines, TensorBoard, cut_jsonl
-from etude.metrics.plot import METRICS_FILE
 
 GOAL_MISSED = 3
 INTERRUPTED = 130
@@ -40,6 +38,7 @@ def main(args: list[str]) -> int:
         return 0
     asked = ask(algorithm_class(args[0]), args[0], args[1:])
     options, out = asked.options, asked.out
+    logs.check(options.log)
     with folders.claimed(out):  # before a checkpoint is read: who has the folder may save a newer one meanwhile
         folders.check_free(out, options.resume, overwrite=options.overwrite)
         with closing(make(asked)) as algorithm:
@@ -59,29 +58,32 @@ def run(algorithm: Algorithm[Any], out: Path, options: TrainOptions) -> int:
     """
     stop, start, saved = options.stop, algorithm.iteration, time.monotonic()
     clips = watch.TrainingClips(options.clip_interval, out)
+    kept = options.checkpoints.kept_in(out)
+
+    def save(result: Result) -> None:
+        algorithm.save(out, result=result)
+        if kept is not None:
+            kept.save(algorithm, result)
+
     view = live.view(_title(algorithm), stop, quiet=options.quiet)
     if stop == Stop() and not options.quiet:
         say("nothing says when to stop (--stop....): Ctrl-C saves and ends it")
-    cut_jsonl(out / METRICS_FILE, start)  # a killed run may have come further than its last checkpoint
     with (
-        closing(JSONLines(out / METRICS_FILE)) as lines,
-        closing(TensorBoard(out / folders.TENSORBOARD)) as board,
+        logs.opened(options.log, out, start) as log,
         _signals(quiet=options.quiet) as interrupted,
         view,
     ):
         for result in algorithm.iterate(stop):
-            row = result.to_dict()
             if result.iteration > start:  # else there was nothing left to do
-                lines.write(row)
-                write_to(board, row, algorithm)
-                clips.after(result, algorithm, board)
+                log.write(result, algorithm)
+                clips.after(result, algorithm, log.board)
             view.show(result)
             if interrupted.is_set():
                 break
             if time.monotonic() - saved >= options.save_interval:
-                algorithm.save(out)
+                save(result)
                 saved = time.monotonic()
-        algorithm.save(out)
+        save(result)
     met = stop.goals_met(result)
     cut = interrupted.is_set() and not stop.now(result)
     if not options.quiet:
@@ -90,16 +92,6 @@ def run(algorithm: Algorithm[Any], out: Path, options: TrainOptions) -> int:
         about = {"algorithm": algorithm.name, "out": str(out), "goal_met": met, "interrupted": cut}
         files.print_json(result.to_dict() | about)
     return INTERRUPTED if cut else 0 if met else GOAL_MISSED
-
-
-def write_to(board: TensorBoard, row: dict[str, Any], algorithm: Algorithm[Any]) -> None:
-    """Record a result and what callbacks logged with it."""
-    step = row["env_steps"] or row["updates"]
-    board.write(row, step)
-    for name, values in algorithm.histograms.items():
-        board.histogram(f"custom/{name}", values, step)
-    for name, image in algorithm.media.items():
-        board.image(f"custom/{name}", image, step)
 
 
 @contextmanager

@@ -116,7 +116,7 @@ class TrainingClips:
 
             check_clips(algorithm)
 
-    def after(self, result: "Result", algorithm: "Algorithm[Any]", board: "TensorBoard") -> None:
+    def after(self, result: "Result", algorithm: "Algorithm[Any]", board: "TensorBoard | None") -> None:
         """Make the clip of an iteration, if it is to have one. That it fails is said, and ends no training."""
         if not self.interval or result.iteration % self.interval:
             return
@@ -125,6 +125,7 @@ class TrainingClips:
         path = self.out / folders.CLIPS / f"iteration_{result.iteration:06}.gif"
         try:
             clip(algorithm, to=path, size=SIZE, seed=result.iteration)
-            board.video("clip", path, result.env_steps or result.updates)
+            if board is not None:
+                board.video("clip", path, result.env_steps or result.updates)
         except EtudeError as error:
             say(f"no clip of iteration {result.iteration}: {error}")

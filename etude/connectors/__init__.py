@@ -6,6 +6,7 @@ from etude.connectors.advantages import GAE, NormalizeAdvantages
 from etude.connectors.base import Connector, Inputs
 from etude.connectors.frame_stack import FrameStack
 from etude.connectors.function import FunctionConnector
+from etude.connectors.next_obs import NextObs
 from etude.connectors.normalize import NormalizeObs
 from etude.connectors.pipeline import Pipeline, connector_from, overrides
 from etude.connectors.previous import PrevActionReward
@@ -19,6 +20,7 @@ __all__ = [
     "FrameStack",
     "FunctionConnector",
     "Inputs",
+    "NextObs",
     "NormalizeAdvantages",
     "NormalizeObs",
     "Pipeline",

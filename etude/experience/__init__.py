@@ -3,6 +3,8 @@
 
 from etude.experience.experience import Experience
 from etude.experience.padding import Padded
+from etude.experience.replay import Replay
+from etude.experience.replay_priorities import Priorities
 from etude.experience.segments import Segments
 
-__all__ = ["Experience", "Padded", "Segments"]
+__all__ = ["Experience", "Padded", "Priorities", "Replay", "Segments"]

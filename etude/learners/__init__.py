@@ -3,19 +3,28 @@
 
 from etude.learners.batch import Batch
 from etude.learners.clipping import ClipBy
-from etude.learners.learner import Learner, Update, load_weights, seeded
+from etude.learners.learner import Learner, ModulesToTrain
 from etude.learners.loss import Loss
+from etude.learners.module_learner import LossFn, ModuleLearner, Precision, Update, mean_of, seeded
+from etude.learners.replay_dataset import ReplayDataset
 from etude.learners.schedules import Schedule, check_schedule, value_at
+from etude.modules.weights import load_weights
 
 __all__ = [
     "Batch",
     "ClipBy",
     "Learner",
     "Loss",
+    "LossFn",
+    "ModuleLearner",
+    "ModulesToTrain",
+    "Precision",
+    "ReplayDataset",
     "Schedule",
     "Update",
     "check_schedule",
     "load_weights",
+    "mean_of",
     "seeded",
     "value_at",
 ]

@@ -56,18 +56,21 @@ class Adam:
             maximize=False,
         )
 
-    def traced_step(self, grad: torch.Tensor, lr: torch.Tensor) -> None:
-        """The same update written out, for ``torch.compile`` to fuse with what surrounds it."""
+    def traced_step(self, grad: torch.Tensor, lr: torch.Tensor, is_fine: torch.Tensor) -> None:
+        """The same update written out, for ``torch.compile`` to fuse with what surrounds it.
+
+        Where ``is_fine`` is False, nothing changes.
+        """
         flat, (beta1, beta2) = self.parameters.flat.data, self.betas
         if self.weight_decay:
             grad = grad + self.weight_decay * flat
-        self.steps.add_(1)
-        self.first_moment.lerp_(grad, 1 - beta1)
-        self.second_moment.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-        correction = (1 - beta2**self.steps).sqrt()
-        flat.sub_(
-            lr / (1 - beta1**self.steps) * self.first_moment / (self.second_moment.sqrt() / correction + self.eps)
-        )
+        steps = self.steps + 1
+        first = self.first_moment.lerp(grad, 1 - beta1)
+        second = (self.second_moment * beta2).addcmul(grad, grad, value=1 - beta2)
+        correction = (1 - beta2**steps).sqrt()
+        moved = flat - lr / (1 - beta1**steps) * first / (second.sqrt() / correction + self.eps)
+        for own, new in ((self.steps, steps), (self.first_moment, first), (self.second_moment, second), (flat, moved)):
+            own.copy_(torch.where(is_fine, new, own))
 
     def state_dict(self) -> dict[str, Any]:
         """The moments and the count of steps."""

@@ -26,14 +26,22 @@ class Batch:
         columns: The columns, ``[B, ...]``; looked up only when asked for.
         module: Whose spaces say how observations and actions are nested.
         layout: For a recurrent module: how the rows lie in sequences.
+        size: How many rows there are; None: as many as the first column that is asked for has.
     """
 
-    __slots__ = ("_columns", "_layout", "_module", "used")
+    __slots__ = ("_columns", "_layout", "_module", "_size", "used")
 
-    def __init__(self, columns: Mapping[str, torch.Tensor], module: "Module", layout: "Layout | None" = None) -> None:
+    def __init__(
+        self,
+        columns: Mapping[str, torch.Tensor],
+        module: "Module",
+        layout: "Layout | None" = None,
+        size: int | None = None,
+    ) -> None:
         self._columns = columns
         self._module = module
         self._layout = layout
+        self._size = size
         self.used: dict[str, torch.Tensor] = {}
         """The columns asked for so far."""
 
@@ -48,6 +56,13 @@ class Batch:
                     "A connector of the learner can add it (learner_connectors)."
                 ) from None
         return self.used[name]
+
+    @property
+    def size(self) -> int:
+        """How many rows there are."""
+        if self._size is None:
+            self._size = len(self[next(iter(self.used or self._columns))])
+        return self._size
 
     def forward(self, module: "Module") -> "Output":
         """What ``module`` says about each row: ``dist_inputs`` ``[B, n]`` and ``value`` ``[B]``.

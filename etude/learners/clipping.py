@@ -8,30 +8,23 @@ import torch
 from etude.learners.flat import FlatParameters
 
 ClipBy: TypeAlias = Literal["global_norm", "norm", "value"]
-"""``global_norm``: scale all gradients together so that their joint L2 norm is at most the limit (Pascanu et al. 2013).
-``norm``: the same for each tensor by itself. ``value``: cap each element."""
+"""``global_norm``: scale all gradients of an optimizer together so that their joint L2 norm is at most the limit
+(Pascanu et al. 2013). ``norm``: the same for each tensor by itself. ``value``: cap each element."""
 
 
-def clip(groups: list[FlatParameters], grads: list[torch.Tensor], limit: float, by: ClipBy) -> torch.Tensor:
-    """Clip gradients in place to ``limit``; gives their joint L2 norm before. ``grads[i]`` is that of ``groups[i]``."""
-    norm = _global_norm(grads)
+def clip(group: FlatParameters, grad: torch.Tensor, limit: float | None, by: ClipBy) -> torch.Tensor:
+    """Clip the flat gradient ``grad`` of ``group`` in place to ``limit``, if any; gives its L2 norm before."""
+    norm: torch.Tensor = torch.linalg.vector_norm(grad)
+    if limit is None:
+        return norm
     if by == "global_norm":
-        scale = _scale(norm, limit)
-        for grad in grads:
-            grad.mul_(scale)
+        grad.mul_(_scale(norm, limit))
     elif by == "value":
-        for grad in grads:
-            grad.clamp_(-limit, limit)
+        grad.clamp_(-limit, limit)
     else:
-        for group, grad in zip(groups, grads, strict=True):
-            for part in group.split(grad):
-                part.mul_(_scale(torch.linalg.vector_norm(part), limit))
+        for part in group.split(grad):
+            part.mul_(_scale(torch.linalg.vector_norm(part), limit))
     return norm
-
-
-def _global_norm(grads: list[torch.Tensor]) -> torch.Tensor:
-    norms: list[torch.Tensor] = [torch.linalg.vector_norm(grad) for grad in grads]
-    return norms[0] if len(norms) == 1 else torch.stack(norms).square().sum().sqrt()
 
 
 def _scale(norm: torch.Tensor, limit: float) -> torch.Tensor:

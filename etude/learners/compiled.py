@@ -9,67 +9,82 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad_and_value
 
-from etude.errors import EtudeError
+from etude.errors import EtudeError, SettingsError
+from etude.learners.adam import Adam
 from etude.learners.batch import Batch
 from etude.learners.clipping import clip
 
 if TYPE_CHECKING:
-    from etude.learners.learner import Figures, Learner, LossFn
-    from etude.modules import Module
+    from etude.learners.module_learner import Figures, LossFn, ModuleLearner
 
 
 class _LossModule(nn.Module):
     """A loss as a module, so that its parameters can be given from outside."""
 
-    def __init__(self, module: "Module", loss: "LossFn") -> None:
+    def __init__(self, learner: "ModuleLearner") -> None:
         super().__init__()
-        self.module = module
-        self.loss = loss
+        self.module = learner.module
+        self.loss: LossFn = learner.loss
+        self.autocast = learner.autocast
 
-    def forward(self, columns: dict[str, torch.Tensor]) -> tuple[torch.Tensor, tuple["Figures", "Figures"]]:
-        loss = self.loss(self.module, Batch(columns, self.module))
-        return loss.total, (loss.parts, loss.logged)
+    def forward(self, columns: dict[str, torch.Tensor]) -> tuple[torch.Tensor, tuple["Figures", ...]]:
+        with self.autocast():
+            loss = self.loss(self.module, Batch(columns, self.module))
+            return loss.total, (loss.parts, loss.logged, loss.kept)
 
 
 class CompiledStep:
     """Steps of a learner, compiled when the first batch shows which columns the loss uses.
 
     Batches of another size than the first (the last of an epoch) are left to the plain step.
+
+    Raises:
+        SettingsError: the learner does what a compiled step can't.
     """
 
-    def __init__(self, learner: "Learner") -> None:
+    def __init__(self, learner: "ModuleLearner") -> None:
         self._learner = learner
-        self._lossed = _LossModule(learner.module, learner.loss)
+        self._optimizers = [_compilable(learner, name) for name in learner.optimizers]
+        self._lossed = _LossModule(learner)
         names = {id(p): name for name, p in self._lossed.named_parameters()}
-        self._groups = [optimizer.parameters for optimizer in learner.optimizers.values()]
+        self._groups = [optimizer.parameters for optimizer in self._optimizers]
         self._names = [[names[id(p)] for p in group.parameters] for group in self._groups]
         self._columns: list[str] | None = None
         self._size = 0
         self._graph = _compiled(self._traced)
 
-    def step(self, batch: Batch) -> tuple["Figures", "Figures"] | None:
-        """One step; None where this batch is to be stepped plainly."""
+    def step(self, batch: Batch) -> tuple["Figures", "Figures", "Figures", bool] | None:
+        """One step: loss parts, what was logged and what was kept, and if all was finite; else nothing has changed.
+
+        None where this batch is to be stepped plainly.
+        """
+        learner = self._learner
         if self._columns is None:
             with torch.no_grad():
-                self._learner.loss(self._learner.module, batch)
+                learner.loss(learner.module, batch)
             self._columns = list(batch.used)
             self._size = len(batch[self._columns[0]])
         if len(batch[self._columns[0]]) != self._size:
             return None
-        rates = torch.tensor([self._learner.lr[name] for name in self._learner.optimizers])
+        rates = torch.tensor([learner.lr[name] for name in learner.optimizers])
         columns = {name: batch[name] for name in self._columns}
         try:
             with torch.no_grad():
-                losses, figures = self._graph(columns, rates.to(self._groups[0].flat.device))
+                losses, figures, kept, is_fine = self._graph(columns, rates.to(self._groups[0].flat.device))
+                fine = bool(is_fine.item())
+                if fine and learner.after_step is not None:
+                    learner.after_step(learner.module)
         except torch._dynamo.exc.FailOnRecompileLimitHit as error:
             raise EtudeError(
                 "compile=True: the loss reads a Python number that keeps changing, and each value is compiled anew. "
                 "Keep it in a tensor (a buffer of the module) or a column of the batch, or train without compile."
             ) from error
-        return losses, figures
+        return losses, figures, kept, fine
 
-    def _traced(self, columns: dict[str, torch.Tensor], rates: torch.Tensor) -> tuple["Figures", "Figures"]:
-        def loss_of(flats: list[torch.Tensor]) -> tuple[torch.Tensor, tuple["Figures", "Figures"]]:
+    def _traced(
+        self, columns: dict[str, torch.Tensor], rates: torch.Tensor
+    ) -> tuple["Figures", "Figures", "Figures", torch.Tensor]:
+        def loss_of(flats: list[torch.Tensor]) -> tuple[torch.Tensor, tuple["Figures", ...]]:
             weights: dict[str, torch.Tensor] = {}
             for group, names, flat in zip(self._groups, self._names, flats, strict=True):
                 weights.update(zip(names, group.split(flat), strict=True))
@@ -77,13 +92,31 @@ class CompiledStep:
             return total, figures
 
         flats = [group.flat.data for group in self._groups]
-        grads, (_, (losses, figures)) = grad_and_value(loss_of, has_aux=True)(flats)
+        grads, (total, (losses, figures, kept)) = grad_and_value(loss_of, has_aux=True)(flats)
         learner, figures = self._learner, dict(figures)
-        if learner.grad_clip is not None:
-            figures["grad_norm"] = clip(self._groups, grads, learner.grad_clip, learner.grad_clip_by)
-        for i, (optimizer, grad) in enumerate(zip(learner.optimizers.values(), grads, strict=True)):
-            optimizer.traced_step(grad, rates[i])
-        return {name: part.detach() for name, part in losses.items()}, figures
+        check = total
+        for name, group, grad in zip(learner.optimizers, self._groups, grads, strict=True):
+            norm = clip(group, grad, learner.limit(name), learner.grad_clip_by)
+            if learner.grad_clip is not None or learner.log_grad_norms:
+                figures["grad_norm" if name == "all" else f"grad_norm/{name}"] = norm
+            check = check + norm
+        is_fine = check.isfinite()
+        for i, (optimizer, grad) in enumerate(zip(self._optimizers, grads, strict=True)):
+            optimizer.traced_step(grad, rates[i], is_fine)
+        return {name: part.detach() for name, part in losses.items()}, figures, kept, is_fine
+
+
+def _compilable(learner: "ModuleLearner", name: str) -> Adam:
+    optimizer = learner.optimizers[name]
+    for is_fine, what in (
+        (isinstance(optimizer, Adam), f"optimizer `{name}` is not Adam"),
+        (learner.accumulate == 1, f"`accumulate` is {learner.accumulate}"),
+        (learner.on_gradients is None, "on_gradients() is defined"),
+    ):
+        if not is_fine:
+            raise SettingsError(f"`compile` is True, but {what}, which can't be compiled into a step: leave one out.")
+    assert isinstance(optimizer, Adam)
+    return optimizer
 
 
 def _compiled(step: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,287 +1,160 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learner: Experience or batches → gradients → new weights."""
+"""Learner: one or many modules, each with its own loss and optimizers."""
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import chain, islice
+from typing import Any, TypeAlias, TypeVar
 
-import numpy as np
-import torch
 from torch import nn
 
-from etude.errors import CheckpointError, EtudeError, ModuleError, SettingsError
+from etude.errors import DataError, EtudeError
 from etude.experience import Experience
 from etude.experience.arrays import Array
-from etude.learners.adam import Adam
-from etude.learners.batch import Batch, MinibatchColumns, Shuffled, as_tensors
-from etude.learners.clipping import ClipBy, clip
-from etude.learners.compiled import CompiledStep
-from etude.learners.flat import FlatParameters
-from etude.learners.loss import Loss
-from etude.learners.schedules import Schedule, value_at
-from etude.learners.sequences import Sequences, sequence_batches
-from etude.modules import Module
+from etude.learners.module_learner import ModuleLearner, Update, mean_of
+from etude.learners.optimizers import MakeOptimizer
+from etude.learners.schedules import Schedule
 
-LossFn = Callable[[Module, Batch], Loss]
-Figures = dict[str, torch.Tensor]
+T = TypeVar("T")
 
-
-class Update(NamedTuple):
-    """What an update brought: means over its gradient steps."""
-
-    losses: dict[str, float]
-    """Each part of the loss."""
-    metrics: dict[str, float]
-    """What the loss logs, and ``grad_norm`` (before clipping) where gradients are clipped."""
+ModulesToTrain: TypeAlias = Collection[str] | Callable[[str, Any], bool]
+"""Ids of modules; or a function ``(module_id, batch) -> bool``, where ``batch`` is what the module is to learn from."""
 
 
 class Learner:
-    """Owns the optimizers of a module and makes its updates.
+    """Trains one or many modules, by a `ModuleLearner` each. They share nothing: what one does never depends on others.
 
     Args:
-        module: What is trained, in place. Its parameters are moved into flat memory, once, here.
-        loss: ``loss(module, batch) -> Loss``.
-        lr: Learning rate, or points of env steps → rate; or one of these for each named optimizer.
-        parameters: The parameters of each named optimizer; None is one, ``"all"``, of all that need a gradient.
-        grad_clip: The limit that gradients are clipped to; None leaves them.
-        grad_clip_by: What the limit is of, see `ClipBy`.
-        compile: Compile the whole step (loss, gradient, clipping, Adam) with ``torch.compile`` when batches are all of
-            one size: several seconds at the first step, then faster. Not for recurrent modules.
-        device: Where batches go; the module must be there already.
-        seed: Of the order of minibatches.
-
-    Raises:
-        EtudeError: a parameter belongs to no optimizer or to two; it is named.
-        SettingsError: ``compile`` is asked for, and the module is recurrent.
+        modules: The learner of each module, by the module's id.
+        modules_to_train: Which of them are trained; None is all. Asked at every update.
     """
 
     def __init__(
-        self,
-        module: Module,
-        loss: LossFn,
-        *,
-        lr: Schedule | Mapping[str, Schedule] = 3e-4,
-        parameters: Mapping[str, Sequence[nn.Parameter]] | None = None,
-        grad_clip: float | None = None,
-        grad_clip_by: ClipBy = "global_norm",
-        compile: bool = False,
-        device: torch.device | str = "cpu",
-        seed: int | np.random.SeedSequence | None = None,
+        self, modules: Mapping[str, ModuleLearner] | None = None, *, modules_to_train: ModulesToTrain | None = None
     ) -> None:
-        if compile and module.recurrent:
-            raise SettingsError(
-                "`compile` is True, but the module is recurrent: its sequences differ in length, and each length would "
-                "be compiled anew. Leave `compile` out."
-            )
-        self.module = module
-        self.loss = loss
-        self.grad_clip = grad_clip
-        self.grad_clip_by: ClipBy = grad_clip_by
-        self.device = device
-        groups = _checked_groups(module, parameters)
-        self.optimizers = {name: Adam(FlatParameters(group)) for name, group in groups.items()}
-        self.schedules: dict[str, Schedule] = (
-            dict(lr) if isinstance(lr, Mapping) else dict.fromkeys(self.optimizers, lr)
-        )
-        if set(self.schedules) != set(self.optimizers):
-            raise EtudeError(f"learning rates for {sorted(self.schedules)}, but optimizers {sorted(self.optimizers)}.")
-        self.lr = {name: value_at(schedule, 0) for name, schedule in self.schedules.items()}
-        self.updates = 0
-        self._rng = np.random.default_rng(seed)
-        self._compiled = CompiledStep(self) if compile else None
+        self.modules = dict(modules or {})
+        self.modules_to_train = modules_to_train
+
+    @property
+    def only(self) -> ModuleLearner:
+        """The learner of the only module.
+
+        Raises:
+            EtudeError: there are several, or none.
+        """
+        if len(self.modules) != 1:
+            raise EtudeError(f"there are the modules {sorted(self.modules)}: say which, as learner.modules[name].")
+        return next(iter(self.modules.values()))
+
+    @property
+    def updates(self) -> int:
+        """Gradient steps over the lifetime, of all modules."""
+        return sum(learner.updates for learner in self.modules.values())
+
+    # -- modules ------------------------------------------------------------------------------------------------
+
+    def add_module(self, module_id: str, learner: ModuleLearner) -> None:
+        """Train a further module from now on.
+
+        Raises:
+            EtudeError: there is one of this id.
+        """
+        if module_id in self.modules:
+            raise EtudeError(f"there is a module {module_id!r} already: remove it first, or choose another id.")
+        self.modules[module_id] = learner
+
+    def remove_module(self, module_id: str) -> ModuleLearner:
+        """Train a module no more. What the others do stays the same, to the last bit.
+
+        Raises:
+            EtudeError: there is none of this id.
+        """
+        self._check([module_id])
+        return self.modules.pop(module_id)
+
+    def register_optimizer(
+        self,
+        module_id: str,
+        name: str,
+        optimizer: MakeOptimizer | None,
+        params: Sequence[nn.Parameter],
+        lr: Schedule,
+    ) -> None:
+        """Give some parameters of a module an optimizer; see `ModuleLearner.register_optimizer`."""
+        self._check([module_id])
+        self.modules[module_id].register_optimizer(name, optimizer, params, lr)
+
+    def _check(self, module_ids: Iterable[str]) -> None:
+        unknown = sorted(set(module_ids) - self.modules.keys())
+        if unknown:
+            raise EtudeError(f"there is no module {', '.join(map(repr, unknown))}: there are {sorted(self.modules)}.")
 
     # -- updates ------------------------------------------------------------------------------------------------
 
     def set_env_steps(self, env_steps: int) -> None:
-        """Set the learning rates to their schedules' values after ``env_steps`` over the lifetime of the run."""
-        self.lr = {name: value_at(schedule, env_steps) for name, schedule in self.schedules.items()}
+        """Set all learning rates to their schedules' values after ``env_steps`` over the lifetime of the run."""
+        for learner in self.modules.values():
+            learner.set_env_steps(env_steps)
 
-    def update(
-        self, exp: Experience, *, minibatch_size: int, epochs: int = 1, shuffle: bool = True, max_seq_len: int = 32
-    ) -> Update:
-        """Update from Experience: minibatches of its steps, lookback left out, each step once an epoch.
-
-        Args:
-            exp: The experience.
-            minibatch_size: Steps in a gradient step. For a recurrent module about so many, in whole sequences.
-            epochs: How many times over.
-            shuffle: In a new random order each epoch; else in order.
-            max_seq_len: For a recurrent module: segments are cut to sequences of at most so many steps, each of which
-                begins in the state that was recorded. Gradients flow no further back.
-        """
-        batches = self._minibatches(exp, minibatch_size, max_seq_len, epochs, shuffle)
-        return self._update_all(batch for batch, _ in batches)
-
-    def measure(
-        self,
-        exp: Experience,
-        figures: Callable[[Module, Batch], Figures],
-        *,
-        chunk_size: int = 8192,
-        max_seq_len: int = 32,
-    ) -> dict[str, float]:
-        """The means of ``figures(module, batch)``, scalars, over the steps of ``exp``, without gradients."""
-        totals: dict[str, float] = {}
-        rows = 0
-        self.module.eval()
-        with torch.no_grad():
-            for batch, size in self._minibatches(exp, chunk_size, max_seq_len, 1, False):
-                rows += size
-                for name, value in figures(self.module, batch).items():
-                    totals[name] = totals.get(name, 0.0) + size * float(value)
-        return {name: total / rows for name, total in totals.items()}
-
-    def _minibatches(
-        self, exp: Experience, size: int, max_seq_len: int, epochs: int, shuffle: bool
-    ) -> Iterator[tuple[Batch, int]]:
-        """Batches of about ``size`` steps, and how many exactly."""
-        columns = exp.to(self.device).steps
-        if self.module.recurrent:
-            sequences = Sequences.of(exp, max_seq_len)
-            for _ in range(epochs):
-                order = sequences.shuffled(self._rng) if shuffle else sequences
-                yield from sequence_batches(columns, order, size, self.module, self.device)
-            return
-        rows = np.flatnonzero(exp.trained())
-        for _ in range(epochs):
-            rows_in_order = self._rng.permutation(rows) if shuffle else rows
-            epoch = Shuffled(columns, torch.from_numpy(rows_in_order).to(self.device), size)
-            for i, start in enumerate(range(0, len(rows), size)):
-                yield Batch(MinibatchColumns(epoch, i), self.module), min(size, len(rows) - start)
-
-    def update_from(self, batches: Iterable[Mapping[str, Array]]) -> Update:
-        """Update once from each batch of columns ``[B, ...]``.
+    def chosen(self, parts: Mapping[str, T]) -> dict[str, T]:
+        """What is to be trained on of ``parts``, by module.
 
         Raises:
-            ModuleError: the module is recurrent, and such batches have no order in time.
+            DataError: a part is of no module here.
+            EtudeError: ``modules_to_train`` names one that is not here.
         """
-        if self.module.recurrent:
-            raise ModuleError(
-                f"{type(self.module.net).__name__} is recurrent, and can't learn from batches of single steps, which "
-                "have no order in time. Take a network without a memory here, or learn from Experience (as PPO does)."
+        if not parts.keys() <= self.modules.keys():
+            raise DataError(
+                f"the batch is of the modules {sorted(parts)}, but the learner has {sorted(self.modules)}: let "
+                "`module_of` name these, or add the others."
             )
-        return self._update_all(Batch(as_tensors(columns, self.device), self.module) for columns in batches)
+        which = self.modules_to_train
+        if which is None:
+            return dict(parts)
+        if callable(which):
+            return {module_id: part for module_id, part in parts.items() if which(module_id, part)}
+        self._check(which)
+        return {module_id: part for module_id, part in parts.items() if module_id in which}
 
-    def _update_all(self, batches: Iterable[Batch]) -> Update:
-        losses: list[Figures] = []
-        metrics: list[Figures] = []
-        self.module.train()
-        with seeded(int(self._rng.integers(2**63)), self.device):  # dropout and the like, too
-            for batch in batches:
-                parts, figures = self._step(batch)
-                losses.append(parts)
-                metrics.append(figures)
-        update = Update(_means(losses), _means(metrics))
-        for name, mean in update.losses.items():
-            if not math.isfinite(mean):
-                raise EtudeError(
-                    f"the loss part `{name}` became {mean} within {len(losses)} gradient steps, as did the weights. "
-                    "Lower `lr` or `grad_clip`, look at the scale of observations and rewards (normalize_obs helps), "
-                    "and go on from the last checkpoint."
-                )
-        return update
+    def update(self, parts: Mapping[str, Experience], **how: Any) -> dict[str, Update]:
+        """Update each module from its Experience; ``how`` is as for `ModuleLearner.update`.
 
-    def _step(self, batch: Batch) -> tuple[Figures, Figures]:
-        """One gradient step; gives the loss parts and other figures, without their gradients."""
-        self.updates += 1
-        if self._compiled is not None and (done := self._compiled.step(batch)) is not None:
-            return done
-        for optimizer in self.optimizers.values():
-            optimizer.parameters.attach_grads()
-        loss = self.loss(self.module, batch)
-        loss.total.backward()  # type: ignore[no-untyped-call]
-        groups = [optimizer.parameters for optimizer in self.optimizers.values()]
-        figures = dict(loss.logged)
-        if self.grad_clip is not None:
-            grads = [group.grad for group in groups]
-            figures["grad_norm"] = clip(groups, grads, self.grad_clip, self.grad_clip_by)
-        for name, optimizer in self.optimizers.items():
-            optimizer.step(self.lr[name])
-        return {name: part.detach() for name, part in loss.parts.items()}, figures
+        Raises:
+            DataError: see `chosen`.
+        """
+        return {name: self.modules[name].update(exp, **how) for name, exp in self.chosen(parts).items()}
+
+    def update_from(
+        self, batches: Iterable[Mapping[str, Array] | Mapping[str, Mapping[str, Array]]], num_iters: int | None = None
+    ) -> dict[str, Update]:
+        """Update once from each batch: columns ``[B, ...]`` by module; or plain columns, where there is one module.
+
+        Args:
+            batches: Endless or not.
+            num_iters: At most so many; None is all of them.
+
+        Raises:
+            DataError: see `chosen`.
+            ModuleError: a module is recurrent, and such batches have no order in time.
+        """
+        given = iter(batches) if num_iters is None else islice(batches, num_iters)
+        updates: dict[str, list[Update]] = {}
+        for batch in given:
+            if not all(isinstance(part, Mapping) for part in batch.values()):
+                plain: Iterable[Any] = chain([batch], given)
+                return {name: self.modules[name].update_from(plain) for name in self.chosen({self.only.name: batch})}
+            parts: Mapping[str, Any] = batch
+            for name, columns in self.chosen(parts).items():
+                updates.setdefault(name, []).append(self.modules[name].update_from([columns]))
+        return {name: mean_of(several) for name, several in updates.items()}
 
     # -- state --------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, optimizers, count of updates and the random stream: plain data, tensors and arrays."""
-        return {
-            "module": {name: value.detach().clone() for name, value in self.module.state_dict().items()},
-            "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
-            "updates": self.updates,
-            "rng": self._rng.bit_generator.state,
-        }
+        """Of each module; see `ModuleLearner.state_dict`."""
+        return {module_id: learner.state_dict() for module_id, learner in self.modules.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict`.
-
-        Raises:
-            CheckpointError: the weights are those of another module; the first that differs is named.
-        """
-        load_weights(self.module, state["module"])
-        for name, optimizer in self.optimizers.items():
-            optimizer.load_state_dict(state["optimizers"][name])
-        self.updates = int(state["updates"])
-        self._rng.bit_generator.state = state["rng"]
-
-
-def _means(rows: list[Figures]) -> dict[str, float]:
-    """The mean of each figure over the gradient steps that have it; moved to the host once."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    if not names:
-        return {}
-    means = [torch.stack([row[name] for row in rows if name in row]).to(torch.float64).mean() for name in names]
-    return dict(zip(names, torch.stack(means).tolist(), strict=True))
-
-
-@contextmanager
-def seeded(seed: int, device: torch.device | str) -> Iterator[None]:
-    """Torch draws from ``seed`` within a ``with`` block, on the CPU and on ``device``, and as before after it."""
-    devices = [torch.device(device)] if torch.device(device).type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.default_generator.manual_seed(seed)
-        if devices:
-            torch.cuda.manual_seed(seed)
-        yield
-
-
-def load_weights(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
-    """Copy weights into a module, in place.
-
-    Raises:
-        CheckpointError: a weight is missing, unknown or of another shape.
-    """
-    own = module.state_dict()
-    for name in sorted(own.keys() | weights.keys()):
-        if name not in weights or name not in own:
-            where = "the checkpoint" if name not in weights else "the module"
-            raise CheckpointError(f"{where} has no weight `{name}`: the checkpoint is of another module.")
-        if own[name].shape != weights[name].shape:
-            raise CheckpointError(
-                f"weight `{name}` has shape {tuple(weights[name].shape)} in the checkpoint, but "
-                f"{tuple(own[name].shape)} in the module: the checkpoint is of another module."
-            )
-    with torch.no_grad():
-        for name, value in own.items():
-            value.copy_(weights[name])
-
-
-def _checked_groups(
-    module: nn.Module, parameters: Mapping[str, Sequence[nn.Parameter]] | None
-) -> dict[str, list[nn.Parameter]]:
-    needed = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
-    if not needed:
-        raise EtudeError("the module has no parameter to train.")
-    if parameters is None:
-        return {"all": [p for p in module.parameters() if p.requires_grad]}
-    owner: dict[int, str] = {}
-    for group, members in parameters.items():
-        if not members:
-            raise EtudeError(f"optimizer `{group}` has no parameters: give it some, or leave it out.")
-        for p in members:
-            if id(p) in owner:
-                raise EtudeError(f"parameter `{needed.get(id(p), '?')}` has two optimizers: {owner[id(p)]}, {group}.")
-            owner[id(p)] = group
-    for key, name in needed.items():
-        if key not in owner:
-            raise EtudeError(f"parameter `{name}` has no optimizer: give it one, or set requires_grad to False.")
-    return {group: list(members) for group, members in parameters.items()}
+        """Go on from `state_dict`."""
+        self._check(state)
+        for module_id, own in state.items():
+            self.modules[module_id].load_state_dict(own)

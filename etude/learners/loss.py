@@ -18,10 +18,16 @@ class Loss:
             raise ValueError("a Loss needs at least one part, such as Loss(policy=...).")
         self.parts = parts
         self.logged: dict[str, torch.Tensor] = {}
+        self.kept: dict[str, torch.Tensor] = {}
 
     def log(self, **figures: torch.Tensor) -> "Loss":
         """Scalar tensors to be logged beside the parts, without a say in the gradient."""
         self.logged.update({name: figure.detach() for name, figure in figures.items()})
+        return self
+
+    def keep(self, **rows: torch.Tensor) -> "Loss":
+        """Tensors ``[B, ...]``, a result for each row, for whoever made the batch (`ModuleLearner.kept`)."""
+        self.kept.update({name: row.detach() for name, row in rows.items()})
         return self
 
     @property

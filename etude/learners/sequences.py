@@ -2,15 +2,16 @@
 """Minibatches of whole sequences, for recurrent modules."""
 
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
+from etude import columns as col
 from etude.experience import Experience
 from etude.experience.arrays import Index, ranges
 from etude.learners.batch import Batch, MinibatchColumns, Shuffled
+from etude.learners.splits import SequenceRule, Split
 
 if TYPE_CHECKING:
     from etude.modules import Module, Output
@@ -23,31 +24,68 @@ class Sequences(NamedTuple):
     """int64 ``[num]``: the first row of each."""
     lengths: Index
     """int64 ``[num]``: how many rows, at least 1."""
+    before: Index
+    """int64 ``[num]``: how many rows before these are its burn-in."""
 
     @classmethod
-    def of(cls, exp: Experience, max_len: int) -> "Sequences":
-        """The steps of ``exp`` in sequences of at most ``max_len``, from the first of each segment on.
+    def of(cls, exp: Experience, rule: SequenceRule) -> "Sequences":
+        """The steps of ``exp`` in sequences of at most ``rule.max_len``, from the first of each segment on.
 
-        Lookback is left out: the state in which the first step after it was seen is known.
+        Lookback is left out, but for burn-in: the state in which the first step after it was seen is known.
         """
         begin = exp.offsets[:-1] + exp.segments.lookback
         total = exp.offsets[1:] - begin
-        pieces = -(-total // max_len)
+        pieces = -(-total // rule.max_len)
         nth = ranges(np.zeros(len(pieces), np.int64), pieces)
-        starts = np.repeat(begin, pieces) + nth * max_len
-        return cls(starts, np.minimum(max_len, np.repeat(begin + total, pieces) - starts))
+        starts = np.repeat(begin, pieces) + nth * rule.max_len
+        lengths = np.minimum(rule.max_len, np.repeat(begin + total, pieces) - starts)
+        return cls(starts, lengths, np.minimum(rule.burn_in, starts - np.repeat(exp.offsets[:-1], pieces)))
 
     def shuffled(self, rng: np.random.Generator) -> "Sequences":
         """The same in a random order."""
-        order = rng.permutation(len(self.starts))
-        return Sequences(self.starts[order], self.lengths[order])
+        return self.take(rng.permutation(len(self.starts)))
+
+    def take(self, which: Index) -> "Sequences":
+        """Some of them."""
+        return Sequences(self.starts[which], self.lengths[which], self.before[which])
+
+
+class BurnIn(NamedTuple):
+    """What sequences of a minibatch are walked through first."""
+
+    lengths: Index
+    """int64 ``[num]``."""
+    obs: dict[str, torch.Tensor]
+    """Columns ``obs...`` ``[sum of lengths, ...]``."""
+
+    def walk(self, module: "Module", state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The states after it, given those before it, without gradients; sequences of one length go together."""
+        state = {name: column.clone() for name, column in state.items()}
+        first = np.cumsum(self.lengths) - self.lengths
+        for length in np.unique(self.lengths[self.lengths > 0]).tolist():
+            which = np.flatnonzero(self.lengths == length)
+            rows = torch.from_numpy((first[which, None] + np.arange(length)).reshape(-1))
+            own = torch.from_numpy(which)
+            with torch.no_grad():
+                obs = {n: c[rows.to(c.device)].reshape(len(which), length, *c.shape[1:]) for n, c in self.obs.items()}
+                after = module(module.obs_from(obs), {n: c[own.to(c.device)] for n, c in state.items()}).state
+                for name, column in state.items():
+                    column[own.to(column.device)] = after[name].to(column.dtype)
+        return state
 
 
 class Layout:
     """How the rows of a minibatch lie in sequences, and the states that these begin with."""
 
-    def __init__(self, lengths: Index, state: dict[str, torch.Tensor], device: torch.device | str) -> None:
+    def __init__(
+        self,
+        lengths: Index,
+        state: dict[str, torch.Tensor],
+        device: torch.device | str,
+        burn_in: BurnIn | None = None,
+    ) -> None:
         self._state = state
+        self._burn_in = burn_in
         steps = np.arange(int(lengths.max()))
         first = np.cumsum(lengths) - lengths
         # behind a sequence's end its last row is repeated: always a value that the net can take
@@ -69,31 +107,57 @@ class Layout:
             rows = output.reshape(-1, *output.shape[2:])
             return rows if self._valid is None else rows.index_select(0, self._valid)
 
-        out = module(module.obs_from({name: padded(column) for name, column in obs.items()}), self._state)
+        state = self._state if self._burn_in is None else self._burn_in.walk(module, self._state)
+        out = module(module.obs_from({name: padded(column) for name, column in obs.items()}), state)
         out.dist_inputs = None if out.dist_inputs is None else flat(out.dist_inputs)
         out.value = None if out.value is None else flat(out.value)
         return out  # type: ignore[no-any-return]
 
 
 def sequence_batches(
-    columns: Mapping[str, torch.Tensor], sequences: Sequences, size: int, module: "Module", device: torch.device | str
-) -> Iterator[tuple[Batch, int]]:
-    """Batches of about ``size`` steps, of whole sequences in the order given; and how many steps exactly.
+    columns: Mapping[str, torch.Tensor],
+    sequences: Sequences,
+    split: Split,
+    rule: SequenceRule,
+    module: "Module",
+    device: torch.device | str,
+) -> Iterator[Batch]:
+    """Batches of whole sequences in the order given.
 
-    A sequence goes into the batch that its first step would be in, were batches of ``size`` steps each.
+    Where `Split` has a size, they have about so many steps: a sequence goes into the batch that its first step would be
+    in, were batches of that size each. Where it has a count, batches have equally many sequences.
 
     Raises:
         DataError: the columns do not hold the module's state.
     """
-    starts, lengths = sequences
-    if not len(starts):
+    if not len(sequences.starts):
         return
-    batch_of = (np.cumsum(lengths) - lengths) // size
-    bounds = np.concatenate([[0], np.flatnonzero(np.diff(batch_of)) + 1, [len(starts)]])
-    steps = np.add.reduceat(lengths, bounds[:-1])
-    epoch = Shuffled(columns, torch.from_numpy(ranges(starts, lengths)).to(device), steps.tolist())
-    states = Shuffled(columns, torch.from_numpy(starts).to(device), np.diff(bounds).tolist())
-    for i, (first, last) in enumerate(pairwise(bounds)):
+    if split.count is not None:
+        counts = split.sizes(len(sequences.starts))
+        sequences = sequences.take(split.filled(np.arange(len(sequences.starts))))
+    else:
+        assert split.size is not None
+        batch_of = (np.cumsum(sequences.lengths) - sequences.lengths) // split.size
+        counts = np.unique(batch_of, return_counts=True)[1].tolist()
+    starts, lengths, before = sequences
+    bounds = np.cumsum([0, *counts])
+    steps = np.add.reduceat(lengths, bounds[:-1]).tolist()
+    epoch = _in_order(columns, ranges(starts, lengths), steps, device)
+    states = _in_order(columns, starts - before, counts, device)
+    burn_in = _in_order(columns, ranges(starts - before, before), np.add.reduceat(before, bounds[:-1]).tolist(), device)
+    for i, size in enumerate(steps):
+        own = slice(bounds[i], bounds[i + 1])
         state = module.state_from(MinibatchColumns(states, i))
-        layout = Layout(lengths[first:last], state, device)
-        yield Batch(MinibatchColumns(epoch, i), module, layout), int(steps[i])
+        if rule.start == "zeros":
+            state = {name: torch.zeros_like(column) for name, column in state.items()}
+        walked = None
+        if before[own].any():
+            obs = MinibatchColumns(burn_in, i)
+            walked = BurnIn(before[own], {name: obs[name] for name in col.under(columns, col.OBS)})
+        yield Batch(MinibatchColumns(epoch, i), module, Layout(lengths[own], state, device, walked), size)
+
+
+def _in_order(
+    columns: Mapping[str, torch.Tensor], rows: Index, sizes: list[int], device: torch.device | str
+) -> Shuffled:
+    return Shuffled(columns, torch.from_numpy(rows).to(device), sizes)

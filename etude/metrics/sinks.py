@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where metrics go: JSON lines and TensorBoard; and the way back from JSON lines.
 
-Both sinks take one (nested) mapping of numbers at a time. Neither TensorFlow nor torch is imported.
+All sinks take one (nested) mapping of numbers at a time. Neither TensorFlow nor torch is imported.
 """
 
 import json
@@ -37,7 +37,7 @@ class JSONLines:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        with _named_errors(f"metrics to {self.path}"):
+        with named_errors(f"metrics to {self.path}"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             _mend_tail(self.path)
             self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
@@ -45,7 +45,7 @@ class JSONLines:
     def write(self, metrics: Mapping[str, Any]) -> None:
         """Append one line and hand it to the system at once: if the process dies, the line is there."""
         line = _to_json(metrics).encode() + b"\n"
-        with _named_errors(f"metrics to {self.path}"):
+        with named_errors(f"metrics to {self.path}"):
             self._file.write(line)
 
     def close(self) -> None:
@@ -85,7 +85,7 @@ def cut_jsonl(path: str | os.PathLike[str], iteration: int) -> None:
         DataError: the file can't be read or replaced.
     """
     path = Path(path)
-    with _named_errors(f"metrics to {path}"):
+    with named_errors(f"metrics to {path}"):
         if not path.exists():
             return
         lines = path.read_bytes().splitlines(keepends=True)
@@ -100,7 +100,8 @@ def _is_after(line: bytes, iteration: int) -> bool:
 
 
 @contextmanager
-def _named_errors(what: str) -> Iterator[None]:
+def named_errors(what: str) -> Iterator[None]:
+    """Let a `DataError` say what couldn't be written where the system refuses."""
     try:
         yield
     except OSError as error:
@@ -152,7 +153,7 @@ class TensorBoard:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         folder = Path(folder)
-        with _named_errors(f"TensorBoard events to {folder}"):
+        with named_errors(f"TensorBoard events to {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
         stamp = f"{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}"
         self.path = folder / f"events.out.tfevents.{stamp}"
@@ -170,7 +171,7 @@ class TensorBoard:
         Raises:
             DataError: an earlier write failed, on a full disk for instance.
         """
-        self._put(step, dict(_scalars(metrics, "")))
+        self._put(step, dict(scalars(metrics)))
 
     def video(self, tag: str, gif: str | os.PathLike[str], step: int) -> None:
         """Record a clip at ``step`` (as for `write`), which TensorBoard shows among the images.
@@ -230,10 +231,11 @@ _Event: TypeAlias = tuple[float, int, Mapping[str, _Value]]
 """Wall time in seconds, step, values by tag."""
 
 
-def _scalars(metrics: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float | bytes]]:
+def scalars(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """The numbers of a nested mapping, with names such as ``losses/policy``; all else is left out."""
     for name, value in metrics.items():
         if isinstance(value, Mapping):
-            yield from _scalars(value, f"{prefix}{name}/")
+            yield from scalars(value, f"{prefix}{name}/")
         elif not isinstance(value, str | bytes) and hasattr(value, "__float__") and getattr(value, "ndim", 0) == 0:
             yield f"{prefix}{name}", float(value)
 

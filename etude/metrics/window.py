@@ -29,6 +29,10 @@ class Window:
         """Take in one value or an array of them, in their order."""
         self.values = np.append(self.values, np.asarray(values, np.float64))[-self.size :]
 
+    def merge(self, later: "Window") -> None:
+        """Take in the values of another window of this size, as if they had come after these."""
+        self.values = np.append(self.values, later.values)[-self.size :]
+
     def __len__(self) -> int:
         return len(self.values)
 
@@ -76,6 +80,15 @@ class Ema(Window):
         self._sum = self._sum * left ** len(new) + float(weights @ new)
         self._weight = self._weight * left ** len(new) + float(weights.sum())
 
+    def merge(self, later: Window) -> None:
+        """Take in another moving average of this size, as if its values had come after these."""
+        assert isinstance(later, Ema)
+        super().merge(later)
+        # n values weigh 1 + left + ... + left^(n-1) = (1 - left^n) / (1 - left), which gives left^n
+        faded = 1 - later._weight * 2 / (self.size + 1)
+        self._sum = self._sum * faded + later._sum
+        self._weight = self._weight * faded + later._weight
+
     @property
     def mean(self) -> float:
         """The average; NaN while there is no value."""
@@ -94,3 +107,55 @@ class Ema(Window):
             return
         super().load_state_dict(state)
         self._sum, self._weight = state["sum"], state["weight"]
+
+
+class Tally:
+    """How many values there were, their sum, and the least and the greatest of them.
+
+    ``mean``, ``min`` and ``max`` are NaN while there is no value.
+    """
+
+    def __init__(self) -> None:
+        self._count, self.sum, self._min, self._max = 0, 0.0, math.inf, -math.inf
+
+    def add(self, values: ArrayLike) -> None:
+        """Take in one value or an array of them."""
+        new = np.asarray(values, np.float64)
+        if new.size:
+            self._extend(new.size, float(new.sum()), float(new.min()), float(new.max()))
+
+    def merge(self, other: "Tally") -> None:
+        """Take in the values of another tally."""
+        self._extend(other._count, other.sum, other._min, other._max)
+
+    def _extend(self, count: int, total: float, least: float, greatest: float) -> None:
+        self._count += count
+        self.sum += total
+        self._min = float(np.minimum(self._min, least))  # unlike min(), these hand NaN on
+        self._max = float(np.maximum(self._max, greatest))
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def mean(self) -> float:
+        """The mean of the values."""
+        return self.sum / self._count if self._count else math.nan
+
+    @property
+    def min(self) -> float:
+        """The least of the values."""
+        return self._min if self._count else math.nan
+
+    @property
+    def max(self) -> float:
+        """The greatest of the values."""
+        return self._max if self._count else math.nan
+
+    def state_dict(self) -> dict[str, Any]:
+        """The four numbers, for a checkpoint."""
+        return {"count": self._count, "sum": self.sum, "min": self._min, "max": self._max}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state_dict`."""
+        self._count, self.sum, self._min, self._max = state["count"], state["sum"], state["min"], state["max"]

@@ -74,6 +74,17 @@ class Module(nn.Module):
         """Whether the net carries a state from step to step."""
         return bool(self._state)
 
+    @property
+    def own_loss(self) -> Callable[["Module", Any], Any] | None:
+        """The loss that the net brings along as ``own_loss(batch)``, in place of the algorithm's; None: it does not."""
+        own = getattr(self.net, "own_loss", None)
+        return (lambda module, batch: own(batch)) if callable(own) else None
+
+    def own_learner_connectors(self) -> list[Any]:
+        """What the net with an `own_loss` says its batches must hold, as ``learner_connectors()``; none by default."""
+        make = getattr(self.net, "learner_connectors", None)
+        return list(make()) if callable(make) else []
+
     def initial_state(self) -> Columns:
         """What one row begins an episode with: zeros, float32, by name; {} where the module is not recurrent."""
         return {name: np.zeros(shape, np.float32) for name, shape in self._state.items()}

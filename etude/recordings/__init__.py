@@ -3,7 +3,8 @@
 
 from etude.recordings.batches import sample_batches
 from etude.recordings.recording import Recording
+from etude.recordings.segment_batches import sample_segments
 from etude.recordings.validate import Problem, Report, validate
 from etude.recordings.writer import RecordingWriter
 
-__all__ = ["Problem", "Recording", "RecordingWriter", "Report", "sample_batches", "validate"]
+__all__ = ["Problem", "Recording", "RecordingWriter", "Report", "sample_batches", "sample_segments", "validate"]

@@ -6,7 +6,7 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,8 @@ from etude import columns as col
 from etude.columns import Columns
 from etude.errors import DataError
 from etude.experience import Experience
+
+T = TypeVar("T", Columns, Experience)
 
 DERIVED: Final = (col.NEXT_OBS, col.TERMINATED, col.TRUNCATED)
 """Columns that batches can have beside those on the disk."""
@@ -92,10 +94,10 @@ def sample_batches(
     return batches_of(source, batch_size, seed=seed, epochs=epochs, start=start)
 
 
-class Source(NamedTuple):
+class Source(NamedTuple, Generic[T]):
     """Where batches come from: groups of rows that are loaded one at a time."""
 
-    load: Callable[[int], Columns]
+    load: Callable[[int], T]
     """The rows of a group."""
     num_groups: int
     """How many groups."""
@@ -106,7 +108,7 @@ class Source(NamedTuple):
 
 
 def batches_of(
-    source: Source,
+    source: Source[Columns],
     batch_size: int,
     *,
     shuffle: bool = True,
@@ -117,20 +119,23 @@ def batches_of(
     start: int = 0,
 ) -> Iterator[Columns]:
     """Batches from any source; see `Recording.batches` for the arguments."""
-    for name, value, least in (("batch_size", batch_size, 1), ("buffer_size", buffer_size, 1), ("start", start, 0)):
-        if value < least:
-            raise ValueError(f"{name} must be at least {least}, not {value}.")
-    first, skip = 0, 0
-    if start:
-        first, skip = divmod(start * batch_size, max(1, source.num_trained()))
+    first, skip = checked_start(source, batch_size, buffer_size, start)
     blocks = _epochs(source, batch_size, buffer_size if shuffle else None, seed, first, epochs)
     if prefetch:
         blocks = Prefetched(blocks, prefetch)
     return _rebatched(blocks, batch_size, skip)
 
 
+def checked_start(source: Source[T], batch_size: int, buffer_size: int, start: int) -> tuple[int, int]:
+    """The epoch that batch ``start`` is in, and the steps of that epoch before it."""
+    for name, value, least in (("batch_size", batch_size, 1), ("buffer_size", buffer_size, 1), ("start", start, 0)):
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, not {value}.")
+    return divmod(start * batch_size, max(1, source.num_trained())) if start else (0, 0)
+
+
 def _epochs(
-    source: Source, batch_size: int, buffer_size: int | None, seed: int, first: int, epochs: int | None
+    source: Source[Columns], batch_size: int, buffer_size: int | None, seed: int, first: int, epochs: int | None
 ) -> Iterator[Columns]:
     """Blocks of rows of one epoch after the other, in the order in which they are to be given."""
     whole = None
@@ -154,7 +159,9 @@ def _epochs(
             raise DataError("there are no steps to make batches of.")
 
 
-def _shuffled(source: Source, batch_size: int, buffer_size: int, rng: np.random.Generator) -> Iterator[Columns]:
+def _shuffled(
+    source: Source[Columns], batch_size: int, buffer_size: int, rng: np.random.Generator
+) -> Iterator[Columns]:
     """One epoch through the buffer: filled with groups, emptied to half of its size at random, and so on."""
     parts: list[Columns] = []
     rows, kept = 0, buffer_size // 2

@@ -18,6 +18,7 @@ from etude.recordings.faults import fault_of, lost_files
 from etude.recordings.files import DataFile, find_files, open_file
 from etude.recordings.manifest import Header, Manifest
 from etude.recordings.pieces import continues, copied, gathered, in_order, pieces
+from etude.recordings.segment_batches import cut_segments, segment_batches_of
 from etude.settings import nearest
 from etude.spaces import Space
 
@@ -200,6 +201,31 @@ class Recording:
             prefetch=prefetch,
             start=start,
         )
+
+    def segment_batches(
+        self,
+        batch_size: int,
+        max_len: int,
+        *,
+        columns: Sequence[str] | None = None,
+        buffer_size: int = 65_536,
+        seed: int = 0,
+        epochs: int | None = None,
+        start: int = 0,
+    ) -> Iterator[Experience]:
+        """Batches of exactly ``batch_size`` steps in segments, shuffled, endless by default, in bounded memory.
+
+        As `batches`, for losses that look along time: segments are cut to at most ``max_len`` steps, each of which
+        knows what was observed after it, and come in random order, without lookback. A batch may end inside one, which
+        then goes on in the next batch.
+        """
+        names = self._names(columns)
+
+        def load(k: int) -> Experience:
+            return cut_segments(copied(self._load(k, names, None)), max_len)
+
+        source = Source(load, len(self._groups), self.num_steps, self._num_trained)
+        return segment_batches_of(source, batch_size, buffer_size=buffer_size, seed=seed, epochs=epochs, start=start)
 
     def validate(self) -> "Report":
         """Look at every row and report every problem; see `etude.recordings.validate`."""

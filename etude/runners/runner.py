@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from etude import columns as col
@@ -17,6 +18,7 @@ from etude.errors import EtudeError
 from etude.experience import Experience
 from etude.experience.experience import offsets_of
 from etude.modules import Module
+from etude.modules.weights import load_weights
 from etude.runners.callbacks import CallbackLike, callback_from
 from etude.runners.counting import CountBy, Counter
 from etude.runners.episodes import EpisodeBook, Finished, Key
@@ -68,16 +70,7 @@ class Runner:
         self._rng = np.random.default_rng(draws)
         prefix = f"{ids.generate_state(1, np.uint64)[0]:016x}"
         self._book = EpisodeBook(prefix, arena.env_of, arena.agents)
-        by_id: Mapping[Any, Module] = {None: modules} if isinstance(modules, Module) else modules
-        self.tracks: dict[str | None, Track] = {}
-        for module_id, module in by_id.items():
-            pipeline = connectors.get(module_id) if isinstance(connectors, Mapping) else connectors
-            pipeline = Pipeline([]) if pipeline is None else pipeline
-            self.tracks[module_id] = Track(module, pipeline, module_id, arena.num_slots)
-        self._lookbacks = {
-            module_id: Lookback(track.connectors.context, arena.num_slots) for module_id, track in self.tracks.items()
-        }
-        self._routes = Routes(self.tracks, module_of, arena, self._book)
+        self._cast(modules, connectors, module_of)
         self._counter = Counter(arena, count_steps_by)
         self._parts: list[Part] = []
         """What the arena shows: in the logs, and not yet acted on."""
@@ -103,6 +96,37 @@ class Runner:
         """Steps of envs likewise; as many, where agents have no names."""
         called = [callback_from(callback) for callback in callbacks]
         self._watch = Watch(called, arena, self._book, self.tracks, self._clock) if called else None
+
+    def _cast(
+        self,
+        modules: Module | Mapping[str, Module],
+        connectors: Pipeline | Mapping[str, Pipeline] | None,
+        module_of: ModuleOf | None,
+    ) -> None:
+        by_id: Mapping[Any, Module] = {None: modules} if isinstance(modules, Module) else modules
+        slots = self.arena.num_slots
+        self._seq_nos: dict[str | None, int] = {}
+        """Of the weights that were taken from elsewhere."""
+        self.tracks: dict[str | None, Track] = {}
+        for module_id, module in by_id.items():
+            pipeline = connectors.get(module_id) if isinstance(connectors, Mapping) else connectors
+            pipeline = Pipeline([]) if pipeline is None else pipeline
+            self.tracks[module_id] = Track(module, pipeline, module_id, slots)
+        self._lookbacks = {name: Lookback(track.connectors.context, slots) for name, track in self.tracks.items()}
+        self._routes = Routes(self.tracks, module_of, self.arena, self._book)
+
+    def set_modules(
+        self,
+        modules: Module | Mapping[str, Module],
+        connectors: Pipeline | Mapping[str, Pipeline] | None = None,
+        *,
+        module_of: ModuleOf | None = None,
+    ) -> None:
+        """Let these modules act from now on, as when the runner was made. The running episodes are abandoned."""
+        self._cast(modules, connectors, module_of)
+        if self._watch is not None:
+            self._watch.cast(self.tracks)
+        self.begin_anew()
 
     def _clock(self) -> float:
         """Seconds of collecting until now."""
@@ -426,6 +450,31 @@ class Runner:
         """What the arena counted since this was last asked, such as ``faulty_episodes``."""
         return self.arena.stats() | self._lengths.stats()
 
+    def take_weights(self, weights: Mapping[str, torch.Tensor], seq_no: int, module_id: str | None = None) -> bool:
+        """Take a module's weights from elsewhere, unless they are older than those that were taken before.
+
+        Weights may overtake one another on their way from a learner; a runner never goes back.
+
+        Args:
+            weights: As in the module's ``state_dict()``, on any device; copied.
+            seq_no: The gradient steps that made them.
+            module_id: Of which module; None is the only one.
+
+        Returns:
+            Whether they were taken.
+
+        Raises:
+            EtudeError: there is no such module.
+            CheckpointError: they are weights of another module; those that are here stay.
+        """
+        if module_id not in self.tracks:
+            raise EtudeError(f"there is no module {module_id!r} here, but {list(self.tracks)}.")
+        if seq_no < self._seq_nos.get(module_id, 0):
+            return False
+        load_weights(self.tracks[module_id].module, weights)
+        self._seq_nos[module_id] = seq_no
+        return True
+
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next collection depends on, the modules' weights left out; plain data and arrays."""
         return {
@@ -463,8 +512,7 @@ class Runner:
         if before != now:
             for track, stored in zip(self.tracks.values(), state["tracks"], strict=True):
                 track.connectors.load_state_dict(stored["connectors"])
-                track.connectors.start(now)
-            self._renew()
+            self.begin_anew()
             return f"new episodes: there were {before} slots, and now there are {now}"
         for track, stored in zip(self.tracks.values(), state["tracks"], strict=True):
             track.load_state_dict(stored)
@@ -488,6 +536,12 @@ class Runner:
         else:
             self._parts = self._routes.load_parts(state["parts"], self.arena.recv())
         return how
+
+    def begin_anew(self) -> None:
+        """Abandon the running episodes: the next collection begins new ones, with what the connectors have learned."""
+        for track in self.tracks.values():
+            track.connectors.start(self.arena.num_slots)
+        self._renew()
 
     def _renew(self) -> None:
         """Let new episodes begin in envs that know nothing of the earlier ones' numbers and random streams."""

@@ -48,8 +48,7 @@ class Watch:
         self._calls = {event: [getattr(c, event) for c in callbacks if overrides(c, event)] for event in EVENTS}
         self._arena = arena
         self._book = book
-        self.seats = Seats(arena, tracks)
-        self.modules = {name: track.module for name, track in tracks.items()}
+        self.cast(tracks)
         self.clock = clock
         self._numbers = np.full(arena.num_envs, -1)  # of the episodes that run, followed or not
         self._running: list[RunningEpisode | None] = [None] * arena.num_envs
@@ -57,6 +56,11 @@ class Watch:
         self._new: list[RunningEpisode] = []
         self._moved: list[NDArray[np.int64]] = []  # envs that show something
         self._seconds = {CALLBACKS: 0.0}
+
+    def cast(self, tracks: Mapping[str | None, Track]) -> None:
+        """Follow the agents of these modules."""
+        self.seats = Seats(self._arena, tracks)
+        self.modules = {name: track.module for name, track in tracks.items()}
 
     # -- a turn -------------------------------------------------------------------------------------------------
 

@@ -66,7 +66,7 @@ def test_loss_is_the_papers(value_clip: float | None, entropy_weight: float) -> 
 class Looks(PPO):
     """Keeps what it learned from, and learns nothing."""
 
-    def update(self, learner: Learner, exp: Experience) -> Any:
+    def update(self, learner: ModuleLearner, exp: Experience) -> Any:
         self.seen = exp
         return super().update(learner, exp)
 

@@ -79,5 +79,5 @@ class Mine(etude.PPO):
 
     name = ""
 
-    def after_update(self):
+    def after_update(self, env_steps):
         assert isinstance(self.module, torch.nn.Module)

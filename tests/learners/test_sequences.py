@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from etude.errors import DataError, ModuleError, SettingsError
 from etude.experience import Experience, Segments
-from etude.learners import Batch, Learner, Loss
+from etude.learners import Batch, Loss, ModuleLearner
 from etude.learners.sequences import Sequences
+from etude.learners.splits import SequenceRule
 from etude.modules import Module, NetworkConfig, make_module
 
 OBS = spaces.Dict({"x": spaces.Box(-1, 1, (3,), np.float64), "kind": spaces.Discrete(2, start=5)})
@@ -102,7 +103,7 @@ def test_outputs_are_those_of_each_sequence_alone(kind: str, max_seq_len: int, m
         sizes.append(len(row))
         return loss(module, batch)
 
-    Learner(module, checking, lr=0.0, seed=1).update(exp, minibatch_size=minibatch_size, max_seq_len=max_seq_len)
+    ModuleLearner(module, checking, lr=0.0, seed=1).update(exp, minibatch_size=minibatch_size, max_seq_len=max_seq_len)
     assert not wanted
     assert sum(sizes) == exp.trained().sum()
     # a batch begins within a sequence's length of where it would with single steps
@@ -114,7 +115,7 @@ def test_gradients_are_those_of_a_loop_over_sequences() -> None:
     for kind in ("lstm", "gru"):
         module, other = make(kind), make(kind)
         exp = experience(module)
-        Learner(module, loss, lr=0.01).update(exp, minibatch_size=1000, max_seq_len=4)
+        ModuleLearner(module, loss, lr=0.01).update(exp, minibatch_size=1000, max_seq_len=4)
         parts = [(rows, *unrolled(other, exp, rows)) for rows in cuts(exp, 4)]
         rows = [row for part in parts for row in part[0]]
         logp = torch.log_softmax(torch.cat([part[1] for part in parts]), -1)
@@ -140,7 +141,7 @@ def test_padding_and_lookback_play_no_part() -> None:
     def figures(module: Module, batch: Batch) -> dict[str, torch.Tensor]:
         return {name: part.detach() for name, part in loss(module, batch).parts.items()}
 
-    learner = Learner(module, loss)
+    learner = ModuleLearner(module, loss)
     whole = learner.measure(exp, figures, max_seq_len=4)
     assert learner.measure(spoiled, figures, max_seq_len=4) == whole
     small = learner.measure(exp, figures, max_seq_len=4, chunk_size=1)  # a sequence at a time, so without padding
@@ -152,7 +153,7 @@ def test_measure_is_a_mean_over_all_steps() -> None:
     exp = experience(module)
     rewards = exp.steps["reward"][exp.trained()]
     for chunk_size in (1, 7, 1000):
-        means = Learner(module, loss).measure(
+        means = ModuleLearner(module, loss).measure(
             exp, lambda module, batch: {"reward": batch.reward.mean()}, chunk_size=chunk_size, max_seq_len=4
         )
         assert means["reward"] == pytest.approx(rewards.mean(), rel=1e-5)
@@ -168,7 +169,7 @@ def test_every_step_once_an_epoch_in_whole_sequences(shuffle: bool) -> None:
         seen.extend(batch["row"].tolist())
         return loss(module, batch)
 
-    Learner(module, noting, seed=0).update(exp, minibatch_size=8, epochs=2, max_seq_len=4, shuffle=shuffle)
+    ModuleLearner(module, noting, seed=0).update(exp, minibatch_size=8, epochs=2, max_seq_len=4, shuffle=shuffle)
     in_order = [row for rows in cuts(exp, 4) for row in rows]
     first, second = seen[: len(in_order)], seen[len(in_order) :]
     assert sorted(first) == sorted(second) == in_order
@@ -181,21 +182,95 @@ def test_every_step_once_an_epoch_in_whole_sequences(shuffle: bool) -> None:
 )
 def test_sequences_cover_all_that_is_trained_on(segments: list[tuple[int, int]], max_len: int) -> None:
     exp = experience(make(), [n for n, _ in segments], [lookback for _, lookback in segments])
-    starts, lengths = Sequences.of(exp, max_len)
+    starts, lengths, before = Sequences.of(exp, SequenceRule(max_len))
     found = [range(start, start + n) for start, n in zip(starts.tolist(), lengths.tolist(), strict=True)]
     assert found == cuts(exp, max_len)
+    assert not before.any()
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+@pytest.mark.parametrize("start", ["stored", "zeros"])
+def test_burn_in_walks_to_the_state_that_a_sequence_starts_from(kind: str, start: Any) -> None:
+    module, burn_in, max_len = make(kind), 3, 4
+    exp = experience(module)
+    seen: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def noting(module: Module, batch: Batch) -> Loss:
+        out = batch.forward(module)
+        assert out.value is not None
+        for row, inputs, value in zip(batch["row"].tolist(), out.dist_inputs, out.value, strict=True):
+            seen[row] = (inputs.detach(), value.detach())
+        return Loss(value=out.value.mean() * 0.0)
+
+    learner = ModuleLearner(module, noting, lr=0.0)
+    learner.update(exp, minibatch_size=9, max_seq_len=max_len, burn_in=burn_in, sequence_start=start)
+    segment_of = np.repeat(np.arange(exp.num_segments), exp.lengths)
+    for rows in cuts(exp, max_len):
+        first = max(int(exp.offsets[segment_of[rows.start]]), rows.start - burn_in)
+        longer = exp
+        if start == "zeros":
+            zeros = {name: np.zeros_like(c) for name, c in exp.steps.items() if name.startswith("state_in")}
+            longer = exp.with_steps(**zeros)
+        inputs, values = unrolled(module, longer, range(first, rows.stop))
+        for row in rows:
+            torch.testing.assert_close(seen[row][0], inputs[row - first], rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(seen[row][1], values[row - first], rtol=1e-5, atol=1e-6)
+
+
+def test_no_gradient_flows_into_the_burn_in() -> None:
+    grads = []
+    for detach in (False, True):
+        module = make()
+        exp = experience(module, [8], [4])
+
+        def by_hand(module: Module, batch: Batch, exp: Experience = exp) -> Loss:
+            columns = exp.to("cpu").steps
+            names = list(module.initial_state())
+            state = {name: columns[f"state_in/{name}"][1:2] for name in names}
+            obs = {part: columns[f"obs/{part}"][None] for part in ("x", "kind")}
+            with torch.no_grad():
+                state = module({part: column[:, 1:4] for part, column in obs.items()}, state).state
+            return Loss(value=module({part: column[:, 4:] for part, column in obs.items()}, state).value.sum())
+
+        def of_batch(module: Module, batch: Batch) -> Loss:
+            return Loss(value=batch.forward(module).value.sum())
+
+        learner = ModuleLearner(module, by_hand if detach else of_batch, lr=0.1)
+        learner.update(exp, minibatch_size=8, burn_in=3)
+        grads.append(learner.optimizers["all"].parameters.grad.clone())
+    torch.testing.assert_close(*grads)
+
+
+def test_as_many_minibatches_as_asked_for_of_whole_sequences() -> None:
+    module = make()
+    seen: list[int] = []
+
+    def noting(module: Module, batch: Batch) -> Loss:
+        seen.append(batch.size)
+        return Loss(value=batch.forward(module).value.mean())
+
+    exp = experience(module)
+    ModuleLearner(module, noting, seed=0).update(exp, num_minibatches=3, epochs=2, max_seq_len=4, shuffle=False)
+    lengths = [len(rows) for rows in cuts(exp, 4)]
+    thirds = [sum(part) for part in np.array_split(lengths, 3)]
+    assert seen == thirds * 2
+    seen.clear()
+    ModuleLearner(module, noting, seed=0).update(experience(module, [2, 1], [0, 0]), num_minibatches=3, shuffle=False)
+    assert seen == [2, 1, 2]
 
 
 def test_nothing_to_learn_from() -> None:
     module = make()
-    update = Learner(module, loss).update(experience(module, [], []), minibatch_size=4)
+    update = ModuleLearner(module, loss).update(experience(module, [], []), minibatch_size=4)
     assert update.losses == {}
 
 
 def test_a_seed_gives_the_same_updates() -> None:
     def weights(seed: int) -> torch.Tensor:
         module = make()
-        Learner(module, loss, lr=0.01, seed=seed).update(experience(module), minibatch_size=8, epochs=3, max_seq_len=4)
+        ModuleLearner(module, loss, lr=0.01, seed=seed).update(
+            experience(module), minibatch_size=8, epochs=3, max_seq_len=4
+        )
         return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
 
     torch.testing.assert_close(weights(1), weights(1), rtol=0, atol=0)
@@ -214,14 +289,14 @@ def test_what_recurrent_modules_can_not_do_is_said() -> None:
     module = make()
     exp = experience(module)
     with pytest.raises(SettingsError, match=r"`compile` is True, but the module is recurrent.*Leave `compile` out"):
-        Learner(module, loss, compile=True)
-    learner = Learner(module, loss)
+        ModuleLearner(module, loss, compile=True)
+    learner = ModuleLearner(module, loss)
     with pytest.raises(ModuleError, match="Network is recurrent, and can't learn from batches of single steps"):
         learner.update_from([exp.steps])
     del exp.steps["state_in/c"]
     with pytest.raises(DataError, match=r"its state is not known: there is no column 'state_in/c'"):
         learner.update(exp, minibatch_size=8)
     with pytest.raises(ModuleError, match=r"called with \[B, T, ...\].*call batch.forward\(module\) rather than"):
-        Learner(module, lambda module, batch: Loss(x=module(batch.obs).value.mean())).update(
+        ModuleLearner(module, lambda module, batch: Loss(x=module(batch.obs).value.mean())).update(
             experience(module), minibatch_size=8
         )

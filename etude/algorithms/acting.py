@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ActingAlgorithm: what acts in envs while it learns."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from gymnasium import Env
+from gymnasium.vector import VectorEnv
+
+from etude.algorithms.base import Algorithm
+from etude.algorithms.components import Component
+from etude.algorithms.config import ActingConfig, ModuleLike
+from etude.algorithms.playing import by_student, copied, make_runner, workers_of
+from etude.algorithms.students import Spaces, Student, modules_given, spaces_in
+from etude.envs import Arena, EnvLike, env_name, make_arena
+from etude.errors import CheckpointError, SettingsError
+from etude.experience import Experience
+from etude.learners import load_weights
+from etude.runners import Lengths, ModuleOf, Runner
+
+C = TypeVar("C", bound=ActingConfig)
+
+_TAKEN_APART = "of the runner and the connectors, not all were taken from the checkpoint"
+
+
+class ActingAlgorithm(Algorithm[C]):
+    """Owns envs and a runner, and collects experience. Define `loss` and `training_step`."""
+
+    _arena: Arena | None = None
+    _runner: Runner | None = None
+    _saved_runner: dict[str, Any] | None = None
+    """Where a loaded run stood, until its envs are made."""
+    counts: dict[str, float]
+    """What the arena counted in the latest `collect`, such as ``restarts``."""
+
+    def module_spaces(self) -> dict[str, Spaces]:
+        """The spaces of the config's env, which is made here unless a checkpoint has them."""
+        return self._spaces_there() if self._saved_spaces is None else self._saved_spaces
+
+    def setup(self) -> None:
+        """Make the runner, unless this is loaded from a checkpoint, perhaps only to play."""
+        if self._saved_spaces is None:
+            self.prepare()
+
+    def prepare(self) -> None:
+        """Make the envs and what acts in them, if they are not there yet; a loaded run goes on where it stood."""
+        if self._runner is not None:
+            return
+        try:
+            if self._arena is None:
+                self._fit_to(self._spaces_there())
+            assert self._arena is not None
+            lengths = Lengths(self.config.min_trajectory_length, self.config.max_trajectory_length)
+            self._runner = make_runner(self.config, self._arena, self.students, self._seed, self.callbacks, lengths)
+            self._go_on()
+        except BaseException:
+            self.close()
+            self._arena = self._runner = None
+            raise
+
+    @property
+    def runner(self) -> Runner:
+        """What collects experience; made when it is first asked for."""
+        self.prepare()
+        assert self._runner is not None
+        return self._runner
+
+    def _spaces_there(self) -> dict[str, Spaces]:
+        if self.config.env is None:
+            raise SettingsError(f"{type(self).__name__} needs an env to act in: set `env`, such as env='CartPole-v1'.")
+        self._arena = make_arena(self.config.env, self.config.num_envs, workers_of(self.config))
+        try:
+            return spaces_in(self._arena, list(modules_given(self.config)), self.config.module_of)
+        except BaseException:
+            self.close()
+            raise
+
+    def _fit_to(self, spaces: dict[str, Spaces]) -> None:
+        """Let the connectors of a loaded run fit an env with other spaces, if that was given."""
+        assert self.config.env is not None
+        for name, student in self.students.items():
+            if spaces[name] != self.spaces[name]:
+                self.students[name] = copied(student, spaces[name], env_name(self.config.env))
+        self.spaces = spaces
+
+    def _go_on(self) -> None:
+        """Let the runner go on from where a loaded run stood."""
+        if self._runner is None or self._saved_runner is None:
+            return
+        try:
+            self._resumed = self._runner.load_state_dict(self._saved_runner)
+        except KeyError as error:
+            raise CheckpointError(
+                f"the checkpoint holds no {error} of the running episodes: it was saved by another version of Etude."
+            ) from error
+        self._saved_runner = None
+
+    @property
+    def window(self) -> int:
+        """How many episodes the returns in results are over."""
+        return self.config.window
+
+    # -- a league -----------------------------------------------------------------------------------------------
+
+    def add_module(
+        self,
+        module_id: str,
+        module: ModuleLike | None = None,
+        *,
+        like: str | None = None,
+        module_of: ModuleOf | None = None,
+    ) -> Student:
+        """Let a further module act and learn from the next iteration on. The running episodes are abandoned.
+
+        Args:
+            module_id: Its id.
+            module: Its network, as in the setting `modules`; None: the built-in one.
+            like: A module that it begins as a copy of, connectors included; None: it begins with weights of its own.
+            module_of: Which module acts for an agent from now on; None: the same function as before.
+
+        Raises:
+            SettingsError: the config has no `modules`, or there is one of this id, or none like that.
+        """
+        self._check_league(module_id, is_there=False)
+        if like is not None:
+            self._check_league(like, is_there=True)
+        known = self.spaces if like is None else {**self.spaces, module_id: self.spaces[like]}
+        self._set_league({**modules_given(self.config), module_id: module}, module_of, known)
+        student = self.students[module_id] = self._make_student(module_id, module)
+        if like is not None:
+            load_weights(student.module, self.students[like].module.state_dict())
+            student.connectors.load_state_dict(self.students[like].connectors.state_dict())
+        self.learner.add_module(module_id, student.learner)
+        self._recast()
+        return student
+
+    def remove_module(self, module_id: str, *, module_of: ModuleOf | None = None) -> None:
+        """Let a module act and learn no more. The running episodes are abandoned; the others learn as ever.
+
+        Args:
+            module_id: Its id.
+            module_of: Which module acts for an agent from now on; None: the same function as before.
+
+        Raises:
+            SettingsError: there is none of this id, or no other.
+        """
+        self._check_league(module_id, is_there=True)
+        if len(self.students) == 1:
+            raise SettingsError(f"{module_id!r} is the only module: add another before it is removed.")
+        others = {name: net for name, net in modules_given(self.config).items() if name != module_id}
+        self._set_league(others, module_of, self.spaces)
+        del self.students[module_id]
+        self.learner.remove_module(module_id)
+        self._recast()
+
+    def _check_league(self, module_id: str, *, is_there: bool) -> None:
+        if self.config.modules is None:
+            raise SettingsError("modules can be added and removed where the config names them: set `modules`.")
+        if (module_id in self.students) != is_there:
+            what = "no" if is_there else "already a"
+            raise SettingsError(f"there is {what} module {module_id!r}: there are {list(self.students)}.")
+
+    def _set_league(
+        self, modules: dict[str, ModuleLike | None], module_of: ModuleOf | None, known: Mapping[str, Spaces]
+    ) -> None:
+        self.prepare()
+        assert self._arena is not None
+        config = dataclasses.replace(
+            self.config, modules=modules, module_of=self.config.module_of if module_of is None else module_of
+        )
+        self.spaces = spaces_in(self._arena, list(modules), config.module_of, known)
+        self.config = config
+
+    def _recast(self) -> None:
+        modules = {name: student.module for name, student in self.students.items()}
+        connectors = {name: student.connectors for name, student in self.students.items()}
+        self.runner.set_modules(modules, connectors, module_of=self.config.module_of)
+
+    # -- acting -------------------------------------------------------------------------------------------------
+
+    def collect(self, *, num_steps: int, whole_episodes: bool = False, explore: bool = True) -> dict[str, Experience]:
+        """Act, and give the raw experience of each module that has some; see `Runner.collect_each`.
+
+        The counts of steps, the figures of episodes and the faulty ones among them follow.
+        """
+        with self.timed("sample"):
+            parts = self.runner.collect_each(num_steps=num_steps, whole_episodes=whole_episodes, explore=explore)
+        self.env_steps, self.agent_steps = self.runner.env_steps, self.runner.agent_steps
+        self.take_finished(self.runner.take_finished())
+        self.figures.add_turns(self.runner.times, self.runner.turns)
+        if not any(exp.num_steps for exp in parts.values()) and self.config.min_trajectory_length > 1:
+            raise SettingsError(
+                f"every segment of this iteration was shorter than `min_trajectory_length` "
+                f"({self.config.min_trajectory_length}), so that there is nothing to learn from: lower it, or raise "
+                "`num_steps`, or set `whole_episodes`."
+            )
+        self.counts = self.runner.stats()
+        self.faulty_episodes += int(self.counts.pop("faulty_episodes", 0))
+        return by_student(parts)
+
+    def in_use(self, env: EnvLike) -> bool:
+        """Whether ``env`` is an object that training acts in."""
+        return isinstance(env, Env | VectorEnv)
+
+    def components(self) -> dict[str, Component]:
+        """Also ``runner``: running episodes and random streams. What the connectors know is theirs."""
+        return {**super().components(), "runner": Component(self._runner_state, self._set_runner)}
+
+    def _runner_state(self) -> dict[str, Any]:
+        state = self._saved_runner if self._saved_runner is not None else self.runner.state_dict()
+        return state | {"tracks": [{k: v for k, v in track.items() if k != "connectors"} for track in state["tracks"]]}
+
+    def _set_runner(self, state: Mapping[str, Any]) -> None:
+        self._saved_runner = dict(state)
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from `get_state`. The envs are not made for it: that is for `prepare`, or the next iteration.
+
+        Running episodes go on where the state has both them and the connectors that they were seen through. Where it
+        has only one of these, new ones begin.
+        """
+        super().set_state(state)
+        connectors = [name for name in state if name.startswith("connectors/")]
+        is_whole = "runner" in state and len(connectors) == len(self.students)
+        if "runner" not in state and not connectors:
+            return
+        if self._saved_runner is None:
+            if self._runner is not None:
+                self._runner.begin_anew()
+                self._resumed = f"new episodes: {_TAKEN_APART}"
+            return
+        students = zip(self.students.values(), self._saved_runner["tracks"], strict=True)
+        self._saved_runner["tracks"] = [
+            {**track, "connectors": student.connectors.state_dict()} for student, track in students
+        ]
+        if not is_whole:
+            self._saved_runner["arena"] = {"how": "new episodes", "why": _TAKEN_APART}
+        self._go_on()
+
+    def close(self) -> None:
+        """Close the envs."""
+        if self._arena is not None:
+            self._arena.close()

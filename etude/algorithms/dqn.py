@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DQN: deep Q-learning (Mnih et al. 2015, "Human-level control through deep reinforcement learning")."""
+
+import torch
+from torch.nn import functional as F
+
+from etude.algorithms.config import ModuleLike
+from etude.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
+from etude.columns import WEIGHT
+from etude.errors import ModuleError
+from etude.learners import Batch, Loss, Schedule, Update, check_schedule, value_at
+from etude.modules import Module, NetworkConfig, make_module
+from etude.modules.q_module import QModule, best_of
+from etude.settings import settings
+from etude.spaces import Space
+
+
+@settings
+class DQNConfig(OffPolicyConfig):
+    """Settings of DQN."""
+
+    double: bool = True
+    """Let the net that is trained choose the action whose value the target network says (van Hasselt et al. 2016, "Deep
+    reinforcement learning with double Q-learning"); else the target network does both (Mnih et al. 2015)."""
+
+    dueling: bool = False
+    """Learn the value of a state and the advantages of its actions apart (Wang et al. 2016, "Dueling network
+    architectures"). A network of your own is dueling where it gives a `value`."""
+
+    epsilon: Schedule = ((0, 1.0), (10_000, 0.05))
+    """Probability of a random action, 0 to 1; or points of (env_steps, probability) with straight lines between."""
+
+    target_interval: int = 200
+    """Gradient steps between two updates of the target network, at least 1."""
+
+    tau: float = 1.0
+    """How far the target network then moves towards the one that is trained, above 0, at most 1: 1 makes them equal
+    (Mnih et al. 2015); less, with a `target_interval` of 1, averages (Lillicrap et al. 2016)."""
+
+    lr: Schedule = 1e-3
+    """Learning rate of Adam; or points of (env_steps, rate) with straight lines between."""
+
+    grad_clip: float | None = 10.0
+    """Limit that gradients are clipped to, see `grad_clip_by`; None leaves them as they are. Default: as in
+    Stable-Baselines3 and Wang et al. 2016."""
+
+    batch_size: int = 128
+    """Steps in a gradient step, at least 1."""
+
+    capacity: int = 100_000
+    """Steps that the replay of each module holds, at least `batch_size`: when it is full, the oldest make room."""
+
+    network: NetworkConfig = NetworkConfig(hidden=(128, 128), activation="relu", separate=False)
+    """The shape of the built-in network. With `dueling` and `separate`, values and advantages share no layers."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_schedule("epsilon", self.epsilon)
+        points = self.epsilon if isinstance(self.epsilon, tuple) else ((0, self.epsilon),)
+        self.check(
+            epsilon=(all(value <= 1 for _, value in points), "probabilities from 0 to 1"),
+            target_interval=(self.target_interval >= 1, "at least 1"),
+            tau=(0 < self.tau <= 1, "above 0 and at most 1"),
+        )
+
+
+class DQN(OffPolicyAlgorithm[DQNConfig]):
+    """Deep Q-learning, with double and dueling networks, n-step targets and priorities as settings."""
+
+    name = "dqn"
+
+    def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
+        """A net whose ``dist_inputs`` are the values of the actions, and its target network; see `QModule`."""
+        module = make_module(given, obs_space, action_space, self.config.network, value=self.config.dueling)
+        return module if isinstance(module, QModule) else QModule(module.net, obs_space, action_space)
+
+    def before_collect(self, env_steps: int) -> None:
+        """Sets epsilon to its schedule's value."""
+        for student in self.students.values():
+            _q(student.module).dist.epsilon = value_at(self.config.epsilon, env_steps)
+
+    def loss(self, module: Module, batch: Batch) -> Loss:
+        """Huber's loss of the errors r + discount * max Q_target(next_obs, .) - Q(obs, action).
+
+        Mnih et al. 2015, "Training algorithm": errors clipped to 1 are the gradient of Huber's loss. Where `double` is
+        set, Q chooses the action in place of the maximum.
+        """
+        net = _q(module)
+        with torch.no_grad():
+            by = net.values(batch.next_obs) if self.config.double else None
+            target = batch.reward + batch["discount"] * best_of(net.target_values(batch.next_obs), by)
+        values = net.values_of(net.values(batch.obs), batch.action)
+        if WEIGHT not in batch:
+            return Loss(td=F.smooth_l1_loss(values, target)).log(q=values.mean())
+        losses = F.smooth_l1_loss(values, target, reduction="none")
+        return Loss(td=(batch[WEIGHT] * losses).mean()).log(q=values.mean()).keep(td_error=target - values)
+
+    def after_step(self, module: Module) -> None:
+        """Moves the target network."""
+        learner = next(student.learner for student in self.students.values() if student.module is module)
+        if learner.updates % self.config.target_interval == 0:
+            _q(module).follower.follow(self.config.tau)
+
+    def training_step(self) -> Update:
+        """As for every off-policy algorithm; epsilon is among the metrics."""
+        update = super().training_step()
+        return Update(update.losses, update.metrics | {"epsilon": value_at(self.config.epsilon, self.env_steps)})
+
+
+def _q(module: Module) -> QModule:
+    if not isinstance(module, QModule):
+        raise ModuleError(f"{type(module).__name__} is no QModule: let make_module() give one.")
+    return module

@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""OffPolicyAlgorithm: collect a few steps, remember them, learn from any that are remembered."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+
+from etude import columns as col
+from etude.algorithms.acting import ActingAlgorithm
+from etude.algorithms.base import together
+from etude.algorithms.config import ActingConfig
+from etude.algorithms.students import Spaces, spawned
+from etude.columns import Columns
+from etude.connectors import Pipeline
+from etude.connectors.pipeline import overrides
+from etude.errors import CheckpointError, SettingsError
+from etude.experience import Experience, Segments
+from etude.experience.replay import Priorities, Replay
+from etude.learners import ModuleLearner, Schedule, Update, check_schedule, mean_of, value_at
+from etude.settings import settings
+
+
+@settings
+class OffPolicyConfig(ActingConfig):
+    """What algorithms that learn from a replay can be told."""
+
+    num_envs: int = 1
+    """Copies of the env that step together, at least 1."""
+
+    num_steps: int = 4
+    """Steps collected at once, over all envs; gradient steps follow, as many as `updates_per_step` gives."""
+
+    updates_per_step: float = 1.0
+    """Gradient steps of each module for each env step (the update-to-data ratio), above 0. What is left of one is kept
+    for the next time."""
+
+    iteration_steps: int = 1000
+    """Env steps between two results, at least 1."""
+
+    learning_starts: int = 1000
+    """Env steps that are collected before the first gradient step."""
+
+    batch_size: int = 256
+    """Steps in a gradient step, at least 1."""
+
+    capacity: int = 1_000_000
+    """Steps that the replay of each module holds, at least `batch_size`: when it is full, the oldest make room."""
+
+    n_step: int = 1
+    """Rewards that are summed before a target bootstraps, at least 1."""
+
+    prioritized: bool = False
+    """Draw steps in proportion to their latest errors, and weight them to make up for it (Schaul et al. 2016,
+    "Prioritized experience replay", proportional); else uniformly."""
+
+    priority_alpha: float = 0.6
+    """Exponent of the errors, from 0 on; 0 is uniform. Default: Schaul et al. 2016, table 3."""
+
+    priority_beta: Schedule = ((0, 0.4), (100_000, 1.0))
+    """Exponent of the weights, 0 to 1: 1 makes up for it in full. Default: from 0.4 to 1 as in Schaul et al. 2016."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_schedule("priority_beta", self.priority_beta)
+        self.check(
+            updates_per_step=(self.updates_per_step > 0, "greater than 0"),
+            iteration_steps=(self.iteration_steps >= 1, "at least 1"),
+            learning_starts=(self.learning_starts >= 0, "at least 0"),
+            batch_size=(self.batch_size >= 1, "at least 1"),
+            capacity=(self.capacity >= self.batch_size, f"at least `batch_size` ({self.batch_size})"),
+            n_step=(self.n_step >= 1, "at least 1"),
+            priority_alpha=(self.priority_alpha >= 0, "at least 0"),
+            min_trajectory_length=(self.min_trajectory_length == 1, "1 where steps come a few at a time into a replay"),
+        )
+        if self.network.recurrent is not None:
+            raise SettingsError(
+                f"`network.recurrent` is {self.network.recurrent!r}, but steps are drawn from the replay one by one, "
+                "without what came before: take frame_stack as a connector, or PPO, which learns from sequences."
+            )
+
+
+C = TypeVar("C", bound=OffPolicyConfig)
+
+
+class OffPolicyAlgorithm(ActingAlgorithm[C]):
+    """Learns from steps drawn from a replay, whoever's policy made them. Define `loss`.
+
+    Rounds of `num_steps` collected steps and the gradient steps that these bring make an iteration of `iteration_steps`.
+    What a loss gets are the columns of `Replay.sample`: ``reward``, the sum over ``n_step`` steps; ``next_obs`` after
+    these; ``discount``, the factor of its value, 0 where the episode terminated. Where `prioritized` is set, there is a
+    ``weight`` for each row, and the loss must keep its ``td_error``: ``Loss(...).keep(td_error=...)``.
+
+    The replay holds steps behind the connectors, up to the first that learns, such as `NormalizeObs`. That one and
+    those behind it are applied to each batch, as they are then. The learner's connectors are applied to what is stored.
+    """
+
+    needs_value = False
+
+    stored: ClassVar[tuple[str, ...]] = (col.OBS, col.ACTION, col.REWARD)
+    """The columns that the replay holds, beside those that the learner's connectors add."""
+
+    def setup(self) -> None:
+        """Make the replays, and what `ActingAlgorithm` makes."""
+        config = self.config
+        *_, draws = np.random.SeedSequence(config.seed).spawn(4)  # the first three are used by Algorithm
+        self.replays: dict[str, Replay] = {}
+        """What each module has lived through, by module id."""
+        for name, student in self.students.items():
+            if student.module.recurrent:
+                raise SettingsError(
+                    f"{type(student.module.net).__name__} is recurrent, but {self.name} learns from single steps, "
+                    "which have no order in time: take a network without a memory, or PPO."
+                )
+            self.replays[name] = Replay(
+                config.capacity,
+                n_step=config.n_step,
+                gamma=config.gamma,
+                priorities=self._priorities(),
+                seed=int(spawned(draws, name).generate_state(1, np.uint64)[0] >> 1),
+            )
+        self._split()
+        self._owed = 0.0
+        self._told(0)
+        super().setup()
+
+    def _split(self) -> None:
+        parts = {name: split(student.connectors) for name, student in self.students.items()}
+        self._before = {name: before for name, (before, _) in parts.items()}
+        self._behind = {name: behind for name, (_, behind) in parts.items()}
+
+    def _fit_to(self, spaces: dict[str, Spaces]) -> None:
+        super()._fit_to(spaces)
+        self._split()
+
+    def _priorities(self) -> Priorities | None:
+        config = self.config
+        if not config.prioritized:
+            return None
+        return Priorities(alpha=config.priority_alpha, beta=min(1.0, value_at(config.priority_beta, 0)))
+
+    @property
+    def replay(self) -> Replay:
+        """That of the only module."""
+        return self.replays[next(name for name, student in self.students.items() if student is self.student)]
+
+    def before_collect(self, env_steps: int) -> None:
+        """Called before steps are collected: for what changes how the modules explore.
+
+        Args:
+            env_steps: Sampled over the lifetime until now.
+        """
+
+    def _told(self, env_steps: int) -> None:
+        """Let everything that follows a schedule be as it is to be after ``env_steps``."""
+        for replay in self.replays.values():
+            if replay.priorities is not None:
+                replay.beta = min(1.0, value_at(self.config.priority_beta, env_steps))
+        self.before_collect(env_steps)
+
+    # -- an iteration -------------------------------------------------------------------------------------------
+
+    def training_step(self) -> Update:
+        """Rounds of collecting and learning: one iteration."""
+        end = self.env_steps + self.config.iteration_steps
+        done: dict[str, list[Update]] = {}
+        counts: Counter[str] = Counter()
+        self.before_update(self.env_steps)
+        while self.env_steps < end:
+            before = self.env_steps
+            self._told(before)
+            self.store(self.collect(num_steps=self.config.num_steps))
+            counts.update(self.counts)
+            learned_from = max(0, self.env_steps - max(before, self.config.learning_starts))
+            self._owed += self.config.updates_per_step * learned_from
+            num, self._owed = int(self._owed), self._owed % 1.0
+            if num:
+                with self.timed("update"):
+                    for name, update in self.learn(num).items():
+                        done.setdefault(name, []).append(update)
+        updates = {name: mean_of(several) for name, several in done.items()}
+        several = len(self.students) > 1
+        sizes = {name: {"replay_steps": float(replay.num_steps)} for name, replay in self.replays.items()}
+        return Update(
+            together({name: update.losses for name, update in updates.items()}, several=several),
+            together({name: update.metrics for name, update in updates.items()}, several=several)
+            | together(sizes, several=several)
+            | dict(counts),
+        )
+
+    def store(self, parts: dict[str, Experience]) -> None:
+        """Put what modules have lived through into their replays, and let their connectors learn from it."""
+        with self.timed("store"):
+            for name, exp in parts.items():
+                student = self.students[name]
+                seen = self._before[name].offline(exp)
+                added = student.to_learner.offline(seen, student.module)
+                self.replays[name].add(self._kept(exp, added))
+                student.connectors.update(exp)
+                student.to_learner.update(seen)
+
+    def _kept(self, exp: Experience, added: Experience) -> Experience:
+        kept = {
+            name: column
+            for name, column in added.steps.items()
+            if name not in exp.steps or name.partition(col.SEPARATOR)[0] in self.stored
+        }
+        return Experience(kept, added.offsets, added.segments, added.final_obs)
+
+    def learn(self, num_updates: int) -> dict[str, Update]:
+        """Make gradient steps of each module that is trained and has a batch to draw."""
+        updates = {}
+        for name, replay in self.learner.chosen(self.replays).items():
+            if replay.can_sample(self.config.batch_size):
+                student = self.students[name]
+                updates[name] = student.learner.update_from(self._batches(name, student.learner, num_updates))
+        return updates
+
+    def _batches(self, name: str, learner: ModuleLearner, num: int) -> Iterator[Columns]:
+        replay, behind = self.replays[name], self._behind[name]
+        for _ in range(num):
+            batch = replay.sample(self.config.batch_size)
+            yield seen(behind, batch, self.config.n_step) if behind.connectors else batch
+            if replay.priorities is not None:
+                self._set_priorities(replay, batch["index"], learner)
+
+    def _set_priorities(self, replay: Replay, index: Any, learner: ModuleLearner) -> None:
+        if "td_error" not in learner.kept:
+            raise SettingsError(
+                "`prioritized` is set, but the loss says no errors: let it return Loss(...).keep(td_error=...), a "
+                "number for each row of the batch."
+            )
+        errors = learner.kept["td_error"].abs().float().cpu().numpy()
+        if np.isfinite(errors).all():  # else the step was skipped, and so is this
+            replay.update_priorities(index, errors)
+
+    # -- state --------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Also the replays, with all that they hold."""
+        replays = {name: replay.state_dict() for name, replay in self.replays.items()}
+        return {**super().state_dict(), "replays": replays, "owed": self._owed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state_dict`."""
+        super().load_state_dict(state)
+        if state["replays"].keys() != self.replays.keys():
+            raise CheckpointError(
+                f"the checkpoint has replays of the modules {list(state['replays'])}, but here are {list(self.replays)}."
+            )
+        for name, replay in self.replays.items():
+            replay.load_state_dict(state["replays"][name])
+        self._owed = float(state["owed"])
+        self._told(self.env_steps)
+
+
+def split(connectors: Pipeline) -> tuple[Pipeline, Pipeline]:
+    """The connectors before the first that learns from experience, and that one with those behind it.
+
+    Raises:
+        SettingsError: one of the latter needs earlier steps, which a single one from a replay does not have.
+    """
+    every = connectors.connectors
+    first = next((i for i, connector in enumerate(every) if overrides(connector, "update")), len(every))
+    for connector in every[first:]:
+        if connector.context:
+            raise SettingsError(
+                f"`connectors`: {connector.name} stands behind {every[first].name}, which changes while it learns: so "
+                f"both are applied to single steps from the replay, but {connector.name} needs those before them. Put "
+                "it in front."
+            )
+    return Pipeline(every[:first]), Pipeline(every[first:])
+
+
+def seen(connectors: Pipeline, batch: Columns, n_step: int) -> Columns:
+    """A batch from a replay as the module sees it: each row is taken for a segment of one step.
+
+    Raises:
+        SettingsError: rewards are changed that are sums already.
+    """
+    size = len(batch[col.REWARD])
+    following = col.renamed(batch, col.NEXT_OBS, col.OBS)
+    steps = {name: column for name, column in batch.items() if not col.is_under(name, col.NEXT_OBS)}
+    exp = Experience(steps, np.arange(size + 1), Segments.of(size, episode_id=[""] * size), following)
+    exp = connectors.offline(exp)
+    if n_step > 1 and exp.steps[col.REWARD] is not batch[col.REWARD]:
+        names = [connector.name for connector in connectors.connectors]
+        raise SettingsError(
+            f"`connectors`: one of {names} changes rewards, but stands behind {names[0]}, or is it, which changes while "
+            f"it learns: so it would change sums of {n_step} rewards. Put it in front."
+        )
+    return {**exp.numpy().steps, **col.renamed(exp.numpy().final_obs, col.OBS, col.NEXT_OBS)}

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SAC: soft actor-critic (Haarnoja et al. 2018, "Soft actor-critic algorithms and applications", arXiv 1812.05905)."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from etude.algorithms.config import ModuleLike
+from etude.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
+from etude.columns import WEIGHT
+from etude.errors import ModuleError
+from etude.learners import Batch, Loss, Schedule
+from etude.modules import Module, NetworkConfig, make_module
+from etude.modules.distributions import DiagGaussian, SquashedGaussian
+from etude.modules.soft_module import SoftModule, check_box
+from etude.settings import settings
+from etude.spaces import Space
+
+
+@settings
+class SACConfig(OffPolicyConfig):
+    """Settings of SAC."""
+
+    tau: float = 0.005
+    """How far the critics' target networks move after each gradient step, above 0, at most 1. Default: Haarnoja et al.
+    2018, table 1."""
+
+    temperature: float | None = None
+    """Weight of the entropy, above 0, with actions scaled to [-1, 1]; None: it is learned, so that the entropy becomes
+    `target_entropy`."""
+
+    target_entropy: float | None = None
+    """What the entropy of a policy is to be, in nats, with actions scaled to [-1, 1]; None: minus the numbers in an
+    action (Haarnoja et al. 2018, table 1)."""
+
+    lr: Schedule = 3e-4
+    """Learning rate of Adam for policy, critics and temperature; or points of (env_steps, rate) with straight lines
+    between. Default: Haarnoja et al. 2018, table 1."""
+
+    grad_clip: float | None = None
+    """Limit that gradients are clipped to, see `grad_clip_by`; None leaves them as they are, as in Haarnoja et al."""
+
+    learning_starts: int = 1000
+    """Env steps with actions drawn from the whole space, before the first gradient step."""
+
+    squash: bool = True
+    """Hold actions inside their bounds by tanh (Haarnoja et al. 2018, appendix C); else a plain Gaussian draws them, and
+    the env gets them clipped."""
+
+    network: NetworkConfig = NetworkConfig(hidden=(256, 256), activation="relu", state_dependent_std=True)
+    """The shape of policy and critics. Standard deviations always depend on the state. Default: Haarnoja et al. 2018,
+    table 1."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check(
+            tau=(0 < self.tau <= 1, "above 0 and at most 1"),
+            temperature=(self.temperature is None or self.temperature > 0, "greater than 0, or none"),
+        )
+
+
+class SAC(OffPolicyAlgorithm[SACConfig]):
+    """Soft actor-critic with a squashed Gaussian, twin critics and a learned temperature."""
+
+    name = "sac"
+
+    def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
+        """A policy with critics, their targets and the temperature; see `SoftModule`."""
+        check_box(action_space)
+        config = self.config
+        network = dataclasses.replace(config.network, state_dependent_std=True)
+        policy = make_module(given, obs_space, action_space, network, squash=config.squash, value=False)
+        if isinstance(policy, SoftModule):
+            return policy
+        assert isinstance(policy.dist, DiagGaussian | SquashedGaussian)
+        start = 1.0 if config.temperature is None else config.temperature
+        module = SoftModule(policy.net, obs_space, action_space, policy.dist, network, start)
+        module.log_temperature.requires_grad_(config.temperature is None)
+        return module
+
+    def parameter_groups(self, module: Module) -> Mapping[str, Sequence[nn.Parameter]]:
+        """Optimizers ``actor``, ``critic`` and, where it is learned, ``temperature``."""
+        soft = _soft(module)
+        groups = {
+            "actor": [p for p in soft.net.parameters() if p.requires_grad],
+            "critic": [p for p in soft.critic.parameters() if p.requires_grad],
+        }
+        return groups | ({"temperature": [soft.log_temperature]} if soft.log_temperature.requires_grad else {})
+
+    def before_collect(self, env_steps: int) -> None:
+        """Lets modules act at random until learning starts."""
+        for student in self.students.values():
+            _soft(student.module).acts_at_random = env_steps < self.config.learning_starts
+
+    def loss(self, module: Module, batch: Batch) -> Loss:
+        """Haarnoja et al. 2018: critics by eq. 5 and 6, policy by eq. 9, temperature by eq. 18 on its logarithm.
+
+        Each part's gradient reaches its own parameters only.
+        """
+        soft = _soft(module)
+        temperature = soft.log_temperature.detach().exp()
+        values = soft.critic(soft.columns_of(batch.obs), soft.scaled(batch.action))
+        target = self._target(soft, batch, temperature)
+        errors = target - values
+        squares = errors.square() * batch[WEIGHT] if WEIGHT in batch else errors.square()
+        action, logp = soft.sample(batch.obs)
+        value = soft.critic(soft.columns_of(batch.obs), action, frozen=True).amin(0)
+        parts = {
+            "actor": (temperature * logp - value).mean(),
+            "critic": 0.5 * squares.mean(1).sum(),
+        }
+        if soft.log_temperature.requires_grad:
+            parts["temperature"] = -(soft.log_temperature * (logp.detach().mean() + self._target_entropy(soft))).sum()
+        loss = Loss(**parts).log(temperature=temperature.squeeze(0), entropy=-logp.mean(), q=values.mean())
+        return loss.keep(td_error=errors.abs().mean(0)) if WEIGHT in batch else loss
+
+    def _target(self, soft: SoftModule, batch: Batch, temperature: torch.Tensor) -> torch.Tensor:
+        """``[B]``: r + discount * (min Q_target(next_obs, a') - temperature * log pi(a')), with a' drawn from pi."""
+        with torch.no_grad():
+            action, logp = soft.sample(batch.next_obs)
+            value = soft.target_critic(soft.columns_of(batch.next_obs), action).amin(0)
+            target: torch.Tensor = batch.reward + batch["discount"] * (value - temperature * logp)
+        return target
+
+    def _target_entropy(self, soft: SoftModule) -> float:
+        given = self.config.target_entropy
+        return -float(soft.action_size) if given is None else given
+
+    def after_step(self, module: Module) -> None:
+        """Moves the critics' targets."""
+        _soft(module).follower.follow(self.config.tau)
+
+
+def _soft(module: Module) -> SoftModule:
+    if not isinstance(module, SoftModule):
+        raise ModuleError(f"{type(module).__name__} is no SoftModule: let make_module() give one.")
+    return module

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Task: a user's own env, net, acting and loss, in one class."""
+
+import dataclasses
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from etude.algorithms.acting import ActingAlgorithm
+from etude.algorithms.base import together
+from etude.algorithms.components import Component
+from etude.algorithms.config import ActingConfig, ModuleLike
+from etude.algorithms.students import Spaces
+from etude.algorithms.task_module import TaskModule
+from etude.envs import EnvLike
+from etude.errors import DataError, ModuleError, SettingsError
+from etude.experience import Experience
+from etude.learners import Batch, Loss, ModuleLearner, Update
+from etude.learners.replay_dataset import MASK, ReplayDataset
+from etude.modules import Module, make_module
+from etude.settings import settings
+from etude.spaces import Space
+
+
+@settings
+class TaskConfig(ActingConfig):
+    """What a task can be told."""
+
+    whole_episodes: bool = False
+    """Learn from whole episodes: from those that have ended, as soon as they have `num_steps` steps together."""
+
+    num_samples: int = 1
+    """Consecutive steps in a sample, at least 1."""
+
+    stride: int | None = None
+    """Steps from the beginning of a sample to that of the next in the same segment, at least 1. None: `num_samples`, so
+    that each step is in one sample."""
+
+    replay_epochs: int = 1
+    """How many collections are kept to learn from, the newest included; at least 1."""
+
+    num_update_steps: int = 100
+    """Gradient steps of each module after each collection, at least 1."""
+
+    batch_size: int | None = 256
+    """Samples in a gradient step, at least 1: no more than there are. None: all of them."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check(
+            num_samples=(self.num_samples >= 1, "at least 1"),
+            stride=(self.stride is None or self.stride >= 1, "at least 1, or none"),
+            replay_epochs=(self.replay_epochs >= 1, "at least 1"),
+            num_update_steps=(self.num_update_steps >= 1, "at least 1"),
+            batch_size=(self.batch_size is None or self.batch_size >= 1, "at least 1, or none"),
+        )
+
+
+C = TypeVar("C", bound=TaskConfig)
+
+
+class Task(ActingAlgorithm[C]):
+    """A whole algorithm of one's own: where it acts, with which net, how, and what is minimised.
+
+    Inherit from ``Task[TaskConfig]``, or of settings of your own that inherit from `TaskConfig`, and define
+    `environment`, `network`, `act` and `loss`; where needed `forward`, and the two that postprocess trajectories.
+
+    An iteration collects ``num_steps`` steps, cuts them into samples of ``num_samples`` consecutive steps, keeps those
+    of the last ``replay_epochs`` collections, and makes ``num_update_steps`` gradient steps on batches of them.
+    """
+
+    needs_next_obs: ClassVar[bool] = False
+    """Batches hold ``next_obs``, the observation after each step."""
+
+    def __init__(self, config: C, *, saved_spaces: dict[str, Spaces] | None = None) -> None:
+        self.config = config
+        if config.env is None:
+            config = dataclasses.replace(config, env=self.environment())
+        super().__init__(config, saved_spaces=saved_spaces)
+
+    # -- to be defined by a task --------------------------------------------------------------------------------
+
+    def environment(self) -> EnvLike:
+        """Where to act, if the setting ``env`` does not say it: an id, or a function or class that makes an env.
+
+        Checkpoints keep ids, and functions and classes at the top of a module.
+        """
+        raise SettingsError(f"{type(self).__name__} has no env: define environment(), or set `env`.")
+
+    def network(self, obs_space: Any, action_space: Any) -> nn.Module:
+        """The net, if the setting ``module`` does not say it; what it takes and returns is up to the task.
+
+        Args:
+            obs_space: The space of what it sees: behind the connectors, if there are any.
+            action_space: The space of what it chooses.
+        """
+        raise SettingsError(f"{type(self).__name__} has no net: define network(obs_space, action_space).")
+
+    def act(self, module: nn.Module, obs: Any, optimal: bool) -> Any:
+        """Choose actions. Called without gradients, with the net in eval mode.
+
+        What is drawn from torch's random stream depends on the seed alone.
+
+        Args:
+            module: The net.
+            obs: Tensors nested as in the observation space, each ``[B, *shape]``; float64 arrives as float32.
+            optimal: Do what seems best, as for an evaluation; else explore, as for training.
+
+        Returns:
+            Tensors nested as in the action space, each ``[B, *shape]``; of integers where it is discrete.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define act(module, obs, optimal).")
+
+    def forward(self, module: nn.Module, batch: Batch) -> Any:
+        """What the net says about a batch, for `loss`; unless this is overridden, ``module(batch.obs)``."""
+        return module(batch.obs)
+
+    def loss(self, module: nn.Module, batch: Batch, output: Any) -> Loss | torch.Tensor:  # type: ignore[override]
+        """What is minimised: a scalar tensor, or named parts.
+
+        Args:
+            module: The net.
+            batch: Columns ``[B, num_samples, ...]``: ``obs``, ``action``, ``reward``, ``terminated``, ``truncated``,
+                ``mask``, ``next_obs`` (see `needs_next_obs`), and what was added by postprocessing. ``mask`` is False
+                on steps not to be trained on, see `ReplayDataset`; where there are such, it must be looked at.
+            output: What `forward` returned.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define loss(module, batch, output).")
+
+    def postprocess_trajectory(self, trajectory: Experience) -> Experience:
+        """Change one segment of what was collected, such as to add columns: ``trajectory.with_steps(name=...)``.
+
+        Args:
+            trajectory: An episode, or a piece of one, as the module saw it. Lookback, which leads it where connectors
+                need it, is dropped later.
+        """
+        return trajectory
+
+    def postprocess_trajectories(self, trajectories: Experience) -> Experience:
+        """Change all segments of a collection at once; called after `postprocess_trajectory`."""
+        return trajectories
+
+    # -- what is made of it -------------------------------------------------------------------------------------
+
+    def setup(self) -> None:
+        """Make the datasets."""
+        config = self.config
+        self.datasets = {
+            name: ReplayDataset(
+                config.num_samples,
+                stride=config.stride,
+                collections=config.replay_epochs,
+                next_obs=self.needs_next_obs,
+            )
+            for name in self.students
+        }
+        """What each module learns from, by module id."""
+        self._order = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(3,)))  # 0 to 2 are taken
+        self._has_gaps = False
+        super().setup()
+
+    @property
+    def dataset(self) -> ReplayDataset:
+        """What the only module learns from."""
+        return self.datasets[self.student.learner.name]
+
+    def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
+        """The net with its spaces; it acts and learns by the methods of the task."""
+        made = make_module(given if given is not None else self.network, obs_space, action_space)
+        return TaskModule(made, self)
+
+    def training_step(self) -> Update:
+        """Collect, postprocess, keep, update: one iteration."""
+        parts = self.collect(num_steps=self.config.num_steps, whole_episodes=self.config.whole_episodes)
+        self.before_update(self.env_steps)
+        updates = {}
+        for name, exp in self.learner.chosen(parts).items():
+            student, dataset = self.students[name], self.datasets[name]
+            with self.timed("connect"):
+                seen = student.connectors.offline(exp)
+                dataset.add(self._postprocessed(student.to_learner.offline(seen, student.module)))
+            with self.timed("update"):
+                updates[name] = self._update(student.learner, dataset)
+            student.connectors.update(exp)
+            student.to_learner.update(seen)
+        several = len(self.students) > 1
+        return Update(
+            together({name: update.losses for name, update in updates.items()}, several=several),
+            together({name: update.metrics for name, update in updates.items()}, several=several) | self.counts,
+        )
+
+    def _postprocessed(self, exp: Experience) -> Experience:
+        own = type(self)
+        if own.postprocess_trajectory is not Task.postprocess_trajectory and exp.num_segments:
+            done = [self._experience(self.postprocess_trajectory(part), "postprocess_trajectory") for part in exp]
+            exp = self._sound(Experience.concat(done), "postprocess_trajectory")
+        if own.postprocess_trajectories is not Task.postprocess_trajectories:
+            exp = self._experience(self.postprocess_trajectories(exp), "postprocess_trajectories")
+            exp = self._sound(exp, "postprocess_trajectories")
+        return exp
+
+    def _experience(self, made: Any, by: str) -> Experience:
+        if not isinstance(made, Experience):
+            raise DataError(
+                f"{type(self).__name__}.{by} returned a {type(made).__name__}: it must return an Experience, such as "
+                "the one it was given .with_steps(name=values)."
+            )
+        return made
+
+    def _sound(self, exp: Experience, by: str) -> Experience:
+        try:
+            exp.validate(finite=())
+        except DataError as error:
+            raise DataError(f"what {type(self).__name__}.{by} returned is not sound: {error}") from error
+        return exp
+
+    def _update(self, learner: ModuleLearner, dataset: ReplayDataset) -> Update:
+        self._has_gaps = dataset.has_gaps
+        batches = dataset.batches(self.config.batch_size, self.config.num_update_steps, self._order)
+        update = learner.update_from(batches)
+        return update._replace(metrics=update.metrics | {"samples": float(len(dataset))})
+
+    def loss_of(self, module: Module, batch: Batch) -> Loss:
+        """`forward` and `loss` of a batch.
+
+        Raises:
+            ModuleError: the loss is no scalar with a gradient.
+            DataError: the batch holds steps that are not to be trained on, and ``mask`` was not looked at.
+        """
+        loss = self.loss(module.net, batch, self.forward(module.net, batch))
+        name = f"{type(self).__name__}.loss"
+        if not isinstance(loss, Loss | torch.Tensor):
+            raise ModuleError(f"{name} returned a {type(loss).__name__}: it must return a scalar tensor or a Loss.")
+        loss = loss if isinstance(loss, Loss) else Loss(loss=loss)
+        for part, value in loss.parts.items():
+            if value.dim():
+                raise ModuleError(f"{name} gave `{part}` of shape {tuple(value.shape)}: take its mean, over `mask`.")
+        if self._has_gaps and MASK not in batch.used:
+            raise DataError(
+                f"there are steps not to be trained on, as segments are shorter than `num_samples` "
+                f"({self.config.num_samples}), but neither {name} nor forward looked at batch.mask: leave out the rows "
+                "where it is False, such as (error * batch.mask).sum() / batch.mask.sum()."
+            )
+        return loss
+
+    def components(self) -> dict[str, Component]:
+        """Also ``datasets/NAME`` of each module, and the random stream of the ``order`` of samples."""
+
+        def set_order(state: dict[str, Any]) -> None:
+            self._order.bit_generator.state = state
+
+        datasets = {
+            f"datasets/{name}": Component(dataset.state_dict, dataset.load_state_dict)
+            for name, dataset in self.datasets.items()
+        }
+        return {
+            **super().components(),
+            **datasets,
+            "order": Component(lambda: self._order.bit_generator.state, set_order),
+        }

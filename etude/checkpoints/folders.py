@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folders that checkpoints lie in: on this machine, or behind a URL."""
+
+import contextlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias, cast
+
+from etude.atomic import sync, write_atomically
+from etude.errors import CheckpointError
+
+MANIFEST = "checkpoint.json"
+"""The file of a checkpoint that says what else belongs to it."""
+
+Where: TypeAlias = str | os.PathLike[str]
+"""A path, or a URL such as ``s3://bucket/run``."""
+
+
+class LocalFolder:
+    """A folder of this machine. What is written survives a power cut."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def kind(self) -> str | None:
+        """``folder``, ``file``, or None where there is nothing."""
+        return "folder" if self.path.is_dir() else "file" if self.path.exists() else None
+
+    def make(self) -> None:
+        """Make the folder, if it is not there."""
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    def open(self, name: str) -> BinaryIO:
+        """A file of it, to be read; FileNotFoundError where it is not there."""
+        return open(self.path / name, "rb")
+
+    def write(self, name: str, parts: Iterable[Any]) -> None:
+        """Write a new file of these buffers, through to the disk; nothing is left of it where that fails."""
+        path = self.path / name
+        try:
+            with open(path, "xb") as file:
+                for part in parts:
+                    file.write(part)
+                file.flush()
+                os.fsync(file.fileno())
+            sync(self.path)  # the file's name must be on the disk before anything points to it
+        except BaseException:
+            path.unlink(missing_ok=True)  # on a full disk, half a file would make matters worse
+            raise
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Put a small file in place of the one that is there, at one stroke."""
+        write_atomically(self.path / name, data)
+
+    def names(self) -> list[str]:
+        """Of what is in it; none where it is not there."""
+        return sorted(os.listdir(self.path)) if self.path.is_dir() else []
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it is there."""
+        (self.path / name).unlink(missing_ok=True)
+
+    def remove_itself(self) -> None:
+        """Remove the folder where nothing is left in it; else, it stays."""
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
+
+
+class RemoteFolder:
+    """A folder of a file system of pyarrow's, where a file appears whole once it is closed, as in object stores."""
+
+    def __init__(self, system: Any, path: str, url: str) -> None:
+        self.system, self.path, self.url = system, path.rstrip("/"), url
+
+    def __str__(self) -> str:
+        return self.url
+
+    def kind(self) -> str | None:
+        """``folder``, ``file``, or None where there is nothing."""
+        from pyarrow.fs import FileType
+
+        kinds = {FileType.Directory: "folder", FileType.File: "file"}
+        return kinds.get(self.system.get_file_info(self.path).type)
+
+    def make(self) -> None:
+        """Make the folder, if it is not there."""
+        self.system.create_dir(self.path, recursive=True)
+
+    def open(self, name: str) -> BinaryIO:
+        """A file of it, to be read; FileNotFoundError where it is not there."""
+        return cast(BinaryIO, self.system.open_input_file(f"{self.path}/{name}"))
+
+    def write(self, name: str, parts: Iterable[Any]) -> None:
+        """Write a file of these buffers; nothing is left of it where that fails."""
+        try:
+            with self.system.open_output_stream(f"{self.path}/{name}") as file:
+                for part in parts:
+                    file.write(part)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self.remove(name)
+            raise
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Put a small file in place of the one that is there: an object is replaced by being written."""
+        with self.system.open_output_stream(f"{self.path}/{name}") as file:
+            file.write(data)
+
+    def names(self) -> list[str]:
+        """Of what is in it; none where it is not there."""
+        from pyarrow.fs import FileSelector
+
+        return sorted(
+            info.base_name for info in self.system.get_file_info(FileSelector(self.path, allow_not_found=True))
+        )
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it is there."""
+        with contextlib.suppress(FileNotFoundError):
+            self.system.delete_file(f"{self.path}/{name}")
+
+    def remove_itself(self) -> None:
+        """Remove the folder where nothing is left in it; else, it stays."""
+        if not self.names():
+            with contextlib.suppress(OSError):
+                self.system.delete_dir(self.path)
+
+
+Folder: TypeAlias = LocalFolder | RemoteFolder
+
+
+def folder_at(where: Where) -> Folder:
+    """The folder at a path or a URL; it need not be there.
+
+    URLs are those that pyarrow knows (``file``, ``s3``, ``gs``, ``abfs``, ``hdfs``), and those that fsspec does where
+    that is installed (``memory``, ``sftp``, ...).
+
+    Raises:
+        CheckpointError: nothing here knows such URLs.
+    """
+    url = os.fspath(where)
+    if "://" not in url:
+        return LocalFolder(Path(url))
+    from pyarrow import ArrowException
+    from pyarrow.fs import FileSystem, LocalFileSystem
+
+    try:
+        system, path = FileSystem.from_uri(url)
+    except (ArrowException, OSError) as error:
+        return _by_fsspec(url, error)
+    return LocalFolder(Path(path)) if isinstance(system, LocalFileSystem) else RemoteFolder(system, path, url)
+
+
+def inside(where: Where, name: str) -> str:
+    """The path or URL of ``name`` in the folder ``where``."""
+    text = os.fspath(where)
+    return f"{text.rstrip('/')}/{name}" if "://" in text else str(Path(text) / name)
+
+
+def _by_fsspec(url: str, reason: Exception) -> Folder:
+    from pyarrow.fs import FSSpecHandler, PyFileSystem
+
+    try:
+        import fsspec.core  # type: ignore[import-untyped]
+
+        system, path = fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError, OSError) as error:
+        raise CheckpointError(
+            f"can't open {url}: pyarrow says: {str(reason).rstrip('.')}; fsspec says: {str(error).rstrip('.')}. "
+            "Install fsspec and its driver for such URLs (as s3fs for s3://), or give a path."
+        ) from error
+    return RemoteFolder(PyFileSystem(FSSpecHandler(system)), path, url)

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the metrics of a run go."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from etude.algorithms import Algorithm, Result
+from etude.cli import folders
+from etude.metrics import CSV, JSONLines, MLflow, TensorBoard, WandB, cut_csv, cut_jsonl
+from etude.metrics.plot import METRICS_FILE
+from etude.metrics.trackers import tracker
+
+Log: TypeAlias = Literal["jsonl", "csv", "tensorboard", "wandb", "mlflow"]
+"""A place that metrics can go to."""
+
+
+def check(names: Sequence[Log]) -> None:
+    """Raise a SettingsError now where a package is missing that one of these needs."""
+    for name in names:
+        if name in ("wandb", "mlflow"):
+            tracker(name)
+
+
+class Logs(NamedTuple):
+    """What is open."""
+
+    files: list[JSONLines | CSV]
+    trackers: list[TensorBoard | WandB | MLflow]
+    board: TensorBoard | None
+    """That of these which takes pictures and histograms, too."""
+
+    def write(self, result: Result, algorithm: Algorithm[Any]) -> None:
+        """Record a result and, in TensorBoard, what callbacks logged with it."""
+        row = result.to_dict()
+        step = result.env_steps or result.updates
+        for file in self.files:
+            file.write(row)
+        for sink in self.trackers:
+            sink.write(row, step)
+        if self.board is not None:
+            for name, values in algorithm.histograms.items():
+                self.board.histogram(f"custom/{name}", values, step)
+            for name, image in algorithm.media.items():
+                self.board.image(f"custom/{name}", image, step)
+
+
+@contextmanager
+def opened(names: Sequence[Log], out: Path, start: int) -> Iterator[Logs]:
+    """Open these for a run in ``out`` that goes on after iteration ``start``, and close them in the end."""
+    cut_jsonl(out / METRICS_FILE, start)  # a killed run may have come further than its last checkpoint
+    cut_csv(out / folders.TABLE, start)
+    with ExitStack() as stack:
+        files: list[JSONLines | CSV] = []
+        trackers: list[TensorBoard | WandB | MLflow] = []
+        board = None
+        if "jsonl" in names:
+            files.append(stack.enter_context(closing(JSONLines(out / METRICS_FILE))))
+        if "csv" in names:
+            files.append(stack.enter_context(closing(CSV(out / folders.TABLE))))
+        if "tensorboard" in names:
+            board = stack.enter_context(closing(TensorBoard(out / folders.TENSORBOARD)))
+            trackers.append(board)
+        if "wandb" in names:
+            trackers.append(stack.enter_context(closing(WandB(out.resolve().name, out))))
+        if "mlflow" in names:
+            trackers.append(stack.enter_context(closing(MLflow(out.resolve().name))))
+        yield Logs(files, trackers, board)

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ReplayDataset: the latest collections of experience, as pieces of a fixed number of steps."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from etude import columns as col
+from etude.columns import Columns
+from etude.errors import DataError, SettingsError
+from etude.experience import Experience
+from etude.experience.arrays import describe, ranges
+from etude.experience.experience import offsets_of
+
+MASK = "mask"
+_OWN = (MASK, col.TERMINATED, col.TRUNCATED, col.NEXT_OBS)
+_LENGTH, _KNOWN = "length", "known"
+Index = NDArray[np.int64]
+
+
+class ReplayDataset(Dataset[dict[str, torch.Tensor]]):
+    """Samples of ``num_samples`` consecutive steps, cut from the segments of the last few collections.
+
+    A map-style torch dataset: ``dataset[i]`` is a dict of tensors ``[num_samples, ...]``. They hold the step columns of
+    the experience, strings left out, and
+
+    - ``terminated``, ``truncated``: bool, True on the last step of an episode that ended so;
+    - ``next_obs`` (``next_obs/...`` where observations are nested), if it is asked for;
+    - ``mask``: bool, False on steps not to be trained on: where a segment is shorter than a sample, its last step is
+      repeated behind its end; and a step whose ``next_obs`` is asked for but not known.
+
+    In each segment, samples begin at its first step and every ``stride`` steps after it, until one reaches the
+    segment's end. Lookback is left out.
+
+    Args:
+        num_samples: Steps in a sample, at least 1.
+        stride: Steps from the beginning of a sample to that of the next; None: ``num_samples``, so that each step is in
+            one. Where it is larger than ``num_samples``, the steps between are in none.
+        collections: How many are kept: a further one takes the place of the oldest, as a whole.
+        next_obs: Give also the observation after each step.
+
+    Raises:
+        SettingsError: a number is below 1.
+    """
+
+    def __init__(
+        self, num_samples: int = 1, *, stride: int | None = None, collections: int = 1, next_obs: bool = False
+    ) -> None:
+        self.num_samples, self.stride = num_samples, num_samples if stride is None else stride
+        self.collections, self.next_obs = collections, next_obs
+        for name in ("num_samples", "stride", "collections"):
+            if getattr(self, name) < 1:
+                raise SettingsError(f"`{name}` is {getattr(self, name)}, but must be at least 1.")
+        self._steps: Columns = {}
+        self._segments: Columns = {}
+        """A row a segment: its length, its last observation, and if that is known."""
+        self._counts: list[int] = []
+        """Segments of each collection, the oldest first."""
+        self._starts: Index = np.zeros(0, np.int64)
+        """The first row of each sample."""
+        self._segment_of: Index = self._starts
+        self._last: Index = self._starts
+        """The last row of the segment that each sample is of."""
+        self.has_gaps = False
+        """``mask`` is False somewhere."""
+
+    def add(self, exp: Experience) -> None:
+        """Take a collection, and forget the oldest one if there are too many.
+
+        Raises:
+            DataError: it has other columns than those before, or columns with the names of those that are added here.
+        """
+        steps, segments = self._table(exp.numpy())
+        surplus = max(0, len(self._counts) + 1 - self.collections)
+        old = sum(self._counts[:surplus])
+        rows = int(self._segments[_LENGTH][:old].sum()) if old else 0
+        if self._counts:
+            _check_same(self._steps, steps)
+            steps = {name: np.concatenate([c[rows:], steps[name]]) for name, c in self._steps.items()}
+            segments = {name: np.concatenate([c[old:], segments[name]]) for name, c in self._segments.items()}
+        self._counts = [*self._counts[surplus:], exp.num_segments]
+        self._steps, self._segments = steps, segments
+        self._arrange()
+
+    def _table(self, exp: Experience) -> tuple[Columns, Columns]:
+        taken = [name for name in exp.steps for own in _OWN if col.is_under(name, own)]
+        if taken:
+            raise DataError(f"a step column can't be called `{taken[0]}`: the dataset adds {', '.join(_OWN)} itself.")
+        steps = {name: column for name, column in exp.steps.items() if column.dtype != object}
+        for name in (col.TERMINATED, col.TRUNCATED):
+            steps[name] = exp.at_ends(getattr(exp.segments, name))
+        if exp.segments.lookback.any():
+            rows = np.flatnonzero(exp.trained())
+            steps = {name: column.take(rows, axis=0) for name, column in steps.items()}
+        segments = {_LENGTH: exp.lengths - exp.segments.lookback, _KNOWN: exp.segments.has_final_obs}
+        if self.next_obs:
+            segments |= col.renamed(exp.final_obs, col.OBS, col.NEXT_OBS)
+        return steps, segments
+
+    def _arrange(self) -> None:
+        """Find where samples begin."""
+        lengths = self._segments[_LENGTH]
+        offsets = offsets_of(lengths)
+        until_end = -(-np.maximum(lengths - self.num_samples, 0) // self.stride) + 1
+        counts = np.minimum(until_end, -(-lengths // self.stride))
+        self._segment_of = np.repeat(np.arange(len(lengths)), counts)
+        nth = ranges(np.zeros(len(counts), np.int64), counts)
+        self._starts = offsets[:-1][self._segment_of] + nth * self.stride
+        self._last = offsets[1:][self._segment_of] - 1
+        unknown = self.next_obs and not self._segments[_KNOWN].all()
+        self.has_gaps = bool(unknown or (self._starts + self.num_samples - 1 > self._last).any())
+
+    @property
+    def num_steps(self) -> int:
+        """Steps held."""
+        return len(self._steps[col.TERMINATED]) if self._counts else 0
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"sample {i} of {len(self)}.")
+        sample = self.gather(np.array([i % len(self)]))
+        return {name: torch.from_numpy(column[0]) for name, column in sample.items()}
+
+    def gather(self, index: Index) -> Columns:
+        """Many samples at once: columns ``[len(index), num_samples, ...]``, of the same names as one has."""
+        first, last, segment = (part[index, None] for part in (self._starts, self._last, self._segment_of))
+        wanted = first + np.arange(self.num_samples)
+        rows = np.minimum(wanted, last)
+        out = {name: column.take(rows, axis=0) for name, column in self._steps.items()}
+        mask = wanted <= last
+        if self.next_obs:
+            at_end = rows == last
+            following = np.minimum(rows + 1, last)
+            of = np.broadcast_to(segment, rows.shape)[at_end]
+            for name in col.under(self._segments, col.NEXT_OBS):
+                out[name] = self._steps[col.OBS + name[len(col.NEXT_OBS) :]].take(following, axis=0)
+                out[name][at_end] = self._segments[name][of]
+            mask &= ~at_end | self._segments[_KNOWN][segment]
+        return {**out, MASK: mask}
+
+    def batches(self, size: int | None, num: int, rng: np.random.Generator) -> Iterator[Columns]:
+        """``num`` batches of columns ``[size, num_samples, ...]``, in passes over all samples, each in a new order.
+
+        A batch in which a pass ends goes on with the next one.
+
+        Args:
+            size: Samples in a batch: no more than there are; None is all.
+            num: How many batches.
+            rng: The random stream for the orders.
+
+        Raises:
+            DataError: there is nothing here.
+        """
+        count = len(self)
+        if not count:
+            raise DataError("there are no steps to learn from: the collections that are kept are empty.")
+        size = count if size is None else min(size, count)
+        left = np.zeros(0, np.int64)
+        for _ in range(num):
+            if len(left) < size:
+                left = np.concatenate([left, rng.permutation(count)])
+            yield self.gather(left[:size])
+            left = left[size:]
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that is held: plain data and arrays."""
+        return {
+            "steps": {name: column.copy() for name, column in self._steps.items()},
+            "segments": {name: column.copy() for name, column in self._segments.items()},
+            "counts": list(self._counts),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state_dict`; samples are cut as here."""
+        self._steps, self._segments = dict(state["steps"]), dict(state["segments"])
+        self._counts = list(state["counts"])
+        if self._counts:
+            self._arrange()
+
+
+def _check_same(before: Columns, now: Columns) -> None:
+    if before.keys() != now.keys():
+        raise DataError(
+            f"a collection has other columns than those before it: {sorted(before.keys() ^ now.keys())} stand in only "
+            "one of them. Add the same columns each time."
+        )
+    for name, column in now.items():
+        if describe(column) != describe(before[name]):
+            raise DataError(
+                f"column `{name}` is {describe(column)} in this collection, but {describe(before[name])} in those "
+                "before it. Convert one of them."
+            )

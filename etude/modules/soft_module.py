@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SoftModule: a policy over Box actions with twin critics, their targets and a temperature."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from etude.columns import ACTION, LOGP, OBS, Columns
+from etude.errors import SettingsError
+from etude.modules.acting import Actor
+from etude.modules.distributions import DiagGaussian, SquashedGaussian
+from etude.modules.module import Module
+from etude.modules.networks import NetworkConfig
+from etude.modules.random_module import RandomModule
+from etude.modules.targets import Follower, frozen_copy
+from etude.modules.twin_critic import TwinCritic
+from etude.spaces import Flattener, Space
+
+
+class SoftModule(Module):
+    """What soft actor-critic learns (Haarnoja et al. 2018, arXiv 1812.05905).
+
+    Critics see actions scaled to [-1, 1], and log-densities are of these, so that a temperature and a target entropy
+    mean the same whatever the bounds are. A plain Gaussian's actions are taken as they are.
+
+    Args:
+        net: The policy: ``dist_inputs`` are means, then log standard deviations.
+        obs_space: What it sees.
+        action_space: What it chooses from.
+        dist: Of the actions.
+        config: The shape of the critics.
+        temperature: At the start, above 0.
+
+    Raises:
+        SettingsError: the action space is no Box.
+
+    Attributes:
+        acts_at_random: Actions that explore are drawn from the whole action space, whatever the policy says.
+    """
+
+    dist: DiagGaussian | SquashedGaussian
+
+    def __init__(
+        self,
+        net: nn.Module,
+        obs_space: Space,
+        action_space: Space,
+        dist: DiagGaussian | SquashedGaussian,
+        config: NetworkConfig,
+        temperature: float,
+    ) -> None:
+        check_box(action_space)
+        assert isinstance(action_space, spaces.Box)
+        super().__init__(net, obs_space, action_space, dist)
+        self.action_size = dist.num_noise
+        self.acts_at_random = False
+        self.critic = TwinCritic(obs_space, self.action_size, config)
+        self.target_critic = frozen_copy(self.critic)
+        self.log_temperature = nn.Parameter(torch.tensor([float(np.log(temperature))]))
+        self.follower = Follower(self.target_critic, self.critic)
+        self._columns_of = Flattener(obs_space, OBS)
+        middle, half = np.zeros(self.action_size), np.ones(self.action_size)
+        if isinstance(dist, SquashedGaussian):
+            low, high = action_space.low.reshape(-1).astype(np.float64), action_space.high.reshape(-1).astype(np.float64)
+            middle, half = (low + high) / 2, (high - low) / 2
+        self._middle: Tensor
+        self._half: Tensor
+        self.register_buffer("_middle", torch.tensor(middle, dtype=torch.float32), persistent=False)
+        self.register_buffer("_half", torch.tensor(half, dtype=torch.float32), persistent=False)
+        self._log_half = float(np.log(half).sum())
+
+    def train(self, mode: bool = True) -> "SoftModule":
+        """The target network stays in evaluation mode."""
+        self.training = mode
+        self.net.train(mode)
+        self.critic.train(mode)
+        return self
+
+    def columns_of(self, obs: Any) -> dict[str, Tensor]:
+        """The columns of nested observations."""
+        columns: dict[str, Tensor] = self._columns_of(obs)
+        return columns
+
+    def scaled(self, action: Tensor) -> Tensor:
+        """``[B, action_size]``: actions ``[B, *shape]`` as critics see them."""
+        return (action.reshape(-1, self.action_size).float() - self._middle) / self._half
+
+    def sample(self, obs: Any) -> tuple[Tensor, Tensor]:
+        """Actions ``[B, action_size]`` as critics see them, and their log-densities ``[B]``, with gradients."""
+        _, inputs = self(obs).bound()
+        noise = torch.randn(len(inputs), self.action_size, device=inputs.device)
+        action, logp = self.dist.rsample(inputs, noise)
+        return self.scaled(action[ACTION]), logp + self._log_half
+
+    def actor(self, *, explore: bool) -> Actor:
+        """What acts; at random, as long as the module ``acts_at_random`` and it explores."""
+        usual = super().actor(explore=explore)
+        return _RandomAtFirst(self, usual) if explore else usual
+
+
+class _RandomAtFirst:
+    """Acts at random as long as the module says so."""
+
+    def __init__(self, module: SoftModule, usual: Actor) -> None:
+        self._module = module
+        self._usual = usual
+        self._random = RandomModule(module.obs_space, module.action_space).actor(explore=True)
+
+    @property
+    def _actor(self) -> Actor:
+        return self._random if self._module.acts_at_random else self._usual
+
+    def start(self, rng: np.random.Generator, num_rows: int) -> None:
+        """See `Actor.start`."""
+        self._actor.start(rng, num_rows)
+
+    def step(
+        self, obs: Columns, state: Columns | None = None, *, ends: NDArray[np.bool_] | None = None
+    ) -> tuple[Columns, Columns]:
+        """See `Actor.step`."""
+        return self._actor.step(obs, state, ends=ends)
+
+    def finish(self, obs: Columns, extras: Columns, action: Columns) -> Columns:
+        """See `Actor.finish`; at random, ``logp`` is 0."""
+        if self._module.acts_at_random:
+            return {LOGP: np.zeros(len(next(iter(obs.values()))), np.float32)}
+        return self._usual.finish(obs, extras, action)
+
+
+def check_box(action_space: Space) -> None:
+    """Raise a SettingsError where actions are no Box of floats."""
+    if not (isinstance(action_space, spaces.Box) and np.dtype(action_space.dtype).kind == "f"):
+        raise SettingsError(
+            f"the action space is {action_space}, but SAC draws the actions of a Box of floats only. Take DQN or PPO "
+            "for Discrete actions, PPO for others."
+        )

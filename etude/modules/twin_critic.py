@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TwinCritic: two action-value functions of their own weights, computed side by side."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from etude.modules.activations import ACTIVATIONS
+from etude.modules.encoders import Encoder
+from etude.modules.networks import NetworkConfig
+from etude.spaces import Space
+
+NUM_CRITICS = 2
+
+
+class TwinCritic(nn.Module):
+    """Two functions Q(observation, action), for the clipped double-Q of Fujimoto et al. 2018, "Addressing function
+    approximation error in actor-critic methods".
+
+    Their layers are stacked, so that each is one batched product for both. Weights are drawn as in
+    ``torch.nn.Linear``, for each critic by itself. Images are encoded by each for itself.
+
+    Args:
+        obs_space: What it sees.
+        action_size: Numbers in an action.
+        config: The shape: ``hidden``, ``activation`` and those of convolutions.
+    """
+
+    def __init__(self, obs_space: Space, action_size: int, config: NetworkConfig) -> None:
+        super().__init__()
+        first = Encoder(obs_space, config.conv, config.conv_width)
+        others = 0 if first.vector else NUM_CRITICS - 1  # without images there is nothing to learn in it
+        more = [Encoder(obs_space, config.conv, config.conv_width) for _ in range(others)]
+        self.encoders = nn.ModuleList([first, *more])
+        self.activation = ACTIVATIONS[config.activation].torch()
+        widths = [first.width + action_size, *config.hidden, 1]
+        self._num_layers = len(widths) - 1
+        for i, (inputs, outputs) in enumerate(zip(widths, widths[1:], strict=False)):
+            limit = 1.0 / math.sqrt(inputs)
+            weight, bias = torch.empty(NUM_CRITICS, inputs, outputs), torch.empty(NUM_CRITICS, 1, outputs)
+            self.register_parameter(f"weight_{i}", nn.Parameter(weight.uniform_(-limit, limit)))
+            self.register_parameter(f"bias_{i}", nn.Parameter(bias.uniform_(-limit, limit)))
+
+    def forward(self, obs: Mapping[str, Tensor], action: Tensor, *, frozen: bool = False) -> Tensor:
+        """``[2, B]``: what each critic says.
+
+        Args:
+            obs: Columns of observations, each ``[B, *shape]``.
+            action: ``[B, action_size]``.
+            frozen: Gradients flow to ``action`` alone.
+        """
+        encoded = [encoder(obs) for encoder in self.encoders]
+        if frozen:
+            encoded = [part.detach() for part in encoded]
+        inputs = [torch.cat((part, action), -1) for part in encoded]
+        x = inputs[0].expand(NUM_CRITICS, -1, -1) if len(inputs) == 1 else torch.stack(inputs)
+        for i in range(self._num_layers):
+            weight, bias = getattr(self, f"weight_{i}"), getattr(self, f"bias_{i}")
+            if frozen:
+                weight, bias = weight.detach(), bias.detach()
+            x = torch.baddbmm(bias, x, weight)
+            if i + 1 < self._num_layers:
+                x = self.activation(x)
+        return x.squeeze(-1)

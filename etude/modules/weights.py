@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights that come from elsewhere: a checkpoint, or another process."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from etude.errors import CheckpointError
+
+
+def load_weights(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
+    """Copy weights into a module, in place.
+
+    Raises:
+        CheckpointError: a weight is missing, unknown or of another shape.
+    """
+    own = module.state_dict()
+    for name in sorted(own.keys() | weights.keys()):
+        if name not in weights or name not in own:
+            where = "the checkpoint" if name not in weights else "the module"
+            raise CheckpointError(f"{where} has no weight `{name}`: the checkpoint is of another module.")
+        if own[name].shape != weights[name].shape:
+            raise CheckpointError(
+                f"weight `{name}` has shape {tuple(weights[name].shape)} in the checkpoint, but "
+                f"{tuple(own[name].shape)} in the module: the checkpoint is of another module."
+            )
+    with torch.no_grad():
+        for name, value in own.items():
+            value.copy_(weights[name])

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which checkpoints are kept: the last few, and the best few."""
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from toy_envs import Echo
+
+import etude
+from etude.algorithms import PPO, Checkpoints, PPOConfig, Result, keeping
+from etude.algorithms.keeping import score_of
+from etude.checkpoints import load_meta, remove_tree, save_tree
+from etude.errors import CheckpointError, SettingsError
+
+
+@pytest.fixture(scope="module")
+def base() -> Result:
+    return PPO(PPOConfig(env=Echo, num_envs=1, num_steps=8, minibatch_size=8, epochs=1, seed=1)).train()
+
+
+class Saves:
+    """What `Checkpoints` needs of an algorithm, without the time it takes to be one."""
+
+    def save(self, path: Any, *, result: Result) -> None:
+        global NOW
+        NOW += 1.0
+        save_tree(path, {"i": result.iteration}, meta={"time": NOW, "result": result.to_dict()})
+
+
+NOW = 0.0
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping.time, "time", lambda: NOW)
+
+
+def save(kept: Checkpoints, base: Result, iteration: int, score: float) -> str:
+    return kept.save(Saves(), dataclasses.replace(base, iteration=iteration, return_mean=score))  # type: ignore[arg-type]
+
+
+def there(folder: Path) -> list[int]:
+    return sorted(int(path.name.removeprefix("checkpoint-")) for path in folder.iterdir())
+
+
+def test_the_last_and_the_best_are_kept(base: Result, tmp_path: Path) -> None:
+    kept = Checkpoints(tmp_path, keep_last=2, keep_best=2)
+    assert kept.best() is kept.latest() is None
+    for iteration, score in enumerate([5.0, 9.0, 1.0, 7.0, math.nan, 2.0]):
+        path = save(kept, base, iteration, score)
+        assert kept.latest() == path == str(tmp_path / f"checkpoint-{iteration:06d}")
+    assert there(tmp_path) == [1, 3, 4, 5]
+    assert kept.best() == str(tmp_path / "checkpoint-000001")
+    assert [each.iteration for each in kept.all()] == [1, 3, 4, 5]
+    assert [each.score for each in kept.ranked()] == [9.0, 7.0, 2.0]
+
+
+@given(
+    scores=st.lists(st.sampled_from([math.nan, -math.inf, 0.0, 1.0, 2.0, math.inf]), min_size=1, max_size=9),
+    last=st.integers(1, 3),
+    best=st.integers(0, 3),
+    mode=st.sampled_from(["max", "min"]),
+    again=st.integers(0, 9),
+)
+def test_what_is_kept_is_as_if_chosen_from_all(
+    base: Result, tmp_path_factory: Any, scores: list[float], last: int, best: int, mode: Any, again: int
+) -> None:
+    folder = tmp_path_factory.mktemp("kept")
+    made = {"keep_last": last, "keep_best": best, "mode": mode}
+    kept = Checkpoints(folder, **made)
+    for i, score in enumerate(scores):
+        if i == again:
+            kept = Checkpoints(folder, **made)  # of the folders alone
+        save(kept, base, i, score)
+        numbers = [j for j in range(i + 1) if not math.isnan(scores[j])]
+        sign = 1.0 if mode == "max" else -1.0
+        order = sorted(numbers, key=lambda j: (sign * scores[j], j), reverse=True)
+        assert there(folder) == sorted({*order[:best], *range(max(0, i + 1 - last), i + 1)})
+        assert (kept.best() is None) == (not [j for j in there(folder) if not math.isnan(scores[j])])
+        if order and best:
+            assert kept.best() == str(folder / f"checkpoint-{order[0]:06d}")
+
+
+def test_all_may_be_kept(base: Result, tmp_path: Path) -> None:
+    kept = Checkpoints(tmp_path, keep_last=None, keep_best=0)
+    for i in range(5):
+        save(kept, base, i, 0.0)
+    assert there(tmp_path) == [0, 1, 2, 3, 4]
+
+
+def test_a_kill_between_saving_and_removing_leaves_one_too_many_which_goes_with_the_next(
+    base: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Checkpoints(tmp_path, keep_last=1, keep_best=0)
+    save(kept, base, 1, 0.0)
+
+    def killed(path: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(keeping, "remove_tree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            save(kept, base, 2, 0.0)
+    assert there(tmp_path) == [1, 2]
+    kept = Checkpoints(tmp_path, keep_last=1, keep_best=0)
+    assert kept.latest() == str(tmp_path / "checkpoint-000002")
+    save(kept, base, 3, 0.0)
+    assert there(tmp_path) == [3]
+
+
+def test_what_a_killed_process_left_half_removed_or_half_saved_goes(base: Result, tmp_path: Path) -> None:
+    kept = Checkpoints(tmp_path, keep_last=3)
+    save(kept, base, 1, 1.0)
+    save(kept, base, 2, 2.0)
+    (tmp_path / "checkpoint-000002" / "checkpoint.json").unlink()
+    (tmp_path / "checkpoint-000003").mkdir()
+    (tmp_path / "notes").mkdir()
+    again = Checkpoints(tmp_path, keep_last=3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-000001", "notes"]
+    assert again.best() == again.latest() == str(tmp_path / "checkpoint-000001")
+
+
+def test_a_run_that_went_back_keeps_what_it_saves(base: Result, tmp_path: Path) -> None:
+    kept = Checkpoints(tmp_path, keep_last=2, keep_best=0)
+    for i in (8, 9):
+        save(kept, base, i, 0.0)
+    for made in (kept, Checkpoints(tmp_path, keep_last=2, keep_best=0)):
+        path = save(made, base, 5, 0.0)
+        assert there(tmp_path) == [5, 9]
+        assert made.latest() == Checkpoints(tmp_path).latest() == path
+
+
+def test_an_iteration_that_is_saved_again_is_replaced(base: Result, tmp_path: Path) -> None:
+    kept = Checkpoints(tmp_path)
+    save(kept, base, 1, 5.0)
+    save(kept, base, 1, 3.0)
+    assert [each.score for each in kept.all()] == [each.score for each in Checkpoints(tmp_path).all()] == [3.0]
+
+
+def test_behind_a_url(base: Result) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.store.clear()
+    kept = Checkpoints("memory://run", keep_last=1, keep_best=1)
+    for i, score in enumerate([1.0, 5.0, 2.0, 3.0]):
+        save(kept, base, i, score)
+    assert kept.best() == "memory://run/checkpoint-000001"
+    assert [each.iteration for each in Checkpoints("memory://run").all()] == [1, 3]
+    assert load_meta(kept.best())["result"]["return_mean"] == 5.0
+
+
+def test_runs_are_saved_and_loaded(tmp_path: Path) -> None:
+    algorithm = PPO(PPOConfig(env=Echo, num_envs=2, num_steps=20, minibatch_size=10, epochs=1, seed=1))
+    kept = Checkpoints(tmp_path, keep_last=1, keep_best=1, metric="losses/value", mode="min")
+    losses = []
+    for _ in range(4):
+        result = algorithm.train()
+        losses.append(result.losses["value"])
+        kept.save(algorithm, result)
+    best = kept.best()
+    assert best is not None
+    assert etude.load(best).iteration == 1 + int(np.argmin(losses))
+    assert etude.load(kept.latest()).iteration == 4
+
+
+def test_scores() -> None:
+    result = {"a": 1, "b": {"c": 2.0, "d/e": 3.0, "f": {"mean": 4.0}, "g/h": {"max": 5}}, "resumed": None}
+    found = [score_of(result, name) for name in ("a", "b/c", "b/d/e", "b/f/mean", "b/g/h/max")]
+    assert found == [1, 2, 3, 4, 5]
+    assert all(math.isnan(score_of(result, name)) for name in ("b", "b/x", "b/f", "resumed", "b/f/mean/x", "x"))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"keep_last": 0}, "`keep_last` is 0, but must be at least 1, or None to keep all"),
+        ({"keep_best": -1}, "`keep_best` is -1, but must be at least 0"),
+        ({"mode": "most"}, "`mode` is 'most', but must be 'max' or 'min'"),
+        ({"metric": "retrn_mean"}, "`metric` is 'retrn_mean', but results have no such field. Nearest: `return_mean`"),
+        ({"metric": "qqq"}, "`metric` is 'qqq', but results have no such field. There are iteration, env_steps, "),
+    ],
+)
+def test_settings_that_can_not_be(tmp_path: Path, given: Any, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        Checkpoints(tmp_path, **given)
+
+
+def test_checkpoints_that_are_not_of_such_a_folder(tmp_path: Path, base: Result) -> None:
+    save_tree(tmp_path / "checkpoint-000001", {})
+    with pytest.raises(CheckpointError, match="checkpoint-000001 was saved without a result: take it out of"):
+        Checkpoints(tmp_path)
+    remove_tree(tmp_path / "checkpoint-000001")
+    assert Checkpoints(tmp_path).all() == []

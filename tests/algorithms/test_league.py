@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules that come and go while training runs, modules that only act, and modules with a loss of their own."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from signalling import Signalling
+from torch import nn
+
+import etude
+from etude.algorithms import PPO, PPOConfig
+from etude.errors import SettingsError
+from etude.learners import Batch, Loss
+
+
+class Duel:
+    """Two agents with equal spaces; each is paid for saying what it sees."""
+
+    possible_agents = ["left", "right"]  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self._rng = np.random.default_rng(0)
+
+    def observation_space(self, agent: str) -> Any:
+        return spaces.Box(0, 1, (2,), np.float32)
+
+    def action_space(self, agent: str) -> Any:
+        return spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if seed is not None:
+            self._rng = np.random.default_rng(seed)
+        self._t = 0
+        return self._obs(), {}
+
+    def _obs(self) -> Any:
+        self._seen = {agent: int(self._rng.integers(2)) for agent in self.possible_agents}
+        return {agent: np.eye(2, dtype=np.float32)[seen] for agent, seen in self._seen.items()}
+
+    def step(self, actions: Any) -> Any:
+        reward = {agent: float(action == self._seen[agent]) for agent, action in actions.items()}
+        self._t += 1
+        return self._obs(), reward, {"__all__": self._t == 8}, {}, {}
+
+
+def first_and_last(agent: Any, episode: Any) -> str:
+    return "first" if agent == "left" else "last"
+
+
+def all_three(agent: Any, episode: Any) -> str:
+    return "first" if agent == "left" else ("last", "third")[episode.number % 2]
+
+
+def config(**given: Any) -> PPOConfig:
+    shared: dict[str, Any] = {"num_envs": 4, "num_steps": 128, "minibatch_size": 32, "epochs": 2, "seed": 3}
+    shared |= {"env": Duel, "modules": ("first", "last"), "module_of": first_and_last}
+    return PPOConfig(**shared | given)
+
+
+def weights(algorithm: Any, name: str) -> torch.Tensor:
+    return torch.cat([p.detach().reshape(-1).clone() for p in algorithm.students[name].module.parameters()])
+
+
+def test_a_module_comes_and_goes() -> None:
+    algorithm = PPO(config())
+    algorithm.train()
+    steps = algorithm.env_steps
+    student = algorithm.add_module("third", like="last", module_of=all_three)
+    assert torch.equal(weights(algorithm, "third"), weights(algorithm, "last"))
+    assert algorithm.students["third"] is student
+    result = algorithm.train()
+    assert result.env_steps == steps + 128
+    assert {name.partition("/")[0] for name in result.losses} == {"first", "last", "third"}
+    assert {"third/lr"} <= result.metrics.keys()
+    assert student.learner.updates > 0
+    algorithm.remove_module("third", module_of=first_and_last)
+    result = algorithm.train()
+    assert {name.partition("/")[0] for name in result.losses} == {"first", "last"}
+    assert algorithm.evaluate(2).episodes == 2
+
+
+def test_a_module_that_was_added_is_in_checkpoints(tmp_path: Path) -> None:
+    algorithm = PPO(config())
+    algorithm.add_module("third", module_of=all_three)
+    algorithm.train()
+    algorithm.save(tmp_path)
+    loaded = etude.load(tmp_path)
+    assert list(loaded.students) == ["first", "last", "third"]
+    for _ in range(2):
+        one, other = algorithm.train(), loaded.train()
+        assert one.losses == other.losses
+    for name in algorithm.students:
+        assert torch.equal(weights(algorithm, name), weights(loaded, name))
+
+
+def test_what_can_not_come_or_go() -> None:
+    algorithm = PPO(config())
+    with pytest.raises(SettingsError, match=r"there is already a module 'last': there are \['first', 'last'\]"):
+        algorithm.add_module("last")
+    with pytest.raises(SettingsError, match=r"there is no module 'ghost': there are"):
+        algorithm.remove_module("ghost")
+    with pytest.raises(SettingsError, match="there is no module 'ghost'"):
+        algorithm.add_module("new", like="ghost")
+    with pytest.raises(SettingsError, match="set `modules`"):
+        PPO(PPOConfig(env="CartPole-v1", num_envs=1)).add_module("b")
+    one = PPO(config(modules=("first",), module_of=lambda agent, episode: "first"))
+    with pytest.raises(SettingsError, match="'first' is the only module"):
+        one.remove_module("first")
+
+
+@pytest.mark.parametrize("which", [("first",), lambda name, exp: name == "first"])
+def test_the_others_act_and_stay_as_they_are(which: Any) -> None:
+    algorithm = PPO(config(modules_to_train=which, connectors=("normalize_obs",)))
+    before = weights(algorithm, "last")
+    result = algorithm.train()
+    assert {name.partition("/")[0] for name in result.losses} == {"first"}
+    assert result.agent_returns.keys() == {"left", "right"}
+    assert torch.equal(weights(algorithm, "last"), before)
+    assert not torch.equal(weights(algorithm, "first"), before)
+
+
+def test_modules_to_train_are_modules() -> None:
+    with pytest.raises(SettingsError, match=r"`modules_to_train` is \('ghost',\), but the `modules` are \('first', 'l"):
+        config(modules_to_train=("ghost",))
+
+
+def test_as_many_gradient_steps_for_modules_with_unequal_data() -> None:
+    def lopsided(agent: Any, episode: Any) -> str:
+        return "last" if agent == "right" and episode.number % 4 == 0 else "first"
+
+    algorithm = PPO(config(module_of=lopsided, num_minibatches=3))
+    algorithm.train()
+    assert {name: student.learner.updates for name, student in algorithm.students.items()} == {"first": 6, "last": 6}
+
+
+class Own(nn.Module):
+    """Learns to foretell the reward, and acts as it likes."""
+
+    def __init__(self, obs_space: Any, action_space: Any) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 3)
+
+    def forward(self, obs: torch.Tensor) -> etude.Output:
+        return etude.Output(dist_inputs=self.layer(obs)[..., :2])
+
+    def learner_connectors(self) -> list[Any]:
+        return [etude.NextObs()]
+
+    def own_loss(self, batch: Batch) -> Loss:
+        assert batch.next_obs.shape == batch.obs.shape
+        return Loss(foretold=(self.layer(batch.obs)[..., 2] - batch.reward).square().mean())
+
+
+def test_a_loss_of_its_own_in_place_of_the_algorithms() -> None:
+    algorithm = PPO(config(modules={"first": None, "last": Own}, lr=1e-2))
+    losses = [algorithm.train().losses for _ in range(20)]
+    assert losses[0].keys() == {"first/policy", "first/value", "last/foretold"}
+    assert losses[-1]["last/foretold"] < 0.5 * losses[0]["last/foretold"]
+
+
+def test_hooks_are_told_of_the_steps() -> None:
+    calls: list[Any] = []
+
+    class Hooked(PPO):
+        def before_update(self, env_steps: int) -> None:
+            calls.append(("before", env_steps))
+
+        def after_step(self, module: Any) -> None:
+            calls.append("step")
+
+        def after_update(self, env_steps: int) -> None:
+            calls.append(("after", env_steps))
+
+    algorithm = Hooked(PPOConfig(env="CartPole-v1", num_envs=2, num_steps=64, minibatch_size=32, epochs=1, seed=0))
+    algorithm.train()
+    algorithm.train()
+    assert calls == [("before", 64), "step", "step", ("after", 64), ("before", 128), "step", "step", ("after", 128)]
+
+
+def test_gradients_can_be_changed_by_an_algorithm() -> None:
+    class Frozen(PPO):
+        def on_gradients(self, module: Any) -> None:
+            for name, parameter in module.named_parameters():
+                if "policy" in name:
+                    parameter.grad.zero_()
+
+    algorithm = Frozen(PPOConfig(env="CartPole-v1", num_envs=2, num_steps=64, minibatch_size=32, epochs=1, seed=0))
+    before = {name: p.detach().clone() for name, p in algorithm.module.named_parameters()}
+    algorithm.train()
+    for name, parameter in algorithm.module.named_parameters():
+        assert torch.equal(parameter, before[name]) == ("policy" in name)
+
+
+def test_agents_with_different_spaces_in_a_league() -> None:
+    def swapping(agent: Any, episode: Any) -> str:
+        return "other" if agent == "listener" and episode.number % 2 else agent
+
+    algorithm = PPO(PPOConfig(env=Signalling, modules=("speaker", "listener"), num_envs=2, num_steps=64, seed=0))
+    with pytest.raises(SettingsError, match="module 'other' acts for no agent in the first episodes"):
+        algorithm.add_module("other", module_of=swapping)
+    student = algorithm.add_module("other", like="listener", module_of=swapping)
+    assert student.module.action_space == algorithm.students["listener"].module.action_space
+    assert algorithm.train().losses.keys() >= {"other/policy"}
