@@ -8,6 +8,7 @@ import os
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -22,13 +23,19 @@ ROWS = {
     "agents": "agents:rows",
     "busy": "busy:rows",
     "ppo-step": "updates:ppo",
+    "ppo-modules": "updates:modules",
+    "ppo-memory": "peak:rows",
     "ppo": "training:ppo",
     "bc-step": "updates:bc",
     "bc": "training:bc",
+    "marwil": "marwil:rows",
+    "off-policy": "off_policy:rows",
     "parquet": "data:parquet",
     "memory": "data:memory",
     "recording": "data:recording",
+    "checkpoints": "checkpoints:rows",
     "gae": "returns:rows",
+    "replay": "replay:rows",
     "metrics": "metrics:rows",
     "start": "start:rows",
 }
@@ -67,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measured(names: Sequence[str], failed: list[str], *, quick: bool) -> Iterator[Row]:
-    """Each row as soon as it is there, printed. A group whose processes fail is noted, and the others go on."""
+    """Each row as soon as it is there, printed. A group that fails is noted, and the others go on."""
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="etude-bench-") as folder:
         options = Options(quick, Path(folder))
@@ -79,8 +86,8 @@ def _measured(names: Sequence[str], failed: list[str], *, quick: bool) -> Iterat
                 for row in measure(options):
                     print(report.text(row), flush=True)
                     yield row
-            except RuntimeError as error:
-                print(f"{name} failed: {error}", file=sys.stderr)
+            except Exception:  # noqa: BLE001  the others go on
+                print(f"{name} failed:\n{traceback.format_exc()}", file=sys.stderr)
                 failed.append(name)
             print(f"  ({time.perf_counter() - begin:.0f} s so far)\n", file=sys.stderr, flush=True)
 

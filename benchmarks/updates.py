@@ -12,9 +12,10 @@ from torch.nn import functional as F
 
 from benchmarks import nets, sb3
 from benchmarks.harness import ENV, ETUDE, Figure, Options, Reach, Row, Work, expert, milliseconds, race
-from etude import BC, PPO, BCConfig, PPOConfig
+from etude import BC, PPO, BCConfig, Experience, Learner, PPOConfig
 
 STEPS, MINIBATCH, EPOCHS = 4096, 128, 2
+ONE = "Etude, one module"
 EAGER, FLAT, SB3 = "bare eager", "bare, flat + fused Adam", "SB3 train"
 REACH, COMPILED_REACH = 0.75 / 1.06, 0.35 / 1.06
 BC_BATCH, BC_UPDATES = 1024, 50
@@ -48,15 +49,43 @@ def ppo(options: Options) -> Iterator[Row]:
     )
 
 
-def _etude_ppo(*, compile: bool) -> Work:
-    """What PPO does in an iteration after sampling and GAE."""
+def modules(options: Options) -> Iterator[Row]:
+    """The same for two modules of one learner, beside one."""
+    one, exp = _prepared(compile=False)
+    other, _ = _prepared(compile=False)
+    learner = Learner({"one": one.student.learner, "other": other.student.learner})
+
+    def both() -> int:
+        learner.update({"one": exp, "other": exp}, minibatch_size=MINIBATCH, epochs=EPOCHS)
+        return EPOCHS * STEPS // MINIBATCH
+
+    def alone() -> int:
+        one.learner.update({"main": exp}, minibatch_size=MINIBATCH, epochs=EPOCHS)
+        return EPOCHS * STEPS // MINIBATCH
+
+    times = milliseconds(race({ETUDE: both, ONE: alone}, options))
+    yield Row(
+        f"PPO gradient step of two modules, minibatch {MINIBATCH} each",
+        "ms",
+        [Figure(ETUDE, times[ETUDE], "etude"), Figure(ONE, times[ONE])],
+        Reach(2.1, ONE),
+    )
+
+
+def _prepared(*, compile: bool) -> tuple[PPO, Experience]:
+    """PPO after sampling and GAE, and what it has to learn from."""
     config = PPOConfig(env=ENV, seed=0, num_steps=STEPS, minibatch_size=MINIBATCH, epochs=EPOCHS, compile=compile)
     algorithm = PPO(config)
     exp = algorithm.connectors.offline(algorithm.runner.collect(num_steps=STEPS))
-    batch = algorithm.to_learner.offline(exp, algorithm.module)
+    return algorithm, algorithm.to_learner.offline(exp, algorithm.module)
+
+
+def _etude_ppo(*, compile: bool) -> Work:
+    """What PPO does in an iteration after sampling and GAE."""
+    algorithm, exp = _prepared(compile=compile)
 
     def work() -> int:
-        algorithm.update(algorithm.learner, batch)
+        algorithm.update(algorithm.student.learner, exp)
         return EPOCHS * STEPS // MINIBATCH
 
     return work

@@ -14,8 +14,10 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from etude.algorithms import (
         BC,
+        DQN,
         MARWIL,
         PPO,
+        SAC,
         ActingAlgorithm,
         ActingConfig,
         Algorithm,
@@ -23,14 +25,18 @@ if TYPE_CHECKING:
         BCConfig,
         Checkpoints,
         Clip,
+        DQNConfig,
         Evaluation,
         MARWILConfig,
+        OffPolicyAlgorithm,
+        OffPolicyConfig,
         OfflineAlgorithm,
         OfflineConfig,
         OnPolicyAlgorithm,
         OnPolicyConfig,
         PPOConfig,
         Result,
+        SACConfig,
         Stop,
         Task,
         TaskConfig,
@@ -67,9 +73,9 @@ if TYPE_CHECKING:
     from etude.runners import Callback, Episode, GameReturns, Runner, RunningEpisode
 
 _HOMES = {
-    "etude.algorithms": "BC MARWIL PPO ActingAlgorithm ActingConfig Algorithm AlgorithmConfig BCConfig Checkpoints "
-    "Clip Evaluation MARWILConfig OfflineAlgorithm OfflineConfig OnPolicyAlgorithm OnPolicyConfig PPOConfig Result "
-    "Stop Task TaskConfig clip load",
+    "etude.algorithms": "BC DQN MARWIL PPO SAC ActingAlgorithm ActingConfig Algorithm AlgorithmConfig BCConfig "
+    "Checkpoints Clip DQNConfig Evaluation MARWILConfig OffPolicyAlgorithm OffPolicyConfig OfflineAlgorithm "
+    "OfflineConfig OnPolicyAlgorithm OnPolicyConfig PPOConfig Result SACConfig Stop Task TaskConfig clip load",
     "etude.connectors": "GAE ClipAction ClipReward Connector FrameStack NextObs NormalizeAdvantages NormalizeObs "
     "Pipeline PrevActionReward RescaleAction",
     "etude.envs": "InfoActionMask MultiAgentEnv PoolArena VectorArena Workers make_arena",
@@ -84,9 +90,11 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split
 
 __all__ = [
     "BC",
+    "DQN",
     "GAE",
     "MARWIL",
     "PPO",
+    "SAC",
     "ActingAlgorithm",
     "ActingConfig",
     "Algorithm",
@@ -100,6 +108,7 @@ __all__ = [
     "ClipAction",
     "ClipReward",
     "Connector",
+    "DQNConfig",
     "DataError",
     "EnvError",
     "Episode",
@@ -120,6 +129,8 @@ __all__ = [
     "NextObs",
     "NormalizeAdvantages",
     "NormalizeObs",
+    "OffPolicyAlgorithm",
+    "OffPolicyConfig",
     "OfflineAlgorithm",
     "OfflineConfig",
     "OnPolicyAlgorithm",
@@ -136,6 +147,7 @@ __all__ = [
     "Result",
     "Runner",
     "RunningEpisode",
+    "SACConfig",
     "Segments",
     "SettingsError",
     "SpaceError",

@@ -43,6 +43,8 @@ def _fit(hint: Any, value: Any, text: bool = False) -> tuple[bool, Any]:
     origin, args = get_origin(hint), get_args(hint)
     if origin in _UNIONS:
         return next((found for found in (_fit(option, value, text) for option in args) if found[0]), (False, value))
+    if hint is Any:
+        return True, value
     if origin is Literal:
         return value in args, value
     if origin is tuple:

@@ -164,6 +164,8 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
 def from_dict(cls: type[C], values: Mapping[str, Any], *, owner: str) -> C:
     """Build settings from a mapping (YAML, JSON, flags), checking names and types.
 
+    Of settings inside others, those that are not given are as in the default of the field that holds them.
+
     Raises:
         SettingsError: a key is unknown (the nearest right name is given), a value has the wrong type or is missing.
     """
@@ -171,7 +173,9 @@ def from_dict(cls: type[C], values: Mapping[str, Any], *, owner: str) -> C:
     _refuse_missing(cls, found, owner)
     for name, inner in settings_inside(cls).items():
         if isinstance(found.get(name), Mapping):
-            found[name] = from_dict(inner, found[name], owner=f"{owner}.{name}")
+            default = defaults(cls).get(name)
+            others = {f.name: getattr(default, f.name) for f in dataclasses.fields(inner)} if default else {}
+            found[name] = from_dict(inner, others | dict(found[name]), owner=f"{owner}.{name}")
     return cls(**found)
 
 

@@ -136,6 +136,9 @@ def helps() -> dict[str, str]:
     names = [
         "train ppo",
         "train bc",
+        "train marwil",
+        "train dqn",
+        "train sac",
         "record",
         "watch",
         "evaluate",

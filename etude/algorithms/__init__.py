@@ -6,19 +6,24 @@ from etude.algorithms.base import Algorithm
 from etude.algorithms.bc import BC, BCConfig
 from etude.algorithms.clips import Clip, clip
 from etude.algorithms.config import ActingConfig, AlgorithmConfig, OfflineConfig, OnPolicyConfig
+from etude.algorithms.dqn import DQN, DQNConfig
 from etude.algorithms.keeping import Checkpoints
 from etude.algorithms.loading import config_class, load
 from etude.algorithms.marwil import MARWIL, MARWILConfig
+from etude.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
 from etude.algorithms.offline import OfflineAlgorithm
 from etude.algorithms.on_policy import OnPolicyAlgorithm
 from etude.algorithms.ppo import PPO, PPOConfig
 from etude.algorithms.result import Evaluation, Result, Stop
+from etude.algorithms.sac import SAC, SACConfig
 from etude.algorithms.task import Task, TaskConfig
 
 __all__ = [
     "BC",
+    "DQN",
     "MARWIL",
     "PPO",
+    "SAC",
     "ActingAlgorithm",
     "ActingConfig",
     "Algorithm",
@@ -26,14 +31,18 @@ __all__ = [
     "BCConfig",
     "Checkpoints",
     "Clip",
+    "DQNConfig",
     "Evaluation",
     "MARWILConfig",
+    "OffPolicyAlgorithm",
+    "OffPolicyConfig",
     "OfflineAlgorithm",
     "OfflineConfig",
     "OnPolicyAlgorithm",
     "OnPolicyConfig",
     "PPOConfig",
     "Result",
+    "SACConfig",
     "Stop",
     "Task",
     "TaskConfig",

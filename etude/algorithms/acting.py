@@ -166,11 +166,17 @@ class ActingAlgorithm(Algorithm[C]):
     ) -> None:
         self.prepare()
         assert self._arena is not None
+        old = self.config
+        trained = old.modules_to_train
         config = dataclasses.replace(
-            self.config, modules=modules, module_of=self.config.module_of if module_of is None else module_of
+            old,
+            modules=modules,
+            module_of=old.module_of if module_of is None else module_of,
+            overrides={name: own for name, own in (old.overrides or {}).items() if name in modules} or None,
+            modules_to_train=tuple(n for n in trained if n in modules) if isinstance(trained, tuple) else trained,
         )
         self.spaces = spaces_in(self._arena, list(modules), config.module_of, known)
-        self.config = config
+        self.config, self.learner.modules_to_train = config, config.modules_to_train
 
     def _recast(self) -> None:
         modules = {name: student.module for name, student in self.students.items()}
@@ -212,6 +218,11 @@ class ActingAlgorithm(Algorithm[C]):
         return state | {"tracks": [{k: v for k, v in track.items() if k != "connectors"} for track in state["tracks"]]}
 
     def _set_runner(self, state: Mapping[str, Any]) -> None:
+        if len(state["tracks"]) != len(self.students):
+            raise CheckpointError(
+                f"the state's runner acted with {len(state['tracks'])} modules, but here are {len(self.students)}: "
+                "leave it out, with not_components='runner'."
+            )
         self._saved_runner = dict(state)
 
     def set_state(self, state: Mapping[str, Any]) -> None:

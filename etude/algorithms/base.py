@@ -6,7 +6,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -48,8 +48,6 @@ def _does_nothing(method: F) -> F:
 _TIMES = "times/"
 """What stands before the names of phases among the metrics."""
 
-RECORDED = (col.OBS, col.ACTION, col.REWARD, col.LOGP)
-
 
 class Algorithm(Generic[C]):
     """Modules, how they learn, and where they act.
@@ -67,6 +65,9 @@ class Algorithm(Generic[C]):
 
     needs_value: ClassVar[bool] = True
     """The built-in network has a value function."""
+
+    recorded: ClassVar[tuple[str, ...]] = (col.OBS, col.ACTION, col.REWARD, col.LOGP)
+    """The columns of steps that `record` keeps."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -118,7 +119,21 @@ class Algorithm(Generic[C]):
         seeds = self._seeds
         if self.config.modules is not None:  # a module has streams of its own, whoever is beside it
             seeds = (spawned(seeds[0], name), spawned(seeds[1], name))
-        return make_student(self, given, self.spaces[name], seeds, name)
+        with self.settings_of(name):
+            return make_student(self, given, self.spaces[name], seeds, name)
+
+    @contextmanager
+    def settings_of(self, module_id: str) -> Iterator[None]:
+        """Within it, ``self.config`` are the settings of one module, with its `overrides`."""
+        whole, given = self.config, (self.config.overrides or {}).get(module_id)
+        if given is None:
+            yield
+            return
+        self.config = whole.with_overrides(module_id, given)
+        try:
+            yield
+        finally:
+            self.config = whole
 
     @property
     def student(self) -> Student:
@@ -383,7 +398,7 @@ class Algorithm(Generic[C]):
             action_space=first.module.action_space,
             env=env_name(where),
             meta=meta,
-            columns=RECORDED,
+            columns=self.recorded,
             append=append,
         ) as writer:
             return play(runner, num_episodes, explore=explore, updates=self.updates, to=writer)
@@ -500,7 +515,8 @@ class Algorithm(Generic[C]):
         """
         if "algorithm" not in (load_meta(path) or ()):
             raise CheckpointError(f"{path} is a checkpoint, but not of an algorithm.")
-        state, _ = load_tree(path, lambda there: chosen(there, components, not_components))
+        state, meta = load_tree(path, lambda there: chosen(there, components, not_components))
+        saving.drop_other_episodes(state, meta["config"], self.config.env)
         self.set_state(state)
 
     def close(self) -> None:

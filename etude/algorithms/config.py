@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings that algorithms share."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 
@@ -13,13 +14,36 @@ from etude.learners import Precision, Schedule, check_schedule
 from etude.metrics.window import Smoothing
 from etude.modules import NetworkConfig
 from etude.runners import CallbackLike, CountBy, Lengths, ModuleOf
-from etude.settings import settings
+from etude.settings import settings, typed
 
 ModuleLike = torch.nn.Module | Callable[[Any, Any], torch.nn.Module]
 """A net, or what makes one of the spaces; Any, so that it may be annotated with the kinds of space that it takes."""
 
 ModulesLike = tuple[str, ...] | Mapping[str, ModuleLike | None]
 """Ids of modules, or a mapping of ids to networks; None for a built-in one."""
+
+
+_SHARED = {
+    "env",
+    "seed",
+    "modules",
+    "module_of",
+    "overrides",
+    "modules_to_train",
+    "num_envs",
+    "workers",
+    "num_steps",
+    "whole_episodes",
+    "count_steps_by",
+    "callbacks",
+    "window",
+    "device",
+    "threads",
+}
+"""Settings that can't be different for single modules."""
+
+TrainedLike = tuple[str, ...] | Callable[[str, Any], bool]
+"""Ids of modules, or a function ``(module_id, experience) -> bool``."""
 
 
 @settings
@@ -78,7 +102,11 @@ class AlgorithmConfig:
     """A gradient step whose loss or gradients are not finite is skipped, and counted as `skipped_steps`; so many in a
     row are an error. At least 1."""
 
-    modules_to_train: tuple[str, ...] | Callable[[str, Any], bool] | None = None
+    overrides: Mapping[str, Mapping[str, Any]] | None = None
+    """Settings of single modules that differ from the others': `{"red": {"lr": 1e-4, "clip": 0.1}}`, by module id. They
+    hold for what makes a module and what it learns by, not for acting and collecting."""
+
+    modules_to_train: TrainedLike | None = None
     """Which of the modules learn: their ids, or a function `(module_id, experience) -> bool`; none is all. The others
     act, and stay as they are."""
 
@@ -124,10 +152,30 @@ class AlgorithmConfig:
             ),
             module_of=(self.module_of is None or self.modules is not None, "none where there are no `modules`"),
         )
-        if isinstance(self.modules_to_train, tuple) and not set(self.modules_to_train) <= set(self.modules or ()):
-            raise SettingsError(
-                f"`modules_to_train` is {self.modules_to_train!r}, but the `modules` are {tuple(self.modules or ())}."
-            )
+        there = tuple(self.modules or ())
+        for module_id, given in (self.overrides or {}).items():
+            if module_id not in there:
+                raise SettingsError(f"`overrides` are of {module_id!r}, but the `modules` are {there}.")
+            self.with_overrides(module_id, given)
+        if isinstance(self.modules_to_train, tuple) and not set(self.modules_to_train) <= set(there):
+            raise SettingsError(f"`modules_to_train` is {self.modules_to_train!r}, but the `modules` are {there}.")
+
+    def with_overrides(self, module_id: str, given: Mapping[str, Any]) -> Self:
+        """These settings with some of a module's own.
+
+        Raises:
+            SettingsError: they are not settings, or such as concern all modules together.
+        """
+        shared = sorted(given.keys() & _SHARED)
+        if shared:
+            raise SettingsError(f"`overrides` of {module_id!r} hold `{shared[0]}`, which is of all modules together.")
+        owner = f"overrides.{module_id}"
+        own = typed(type(self), given, owner=owner)
+        for name, value in own.items():
+            whole = getattr(self, name)
+            if isinstance(value, Mapping) and dataclasses.is_dataclass(whole):  # of settings inside others, some
+                own[name] = dataclasses.replace(whole, **value)  # type: ignore[type-var]
+        return dataclasses.replace(self, overrides=None, **own)
 
     def check(self, **rules: tuple[bool, str]) -> None:
         """Raise a SettingsError for the first setting that breaks its rule: ``name=(is_fine, what_it_must_be)``."""

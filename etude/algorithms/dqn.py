@@ -30,21 +30,33 @@ class DQNConfig(OffPolicyConfig):
     epsilon: Schedule = ((0, 1.0), (10_000, 0.05))
     """Probability of a random action, 0 to 1; or points of (env_steps, probability) with straight lines between."""
 
-    target_interval: int = 200
+    num_envs: int = 4
+    """Copies of the env that step together, at least 1."""
+
+    updates_per_step: float = 0.25
+    """Gradient steps of each module for each env step, above 0. What is left of one is kept for the next time. Default:
+    Mnih et al. 2015, table 1."""
+
+    n_step: int = 5
+    """Rewards that are summed before a target bootstraps, at least 1. Default: the best of 1, 3, 5 on CartPole; the
+    steps between are taken as they were made, without correction for the policy that made them."""
+
+    target_interval: int = 100
     """Gradient steps between two updates of the target network, at least 1."""
 
     tau: float = 1.0
     """How far the target network then moves towards the one that is trained, above 0, at most 1: 1 makes them equal
     (Mnih et al. 2015); less, with a `target_interval` of 1, averages (Lillicrap et al. 2016)."""
 
-    lr: Schedule = 1e-3
-    """Learning rate of Adam; or points of (env_steps, rate) with straight lines between."""
+    lr: Schedule = 2e-3
+    """Learning rate of Adam; or points of (env_steps, rate) with straight lines between. Default: measured as for
+    `n_step`; larger networks want less."""
 
     grad_clip: float | None = 10.0
     """Limit that gradients are clipped to, see `grad_clip_by`; None leaves them as they are. Default: as in
     Stable-Baselines3 and Wang et al. 2016."""
 
-    batch_size: int = 128
+    batch_size: int = 64
     """Steps in a gradient step, at least 1."""
 
     capacity: int = 100_000

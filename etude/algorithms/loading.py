@@ -41,10 +41,7 @@ def load(path: Where, **overrides: Any) -> Algorithm[Any]:
     if spaces.keys() != modules_given(config).keys():
         raise CheckpointError(f"`modules` can't be others than were saved: the checkpoint is of {list(spaces)}.")
     algorithm = cls(config, saved_spaces=spaces)
-    was = saved.get("env")
-    is_other = "env" in overrides and saving.UNSAVED not in (was or ()) and saving.to_plain(overrides["env"]) != was
-    if is_other and isinstance(tree.get("runner"), dict):
-        tree["runner"]["arena"] = {"how": "new episodes", "why": "another env was given"}
+    saving.drop_other_episodes(tree, saved, config.env)
     try:
         lacks = [part for part in algorithm.components() if part not in tree]
         if lacks:

@@ -113,8 +113,10 @@ class MARWIL(OfflineAlgorithm[MARWILConfig]):
         advantage = exp.steps[col.ADVANTAGE]
         square = float(np.square(advantage).mean())
         before = square if self.mean_square is None else self.mean_square
-        self.mean_square = before + config.average_rate * (square - before)
-        exponent = advantage * (config.beta / (math.sqrt(self.mean_square) + 1e-8))
+        mean_square = before + config.average_rate * (square - before)
+        if math.isfinite(mean_square):  # else the learner skips this batch, and the next ones are to be right again
+            self.mean_square = mean_square
+        exponent = advantage * (config.beta / (math.sqrt(mean_square) + 1e-8))
         weight = np.exp(np.minimum(exponent, math.log(config.max_weight)))
         return exp.with_steps(**{col.WEIGHT: weight}).steps
 

@@ -25,7 +25,7 @@ class OnPolicyAlgorithm(ActingAlgorithm[C]):
             with self.timed("connect"):
                 seen = student.connectors.offline(exp)
                 batch = student.to_learner.offline(seen, student.module)
-            with self.timed("update"):
+            with self.timed("update"), self.settings_of(name):
                 learn = self.update if student.module.own_loss is None else self.go_over
                 updates[name] = learn(student.learner, batch)
             student.connectors.update(exp)

@@ -103,6 +103,13 @@ def from_plain(value: Any, what: str) -> Any:
     return value
 
 
+def drop_other_episodes(state: Mapping[str, Any], saved: Mapping[str, Any], env: Any) -> None:
+    """Let new episodes begin where a state has running ones, but not of ``env``: by ``saved``, the settings then."""
+    was = saved.get("env")
+    if "runner" in state and UNSAVED not in (was or ()) and to_plain(env) != was:
+        state["runner"]["arena"] = {"how": "new episodes", "why": "another env was given"}
+
+
 def load_config(cls: type[C], saved: Mapping[str, Any], overrides: Mapping[str, Any]) -> C:
     """Settings from `to_plain` data, some of them overridden; of settings inside others, those that are given.
 

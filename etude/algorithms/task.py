@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from etude import columns as col
 from etude.algorithms.acting import ActingAlgorithm
 from etude.algorithms.base import together
 from etude.algorithms.components import Component
@@ -73,6 +74,9 @@ class Task(ActingAlgorithm[C]):
 
     needs_next_obs: ClassVar[bool] = False
     """Batches hold ``next_obs``, the observation after each step."""
+
+    recorded: ClassVar[tuple[str, ...]] = (col.OBS, col.ACTION, col.REWARD)
+    """The columns of steps that `record` keeps: how probable actions are, only the task knows."""
 
     def __init__(self, config: C, *, saved_spaces: dict[str, Spaces] | None = None) -> None:
         self.config = config
@@ -145,26 +149,31 @@ class Task(ActingAlgorithm[C]):
     # -- what is made of it -------------------------------------------------------------------------------------
 
     def setup(self) -> None:
-        """Make the datasets."""
-        config = self.config
-        self.datasets = {
-            name: ReplayDataset(
-                config.num_samples,
-                stride=config.stride,
-                collections=config.replay_epochs,
-                next_obs=self.needs_next_obs,
-            )
-            for name in self.students
-        }
-        """What each module learns from, by module id."""
-        self._order = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(3,)))  # 0 to 2 are taken
+        """Begin without data."""
+        self._datasets: dict[str, ReplayDataset] = {}
+        self._order = np.random.default_rng(
+            np.random.SeedSequence(self.config.seed, spawn_key=(3,))
+        )  # 0 to 2 are taken
         self._has_gaps = False
         super().setup()
+
+    @property
+    def datasets(self) -> dict[str, ReplayDataset]:
+        """What each module learns from, by module id: those of modules that came since are empty."""
+        there = self._datasets
+        self._datasets = {name: there[name] if name in there else self._new_dataset() for name in self.students}
+        return self._datasets
 
     @property
     def dataset(self) -> ReplayDataset:
         """What the only module learns from."""
         return self.datasets[self.student.learner.name]
+
+    def _new_dataset(self) -> ReplayDataset:
+        config = self.config
+        return ReplayDataset(
+            config.num_samples, stride=config.stride, collections=config.replay_epochs, next_obs=self.needs_next_obs
+        )
 
     def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
         """The net with its spaces; it acts and learns by the methods of the task."""

@@ -7,8 +7,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from etude.algorithms import BC, MARWIL, PPO, Algorithm, AlgorithmConfig, Checkpoints, Stop, config_class, load
-from etude.algorithms.config import ModuleLike, ModulesLike
+from etude.algorithms import (
+    BC,
+    DQN,
+    MARWIL,
+    PPO,
+    SAC,
+    Algorithm,
+    AlgorithmConfig,
+    Checkpoints,
+    Stop,
+    config_class,
+    load,
+)
+from etude.algorithms.config import ModuleLike, ModulesLike, TrainedLike
 from etude.algorithms.keeping import check_metric
 from etude.algorithms.saving import find, name_of
 from etude.checkpoints import load_meta
@@ -20,7 +32,13 @@ from etude.learners import Schedule
 from etude.runners import ModuleOf
 from etude.settings import from_dict, merged, nearest, settings, settings_inside, typed
 
-ALGORITHMS: dict[str, type[Algorithm[Any]]] = {"ppo": PPO, "bc": BC, "marwil": MARWIL}
+ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
+    "ppo": PPO,
+    "dqn": DQN,
+    "sac": SAC,
+    "bc": BC,
+    "marwil": MARWIL,
+}
 """The algorithms that come with Etude, by their names."""
 
 
@@ -213,6 +231,11 @@ def _imported(setting: str, kind: str) -> Callable[[str], Any]:
     return found
 
 
+def _trained(word: str) -> Any:
+    """Ids with commas between, or ``module:function``."""
+    return _imported("modules_to_train", "function")(word) if ":" in word else tuple(word.split(","))
+
+
 def _connector(word: str) -> Any:
     """A name that the pipeline knows, or ``module:name`` of a class or function."""
     head, colon, tail = word.partition(":")
@@ -225,5 +248,6 @@ _CONVERTERS: dict[Any, Any] = {
     ModuleLike | None: _imported("module", "Class"),
     ModulesLike | None: _imported("modules", "Class"),
     ModuleOf | None: _imported("module_of", "function"),
+    TrainedLike | None: _trained,
     tuple[ConnectorLike, ...]: _connector,
 }

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from etude import columns as col
 from etude.columns import Columns
@@ -69,11 +69,7 @@ class Replay:
 
     @property
     def beta(self) -> float:
-        """How much the weights of `sample` make up for priorities, from 0 to 1; to be set by who anneals it.
-
-        Raises:
-            DataError: the replay has no priorities.
-        """
+        """How much the weights of `sample` make up for priorities, from 0 to 1; to be set by who anneals it."""
         return self._with_priorities().beta
 
     @beta.setter
@@ -105,9 +101,6 @@ class Replay:
         """The episodes of agents that are stored from their first step to their end: those for `sample_episodes`."""
         return len(self._storage.chains.whole())
 
-    def __len__(self) -> int:
-        return self.num_steps
-
     def can_sample(self, batch_size: int) -> bool:
         """Whether there are at least ``batch_size`` steps to draw from."""
         return self.num_steps - self.num_blind >= batch_size
@@ -124,10 +117,10 @@ class Replay:
             DataError: the columns are not those of the steps before, or can't be held.
         """
         exp = without_lookback(exp)
-        while exp.num_steps > self.capacity:
+        while (num := exp.num_steps) > self.capacity:
             first, exp = exp.split(self.capacity)
             self._add(first)
-        if exp.num_steps:
+        if num:
             self._add(exp)
 
     def _add(self, exp: Experience) -> None:
@@ -206,7 +199,7 @@ class Replay:
             walk, after = storage.walk(rows, self.n_step)
             if chains.num_blind:
                 self._stop_before_blind(rows, walk, after)
-            steps: Index = np.sum(walk != self.capacity, axis=0)
+            steps = np.sum(walk != self.capacity, axis=0)
             batch[col.REWARD] = (self._discounts[:-1] @ reward.take(walk)).astype(np.float32)
             discount = self._discounts.take(steps).astype(np.float32)
         ends = (after == self.capacity).nonzero()[0]
@@ -220,7 +213,7 @@ class Replay:
             batch[col.NEXT_OBS + name[len(col.OBS) :]] = following
         batch[col.TERMINATED], batch["discount"] = terminated, discount
 
-    def _stop_before_blind(self, rows: Index, walk: Index, after: Index) -> None:
+    def _stop_before_blind(self, rows: Index, walk: NDArray[Any], after: NDArray[Any]) -> None:
         """Take the last steps of chains that end blind out of walks, and let them be what follows."""
         storage = self._storage
         own = storage.chain.take(rows)
@@ -231,7 +224,9 @@ class Replay:
         after[walks] = tail[walks]
 
     def update_priorities(self, index: ArrayLike, priority: ArrayLike) -> None:
-        """Set priorities, such as absolute TD errors, of steps; those that are no longer stored are passed over.
+        """Set priorities, such as absolute TD errors, of steps.
+
+        Steps that are no longer stored, and those counted by `num_blind`, are passed over.
 
         Args:
             index: int64 ``[num]``, as `sample` gave them; of steps given twice, the last counts.
@@ -270,13 +265,11 @@ class Replay:
         Raises:
             DataError: there is no whole episode.
         """
-        chains = self._storage.chains
-        whole = chains.whole()
+        whole, table = self._storage.chains.whole(), self._storage.chains.table
         if not len(whole):
             raise DataError(f"none of the {self.num_steps} steps stored is of a whole episode: see num_episodes.")
         drawn = whole[self._rng.integers(len(whole), size=num)]
-        longest = int(chains.table["count"].take(drawn).max(initial=1))
-        return self._storage.segments(chains.table["head"].take(drawn), longest)
+        return self._storage.segments(table["head"].take(drawn), int(table["count"].take(drawn).max(initial=1)))
 
     # -- state --------------------------------------------------------------------------------------------------
 

@@ -77,7 +77,6 @@ class Chains:
         table = self.table
         table["episode_id"][c], table["agent_id"][c], table["module_id"][c] = key
         table["head"][c], table["t_next"][c], table["lane"][c], table["count"][c] = head, t, lane, 0
-        table["blind"][c] = False
         self.open[key] = c
         return c
 

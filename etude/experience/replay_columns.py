@@ -48,7 +48,7 @@ def write(column: NDArray[Any], start: int, values: Array) -> None:
 def without_lookback(exp: Experience) -> Experience:
     """The same without its lookback rows; segments of nothing else are left out."""
     segments = exp.segments
-    if not segments.lookback.any():
+    if not np.count_nonzero(segments.lookback):
         return exp
     lengths = exp.lengths - segments.lookback
     some, rows = np.flatnonzero(lengths), exp.trained()
@@ -77,6 +77,9 @@ def check_first(exp: Experience) -> None:
                 f"column `{name}` holds objects ({column.dtype}), which a replay can't: leave it out, or make numbers "
                 "of them."
             )
+    for name, final in exp.final_obs.items():
+        if describe(final) != describe(exp.steps[name]):
+            raise DataError(f"final_obs `{name}` is {describe(final)}, but its column is {describe(exp.steps[name])}.")
 
 
 def check_same(exp: Experience, columns: dict[str, NDArray[Any]], finals: dict[str, NDArray[Any]]) -> None:

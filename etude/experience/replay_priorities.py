@@ -44,9 +44,9 @@ class Prioritized:
         """The weight of each row, which is its priority to the power of alpha; 0 where there is nothing to draw."""
         self._greatest = 1.0
 
-    def add(self, rows: Index, unseen: list[int], seen: list[int]) -> None:
+    def add(self, start: int, num: int, unseen: list[int], seen: list[int]) -> None:
         """Steps were added: see `etude.experience.replay_storage.Added`."""
-        self.tree.put(rows, self._greatest)
+        self.tree.put(np.arange(start, start + num) % self.tree.size, self._greatest)
         if unseen:
             self.tree.put(np.array(unseen), 0.0)
         if seen:
@@ -60,7 +60,9 @@ class Prioritized:
         return rows, ((weights / weights.min(initial=_MOST)) ** -self.beta).astype(np.float32)
 
     def update(self, rows: Index, priority: NDArray[np.float64]) -> None:
-        """Set the priorities of rows that can be drawn."""
+        """Set the priorities of rows; those that can't be drawn for now are passed over."""
+        can = self.tree.weights.take(rows) > 0
+        rows, priority = rows[can], priority[can]
         with np.errstate(over="ignore"):
             weights = ((priority + self.epsilon) ** self.alpha).clip(_LEAST, _MOST)
         self.tree.put(rows, weights)

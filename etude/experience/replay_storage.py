@@ -17,9 +17,10 @@ from etude.experience.segments import Segments
 
 
 class Added(NamedTuple):
-    """Where steps were put."""
+    """Where steps were put: in ``num`` rows from ``start`` on, going on from row 0 behind the last."""
 
-    rows: Index
+    start: int
+    num: int
     unseen: list[int]
     """Rows after which nothing was seen, though the episode did not terminate."""
     seen: list[int]
@@ -42,7 +43,7 @@ class Storage:
         self.num_added = 0
         self.columns: Columns = {}
         index_type = np.int32 if capacity < 2**31 - 1 else np.int64
-        self.after = np.full(capacity + 1, capacity, index_type)
+        self.after: NDArray[Any] = np.full(capacity + 1, capacity, index_type)
         """The row of the next step, by row."""
         self.chain = np.zeros(capacity + 1, np.int32)
         """The chain that a step is of, by row."""
@@ -79,7 +80,7 @@ class Storage:
         unseen, seen = self._link(exp, start)
         self.num_added += num
         self.num_steps += num
-        return Added(np.arange(start, start + num) % self.capacity, unseen, seen)
+        return Added(start, num, unseen, seen)
 
     def _evict(self, num: int) -> None:
         """Make room for ``num`` steps."""
@@ -103,7 +104,7 @@ class Storage:
         unseen: list[int] = []
         seen: list[int] = []
         own, chains, capacity = exp.segments, self.chains, self.capacity
-        keys = zip(own.episode_id, own.agent_id, own.module_id, strict=True)
+        keys = zip(own.episode_id.tolist(), own.agent_id.tolist(), own.module_id.tolist(), strict=True)
         ends = zip(own.terminated.tolist(), own.truncated.tolist(), own.has_final_obs.tolist(), strict=True)
         bounds, each = exp.offsets.tolist(), zip(keys, own.t_start.tolist(), ends, strict=True)
         for i, (key, t, (terminated, truncated, known)) in enumerate(each):
@@ -139,7 +140,7 @@ class Storage:
 
     # -- looking ahead ------------------------------------------------------------------------------------------
 
-    def walk(self, rows: Index, length: int) -> tuple[Index, Index]:
+    def walk(self, rows: Index, length: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """``[length, num]``: the rows of the steps from ``rows`` on, ``capacity`` behind the last; and what follows."""
         walk = np.empty((length, len(rows)), self.after.dtype)
         walk[0] = rows

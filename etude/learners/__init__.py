@@ -5,9 +5,11 @@ from etude.learners.batch import Batch
 from etude.learners.clipping import ClipBy
 from etude.learners.learner import Learner, ModulesToTrain
 from etude.learners.loss import Loss
-from etude.learners.module_learner import LossFn, ModuleLearner, Precision, Update, mean_of, seeded
+from etude.learners.module_learner import LossFn, ModuleLearner, Precision
 from etude.learners.replay_dataset import ReplayDataset
 from etude.learners.schedules import Schedule, check_schedule, value_at
+from etude.learners.seeding import seeded
+from etude.learners.updates import Update, mean_of
 from etude.modules.weights import load_weights
 
 __all__ = [

@@ -15,7 +15,8 @@ from etude.learners.batch import Batch
 from etude.learners.clipping import clip
 
 if TYPE_CHECKING:
-    from etude.learners.module_learner import Figures, LossFn, ModuleLearner
+    from etude.learners.module_learner import LossFn, ModuleLearner
+    from etude.learners.updates import Figures
 
 
 class _LossModule(nn.Module):

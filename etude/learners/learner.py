@@ -10,9 +10,10 @@ from torch import nn
 from etude.errors import DataError, EtudeError
 from etude.experience import Experience
 from etude.experience.arrays import Array
-from etude.learners.module_learner import ModuleLearner, Update, mean_of
+from etude.learners.module_learner import ModuleLearner
 from etude.learners.optimizers import MakeOptimizer
 from etude.learners.schedules import Schedule
+from etude.learners.updates import Update, mean_of
 
 T = TypeVar("T")
 

@@ -3,8 +3,8 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import Any, Literal, NamedTuple, TypeAlias
+from contextlib import nullcontext
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -20,24 +20,15 @@ from etude.learners.loss import Loss
 from etude.learners.nonfinite import what_was_not_finite
 from etude.learners.optimizers import MakeOptimizer, Optimizer, check_owners, make_optimizer
 from etude.learners.schedules import Schedule, value_at
+from etude.learners.seeding import seeded
 from etude.learners.sequences import Sequences, sequence_batches
 from etude.learners.splits import SequenceRule, Split
+from etude.learners.updates import Figures, Update, means_of
 from etude.modules import Module
 from etude.modules.weights import load_weights
 
 LossFn: TypeAlias = Callable[[Module, Batch], Loss]
-Figures: TypeAlias = dict[str, torch.Tensor]
 Precision: TypeAlias = Literal["float32", "bfloat16"]
-
-
-class Update(NamedTuple):
-    """What an update brought: means over its gradient steps, without those that were skipped."""
-
-    losses: dict[str, float]
-    """Each part of the loss; NaN where every step was skipped."""
-    metrics: dict[str, float]
-    """What the loss logs, ``grad_norm`` (before clipping) where gradients are clipped, and ``skipped_steps`` where some
-    were skipped because the loss or its gradients were not finite."""
 
 
 class ModuleLearner:
@@ -211,7 +202,7 @@ class ModuleLearner:
         exp: Experience,
         figures: Callable[[Module, Batch], Figures],
         *,
-        chunk_size: int = 8192,
+        chunk_size: int = 2048,
         max_seq_len: int = 32,
     ) -> dict[str, float]:
         """The means of ``figures(module, batch)``, scalars, over the steps of ``exp``, without gradients."""
@@ -271,10 +262,10 @@ class ModuleLearner:
                     losses.append(parts)
                     metrics.append(figures)
             self._apply_rest()
-        means = _means(metrics)
+        means = means_of(metrics)
         if self.skipped > before:
             means["skipped_steps"] = float(self.skipped - before)
-        return Update(names | _means(losses), means)
+        return Update(names | means_of(losses), means)
 
     def _step(self, batch: Batch) -> tuple[Figures, Figures, bool]:
         """One gradient step; gives the loss parts and other figures, and whether all was finite."""
@@ -388,34 +379,3 @@ def _are_finite(numbers: Sequence[torch.Tensor]) -> bool:
     for number in numbers[1:]:
         total = total + number
     return math.isfinite(total.item())
-
-
-def mean_of(updates: Sequence[Update]) -> Update:
-    """Several updates as one: the mean of each figure over those that have it; ``skipped_steps`` are added up."""
-
-    def means(parts: list[dict[str, float]]) -> dict[str, float]:
-        names = dict.fromkeys(name for part in parts for name in part)
-        values = {name: [part[name] for part in parts if name in part] for name in names}
-        return {name: sum(some) / (1 if name == "skipped_steps" else len(some)) for name, some in values.items()}
-
-    return Update(means([update.losses for update in updates]), means([update.metrics for update in updates]))
-
-
-def _means(rows: list[Figures]) -> dict[str, float]:
-    """The mean of each figure over the gradient steps that have it; moved to the host once."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    if not names:
-        return {}
-    means = [torch.stack([row[name] for row in rows if name in row]).to(torch.float64).mean() for name in names]
-    return dict(zip(names, torch.stack(means).tolist(), strict=True))
-
-
-@contextmanager
-def seeded(seed: int, device: torch.device | str) -> Iterator[None]:
-    """Torch draws from ``seed`` within a ``with`` block, on the CPU and on ``device``, and as before after it."""
-    devices = [torch.device(device)] if torch.device(device).type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.default_generator.manual_seed(seed)
-        if devices:
-            torch.cuda.manual_seed(seed)
-        yield

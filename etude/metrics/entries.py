@@ -39,13 +39,17 @@ class Entry:
 
     def add(self, values: NDArray[np.float64]) -> None:
         """Take in values."""
-        self.seen.add(values)
-        self.new.add(values)
+        part = self.made()
+        part.add(values)
+        self._merge(part)
 
     def take_in(self, state: Mapping[str, Any]) -> None:
         """Take in what another was told, from the state of its statistic."""
         part = self.made()
         part.load_state_dict(state)
+        self._merge(part)
+
+    def _merge(self, part: Any) -> None:
         self.seen.merge(part)
         self.new.merge(part)
 

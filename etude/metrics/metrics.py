@@ -4,7 +4,7 @@
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
@@ -32,17 +32,15 @@ class Delta(NamedTuple):
 class Metrics:
     """Figures by name, such as ``loss/policy`` or ``red/kl``.
 
-    ========== ======================================================== =================
-    by          gives                                                    after `reduce`
-    ========== ======================================================== =================
-    mean        the mean of all values                                   begins anew
-    sum         their sum                                                begins anew
-    min, max    the least, the greatest                                  begins anew
-    throughput  their sum, by the seconds since the last `reduce`        begins anew
-    lifetime    their sum                                                goes on
-    window      the mean of the last ``window`` of them                  goes on
-    ema         their moving average, see `Ema`                          goes on
-    ========== ======================================================== =================
+    | by | gives | after `reduce` |
+    | --- | --- | --- |
+    | ``mean`` | the mean of all values | begins anew |
+    | ``sum`` | their sum | begins anew |
+    | ``min``, ``max`` | the least, the greatest | begins anew |
+    | ``throughput`` | their sum, by the seconds since the last `reduce` | begins anew |
+    | ``lifetime`` | their sum | goes on |
+    | ``window`` | the mean of the last ``window`` of them | goes on |
+    | ``ema`` | their moving average, the newest with weight ``2 / (window + 1)``, see `Ema` | goes on |
 
     Tensors stay on their device until figures are read, and then all of them are moved at once.
 
@@ -210,7 +208,7 @@ class Under:
         """Take in values, as `Metrics.log`."""
         self._metrics.log(f"{self._prefix}/{name}", value, by, window=window)
 
-    def timed(self, phase: str) -> Any:
+    def timed(self, phase: str) -> AbstractContextManager[None]:
         """Log the seconds of a ``with`` block, as `Metrics.timed`."""
         return self._metrics.timed(f"{self._prefix}/{phase}")
 

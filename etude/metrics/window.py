@@ -131,8 +131,10 @@ class Tally:
     def _extend(self, count: int, total: float, least: float, greatest: float) -> None:
         self._count += count
         self.sum += total
-        self._min = float(np.minimum(self._min, least))  # unlike min(), these hand NaN on
-        self._max = float(np.maximum(self._max, greatest))
+        if least < self._min or math.isnan(least):  # min() and max() lose NaN
+            self._min = least
+        if greatest > self._max or math.isnan(greatest):
+            self._max = greatest
 
     def __len__(self) -> int:
         return self._count

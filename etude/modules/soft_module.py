@@ -63,15 +63,15 @@ class SoftModule(Module):
         self.log_temperature = nn.Parameter(torch.tensor([float(np.log(temperature))]))
         self.follower = Follower(self.target_critic, self.critic)
         self._columns_of = Flattener(obs_space, OBS)
-        middle, half = np.zeros(self.action_size), np.ones(self.action_size)
+        low, high = -np.ones(self.action_size), np.ones(self.action_size)
+        self._scaled_dist = dist
         if isinstance(dist, SquashedGaussian):
-            low, high = action_space.low.reshape(-1).astype(np.float64), action_space.high.reshape(-1).astype(np.float64)
-            middle, half = (low + high) / 2, (high - low) / 2
+            low, high = (bound.reshape(-1).astype(np.float64) for bound in (action_space.low, action_space.high))
+            self._scaled_dist = SquashedGaussian(spaces.Box(-1.0, 1.0, (self.action_size,), np.float32), ACTION)
         self._middle: Tensor
         self._half: Tensor
-        self.register_buffer("_middle", torch.tensor(middle, dtype=torch.float32), persistent=False)
-        self.register_buffer("_half", torch.tensor(half, dtype=torch.float32), persistent=False)
-        self._log_half = float(np.log(half).sum())
+        self.register_buffer("_middle", torch.tensor((low + high) / 2, dtype=torch.float32), persistent=False)
+        self.register_buffer("_half", torch.tensor((high - low) / 2, dtype=torch.float32), persistent=False)
 
     def train(self, mode: bool = True) -> "SoftModule":
         """The target network stays in evaluation mode."""
@@ -93,8 +93,8 @@ class SoftModule(Module):
         """Actions ``[B, action_size]`` as critics see them, and their log-densities ``[B]``, with gradients."""
         _, inputs = self(obs).bound()
         noise = torch.randn(len(inputs), self.action_size, device=inputs.device)
-        action, logp = self.dist.rsample(inputs, noise)
-        return self.scaled(action[ACTION]), logp + self._log_half
+        action, logp = self._scaled_dist.rsample(inputs, noise)
+        return action[ACTION].reshape(noise.shape), logp
 
     def actor(self, *, explore: bool) -> Actor:
         """What acts; at random, as long as the module ``acts_at_random`` and it explores."""

@@ -174,6 +174,25 @@ def test_connectors_may_be_taken_before_a_loaded_run_has_its_envs(tmp_path: Path
     assert loaded.connectors.metrics() == {"normalize_obs/count": 180.0}
 
 
+class OtherToil(Toil):
+    """An env of equal spaces, which knows nothing of the episodes of the first."""
+
+
+def test_running_episodes_of_another_env_are_not_taken(tmp_path: Path) -> None:
+    algorithm = ppo(env=Toil)
+    algorithm.train()
+    algorithm.save(tmp_path)
+    same, other = ppo(2, env=Toil), ppo(2, env=OtherToil)
+    for each in (same, other):
+        each.load(tmp_path)
+    assert same.train().resumed == "snapshot"
+    assert other.train().resumed == "new episodes: another env was given"
+    with pytest.raises(
+        CheckpointError, match="acted with 1 modules, but here are 2: leave it out, with not_components="
+    ):
+        two().set_state(algorithm.get_state("runner"))
+
+
 def test_states_of_other_algorithms_are_refused_before_anything_changes() -> None:
     algorithm, other = two(), ppo(2)
     before = other.get_state()

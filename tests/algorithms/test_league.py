@@ -205,3 +205,38 @@ def test_agents_with_different_spaces_in_a_league() -> None:
     student = algorithm.add_module("other", like="listener", module_of=swapping)
     assert student.module.action_space == algorithm.students["listener"].module.action_space
     assert algorithm.train().losses.keys() >= {"other/policy"}
+
+
+def test_settings_of_single_modules() -> None:
+    own = {"first": {"lr": 0.0, "epochs": 1, "network": {"hidden": (8,)}}, "last": {"gamma": 0.0, "lambda_": 0.0}}
+    seen: dict[str, Any] = {}
+
+    class Looking(PPO):
+        def update(self, learner: Any, exp: Any) -> Any:
+            seen[learner.name] = (self.config.gamma, exp)
+            return super().update(learner, exp)
+
+    algorithm = Looking(config(overrides=own))
+    before = weights(algorithm, "first")
+    algorithm.train()
+    assert algorithm.config.gamma == 0.99
+    assert {name: student.learner.updates for name, student in algorithm.students.items()} == {"first": 4, "last": 8}
+    assert torch.equal(weights(algorithm, "first"), before)
+    assert [p.shape[0] for p in algorithm.students["first"].module.parameters()][0] == 8
+    assert (seen["first"][0], seen["last"][0]) == (0.99, 0.0)
+    exp = seen["last"][1]  # without discount and trace, a step is worth what it brings
+    np.testing.assert_allclose(exp.steps["value_target"], exp.steps["reward"], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"ghost": {"lr": 0.1}}, r"`overrides` are of 'ghost', but the `modules` are \('first', 'last'\)"),
+        ({"first": {"num_envs": 2}}, "`overrides` of 'first' hold `num_envs`, which is of all modules together"),
+        ({"first": {"lrr": 0.1}}, "overrides.first has no setting `lrr`"),
+        ({"first": {"clip": -1.0}}, "`clip` is -1.0, but must be greater than 0"),
+    ],
+)
+def test_overrides_that_can_not_be(given: Any, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        config(overrides=given)

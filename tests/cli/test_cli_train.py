@@ -381,9 +381,40 @@ def test_a_run_outlives_those_who_watch_it(tmp_path, redirected):
 
 def test_checkpoints_are_saved_on_the_way(tmp_path, monkeypatch):
     saved = []
-    monkeypatch.setattr(etude.PPO, "save", lambda self, out: saved.append(self.learner.updates))
+    monkeypatch.setattr(etude.PPO, "save", lambda self, out, result: saved.append(self.learner.updates))
     trained(tmp_path / "a", "--save-interval", "0")
     assert saved == [2, 4, 4]
     saved.clear()
     trained(tmp_path / "b")
     assert saved == [4]
+
+
+def test_the_last_and_the_best_checkpoints_are_kept_beside_the_newest(tmp_path):
+    out = tmp_path / "a"
+    keep = ("--checkpoints.keep-last", "2", "--checkpoints.keep-best", "1", "--checkpoints.metric", "losses/value")
+    trained(out, "--save-interval", "0", *keep, "--checkpoints.mode", "min", updates=20)
+    losses = {row["iteration"]: row["losses"]["value"] for row in read_jsonl(out / "metrics.jsonl")}
+    assert len(losses) == 10
+    kept = sorted(int(path.name.removeprefix("checkpoint-")) for path in (out / "checkpoints").iterdir())
+    assert kept == sorted({9, 10, min(losses, key=losses.get)})
+    assert etude.load(out / "checkpoints" / f"checkpoint-{kept[0]:06d}").iteration == kept[0]
+    assert etude.load(out).iteration == 10
+    assert main(["train", "ppo", "--resume", str(out), "--stop.updates", "22", "--quiet"]) == 0
+    assert etude.load(out).iteration == 11
+    trained(out, "--overwrite")
+    assert not (out / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "message"),
+    [
+        ("keep-last", "-1", "`checkpoints.keep_last` is -1, but must be at least 0"),
+        ("keep-best", "-1", "`checkpoints.keep_best` is -1, but must be at least 0"),
+        ("metric", "retrn_mean", "`metric` is 'retrn_mean', but results have no such field. Nearest: `return_mean`"),
+    ],
+)
+def test_checkpoints_that_can_not_be_kept_are_named_before_anything_is_replaced(tmp_path, capsys, flag, value, message):
+    out = trained(tmp_path / "a")
+    assert main([*SMALL, "--out", str(out), "--overwrite", f"--checkpoints.{flag}", value]) == 2
+    assert message in capsys.readouterr().err
+    assert etude.load(out).iteration == 2

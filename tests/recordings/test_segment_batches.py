@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -122,3 +123,22 @@ def test_bad_arguments(recording: Recording, tmp_path: Path) -> None:
         recording.segment_batches(5, 5, columns=["value"])
     with pytest.raises(DataError, match="no column `value`"):
         sample_segments(numbered([3]), 5, 5, columns=["value"])
+
+
+def test_memory_does_not_grow_with_the_data(tmp_path: Path) -> None:
+    def peak(folder: Path, episodes: int) -> int:
+        exp = numbered([100] * episodes)
+        exp = exp.with_steps(x=np.zeros((exp.num_steps, 50)))
+        record(folder, exp, max_rows_per_file=2_000)
+        recording = Recording.open(folder)
+        tracemalloc.start()
+        try:
+            for _ in recording.segment_batches(100, 30, buffer_size=4_000, epochs=1):
+                pass
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    small, large = peak(tmp_path / "small", 100), peak(tmp_path / "large", 800)
+    assert large < 1.5 * small + 2**20
+    assert large < 800 * 100 * 50 * 8 / 2
