@@ -161,7 +161,7 @@ class Task(ActingAlgorithm[C]):
     def datasets(self) -> dict[str, ReplayDataset]:
         """What each module learns from, by module id: those of modules that came since are empty."""
         there = self._datasets
-        self._datasets = {name: there[name] if name in there else self._new_dataset() for name in self.students}
+        self._datasets = {name: there[name] if name in there else self._new_dataset(name) for name in self.students}
         return self._datasets
 
     @property
@@ -169,11 +169,12 @@ class Task(ActingAlgorithm[C]):
         """What the only module learns from."""
         return self.datasets[self.student.learner.name]
 
-    def _new_dataset(self) -> ReplayDataset:
-        config = self.config
-        return ReplayDataset(
-            config.num_samples, stride=config.stride, collections=config.replay_epochs, next_obs=self.needs_next_obs
-        )
+    def _new_dataset(self, module_id: str) -> ReplayDataset:
+        with self.settings_of(module_id):
+            own = self.config
+            return ReplayDataset(
+                own.num_samples, stride=own.stride, collections=own.replay_epochs, next_obs=self.needs_next_obs
+            )
 
     def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
         """The net with its spaces; it acts and learns by the methods of the task."""
@@ -187,10 +188,10 @@ class Task(ActingAlgorithm[C]):
         updates = {}
         for name, exp in self.learner.chosen(parts).items():
             student, dataset = self.students[name], self.datasets[name]
-            with self.timed("connect"):
+            with self.timed("connect"), self.settings_of(name):
                 seen = student.connectors.offline(exp)
                 dataset.add(self._postprocessed(student.to_learner.offline(seen, student.module)))
-            with self.timed("update"):
+            with self.timed("update"), self.settings_of(name):
                 updates[name] = self._update(student.learner, dataset)
             student.connectors.update(exp)
             student.to_learner.update(seen)

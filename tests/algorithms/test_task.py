@@ -270,12 +270,13 @@ def test_each_of_several_modules_learns_from_its_own() -> None:
                 return nn.Embedding(int(obs_space.n), int(action_space.n))
             return nn.Linear(obs_space.shape[0], int(action_space.n))
 
-    task = Talk(small(modules=("speaker", "listener"), num_samples=2))
+    own = {"listener": {"num_samples": 3}}
+    task = Talk(small(modules=("speaker", "listener"), num_samples=2, overrides=own))
     before = [p.clone() for s in task.students.values() for p in s.module.parameters()]
     result = task.train()
     assert set(result.losses) == {"speaker/loss", "listener/loss"}
     assert task.datasets["speaker"][0]["obs"].shape == (2, 4)
-    assert task.datasets["listener"][0]["obs"].shape == (2,)
+    assert task.datasets["listener"][0]["obs"].shape == (3,)
     after = [p for s in task.students.values() for p in s.module.parameters()]
     assert all(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
     held = task.datasets["listener"]
