@@ -28,10 +28,10 @@ if TYPE_CHECKING:
         DQNConfig,
         Evaluation,
         MARWILConfig,
-        OffPolicyAlgorithm,
-        OffPolicyConfig,
         OfflineAlgorithm,
         OfflineConfig,
+        OffPolicyAlgorithm,
+        OffPolicyConfig,
         OnPolicyAlgorithm,
         OnPolicyConfig,
         PPOConfig,
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
         SettingsError,
         SpaceError,
     )
-    from etude.experience import Experience, Segments
+    from etude.experience import Experience, Priorities, Replay, Segments
     from etude.learners import Batch, Learner, Loss, ModuleLearner, ReplayDataset
     from etude.modules import Module, NetworkConfig, Output
     from etude.recordings import Recording, RecordingWriter
@@ -80,7 +80,7 @@ _HOMES = {
     "Pipeline PrevActionReward RescaleAction",
     "etude.envs": "InfoActionMask MultiAgentEnv PoolArena VectorArena Workers make_arena",
     "etude.errors": "CheckpointError DataError EnvError EtudeError ModuleError SettingsError SpaceError",
-    "etude.experience": "Experience Segments",
+    "etude.experience": "Experience Priorities Replay Segments",
     "etude.learners": "Batch Learner Loss ModuleLearner ReplayDataset",
     "etude.modules": "Module NetworkConfig Output",
     "etude.recordings": "Recording RecordingWriter",
@@ -140,8 +140,10 @@ __all__ = [
     "Pipeline",
     "PoolArena",
     "PrevActionReward",
+    "Priorities",
     "Recording",
     "RecordingWriter",
+    "Replay",
     "ReplayDataset",
     "RescaleAction",
     "Result",

@@ -92,7 +92,7 @@ C = TypeVar("C", bound=OffPolicyConfig)
 class OffPolicyAlgorithm(ActingAlgorithm[C]):
     """Learns from steps drawn from a replay, whoever's policy made them. Define `loss`.
 
-    Rounds of `num_steps` collected steps and the gradient steps that these bring make an iteration of `iteration_steps`.
+    An iteration of `iteration_steps` is made of rounds: `num_steps` steps, and the gradient steps that these bring.
     What a loss gets are the columns of `Replay.sample`: ``reward``, the sum over ``n_step`` steps; ``next_obs`` after
     these; ``discount``, the factor of its value, 0 where the episode terminated. Where `prioritized` is set, there is a
     ``weight`` for each row, and the loss must keep its ``td_error``: ``Loss(...).keep(td_error=...)``.
@@ -175,7 +175,7 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         while self.env_steps < end:
             before = self.env_steps
             self._told(before)
-            self.store(self.collect(num_steps=self.config.num_steps))
+            self.store(self.collect(num_steps=min(self.config.num_steps, end - before)))
             counts.update(self.counts)
             learned_from = max(0, self.env_steps - max(before, self.config.learning_starts))
             self._owed += self.config.updates_per_step * learned_from
@@ -289,7 +289,7 @@ def seen(connectors: Pipeline, batch: Columns, n_step: int) -> Columns:
     if n_step > 1 and exp.steps[col.REWARD] is not batch[col.REWARD]:
         names = [connector.name for connector in connectors.connectors]
         raise SettingsError(
-            f"`connectors`: one of {names} changes rewards, but stands behind {names[0]}, or is it, which changes while "
-            f"it learns: so it would change sums of {n_step} rewards. Put it in front."
+            f"`connectors`: of {names} one changes rewards. {names[0]} changes while it learns, so that all of them are "
+            f"applied to sums of {n_step} rewards: put what changes rewards in front."
         )
     return {**exp.numpy().steps, **col.renamed(exp.numpy().final_obs, col.OBS, col.NEXT_OBS)}

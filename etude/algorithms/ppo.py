@@ -85,9 +85,11 @@ class PPO(OnPolicyAlgorithm[PPOConfig]):
         """As for every on-policy algorithm; an epoch at a time where a KL target is set."""
         config = self.config
         at_a_time = config.epochs if config.kl_target is None else 1
+        # figures that are only logged need no more than a thousand steps
+        sparse = max(1, exp.num_steps // 1024) if config.kl_target is None else 1
         for _ in range(config.epochs // at_a_time):
             update = self.go_over(learner, exp, epochs=at_a_time)
-            moved = learner.measure(exp, self._movement, max_seq_len=config.max_seq_len)
+            moved = learner.measure(exp, self._movement, max_seq_len=config.max_seq_len, sparse=sparse)
             if config.kl_target is not None and moved["kl"] > 1.5 * config.kl_target:
                 break
         return Update(update.losses, update.metrics | moved)

@@ -46,8 +46,8 @@ class SACConfig(OffPolicyConfig):
     """Env steps with actions drawn from the whole space, before the first gradient step."""
 
     squash: bool = True
-    """Hold actions inside their bounds by tanh (Haarnoja et al. 2018, appendix C); else a plain Gaussian draws them, and
-    the env gets them clipped."""
+    """Hold actions inside their bounds by tanh (Haarnoja et al. 2018, appendix C); else a plain Gaussian draws them,
+    and the env gets them clipped."""
 
     network: NetworkConfig = NetworkConfig(hidden=(256, 256), activation="relu", state_dependent_std=True)
     """The shape of policy and critics. Standard deviations always depend on the state. Default: Haarnoja et al. 2018,

@@ -13,7 +13,7 @@ from etude.algorithms.acting import ActingAlgorithm
 from etude.algorithms.base import together
 from etude.algorithms.components import Component
 from etude.algorithms.config import ActingConfig, ModuleLike
-from etude.algorithms.students import Spaces
+from etude.algorithms.students import Spaces, spawned
 from etude.algorithms.task_module import TaskModule
 from etude.envs import EnvLike
 from etude.errors import DataError, ModuleError, SettingsError
@@ -151,9 +151,8 @@ class Task(ActingAlgorithm[C]):
     def setup(self) -> None:
         """Begin without data."""
         self._datasets: dict[str, ReplayDataset] = {}
-        self._order = np.random.default_rng(
-            np.random.SeedSequence(self.config.seed, spawn_key=(3,))
-        )  # 0 to 2 are taken
+        seeds = np.random.SeedSequence(self.config.seed, spawn_key=(3,))  # 0 to 2 are those of every algorithm
+        self._orders = int(seeds.generate_state(1)[0])
         self._has_gaps = False
         super().setup()
 
@@ -172,9 +171,13 @@ class Task(ActingAlgorithm[C]):
     def _new_dataset(self, module_id: str) -> ReplayDataset:
         with self.settings_of(module_id):
             own = self.config
-            return ReplayDataset(
-                own.num_samples, stride=own.stride, collections=own.replay_epochs, next_obs=self.needs_next_obs
-            )
+        return ReplayDataset(
+            own.num_samples,
+            stride=own.stride,
+            collections=own.replay_epochs,
+            next_obs=self.needs_next_obs,
+            seed=spawned(np.random.SeedSequence(self._orders), module_id),
+        )
 
     def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
         """The net with its spaces; it acts and learns by the methods of the task."""
@@ -228,8 +231,7 @@ class Task(ActingAlgorithm[C]):
 
     def _update(self, learner: ModuleLearner, dataset: ReplayDataset) -> Update:
         self._has_gaps = dataset.has_gaps
-        batches = dataset.batches(self.config.batch_size, self.config.num_update_steps, self._order)
-        update = learner.update_from(batches)
+        update = learner.update_from(dataset.batches(self.config.batch_size, self.config.num_update_steps))
         return update._replace(metrics=update.metrics | {"samples": float(len(dataset))})
 
     def loss_of(self, module: Module, batch: Batch) -> Loss:
@@ -256,17 +258,9 @@ class Task(ActingAlgorithm[C]):
         return loss
 
     def components(self) -> dict[str, Component]:
-        """Also ``datasets/NAME`` of each module, and the random stream of the ``order`` of samples."""
-
-        def set_order(state: dict[str, Any]) -> None:
-            self._order.bit_generator.state = state
-
-        datasets = {
+        """Also ``datasets/NAME`` of each module."""
+        own = {
             f"datasets/{name}": Component(dataset.state_dict, dataset.load_state_dict)
             for name, dataset in self.datasets.items()
         }
-        return {
-            **super().components(),
-            **datasets,
-            "order": Component(lambda: self._order.bit_generator.state, set_order),
-        }
+        return {**super().components(), **own}

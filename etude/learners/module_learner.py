@@ -204,29 +204,34 @@ class ModuleLearner:
         *,
         chunk_size: int = 2048,
         max_seq_len: int = 32,
+        sparse: int = 1,
     ) -> dict[str, float]:
-        """The means of ``figures(module, batch)``, scalars, over the steps of ``exp``, without gradients."""
+        """The means of ``figures(module, batch)``, scalars, over the steps of ``exp``, without gradients.
+
+        With ``sparse``, over every so many steps only, or, for a recurrent module, sequences.
+        """
         totals: dict[str, float] = {}
         rows = 0
         self.module.eval()
         with torch.no_grad():
-            for batch in self._minibatches(exp, Split(chunk_size), SequenceRule(max_seq_len), 1, False):
+            for batch in self._minibatches(exp, Split(chunk_size), SequenceRule(max_seq_len), 1, False, sparse):
                 rows += batch.size
                 for name, value in figures(self.module, batch).items():
                     totals[name] = totals.get(name, 0.0) + batch.size * float(value)
         return {name: total / rows for name, total in totals.items()}
 
     def _minibatches(
-        self, exp: Experience, split: Split, rule: SequenceRule, epochs: int, shuffle: bool
+        self, exp: Experience, split: Split, rule: SequenceRule, epochs: int, shuffle: bool, sparse: int = 1
     ) -> Iterator[Batch]:
         columns = exp.to(self.device).steps
         if self.module.recurrent:
             sequences = Sequences.of(exp, rule)
+            sequences = sequences.take(np.arange(0, len(sequences.starts), sparse))
             for _ in range(epochs):
                 order = sequences.shuffled(self._rng) if shuffle else sequences
                 yield from sequence_batches(columns, order, split, rule, self.module, self.device)
             return
-        rows = np.flatnonzero(exp.trained())
+        rows = np.flatnonzero(exp.trained())[::sparse]
         sizes = split.sizes(len(rows))
         for _ in range(epochs):
             filled = split.filled(self._rng.permutation(rows) if shuffle else rows)

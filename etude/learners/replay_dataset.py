@@ -42,19 +42,27 @@ class ReplayDataset(Dataset[dict[str, torch.Tensor]]):
             one. Where it is larger than ``num_samples``, the steps between are in none.
         collections: How many are kept: a further one takes the place of the oldest, as a whole.
         next_obs: Give also the observation after each step.
+        seed: Of the order of samples in `batches`.
 
     Raises:
         SettingsError: a number is below 1.
     """
 
     def __init__(
-        self, num_samples: int = 1, *, stride: int | None = None, collections: int = 1, next_obs: bool = False
+        self,
+        num_samples: int = 1,
+        *,
+        stride: int | None = None,
+        collections: int = 1,
+        next_obs: bool = False,
+        seed: int | np.random.SeedSequence | None = None,
     ) -> None:
         self.num_samples, self.stride = num_samples, num_samples if stride is None else stride
         self.collections, self.next_obs = collections, next_obs
         for name in ("num_samples", "stride", "collections"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"`{name}` is {getattr(self, name)}, but must be at least 1.")
+        self._rng = np.random.default_rng(seed)
         self._steps: Columns = {}
         self._segments: Columns = {}
         """A row a segment: its length, its last observation, and if that is known."""
@@ -145,7 +153,7 @@ class ReplayDataset(Dataset[dict[str, torch.Tensor]]):
             mask &= ~at_end | self._segments[_KNOWN][segment]
         return {**out, MASK: mask}
 
-    def batches(self, size: int | None, num: int, rng: np.random.Generator) -> Iterator[Columns]:
+    def batches(self, size: int | None, num: int) -> Iterator[Columns]:
         """``num`` batches of columns ``[size, num_samples, ...]``, in passes over all samples, each in a new order.
 
         A batch in which a pass ends goes on with the next one.
@@ -153,7 +161,6 @@ class ReplayDataset(Dataset[dict[str, torch.Tensor]]):
         Args:
             size: Samples in a batch: no more than there are; None is all.
             num: How many batches.
-            rng: The random stream for the orders.
 
         Raises:
             DataError: there is nothing here.
@@ -165,22 +172,24 @@ class ReplayDataset(Dataset[dict[str, torch.Tensor]]):
         left = np.zeros(0, np.int64)
         for _ in range(num):
             if len(left) < size:
-                left = np.concatenate([left, rng.permutation(count)])
+                left = np.concatenate([left, self._rng.permutation(count)])
             yield self.gather(left[:size])
             left = left[size:]
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is held: plain data and arrays."""
+        """All that is held, and the random stream: plain data and arrays."""
         return {
             "steps": {name: column.copy() for name, column in self._steps.items()},
             "segments": {name: column.copy() for name, column in self._segments.items()},
             "counts": list(self._counts),
+            "rng": self._rng.bit_generator.state,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state_dict`; samples are cut as here."""
         self._steps, self._segments = dict(state["steps"]), dict(state["segments"])
         self._counts = list(state["counts"])
+        self._rng.bit_generator.state = state["rng"]
         if self._counts:
             self._arrange()
 

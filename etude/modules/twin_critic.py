@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """TwinCritic: two action-value functions of their own weights, computed side by side."""
 
+import itertools
 import math
 from collections.abc import Mapping
 
@@ -37,7 +38,7 @@ class TwinCritic(nn.Module):
         self.activation = ACTIVATIONS[config.activation].torch()
         widths = [first.width + action_size, *config.hidden, 1]
         self._num_layers = len(widths) - 1
-        for i, (inputs, outputs) in enumerate(zip(widths, widths[1:], strict=False)):
+        for i, (inputs, outputs) in enumerate(itertools.pairwise(widths)):
             limit = 1.0 / math.sqrt(inputs)
             weight, bias = torch.empty(NUM_CRITICS, inputs, outputs), torch.empty(NUM_CRITICS, 1, outputs)
             self.register_parameter(f"weight_{i}", nn.Parameter(weight.uniform_(-limit, limit)))

@@ -103,7 +103,7 @@ def test_weights_of_a_prioritized_replay_scale_the_loss_and_errors_become_priori
     torch.testing.assert_close(
         loss.total, (batch["weight"] * F.smooth_l1_loss(errors, torch.zeros(32), reduction="none")).mean()
     )
-    assert len(np.unique(algorithm.replay._tree.weights[:100])) > 20  # type: ignore[union-attr]
+    assert len(torch.unique(batch["weight"])) > 10  # each error its own priority
     algorithm.train()
     assert algorithm.replay.beta == pytest.approx(0.5 + 0.5 * 240 / 256, abs=0.04)
 
@@ -213,7 +213,10 @@ def test_epsilon_follows_its_schedule() -> None:
     assert algorithm.module.dist.epsilon == 1.0  # type: ignore[attr-defined]
     assert algorithm.train().metrics["epsilon"] == 0.75
     exp = algorithm.collect(num_steps=64)["main"]
-    assert set(np.round(np.exp(exp.steps["logp"]), 2)) <= {0.37, 0.38, 0.39, 0.61, 0.62, 0.63}
+    epsilon = algorithm.module.dist.epsilon  # type: ignore[attr-defined]
+    assert 0.75 <= epsilon < 0.8  # as it was when the last steps were collected
+    likely = {round(1 - epsilon / 2, 5), round(epsilon / 2, 5)}
+    assert set(np.exp(exp.steps["logp"]).round(5).astype(float).round(5)) == likely
 
 
 class OwnNet(nn.Module):
@@ -250,6 +253,9 @@ def test_what_can_not_be_is_refused(given: dict[str, Any], message: str) -> None
         dqn(**given)
 
 
+LIMIT = 16_000
+
+
 @pytest.mark.learning
 def test_dqn_learns_cartpole() -> None:
     algorithm = DQN(DQNConfig(env="CartPole-v1", seed=0, n_step=10, epsilon=((0, 1.0), (5000, 0.05))))
@@ -277,6 +283,3 @@ class WrongSign(DQN):
 def test_mistaken_ones_do_not(mistaken: type[DQN]) -> None:
     algorithm = mistaken(DQNConfig(env="CartPole-v1", seed=0, n_step=10, epsilon=((0, 1.0), (5000, 0.05))))
     assert algorithm.fit(Stop(return_mean=300, env_steps=LIMIT)).return_mean < 200
-
-
-LIMIT = 16_000

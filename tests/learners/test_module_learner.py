@@ -326,6 +326,8 @@ def test_measure_is_a_mean_over_all_steps_in_evaluation_mode() -> None:
     means = learner.measure(exp, figures, chunk_size=16)
     assert means["reward"] == pytest.approx(exp.steps["reward"][exp.trained()].mean(), rel=1e-5)
     assert means == learner.measure(exp, figures, chunk_size=16)
+    sparse = learner.measure(exp, figures, chunk_size=5, sparse=3)
+    assert sparse["reward"] == pytest.approx(exp.steps["reward"][exp.trained()][::3].mean(), rel=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch about itself

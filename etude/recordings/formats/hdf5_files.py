@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HDF5 files, read with care: only plain numbers that lie in the file itself, their sizes checked before memory is taken.
+
+An HDF5 file may point to other files (external links, external and virtual storage), and may claim datasets far larger
+than itself; neither is followed. Nothing in HDF5 that h5py reads as a number runs code.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from etude.errors import DataError
+
+MOST_PACKED: Final = 1100
+"""How many times larger than its bytes in the file an array can be; deflate, the usual filter, reaches 1,032."""
+
+
+def h5py_module() -> Any:
+    """The package h5py.
+
+    Raises:
+        DataError: it is not installed.
+    """
+    try:
+        import h5py
+    except ImportError as error:
+        raise DataError("HDF5 files are read with h5py, which is not installed: pip install h5py.") from error
+    return h5py
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """The root group (low level) of an HDF5 file; it is closed at the end.
+
+    Raises:
+        DataError: the file can't be opened, or what is read from it inside the block can't be decoded.
+    """
+    h5py = h5py_module()
+    try:
+        with h5py.File(path, "r") as file:
+            yield file["/"].id
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: BaseException) -> DataError:
+    """What to say where the library can't make sense of a file."""
+    first = (str(error).splitlines() or [type(error).__name__])[0]
+    return DataError(f"{path}: can't be read as HDF5 ({first}). Restore it from a copy, or download it again.")
+
+
+def names_of(group: Any) -> list[str]:
+    """The members of a group, in text order."""
+    return sorted(name.decode("utf-8", "replace") for name in group)
+
+
+class Opener:
+    """Opens datasets of one file and checks them; remembers the types that it has seen, which is what costs time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._h5py = h5py_module()
+        self._known: list[tuple[Any, np.dtype[Any]]] = []
+        self._size = path.stat().st_size
+
+    def group(self, parent: Any, name: str, where: str) -> Any:
+        """The group ``name`` in ``parent``; ``where`` names it in errors."""
+        self._check_link(parent, name.encode(), where)
+        return self._h5py.h5g.open(parent, name.encode())
+
+    def is_group(self, parent: Any, name: str, where: str) -> bool:
+        """Whether the member ``name`` is a group, not a dataset."""
+        self._check_link(parent, name.encode(), where)
+        kind = self._h5py.h5o.get_info(parent, name.encode()).type
+        return bool(kind == self._h5py.h5o.TYPE_GROUP)
+
+    def _check_link(self, parent: Any, name: bytes, where: str) -> None:
+        if name not in parent:
+            have = ", ".join(names_of(parent)[:12]) or "nothing"
+            raise DataError(f"{self._path}: there is no `{where}`; beside it there are: {have}.")
+        if parent.links.get_info(name).type != self._h5py.h5l.TYPE_HARD:
+            raise DataError(
+                f"{self._path}: `{where}` is a link to another place, which is not followed. Copy the data into the "
+                "file (h5repack, or h5py's copy with expand_external)."
+            )
+
+    def dataset(self, parent: Any, name: str, where: str) -> tuple[Any, tuple[int, ...], np.dtype[Any]]:
+        """The dataset ``name`` in ``parent``, its shape and its dtype.
+
+        Raises:
+            DataError: it is missing, lies elsewhere, is larger than the file can hold, or no plain numbers.
+        """
+        self._check_link(parent, name.encode(), where)
+        dataset = self._h5py.h5d.open(parent, name.encode())
+        shape, dtype = dataset.shape, self._dtype(dataset)
+        if dtype.kind not in "biuf" or dtype.itemsize > 8 or shape is None:
+            raise DataError(f"{self._path}: `{where}` holds {dtype}, not plain numbers. Convert it, or leave it out.")
+        self._check_size(dataset, shape, dtype, where)
+        return dataset, shape, dtype
+
+    def _dtype(self, dataset: Any) -> np.dtype[Any]:
+        kind = dataset.get_type()
+        for known, dtype in self._known:
+            if kind.equal(known):
+                return dtype
+        dtype = np.dtype(dataset.dtype)
+        self._known.append((kind, dtype))
+        return dtype
+
+    def _check_size(self, dataset: Any, shape: tuple[int, ...], dtype: np.dtype[Any], where: str) -> None:
+        claimed = int(np.prod(shape, dtype=object)) * dtype.itemsize
+        if not claimed:
+            return
+        if dataset.get_offset() is not None:  # one run of bytes in this file
+            room = self._size
+        else:
+            layout = dataset.get_create_plist()
+            kinds = (self._h5py.h5d.COMPACT, self._h5py.h5d.CHUNKED)
+            if layout.get_layout() not in kinds or layout.get_external_count():
+                raise DataError(
+                    f"{self._path}: the numbers of `{where}` do not lie in this file (external or virtual storage, or "
+                    "never written). Copy them into it with h5repack."
+                )
+            stored = min(int(dataset.get_storage_size()), self._size)
+            room = stored * (MOST_PACKED if layout.get_nfilters() else 1)
+        if claimed > room:
+            raise DataError(
+                f"{self._path}: `{where}` claims {claimed:,} bytes ({list(shape)} of {dtype}), but the file holds only "
+                f"{self._size:,}. It is broken or was never filled: restore it from a copy."
+            )
+
+    def read(self, dataset: Any, out: NDArray[Any], start: int | None = None) -> None:
+        """Read a whole dataset, or its rows from ``start``, into ``out`` (C-contiguous), converted to its dtype."""
+        space = self._h5py.h5s.ALL
+        memory = self._h5py.h5s.ALL
+        if start is not None:
+            space, memory = dataset.get_space(), self._h5py.h5s.create_simple(out.shape)
+            space.select_hyperslab((start, *(0,) * (out.ndim - 1)), out.shape)
+        if out.size:
+            dataset.read(memory, space, out)

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Minari's HDF5 layout: ``main_data.hdf5`` with a group an episode."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from etude.errors import DataError
+from etude.recordings.formats.hdf5_files import Opener, h5py_module, names_of, opened
+from etude.recordings.formats.minari_episodes import Column, Episodes, decoded_images
+
+FILE = "main_data.hdf5"
+
+
+class Hdf5Episodes:
+    """Reads episodes by number; see `etude.recordings.formats.minari_episodes.Reader`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / FILE
+        self._opener = Opener(self.path)
+
+    def files(self) -> list[Path]:
+        """The one file."""
+        return [self.path]
+
+    def tuple_member(self, index: int) -> str:
+        """The name of a Tuple's part in this layout."""
+        return f"_index_{index}"
+
+    def where(self, name: str) -> str:
+        """An episode in words, for errors."""
+        return f"{self.path}: {name}"
+
+    def index(self) -> Episodes:
+        """The episodes that are there, in order of their numbers."""
+        with opened(self.path) as root:
+            numbers = [int(m[1]) for name in names_of(root) if (m := re.fullmatch(r"episode_(\d{1,18})", name))]
+            names, lengths, seeds = [f"episode_{number}" for number in sorted(numbers)], [], []
+            for name in names:
+                group = self._opener.group(root, name, name)
+                lengths.append(self._opener.dataset(group, "rewards", f"{name}/rewards")[1][:1])
+                seeds.append(_seed(group))
+        short = next((name for name, length in zip(names, lengths, strict=True) if not length), None)
+        if short is not None:
+            raise DataError(f"{self.path}: `{short}/rewards` is a single number, not one for each step.")
+        return Episodes(names, np.array([n for (n,) in lengths], np.int64), seeds)
+
+    def infos(self, name: str) -> dict[str, Column | None]:
+        """The infos of one episode by path; None where one is not made of plain numbers."""
+        out: dict[str, Column | None] = {}
+        with opened(self.path) as root:
+            group = self._opener.group(root, name, name)
+            if b"infos" in group:
+                self._add_infos(group, "infos", f"{name}/infos", "", out)
+        return out
+
+    def _add_infos(self, parent: Any, name: str, where: str, path: str, out: dict[str, Column | None]) -> None:
+        if self._opener.is_group(parent, name, where):
+            group = self._opener.group(parent, name, where)
+            for member in names_of(group):
+                self._add_infos(group, member, f"{where}/{member}", f"{path}/{member}".strip("/"), out)
+            return
+        try:
+            _, shape, dtype = self._opener.dataset(parent, name, where)
+        except DataError:
+            out[path] = None
+        else:
+            out[path] = Column(tuple(shape[1:]), dtype, shape[0]) if shape else None
+
+    def column(self, name: str, path: Sequence[str], *, image: bool) -> Column:
+        """The shape and dtype of one column's rows in one episode."""
+        with opened(self.path) as root:
+            group, member, where = self._at(root, name, path)
+            if image:
+                return Column((), np.dtype(np.uint8), len(self._packed(group, member, where)), image=True)
+            _, shape, dtype = self._opener.dataset(group, member, where)
+            if not shape:
+                raise DataError(f"{self.path}: `{where}` is a single number, not one for each step.")
+            return Column(tuple(shape[1:]), dtype, shape[0])
+
+    def read(
+        self, names: Sequence[str], wanted: Mapping[str, tuple[Sequence[str], Column]], rows: Mapping[str, Sequence[int]]
+    ) -> dict[str, NDArray[Any]]:
+        """Columns of some episodes, one after the other; ``rows`` are the rows of each episode in each column."""
+        out = {
+            key: np.empty((sum(rows[key]), *column.shape), column.dtype) for key, (_, column) in wanted.items()
+        }
+        at = dict.fromkeys(wanted, 0)
+        with opened(self.path) as root:
+            for i, name in enumerate(names):
+                groups: dict[tuple[str, ...], Any] = {(): self._opener.group(root, name, name)}
+                for key, (path, column) in wanted.items():
+                    parent = tuple(path[:-1])
+                    if parent not in groups:
+                        groups[parent] = self._down(groups[()], name, parent)
+                    target = out[key][at[key] : at[key] + rows[key][i]]
+                    self._read_one(groups[parent], path[-1], f"{name}/{'/'.join(path)}", column, target)
+                    at[key] += rows[key][i]
+        return out
+
+    def _read_one(self, group: Any, member: str, where: str, column: Column, target: NDArray[Any]) -> None:
+        if column.image:
+            target[:] = decoded_images(self._packed(group, member, where), target.shape, f"{self.path}: `{where}`")
+            return
+        dataset, shape, dtype = self._opener.dataset(group, member, where)
+        if shape != target.shape or not np.can_cast(dtype, target.dtype, "safe"):
+            raise DataError(
+                f"{self.path}: `{where}` is {list(shape)} of {dtype}, but should be {list(target.shape)} of "
+                f"{target.dtype} to go with the other columns. Restore the file from a copy."
+            )
+        self._opener.read(dataset, target)
+
+    def _packed(self, group: Any, member: str, where: str) -> list[bytes]:
+        """The packed images of an episode: rows of bytes, or byte strings of any length."""
+        h5py = h5py_module()
+        dataset = h5py.Dataset(h5py.h5d.open(group, member.encode()))
+        base = h5py.check_vlen_dtype(dataset.dtype)
+        if base is None:
+            dataset_id, shape, dtype = self._opener.dataset(group, member, where)
+            if dtype != np.uint8 or len(shape) != 2:
+                raise DataError(f"{self.path}: `{where}` should hold JPEG images, a row of bytes each.")
+            values = np.empty(shape, np.uint8)
+            self._opener.read(dataset_id, values)
+            return [row.tobytes() for row in values]
+        if base != np.uint8 or dataset.ndim != 1 or dataset.shape[0] > self.path.stat().st_size:
+            raise DataError(f"{self.path}: `{where}` should hold JPEG images, a row of bytes each.")
+        return [bytes(memoryview(row)) for row in dataset[()]]
+
+    def _at(self, root: Any, name: str, path: Sequence[str]) -> tuple[Any, str, str]:
+        group = self._down(self._opener.group(root, name, name), name, path[:-1])
+        return group, path[-1], f"{name}/{'/'.join(path)}"
+
+    def _down(self, group: Any, name: str, path: Sequence[str]) -> Any:
+        where = name
+        for member in path:
+            where = f"{where}/{member}"
+            group = self._opener.group(group, member, where)
+        return group
+
+
+def _seed(group: Any) -> int | None:
+    h5py = h5py_module()
+    if not h5py.h5a.exists(group, b"seed"):
+        return None
+    value = np.zeros((), np.int64)
+    attribute = h5py.h5a.open(group, b"seed")
+    if attribute.shape != () or attribute.dtype.kind not in "iu":
+        return None
+    attribute.read(value)
+    return int(value)
+

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every reader of another tool's recordings offers: pieces that are loaded one at a time."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+from etude import columns as col
+from etude.errors import DataError
+from etude.experience import Experience
+from etude.recordings.manifest import Header
+from etude.settings import nearest
+
+MAX_ROWS: Final = 65_536
+"""The steps that a part should not exceed, unless one episode, file or row group has more."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """One fault of a recording."""
+
+    kind: str
+    """A word for it, such as ``nan``, ``duplicate``, ``not_done`` or ``unreadable``."""
+    message: str
+    """What is wrong, where, and what to do."""
+    file: str
+    """The file, or the folder where it is about the whole."""
+    row: int | None = None
+    """The row in the file, or the line of a text file, as users count it in the message; from 0 here."""
+    column: str | None = None
+    """The column, as the file names it."""
+    count: int = 1
+    """How many rows are concerned."""
+    repairable: bool = False
+    """Whether the rest of the recording can be used with the rows concerned left out."""
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class Parts(Protocol):
+    """Another tool's recording, opened: its parts become Experience one at a time."""
+
+    @property
+    def format(self) -> str:
+        """The name of the format, such as ``rllib-episodes``."""
+
+    @property
+    def header(self) -> Header:
+        """The spaces, the env's id where it is known, and what else holds for the whole, in ``meta``."""
+
+    @property
+    def files(self) -> list[Path]:
+        """The data files, in order."""
+
+    @property
+    def columns(self) -> list[str]:
+        """The step columns, by our names where we have one."""
+
+    @property
+    def num_parts(self) -> int:
+        """The pieces; each fits in memory."""
+
+    def rows(self, k: int) -> int:
+        """The steps of part ``k``; may have to decode it the first time."""
+
+    def load(self, k: int, columns: Sequence[str] | None = None) -> Experience:
+        """Part ``k``: whole segments; ``columns`` are names or roots, None is all.
+
+        Raises:
+            DataError: something in it can't be read; the message names the file, row and column.
+        """
+
+    def problems(self) -> Iterator[Problem]:
+        """Every fault, found by looking at every row."""
+
+
+def chosen(columns: Sequence[str], wanted: Sequence[str] | None, where: str) -> list[str]:
+    """The step columns among ``columns`` that ``wanted`` names, by name or root; None is all.
+
+    Raises:
+        DataError: a name stands for no column.
+    """
+    if wanted is None:
+        return list(columns)
+    for root in wanted:
+        if not col.under(columns, root):
+            near = nearest(root, list(columns))
+            hint = f" Nearest: `{near}`." if near else ""
+            raise DataError(f"{where}: there is no column `{root}`; there are {', '.join(columns)}.{hint}")
+    return [name for name in columns if any(col.is_under(name, root) for root in wanted)]

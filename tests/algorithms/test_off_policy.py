@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What off-policy algorithms share: the replay and what connectors make of it, the count of updates, exact resume."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+import etude
+from etude import DQN, SAC, ClipReward, Connector, DQNConfig, NetworkConfig, Result, SACConfig, SettingsError
+from etude.algorithms import Algorithm
+from etude.experience import Experience
+
+CLOCKS = ("seconds", "times", "sample_steps_per_s", "resumed", "turn_ms")
+NET = NetworkConfig(hidden=(16,), activation="relu", separate=False)
+SMALL: dict[str, Any] = {
+    "seed": 1,
+    "network": NET,
+    "num_envs": 3,
+    "num_steps": 7,
+    "learning_starts": 50,
+    "batch_size": 32,
+    "capacity": 300,
+    "iteration_steps": 101,
+    "updates_per_step": 0.3,
+}
+
+
+def dqn(**given: Any) -> DQN:
+    return DQN(DQNConfig(**{"env": "CartPole-v1", **SMALL, **given}))
+
+
+def sac(**given: Any) -> SAC:
+    return SAC(SACConfig(**{"env": "Pendulum-v1", **SMALL, **given}))
+
+
+def facts(result: Result | dict[str, Any]) -> str:
+    """What must be equal, bit for bit, as text (in which NaN equals NaN)."""
+    row = result.to_dict() if isinstance(result, Result) else result
+    return json.dumps({name: v for name, v in row.items() if name not in CLOCKS and not name.startswith("duration")})
+
+
+MAKERS: dict[str, Any] = {
+    "DQN": functools.partial(dqn, target_interval=7, epsilon=((0, 1.0), (700, 0.1))),
+    "DQN, prioritized, n-step, dueling": functools.partial(
+        dqn, prioritized=True, n_step=3, dueling=True, priority_beta=((0, 0.4), (900, 1.0))
+    ),
+    "DQN with connectors": functools.partial(
+        dqn, connectors=("frame_stack:2", "clip_reward:0,high=0.5", "normalize_obs"), num_envs=1
+    ),
+    "DQN before it learns": functools.partial(dqn, learning_starts=350, capacity=1000),
+    "SAC": functools.partial(sac, lr=((0, 1e-3), (900, 1e-4))),
+    "SAC at random": functools.partial(sac, learning_starts=400),
+}
+
+CHILD = """
+import json, sys, etude
+algorithm = etude.load(sys.argv[1])
+rows = [algorithm.train().to_dict() for _ in range(int(sys.argv[2]))]
+weights = [v.double().sum().item() for v in algorithm.module.state_dict().values()]
+print(json.dumps([rows, weights]))
+"""
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_resumed_run_goes_on_in_a_new_process_as_if_it_had_never_stopped(name: str, tmp_path: Path) -> None:
+    algorithm: Algorithm[Any] = MAKERS[name]()
+    for _ in range(3):
+        algorithm.train()
+    algorithm.save(tmp_path)
+    expected = [algorithm.train() for _ in range(5)]
+    weights = [v.double().sum().item() for v in algorithm.module.state_dict().values()]
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, str(tmp_path), "5"],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    rows, other_weights = json.loads(done.stdout)
+    assert [facts(row) for row in rows] == [facts(result) for result in expected]
+    assert other_weights == weights
+    assert expected[-1].updates > 0
+
+
+def test_gradient_steps_are_as_many_as_env_steps_bring_once_learning_has_started() -> None:
+    algorithm = dqn()
+    counts = [algorithm.train() for _ in range(4)]
+    assert [result.env_steps for result in counts] == [101, 202, 303, 404]
+    assert [result.updates for result in counts] == [int(0.3 * (n - 50)) for n in (101, 202, 303, 404)]
+    assert algorithm.replay.num_steps == 300
+    assert counts[-1].metrics["replay_steps"] == 300
+
+
+class Counts(gym.Env[NDArray[np.float32], int]):
+    """Shows how many steps were made and pays as much; an episode has 10."""
+
+    observation_space = spaces.Box(0, 100, (1,))
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: int) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        return np.full(1, self.t, np.float32), float(self.t), self.t == 10, False, {}
+
+
+def test_the_replay_holds_what_was_lived_through() -> None:
+    algorithm = dqn(env=Counts, n_step=2, gamma=0.5)
+    algorithm.train()
+    batch = algorithm.replay.sample(500)
+    t = batch["obs"][:, 0]
+    np.testing.assert_allclose(batch["reward"], t + 1 + np.where(t < 9, 0.5 * (t + 2), 0))
+    at_end = t >= 8
+    np.testing.assert_array_equal(batch["terminated"], at_end)
+    assert set(batch["discount"][at_end]) == {0}
+    inside = ~at_end & (batch["discount"] == 0.25)
+    np.testing.assert_array_equal(batch["next_obs"][inside, 0], t[inside] + 2)
+    assert inside.mean() > 0.5
+    assert set(algorithm.replay.sample(1)) == {
+        "obs",
+        "action",
+        "reward",
+        "next_obs",
+        "terminated",
+        "discount",
+        "index",
+    }
+
+
+def test_connectors_before_one_that_learns_are_applied_once_and_see_whole_episodes() -> None:
+    algorithm = dqn(env=Counts, n_step=1, connectors=("frame_stack:3", ClipReward(0, 5)))
+    algorithm.train()
+    batch = algorithm.replay.sample(200)
+    t = batch["obs"][:, -1]
+    stacked = np.stack([np.maximum(t - 2, 0), np.maximum(t - 1, 0), t], 1)
+    np.testing.assert_array_equal(batch["obs"].reshape(200, -1), stacked)
+    np.testing.assert_array_equal(batch["next_obs"].reshape(200, -1)[:, 1:], np.stack([t, t + 1], 1))
+    np.testing.assert_array_equal(batch["reward"], np.minimum(t + 1, 5))
+
+
+def test_one_that_learns_is_applied_to_batches_as_it_is_now() -> None:
+    algorithm = dqn(env=Counts, n_step=1, connectors=("normalize_obs",))
+    algorithm.train()
+    assert set(algorithm.replay.sample(200)["obs"][:, 0]) == set(range(10))  # raw
+    batches = algorithm._batches("main", algorithm.student.learner, 1)
+    batch = next(batches)
+    normalize = algorithm.connectors.connectors[-1]
+    mean, squares, count = (normalize.state_dict()["obs"][name] for name in ("mean", "squares", "count"))
+    assert count == 101
+    raw = batch["obs"][:, 0] * np.sqrt(squares / count) + mean
+    np.testing.assert_allclose(raw, np.round(raw), atol=1e-4)
+    going_on = ~batch["terminated"]
+    after = batch["next_obs"][:, 0] * np.sqrt(squares / count) + mean
+    np.testing.assert_allclose(after[going_on], raw[going_on] + 1, atol=1e-4)
+
+
+class Adds(Connector):
+    """A connector of the learner that adds a column, and one to the reward."""
+
+    def offline(self, exp: Experience, module: Any = None) -> Experience:
+        return exp.with_steps(bonus=np.ones(exp.num_steps), reward=np.asarray(exp.steps["reward"]) + 1)
+
+
+class WithBonus(DQN):
+    stored = (*DQN.stored, "logp")
+
+    def learner_connectors(self) -> list[Any]:
+        return [Adds()]
+
+
+def test_what_the_learners_connectors_add_is_stored() -> None:
+    algorithm = WithBonus(DQNConfig(env=Counts, **{**SMALL, "n_step": 1}))
+    algorithm.train()
+    batch = algorithm.replay.sample(100)
+    np.testing.assert_array_equal(batch["reward"], batch["obs"][:, 0] + 2)
+    assert set(batch["bonus"]) == {1}
+    assert "logp" in batch
+
+
+def test_rewards_that_are_summed_already_are_not_changed() -> None:
+    algorithm = dqn(env=Counts, n_step=2, connectors=("normalize_obs", "clip_reward"))
+    with pytest.raises(SettingsError, match="sums of 2 rewards: put what changes rewards in front"):
+        algorithm.train()
+    assert dqn(env=Counts, n_step=1, connectors=("normalize_obs", "clip_reward")).train().updates > 0
+
+
+def test_each_module_has_a_replay_and_learns_by_itself() -> None:
+    from signalling import Signalling
+
+    config = {**SMALL, "num_envs": 2, "learning_starts": 0, "updates_per_step": 1.0}
+    algorithm = DQN(DQNConfig(env=Signalling, modules=("speaker", "listener"), **config))
+    result = algorithm.train()
+    assert sorted(algorithm.replays) == ["listener", "speaker"]
+    assert all(replay.num_steps > 0 for replay in algorithm.replays.values())
+    assert {"speaker/td", "listener/td"} <= set(result.losses)
+    only = DQN(DQNConfig(env=Signalling, modules=("speaker", "listener"), modules_to_train=("speaker",), **config))
+    assert set(only.train().losses) == {"speaker/td"}
+
+
+def test_settings_inside_others_keep_the_rest_of_the_algorithms_default() -> None:
+    from etude.settings import from_dict
+
+    network = from_dict(SACConfig, {"network": {"hidden": [8]}}, owner="sac").network
+    assert (network.hidden, network.activation, network.state_dependent_std) == ((8,), "relu", True)
+
+
+def test_a_loaded_one_plays_as_it_would_have(tmp_path: Path) -> None:
+    algorithm = dqn(epsilon=((0, 1.0), (101, 0.25)))
+    algorithm.train()
+    algorithm.train()
+    algorithm.save(tmp_path)
+    loaded = etude.load(tmp_path)
+    assert loaded.module.dist.epsilon == 0.25  # type: ignore[attr-defined]
+    played = [one.evaluate(5, seed=3, explore=True).return_mean for one in (algorithm, loaded)]
+    assert played[0] == played[1]
