@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -23,14 +22,13 @@ from etude.algorithms.config import AlgorithmConfig, ModuleLike, check_device
 from etude.algorithms.figures import Counts, Figures, log_trained, parameter_counts
 from etude.algorithms.playing import play, runner_for
 from etude.algorithms.result import MIN_EPISODES, Evaluation, Result, Stop
-from etude.algorithms.students import MAIN, Spaces, Student, make_student, modules_given, spawned
+from etude.algorithms.students import Spaces, Student, make_student, modules_given, spawned
 from etude.checkpoints import Where, load_meta, load_tree, save_tree
 from etude.connectors import Pipeline
-from etude.envs import EnvLike, env_name
+from etude.envs import EnvLike
 from etude.errors import CheckpointError, SettingsError
 from etude.learners import Batch, Learner, Loss, ModuleLearner, Schedule, Update
 from etude.modules import Module, make_module
-from etude.recordings import Recording, RecordingWriter
 from etude.runners import CallbackLike, Finished, Runner
 from etude.runners.callbacks import callback_from
 from etude.spaces import Space, space_to_json
@@ -342,7 +340,7 @@ class Algorithm(Generic[C]):
             explore: Draw actions; else take the most likely ones.
             callbacks: Called while the episodes run; those of the config are for training.
         """
-        runner = self._new_runner(env, num_episodes, seed, callbacks)
+        runner = self.new_runner(env, num_episodes, seed, callbacks)
         return play(runner, num_episodes, explore=explore, updates=self.updates)
 
     def record(
@@ -369,41 +367,11 @@ class Algorithm(Generic[C]):
             append: Add to the recording that is there, other episodes than those of this seed before; else one that is
                 there is an error.
         """
-        if append and seed is not None and any(Path(path).glob("*.parquet")):
-            there = Recording.open(path).num_episodes
-            seed = int(np.random.SeedSequence([seed, there]).generate_state(1)[0])  # else they might be there already
-        runner = self._new_runner(env, num_episodes, seed)
-        several = self.config.modules is not None
-        nets = {name: saving.name_of(type(student.module.net)) for name, student in self.students.items()}
-        first = next(iter(self.students.values()))
-        meta = {
-            "algorithm": saving.name_of(type(self)),
-            "module": nets if several else nets[MAIN],
-            "connectors": [repr(connector) for connector in first.connectors.connectors],
-            "explore": explore,
-            "seed": seed,
-            "updates": self.updates,
-        }
-        where = env if env is not None else self.config.env
-        assert where is not None  # _new_runner has seen to that
-        if len(runner.arena.kinds) > 1:
-            runner.close()
-            raise SettingsError(
-                f"the agents of {env_name(where)} have different spaces, which one recording can't hold yet: record "
-                "envs whose agents have equal spaces."
-            )
-        with RecordingWriter(
-            path,
-            obs_space=runner.arena.kinds[0].obs_space,
-            action_space=first.module.action_space,
-            env=env_name(where),
-            meta=meta,
-            columns=self.recorded,
-            append=append,
-        ) as writer:
-            return play(runner, num_episodes, explore=explore, updates=self.updates, to=writer)
+        from etude.algorithms.recording import record  # needs pyarrow, which acting does not
 
-    def _new_runner(
+        return record(self, path, num_episodes, env=env, seed=seed, explore=explore, append=append)
+
+    def new_runner(
         self, env: EnvLike | None, num_episodes: int, seed: int | None, callbacks: Sequence[CallbackLike] = ()
     ) -> Runner:
         """A runner apart from training, with the module, and with what the connectors have learned."""

@@ -204,7 +204,7 @@ def _seen(policy: Policy, env: Any, mode: RenderMode) -> Iterator[Any]:
 
 def _runner(policy: Policy, env: Any, seed: int | None) -> Runner:
     if isinstance(policy, Algorithm):
-        return policy._new_runner(env, 1, seed)
+        return policy.new_runner(env, 1, seed)
     if policy is not None and not isinstance(policy, Module):
         raise ModuleError(
             "a clip is of an Algorithm, of an etude.Module, or, with None, of actions at random, not of a "

@@ -4,7 +4,7 @@ historical data")."""
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch.nn import functional as F
@@ -18,9 +18,11 @@ from etude.experience import Experience
 from etude.learners import Batch, Loss
 from etude.learners.schedules import Schedule
 from etude.modules import Module, make_module
-from etude.recordings import Recording, sample_segments
 from etude.settings import settings
 from etude.spaces import Space
+
+if TYPE_CHECKING:
+    from etude.recordings import Recording
 
 
 @settings
@@ -92,17 +94,17 @@ class MARWIL(OfflineAlgorithm[MARWILConfig]):
         value = config.beta > 0
         return make_module(given, obs_space, action_space, config.network, squash=config.squash, value=value)
 
-    def batches_of(self, data: Experience | Recording, start: int) -> Iterator[Mapping[str, Any]]:
+    def batches_of(self, data: "Experience | Recording", start: int) -> Iterator[Mapping[str, Any]]:
         """Batches of segments, whose steps are weighed when they are asked for; of single steps where ``beta`` is 0."""
         config = self.config
         if not config.beta:
             return super().batches_of(data, start)
         sizes, columns = (config.batch_size, config.max_segment_length), (*self.columns, col.REWARD)
-        if isinstance(data, Recording):
-            batches = data.segment_batches(*sizes, columns=columns, seed=self._seed, start=start)
-        else:
-            batches = sample_segments(data, *sizes, columns=columns, seed=self._seed, start=start)
-        return map(self._weighed, batches)
+        if not isinstance(data, Experience):
+            return map(self._weighed, data.segment_batches(*sizes, columns=columns, seed=self._seed, start=start))
+        from etude.recordings import sample_segments
+
+        return map(self._weighed, sample_segments(data, *sizes, columns=columns, seed=self._seed, start=start))
 
     def _weighed(self, exp: Experience) -> Mapping[str, Any]:
         """The columns of a batch with the weight of each step, by the module as it is now."""

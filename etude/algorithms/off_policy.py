@@ -18,7 +18,8 @@ from etude.connectors import Pipeline
 from etude.connectors.pipeline import overrides
 from etude.errors import SettingsError
 from etude.experience import Experience, Segments
-from etude.experience.replay import Priorities, Replay
+from etude.experience.replay import Replay
+from etude.experience.replay_priorities import Priorities
 from etude.learners import ModuleLearner, Schedule, Update, check_schedule, mean_of, value_at
 from etude.settings import settings
 
@@ -289,7 +290,7 @@ def seen(connectors: Pipeline, batch: Columns, n_step: int) -> Columns:
     if n_step > 1 and exp.steps[col.REWARD] is not batch[col.REWARD]:
         names = [connector.name for connector in connectors.connectors]
         raise SettingsError(
-            f"`connectors`: of {names} one changes rewards. {names[0]} changes while it learns, so that all of them are "
-            f"applied to sums of {n_step} rewards: put what changes rewards in front."
+            f"`connectors`: of {names} one changes rewards. {names[0]} changes while it learns, so that all "
+            f"are applied to sums of {n_step} rewards: put what changes rewards in front."
         )
     return {**exp.numpy().steps, **col.renamed(exp.numpy().final_obs, col.OBS, col.NEXT_OBS)}

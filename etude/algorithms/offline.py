@@ -4,7 +4,7 @@
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from itertools import islice
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 from gymnasium.spaces import Tuple
@@ -19,8 +19,10 @@ from etude.connectors import overrides
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience
 from etude.learners import Update
-from etude.recordings import Recording, sample_batches
 from etude.spaces import leaf_dtype, leaf_shape, leaves
+
+if TYPE_CHECKING:
+    from etude.recordings import Recording
 
 C = TypeVar("C", bound=OfflineConfig)
 
@@ -42,12 +44,14 @@ class OfflineAlgorithm(Algorithm[C]):
         return {MAIN: (self.recording.obs_space, self.recording.action_space)}
 
     @cached_property
-    def recording(self) -> Recording:
+    def recording(self) -> "Recording":
         """The recording, opened when it is first needed.
 
         Raises:
             DataError: it is not there or broken, or its spaces are others than those that a saved run learned from.
         """
+        from etude.recordings import Recording  # needs pyarrow, which acting does not
+
         recording = Recording.open(self.config.data)
         saved = None if self._saved_spaces is None else self._saved_spaces[MAIN]
         if saved not in (None, (recording.obs_space, recording.action_space)):
@@ -89,7 +93,7 @@ class OfflineAlgorithm(Algorithm[C]):
         return update
 
     def _evaluate(self) -> None:
-        runner = self._new_runner(None, self.config.evaluation_episodes, self._seed, self.callbacks)
+        runner = self.new_runner(None, self.config.evaluation_episodes, self._seed, self.callbacks)
         try:
             runner.collect(num_episodes=self.config.evaluation_episodes, explore=False)
             self.take_finished(runner.take_finished())
@@ -108,7 +112,7 @@ class OfflineAlgorithm(Algorithm[C]):
             )
         return self.batches_of(self.recording, start)
 
-    def batches_of(self, data: Experience | Recording, start: int) -> Iterator[Mapping[str, Any]]:
+    def batches_of(self, data: "Experience | Recording", start: int) -> Iterator[Mapping[str, Any]]:
         """Endless batches of ``batch_size`` single steps in random order.
 
         An algorithm may make others, and may look at the module to do so: a batch is asked for only when the gradient
@@ -119,8 +123,10 @@ class OfflineAlgorithm(Algorithm[C]):
             start: The first batch to give, as if that many had been taken before.
         """
         size = self.config.batch_size
-        if isinstance(data, Recording):
+        if not isinstance(data, Experience):
             return data.batches(size, columns=self.columns, seed=self._seed, start=start)
+        from etude.recordings import sample_batches
+
         return sample_batches(data, size, columns=self.columns, seed=self._seed, start=start)
 
     def _fits_in_memory(self) -> bool:

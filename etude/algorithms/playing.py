@@ -4,7 +4,7 @@
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import Env
@@ -18,16 +18,18 @@ from etude.algorithms.students import MAIN, Spaces, Student, spaces_in
 from etude.envs import Arena, EnvLike, Workers, env_name, make_arena
 from etude.errors import SettingsError
 from etude.experience import Experience
-from etude.recordings import RecordingWriter
 from etude.runners import CallbackLike, Finished, Lengths, Runner
 from etude.spaces import Space, leaf_shape, leaves
+
+if TYPE_CHECKING:
+    from etude.recordings import RecordingWriter
 
 _RULES = ("max_steps", "restart_failed", "max_restarts", "check")  # what holds for an env wherever it is
 _AT_A_TIME = 4  # episodes of each slot that are held in memory together
 
 
 def play(
-    runner: Runner, num_episodes: int, *, explore: bool, updates: int, to: RecordingWriter | None = None
+    runner: Runner, num_episodes: int, *, explore: bool, updates: int, to: "RecordingWriter | None" = None
 ) -> Evaluation:
     """Play whole episodes, write them down where ``to`` says so, and close the runner."""
     begin = time.perf_counter()

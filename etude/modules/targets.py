@@ -27,8 +27,8 @@ class Follower:
 
     def __init__(self, target: nn.Module, source: nn.Module) -> None:
         # looked up once: parameters stay the same objects, wherever their memory goes
-        self._targets = list(target.parameters())
-        self._sources = list(source.parameters())
+        self._targets: list[torch.Tensor] = list(target.parameters())
+        self._sources: list[torch.Tensor] = list(source.parameters())
         self._buffers = list(zip(target.buffers(), source.buffers(), strict=True))
 
     @torch.no_grad()

@@ -262,16 +262,16 @@ def test_dqn_learns_cartpole() -> None:
     assert algorithm.fit(Stop(return_mean=300, env_steps=LIMIT)).return_mean >= 300
 
 
-class NoTarget(DQN):
-    """Does not bootstrap."""
+class AlwaysBootstraps(DQN):
+    """As if no episode ever ended."""
 
     def loss(self, module: Module, batch: Batch) -> Loss:
-        batch.used["discount"] = torch.zeros_like(batch["discount"])
+        batch.used["discount"] = torch.full_like(batch["discount"], 0.99**10)
         return super().loss(module, batch)
 
 
 class WrongSign(DQN):
-    """Learns to lose."""
+    """Takes each reward for a loss."""
 
     def loss(self, module: Module, batch: Batch) -> Loss:
         batch.used["reward"] = -batch["reward"]
@@ -279,7 +279,7 @@ class WrongSign(DQN):
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize("mistaken", [NoTarget, WrongSign])
+@pytest.mark.parametrize("mistaken", [AlwaysBootstraps, WrongSign])
 def test_mistaken_ones_do_not(mistaken: type[DQN]) -> None:
     algorithm = mistaken(DQNConfig(env="CartPole-v1", seed=0, n_step=10, epsilon=((0, 1.0), (5000, 0.05))))
     assert algorithm.fit(Stop(return_mean=300, env_steps=LIMIT)).return_mean < 200

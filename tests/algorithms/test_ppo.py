@@ -9,7 +9,7 @@ from toy_envs import Echo
 from etude.algorithms import PPO, PPOConfig
 from etude.errors import SettingsError
 from etude.experience import Experience
-from etude.learners import ModuleLearner
+from etude.learners import Batch, ModuleLearner
 
 
 def config(**given: Any) -> PPOConfig:

@@ -255,11 +255,11 @@ def test_sac_learns_pendulum() -> None:
 
 
 class WrongSign(SAC):
-    """Its policy looks for the worst action."""
+    """Takes each reward for a loss."""
 
     def loss(self, module: Module, batch: Batch) -> Loss:
-        parts = super().loss(module, batch).parts
-        return Loss(**(parts | {"actor": -parts["actor"]}))
+        batch.used["reward"] = -batch["reward"]
+        return super().loss(module, batch)
 
 
 class NoTarget(SAC):
@@ -273,5 +273,5 @@ class NoTarget(SAC):
 @pytest.mark.learning
 @pytest.mark.parametrize("mistaken", [WrongSign, NoTarget])
 def test_mistaken_ones_do_not(mistaken: type[SAC]) -> None:
-    algorithm = mistaken(SACConfig(**(QUICK | {"iteration_steps": 4000})))
-    assert algorithm.fit(Stop(return_mean=-250, env_steps=7_000)).return_mean < -500
+    algorithm = mistaken(SACConfig(**QUICK))
+    assert algorithm.fit(Stop(env_steps=7_200)).return_mean < -700  # the right one is at about -290 then

@@ -14,6 +14,7 @@ from torch import nn
 
 from etude.errors import ModuleError
 from etude.modules import Module, Network, NetworkConfig, NumPyActor, Output, TorchActor, make_module
+from etude.modules.distributions import distribution_for
 from etude.modules.numpy_network import CHUNK
 from etude.spaces import Flattener
 
@@ -283,3 +284,17 @@ def test_errors():
     with pytest.raises(ModuleError, match="gave no `dist_inputs`"):
         critic.step({"obs": np.zeros((3, 4), np.float32)})
     assert isinstance(make_module(None, VECTOR, TWO), Module)
+
+
+def test_training_mode_is_of_all_parts_and_a_net_may_have_a_say() -> None:
+    class Frozen(nn.Sequential):
+        def train(self, mode: bool = True) -> "Frozen":
+            return super().train(False)
+
+    for inner in (nn.Sequential, Frozen):
+        net = nn.Sequential(nn.Linear(2, 3), inner(nn.Dropout(), nn.BatchNorm1d(3)))
+        module = Module(net, spaces.Box(-1, 1, (2,)), spaces.Discrete(3), distribution_for(spaces.Discrete(3)))
+        for mode in (False, True, True, False):
+            module.train(mode)
+            parts = [module, net, net[0], net[1], net[1][0], net[1][1]]
+            assert [part.training for part in parts] == [mode] * 3 + [mode and inner is not Frozen] * 3

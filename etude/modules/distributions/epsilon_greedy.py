@@ -70,9 +70,9 @@ class EpsilonGreedy(Distribution):
     def entropy(self, inputs: Tensor) -> Tensor:
         """Between 0 and log(n); `Distribution.entropy`."""
         p = self.probabilities(inputs)
-        return -torch.special.xlogy(p, p).sum(-1)
+        return -torch.xlogy(p, p).sum(-1)
 
     def kl(self, p_inputs: Tensor, q_inputs: Tensor) -> Tensor:
         """KL(p || q), infinite where q never makes a choice that p makes; `Distribution.kl`."""
         p, q = self.probabilities(p_inputs), self.probabilities(q_inputs)
-        return (torch.special.xlogy(p, p) - torch.special.xlogy(p, q)).sum(-1)
+        return (torch.xlogy(p, p) - torch.xlogy(p, q)).sum(-1)

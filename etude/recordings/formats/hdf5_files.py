@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HDF5 files, read with care: only plain numbers that lie in the file itself, their sizes checked before memory is taken.
+"""HDF5 files, read with care: plain numbers that lie in the file itself, their sizes checked before memory is taken.
 
 An HDF5 file may point to other files (external links, external and virtual storage), and may claim datasets far larger
 than itself; neither is followed. Nothing in HDF5 that h5py reads as a number runs code.
@@ -104,10 +104,10 @@ class Opener:
 
     def _dtype(self, dataset: Any) -> np.dtype[Any]:
         kind = dataset.get_type()
-        for known, dtype in self._known:
+        for known, seen in self._known:
             if kind.equal(known):
-                return dtype
-        dtype = np.dtype(dataset.dtype)
+                return seen
+        dtype: np.dtype[Any] = np.dtype(dataset.dtype)
         self._known.append((kind, dtype))
         return dtype
 

@@ -1,34 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """Minari datasets (https://minari.farama.org), in its HDF5, Arrow and Parquet layouts.
 
-A dataset is a folder ``<namespace>/<name>-v<k>`` with ``data/metadata.json``. Actions are what the env received. What an
-env said at its reset has no step to stand at and is left out: ``info/<name>`` holds what came with each step's reward.
+A dataset is a folder ``<namespace>/<name>-v<k>`` with ``data/metadata.json``. Actions are what the env received. What
+an env said at its reset has no step to stand at and is left out: ``info/<name>`` holds what came with the rewards.
 """
 
-import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from gymnasium import spaces
 from numpy.typing import NDArray
 
 from etude import columns as col
-from etude.errors import DataError, SpaceError
+from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.experience import offsets_of
 from etude.experience.segments import Segments
-from etude.recordings.formats.columns_of_parts import grouped, wanted_columns
+from etude.recordings.formats.grouping import grouped, not_finite
+from etude.recordings.formats.inferring import fitting, widened
 from etude.recordings.formats.minari_arrow import ArrowEpisodes
 from etude.recordings.formats.minari_episodes import Column, Episodes, Reader
 from etude.recordings.formats.minari_hdf5 import FILE, Hdf5Episodes
-from etude.recordings.formats.spaces_of_columns import fitting
+from etude.recordings.formats.minari_metadata import METADATA, env_id, is_image, leaves_of, read_metadata, space_of
+from etude.recordings.formats.parts import Problem, chosen
 from etude.recordings.manifest import Header
 from etude.spaces import Space, leaf_shape
 
-METADATA: Final = "metadata.json"
 NAMES: Final = {col.REWARD: "rewards", col.TERMINATED: "terminations", col.TRUNCATED: "truncations"}
 ROOTS: Final = {col.OBS: "observations", col.ACTION: "actions"}
 
@@ -88,7 +87,7 @@ class MinariParts:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._metadata = _read_metadata(folder / METADATA)
+        self._metadata = read_metadata(folder / METADATA)
         kind = str(self._metadata.get("data_format", "hdf5"))
         self._reader = _reader(folder, kind)
         self.format = f"minari-{kind}"
@@ -104,7 +103,7 @@ class MinariParts:
         action_space = self._add_space(col.ACTION, adapted)
         self._add_flat()
         self._add_infos()
-        self.header = Header(obs_space, action_space, _env_id(self._metadata), self._meta(adapted))
+        self.header = Header(obs_space, action_space, env_id(self._metadata), self._meta(adapted))
         self.files = self._reader.files()
         flags = (col.TERMINATED, col.TRUNCATED)
         self.columns = [name for name in self._columns if name not in flags]
@@ -118,9 +117,9 @@ class MinariParts:
         where = f"{self.folder / METADATA}: `{'observation' if root == col.OBS else 'action'}_space`"
         if text is None:
             raise DataError(f"{where} is missing. Minari writes it unless the env was given alone: add it.")
-        space = _space(text, where)
-        for name, path, leaf in _leaves(space, root, (ROOTS[root],), self._reader):
-            image = bool(self._metadata.get("jpeg_encoding", True)) and _is_image(leaf)
+        space = space_of(text, where)
+        for name, path, leaf in leaves_of(space, root, (ROOTS[root],), self._reader.tuple_member):
+            image = bool(self._metadata.get("jpeg_encoding", True)) and is_image(leaf)
             if image and self.format == "minari-hdf5" and not self._is_packed(path):
                 image = False
             found = self._reader.column(self._episodes.names[0], path, image=image)
@@ -134,7 +133,7 @@ class MinariParts:
                 adapted.append(name)
             self._paths[name] = path
             self._columns[name] = Column(leaf_shape(leaf), dtype, found.rows, image)
-        return space
+        return widened(space, root, {name: column.dtype for name, column in self._columns.items()})
 
     def _is_packed(self, path: Sequence[str]) -> bool:
         """Images of versions before 0.5.3, or of data written without JPEG, are plain arrays."""
@@ -175,7 +174,7 @@ class MinariParts:
         if self._dropped:
             meta["dropped"] = self._dropped
         if adapted:
-            meta["inferred"] = {name: "the file's dtype is wider than the space's" for name in adapted}
+            meta["inferred"] = dict.fromkeys(adapted, "the file's dtype is wider than the space's")
         return meta
 
     def _episode_ids(self) -> list[str]:
@@ -201,7 +200,7 @@ class MinariParts:
         return self._load(int(self._parts[k]), int(self._parts[k + 1]), columns)
 
     def _load(self, first: int, stop: int, columns: Sequence[str] | None) -> Experience:
-        names = wanted_columns(self.columns, columns, self.folder)
+        names = chosen(self.columns, columns, str(self.folder))
         lengths = self._episodes.lengths[first:stop]
         wanted = {name: (self._paths[name], self._columns[name]) for name in [*names, col.TERMINATED, col.TRUNCATED]}
         rows = {name: (lengths + self._rows_more(name)).tolist() for name in wanted}
@@ -242,3 +241,52 @@ class MinariParts:
                 f"{self._reader.where(self._episodes.names[first + i])}: the episode goes on after its end: a flag is "
                 f"set at step {row - int(offsets[i])} of {int(offsets[i + 1] - offsets[i])}."
             )
+
+    # -- looking ----------------------------------------------------------------------------------------------
+
+    def problems(self) -> Iterator[Problem]:
+        """Every fault, found by looking at every row; an episode that can't be read does not hide the others."""
+        yield from self._lost()
+        for i, name in enumerate(self._episodes.names):
+            where = self._reader.where(name)
+            try:
+                exp = self._load(i, i + 1, None)
+            except DataError as error:
+                yield Problem(
+                    "unreadable", str(error), str(self.folder), count=int(self._episodes.lengths[i]), repairable=True
+                )
+                continue
+            file = Path(where.split(": ")[0])
+            for found in not_finite(exp):
+                yield found.problem(f"{where}, step {found.step}", file, found.step)
+
+    def _lost(self) -> Iterator[Problem]:
+        totals = (len(self._episodes.names), int(self._episodes.lengths.sum()))
+        for what, found in zip(("total_episodes", "total_steps"), totals, strict=True):
+            said = self._metadata.get(what)
+            if isinstance(said, int) and said != found:
+                text = (
+                    f"{self.folder}: {METADATA} says {what} {said:,}, but {found:,} are there. Was the dataset copied "
+                    "in part? Restore it, or correct the file."
+                )
+                yield Problem("lost_rows", text, str(self.folder / METADATA), repairable=True)
+
+
+def _reader(folder: Path, kind: str) -> Reader:
+    if kind == "hdf5":
+        if not (folder / FILE).is_file():
+            raise DataError(f"{folder}: there is no {FILE}, though {METADATA} says `data_format` hdf5. Restore it.")
+        return Hdf5Episodes(folder)
+    if kind in ("arrow", "parquet"):
+        return ArrowEpisodes(folder, f".{kind}")
+    raise DataError(f"{folder / METADATA}: `data_format` is {kind!r}; known are hdf5, arrow and parquet.")
+
+
+def _alike(column: Column, other: Column | None) -> bool:
+    return other is not None and (other.shape, other.dtype) == (column.shape, column.dtype)
+
+
+def _without(values: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[Any]:
+    keep = np.ones(len(values), bool)
+    keep[rows] = False
+    return values[keep]

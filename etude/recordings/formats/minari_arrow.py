@@ -87,7 +87,8 @@ class ArrowEpisodes:
 
     def infos(self, name: str) -> dict[str, Column | None]:
         """The infos of one episode by path; None where one is not made of plain numbers."""
-        table, out = self._episode(name), {}
+        out: dict[str, Column | None] = {}
+        table = self._episode(name)
         if "infos" in table.column_names:
             for path in _paths(table.schema.field("infos").type, ()):
                 try:
@@ -105,7 +106,10 @@ class ArrowEpisodes:
         return Column(values.shape[1:], values.dtype, table.num_rows)
 
     def read(
-        self, names: Sequence[str], wanted: Mapping[str, tuple[Sequence[str], Column]], rows: Mapping[str, Sequence[int]]
+        self,
+        names: Sequence[str],
+        wanted: Mapping[str, tuple[Sequence[str], Column]],
+        rows: Mapping[str, Sequence[int]],
     ) -> dict[str, NDArray[Any]]:
         """Columns of some episodes, one after the other; ``rows`` are the rows of each episode in each column."""
         out = {key: np.empty((sum(rows[key]), *column.shape), column.dtype) for key, (_, column) in wanted.items()}
@@ -118,9 +122,7 @@ class ArrowEpisodes:
                 at[key] += rows[key][i]
         return out
 
-    def _read_one(
-        self, table: pa.Table, path: Sequence[str], name: str, column: Column, target: NDArray[Any]
-    ) -> None:
+    def _read_one(self, table: pa.Table, path: Sequence[str], name: str, column: Column, target: NDArray[Any]) -> None:
         where = f"{self.where(name)}: column `{'/'.join(path)}`"
         if column.image:
             packed = _member(table, path, where).to_pylist()

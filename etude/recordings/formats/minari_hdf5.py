@@ -83,12 +83,13 @@ class Hdf5Episodes:
             return Column(tuple(shape[1:]), dtype, shape[0])
 
     def read(
-        self, names: Sequence[str], wanted: Mapping[str, tuple[Sequence[str], Column]], rows: Mapping[str, Sequence[int]]
+        self,
+        names: Sequence[str],
+        wanted: Mapping[str, tuple[Sequence[str], Column]],
+        rows: Mapping[str, Sequence[int]],
     ) -> dict[str, NDArray[Any]]:
         """Columns of some episodes, one after the other; ``rows`` are the rows of each episode in each column."""
-        out = {
-            key: np.empty((sum(rows[key]), *column.shape), column.dtype) for key, (_, column) in wanted.items()
-        }
+        out = {key: np.empty((sum(rows[key]), *column.shape), column.dtype) for key, (_, column) in wanted.items()}
         at = dict.fromkeys(wanted, 0)
         with opened(self.path) as root:
             for i, name in enumerate(names):
@@ -152,4 +153,3 @@ def _seed(group: Any) -> int | None:
         return None
     attribute.read(value)
     return int(value)
-

@@ -94,12 +94,15 @@ def _merged(parts: Any) -> Columns:
 
 def stacked(values: Sequence[Any], name: str) -> NDArray[Any]:
     """Values of one shape as an array, the first axis of which is theirs."""
-    for i, value in enumerate(values):
-        if np.shape(value) != np.shape(values[0]):
-            raise DataError(
-                f"`{name}` has the shape {np.shape(value)} at step {i}, but {np.shape(values[0])} at step 0"
-            )
-    return numbers(values if not isinstance(values, np.ndarray) else list(values), name)
+    try:
+        return numbers(list(values), name)
+    except DataError:
+        for i, value in enumerate(values):
+            own = numbers(value, f"{name} at step {i}")
+            if own.shape != np.shape(values[0]):
+                first = np.shape(values[0])
+                raise DataError(f"`{name}` has the shape {own.shape} at step {i}, but {first} at step 0") from None
+        raise
 
 
 def numbers(value: Any, name: str) -> NDArray[Any]:

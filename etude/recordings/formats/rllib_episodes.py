@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RLlib's episode recordings: Parquet files with one column, ``item``, of msgpack documents, an episode each.
+
+Written by RLlib with ``output_write_episodes=True``; episodes of one agent, and of many. RLlib may write an episode
+several times: rows that repeat another byte by byte are read once and counted in ``header.meta["duplicates"]``.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from etude import columns as col
+from etude.columns import Columns
+from etude.errors import DataError
+from etude.experience import Experience
+from etude.experience.experience import offsets_of
+from etude.experience.segments import Segments
+from etude.recordings.formats import rllib_columns as words
+from etude.recordings.formats.parts import Problem, chosen
+from etude.recordings.formats.rllib_documents import DocumentReader, Episode, Spaces, flat, info_columns, info_names
+from etude.recordings.formats.rllib_files import ParquetFiles, found_files
+from etude.recordings.manifest import Header
+
+ITEM: Final = "item"
+_PART_BYTES: Final = 12 << 20
+"""Documents of about this size make a part: some 50,000 steps of CartPole."""
+
+
+def detect(path: Path) -> bool:
+    """Whether a Parquet file is of this format, by its schema."""
+    try:
+        return is_episodes(pq.read_schema(path))
+    except (pa.ArrowException, OSError):
+        return False
+
+
+def is_episodes(schema: pa.Schema) -> bool:
+    """Whether a Parquet file with this schema is of this format."""
+    if schema.names != [ITEM]:
+        return False
+    kind = schema.field(ITEM).type
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def open_parts(paths: Path | Sequence[Path]) -> "RLlibEpisodes":
+    """Open a recording: a folder, a file or several of them.
+
+    Raises:
+        DataError: there is none, a file is broken or of another format, or no episode can be read.
+    """
+    return RLlibEpisodes(found_files(paths, (".parquet",)))
+
+
+class RLlibEpisodes:
+    """See `etude.recordings.formats.parts.Parts`."""
+
+    format = "rllib-episodes"
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self.files = list(files)
+        self._parquet = ParquetFiles(files)
+        for i, path in enumerate(files):
+            if not is_episodes(self._parquet.schema(i)):
+                names = ", ".join(self._parquet.schema(i).names[:8])
+                raise DataError(f"{path}: is no RLlib episode recording: its columns are {names}, not `{ITEM}`.")
+        self._reader = DocumentReader()
+        self._parts: list[list[tuple[int, int]]] = []  # the rows of each part: row group, row in it
+        self._copies: list[tuple[int, int, tuple[int, int]]] = []  # row group, row, and the row that it repeats
+        self._rows: dict[int, int] = {}
+        self._scan()
+        if not self._parts:
+            raise DataError(f"{files[0]}: holds no episodes: it has 0 rows. Record some, or give another folder.")
+        self._describe()
+
+    # -- opening -----------------------------------------------------------------------------------------------
+
+    def _scan(self) -> None:
+        """Find rows that repeat others, and cut the rest into parts."""
+        seen: dict[tuple[int, int], tuple[int, int]] = {}
+        size = 0
+        self._parts.append([])
+        for group in range(len(self._parquet.groups)):
+            for row, item in enumerate(self._items(group)):
+                first = seen.setdefault((len(item), hash(item)), (group, row))
+                if first != (group, row):
+                    self._copies.append((group, row, first))
+                    continue
+                if size + len(item) > _PART_BYTES and self._parts[-1]:
+                    self._parts.append([])
+                    size = 0
+                self._parts[-1].append((group, row))
+                size += len(item)
+        if not self._parts[-1]:
+            self._parts.pop()
+
+    def _items(self, group: int) -> Iterator[bytes]:
+        for value in self._parquet.read(group, [ITEM])[ITEM]:
+            yield value.as_py() or b""
+
+    def _describe(self) -> None:
+        """Take spaces and columns from the first episode with steps that can be read."""
+        error: DataError | None = None
+        for place in (row for part in self._parts for row in part):
+            try:
+                episodes = [episode for episode in self._read(*place) if _num_steps(episode)]
+                if episodes:
+                    self._describe_from(episodes, self._parquet.place(*place))
+                    return
+            except DataError as failed:
+                error = error or failed
+        if error is not None:
+            raise error
+        raise DataError(f"{self.files[0]}: holds no episode with steps. Record some, or give another folder.")
+
+    def _describe_from(self, episodes: list[Episode], place: str) -> None:
+        first, inferred = episodes[0], []
+        try:
+            given: dict[str, Any] = {}
+            for root in (col.OBS, col.ACTION):
+                spaces = [episode.space(root) for episode in episodes]
+                given[root] = spaces[0]
+                if any(space != spaces[0] for space in spaces):
+                    raise DataError(f"its agents have different `{root}` spaces, which Etude does not read together")
+                if given[root] is None:
+                    given[root] = _inferred(first, root)
+                    inferred.append(root)
+            self._spaces = Spaces(given[col.OBS], given[col.ACTION])
+            infos = info_columns(first.buffers.get(col.INFO))
+            columns = {**_step_columns(first, self._spaces), **infos}
+        except DataError as error:
+            raise DataError(f"{place}: {error}") from error
+        self._schema = {
+            name: (words.schema_dtype(name, column.dtype, self._spaces.leaves.get(name)), column.shape[1:])
+            for name, column in columns.items()
+        }
+        if first.env_t is not None:
+            self._schema[col.ENV_T] = (np.dtype(np.int64), ())
+        self.columns = list(self._schema)
+        meta: dict[str, Any] = {"format": self.format, "actions": words.ACTIONS_NOTE, "duplicates": len(self._copies)}
+        dropped = sorted(info_names(first.buffers.get(col.INFO)) - set(self.columns))
+        meta |= {"inferred": inferred} if inferred else {}
+        meta |= {"dropped": dropped} if dropped else {}
+        self.header = Header(given[col.OBS], given[col.ACTION], None, meta)
+
+    # -- reading -----------------------------------------------------------------------------------------------
+
+    @property
+    def num_parts(self) -> int:
+        """The pieces; each holds about 12 MiB of documents, or one document."""
+        return len(self._parts)
+
+    def rows(self, k: int) -> int:
+        """The steps of part ``k``; decodes it the first time."""
+        if k not in self._rows:
+            self._rows[k] = sum(_num_steps(e) for place in self._parts[k] for e in self._read(*place))
+        return self._rows[k]
+
+    def load(self, k: int, columns: Sequence[str] | None = None) -> Experience:
+        """Part ``k``: one segment for each agent's episode or chunk; see `Parts.load`."""
+        names = chosen(self.columns, columns, str(self.files[0]))
+        pieces = [self._piece(e, names, place) for place in self._parts[k] for e in self._read(*place)]
+        exp = self._joined([piece for piece in pieces if piece is not None], names)
+        self._rows[k] = exp.num_steps
+        return exp
+
+    def _read(self, group: int, row: int) -> list[Episode]:
+        try:
+            return self._reader.read(self._parquet.read(group, [ITEM])[ITEM][row].as_py() or b"")
+        except DataError as error:
+            raise DataError(f"{self._parquet.place(group, row)}, column `{ITEM}`: {error}. {_REMEDY}") from error
+
+    def _piece(self, episode: Episode, names: list[str], place: tuple[int, int]) -> "_Piece | None":
+        """An episode's columns; None where it has no steps."""
+        try:
+            return self._cast(episode, names) if _num_steps(episode) else None
+        except DataError as error:
+            where = f"{self._parquet.place(*place)}, column `{ITEM}`, episode {episode.id!r}"
+            raise DataError(f"{where}: {error}. {_REMEDY}") from error
+
+    def _cast(self, episode: Episode, names: list[str]) -> "_Piece":
+        num = _num_steps(episode)
+        found = _step_columns(episode, self._spaces, {name.split(col.SEPARATOR)[0] for name in names})
+        infos = info_columns(episode.buffers.get(col.INFO)) if any(col.is_under(n, col.INFO) for n in names) else {}
+        final: Columns = {}
+        steps: Columns = {}
+        for name in names:
+            dtype, shape = self._schema[name]
+            if col.is_under(name, col.INFO):
+                column = infos.get(name)
+                if column is None or len(column) != num or column.shape[1:] != shape:
+                    column = np.full((num, *shape), np.nan, dtype)
+            elif name == col.ENV_T:
+                column = _clock(episode, num)
+            elif name in found:
+                column = found[name]
+            else:
+                raise DataError(f"it has no `{name}`, which other episodes have; read without that column")
+            if col.is_under(name, col.OBS):
+                _check_length(name, len(column), num + 1, num)
+                column = words.cast(column, dtype, shape, name)
+                steps[name], final[name] = column[:-1], column[-1:]
+                continue
+            _check_length(name, len(column), num, num)
+            steps[name] = words.cast(column, dtype, shape, name)
+        return _Piece(episode, num, steps, final)
+
+    def _joined(self, pieces: "list[_Piece]", names: list[str]) -> Experience:
+        def column(name: str, parts: list[NDArray[Any]]) -> NDArray[Any]:
+            dtype, shape = self._schema[name]
+            return np.concatenate(parts) if parts else np.zeros((0, *shape), dtype)
+
+        episodes = [piece.episode for piece in pieces]
+        segments = Segments.of(
+            len(pieces),
+            episode_id=[episode.id for episode in episodes],
+            agent_id=[_text(episode.plain.get("agent_id")) for episode in episodes],
+            module_id=[_text(episode.plain.get("module_id")) for episode in episodes],
+            t_start=np.array([episode.t_started for episode in episodes], np.int64),
+            terminated=np.array([episode.flag("is_terminated") for episode in episodes], bool),
+            truncated=np.array([episode.flag("is_truncated") for episode in episodes], bool),
+        )
+        return Experience(
+            {name: column(name, [piece.steps[name] for piece in pieces]) for name in names},
+            offsets_of(np.array([piece.num for piece in pieces], np.int64)),
+            segments,
+            {n: column(n, [p.final[n] for p in pieces]) for n in names if col.is_under(n, col.OBS)},
+        )
+
+    # -- problems ----------------------------------------------------------------------------------------------
+
+    def problems(self) -> Iterator[Problem]:
+        """Rows that repeat others or can't be read, episodes without an end, numbers that are not finite."""
+        for group, row, first in self._copies:
+            what = f"repeats the episode in {self._parquet.place(*first)}, byte by byte; it is read once"
+            yield self._problem("duplicate", f"{what}. Nothing needs to be done", (group, row))
+        seen: dict[tuple[str, str | None, int], tuple[int, int]] = {}
+        for place in (row for part in self._parts for row in part):
+            try:
+                pieces = [(e, self._piece(e, self.columns, place)) for e in self._read(*place)]
+            except DataError as error:
+                yield Problem(
+                    "unreadable", str(error), str(self._file(place)), self._parquet.file_row(*place), ITEM, 1, True
+                )
+                continue
+            for episode, piece in pieces:
+                yield from self._problems_of(episode, piece, place, seen)
+
+    def _problems_of(
+        self,
+        episode: Episode,
+        piece: "_Piece | None",
+        place: tuple[int, int],
+        seen: dict[tuple[str, str | None, int], tuple[int, int]],
+    ) -> Iterator[Problem]:
+        agent = _text(episode.plain.get("agent_id"))
+        who = f"episode {episode.id!r}" + (f", agent {agent!r}" if agent is not None else "")
+        if piece is None:
+            yield self._problem("no_steps", f"{who} has no steps; it is left out", place)
+            return
+        first = seen.setdefault((episode.id, agent, episode.t_started), place)
+        if first != place:
+            what = f"{who} has other content in {self._parquet.place(*first)}. Give one of them another id"
+            yield self._problem("same_id", what, place)
+        if not (episode.flag("is_terminated") or episode.flag("is_truncated")):
+            what = f"{who} is neither terminated nor truncated: it was cut off, and its last value must be estimated"
+            yield self._problem("not_done", what, place)
+        if episode.plain.get("hanging"):
+            yield self._problem("hanging", f"{who} acted at the end and observed nothing more; that is left out", place)
+        for root in (col.OBS, col.ACTION, col.REWARD):
+            for name, column in col.subtree(piece.steps, root).items():
+                whole = np.concatenate([column, piece.final[name]]) if root == col.OBS else column
+                bad = np.argwhere(~np.isfinite(whole)) if whole.dtype.kind == "f" else whole[:0]
+                if len(bad):
+                    at = f"step {bad[0][0]}" + (f", component {tuple(bad[0][1:].tolist())}" if whole.ndim > 1 else "")
+                    what = f"{who}: `{name}` holds {whole[tuple(bad[0])]} at {at} ({len(bad)} numbers like it)"
+                    yield self._problem("nan", f"{what}. Leave the episode out, or mend the env that gave it", place)
+
+    def _problem(self, kind: str, what: str, place: tuple[int, int]) -> Problem:
+        row = self._parquet.file_row(*place)
+        return Problem(kind, f"{self._parquet.place(*place)}: {what}.", str(self._file(place)), row, ITEM, 1, True)
+
+    def _file(self, place: tuple[int, int]) -> Path:
+        return self.files[self._parquet.groups[place[0]][0]]
+
+
+_REMEDY: Final = "Leave this row out, or write the recording again"
+
+
+class _Piece:
+    """One episode, flat."""
+
+    __slots__ = ("episode", "final", "num", "steps")
+
+    def __init__(self, episode: Episode, num: int, steps: Columns, final: Columns) -> None:
+        self.episode = episode
+        self.num = num
+        self.steps = steps
+        self.final = final
+
+
+def _num_steps(episode: Episode) -> int:
+    """The steps of an episode, by its actions."""
+    buffer = episode.buffers.get(col.ACTION)
+    if buffer is None:
+        raise DataError("it has no `actions`")
+    data: Any = buffer.data
+    whole = buffer.finalized or not isinstance(data, list)
+    while whole and isinstance(data, dict | list | tuple) and len(data):
+        data = next(iter(data.values())) if isinstance(data, dict) else data[0]
+    if not isinstance(data, list | np.ndarray) or (isinstance(data, np.ndarray) and data.ndim == 0):
+        raise DataError("its `actions` are no list")
+    return max(0, len(data) - buffer.lookback)
+
+
+def _step_columns(episode: Episode, spaces: Spaces, roots: set[str] | None = None) -> Columns:
+    """The columns of all buffers but the infos; observations have one more row than the rest."""
+    for root in (col.OBS, col.ACTION, col.REWARD):
+        if root not in episode.buffers:
+            raise DataError(f"it has no `{root}`")
+    columns: Columns = {}
+    for root, buffer in episode.buffers.items():
+        if root != col.INFO and (roots is None or root in roots or root.split(col.SEPARATOR)[0] in roots):
+            columns |= flat(buffer, root, spaces)
+    for name, leaf in spaces.leaves.items():
+        if name in columns:
+            words.check_leaf(columns[name], leaf, name)
+    return columns
+
+
+def _check_length(name: str, found: int, wanted: int, num: int) -> None:
+    if found != wanted:
+        raise DataError(f"`{name}` has {found} entries, but with {num} actions it needs {wanted}")
+
+
+def _clock(episode: Episode, num: int) -> NDArray[np.int64]:
+    clock = episode.env_t
+    if clock is None or len(clock) < num:
+        raise DataError(f"`env_t_to_agent_t` tells {0 if clock is None else len(clock)} of its {num} steps")
+    return clock[:num].astype(np.int64)
+
+
+def _inferred(episode: Episode, root: str) -> Any:
+    nothing = Spaces.__new__(Spaces)
+    nothing.by_root, nothing.leaves, nothing.names = {}, {}, {}
+    columns = flat(episode.buffers[root], root, nothing)
+    choices = {n: int(c.max()) for n, c in columns.items() if c.dtype.kind in "iu" and c.ndim == 1 and c.min() >= 0}
+    return words.inferred_space(columns, root, discrete=choices)
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parquet files of other tools: found, opened, and read row group by row group, with errors that name them."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from etude.errors import DataError
+
+
+def found_files(paths: Path | Iterable[Path], suffixes: Sequence[str]) -> list[Path]:
+    """The files with these suffixes: those given, and those in the folders given, in the order of their full paths.
+
+    Raises:
+        DataError: there are none.
+    """
+    given = [paths] if isinstance(paths, Path) else list(paths)
+    files: dict[Path, None] = {}
+    for path in given:
+        if not path.exists():
+            raise DataError(f"{path}: there is no such file or folder. Give what the recording was written to.")
+        if path.is_file():
+            files[path] = None
+            continue
+        inside = sorted(p for p in path.rglob("*") if p.is_file() and p.suffix in suffixes)
+        files.update(dict.fromkeys(p for p in inside if not any(q[0] in "._" for q in p.relative_to(path).parts)))
+    if not files:
+        where = ", ".join(map(str, given))
+        raise DataError(f"{where}: holds no {' or '.join(suffixes)} file. Give what the recording was written to.")
+    return list(files)
+
+
+class ParquetFiles:
+    """The Parquet files of one recording, in order; footers are read when it is made.
+
+    Raises:
+        DataError: a file is not whole.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = list(paths)
+        self.metadata = [_metadata(path) for path in self.paths]
+        self.groups = [(f, g) for f, m in enumerate(self.metadata) for g in range(m.num_row_groups)]
+        """Every row group: the index of its file, and its own in it."""
+        self.group_rows = [self.metadata[f].row_group(g).num_rows for f, g in self.groups]
+        self._last: tuple[tuple[int, tuple[str, ...]], pa.Table] | None = None
+
+    def schema(self, file: int) -> pa.Schema:
+        """The Arrow schema of a file, without looking at what extension types say of themselves."""
+        return self.metadata[file].schema.to_arrow_schema()
+
+    def read(self, group: int, columns: Sequence[str], *, text_codes: Sequence[str] = ()) -> pa.Table:
+        """Columns of one row group (an index into `groups`); the last one stays in memory.
+
+        Args:
+            group: Which one.
+            columns: Their names.
+            text_codes: The columns of text that come dictionary-encoded.
+
+        Raises:
+            DataError: the bytes can't be decoded.
+        """
+        key = (group, tuple(columns))
+        held = self._last
+        if held is not None and held[0] == key:
+            return held[1]
+        file, own = self.groups[group]
+        try:
+            with pq.ParquetFile(
+                self.paths[file],
+                metadata=self.metadata[file],
+                read_dictionary=list(text_codes),
+                page_checksum_verification=True,
+            ) as parquet:
+                table = parquet.read_row_group(own, columns=list(columns))
+                table.validate()
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(
+                f"{self.paths[file]}: row group {own} can't be decoded ({_first_line(error)}). Restore the file from a "
+                "copy, or move it away to read the rest."
+            ) from error
+        self._last = (key, table)
+        return table
+
+    def place(self, group: int, row: int) -> str:
+        """Where a row of a row group is, in words; rows are counted from 0 in their file."""
+        return f"{self.paths[self.groups[group][0]]}: row {self.file_row(group, row)}"
+
+    def file_row(self, group: int, row: int) -> int:
+        """The index, in its file, of a row of a row group."""
+        file, own = self.groups[group]
+        return sum(self.metadata[file].row_group(g).num_rows for g in range(own)) + row
+
+
+def _metadata(path: Path) -> pq.FileMetaData:
+    try:
+        metadata = pq.read_metadata(path)
+        _ = metadata.schema.to_arrow_schema().names  # decodes them
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"{path}: is not a whole Parquet file: it was cut off or overwritten ({_first_line(error)}). "
+            "Restore it from a copy, or move it away to read the rest."
+        ) from error
+    return metadata
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
