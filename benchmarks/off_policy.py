@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """DQN and SAC: an env step with its update, beside Stable-Baselines3 at equal settings."""
 
+import dataclasses
 import statistics
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +13,7 @@ from stable_baselines3 import SAC as PeerSAC
 from benchmarks.harness import ENV, ETUDE, Figure, Options, Reach, Row, Work, milliseconds, race
 from etude import DQN, SAC, DQNConfig, NetworkConfig, SACConfig
 
-PEER = "SB3"
+COMPILED, PEER = "Etude, compile=True", "SB3"
 REACH = 1 / 1.5
 ROUND, STEPS = 16, 256
 """Env steps between gradient steps, of which there are as many; and those of a piece of work."""
@@ -22,12 +24,10 @@ DQN_STEPS, SAC_STEPS = 12_000, 6_000
 def rows(options: Options) -> Iterator[Row]:
     """DQN on CartPole, SAC on Pendulum; the returns of both after as many steps."""
     returns = _returns(_dqn, _peer_dqn, DQN_STEPS // (20 if options.quick else 1), 1 if options.quick else 3)
-    yield _row(
-        f"DQN on {ENV}: env step and update, 2x64, batch 64", _dqn(0), _peer_dqn(0), options, f"{returns} (n_step=1)"
-    )
+    yield from _rows(f"DQN on {ENV}: env step and update, 2x64, batch 64", _dqn(0), _peer_dqn(0), options, returns)
     returns = _returns(_sac, _peer_sac, SAC_STEPS // (20 if options.quick else 1), 1 if options.quick else 2)
     for hidden, batch, note in (((64, 64), 128, returns), ((256, 256), 256, "")):
-        yield _row(
+        yield from _rows(
             f"SAC on Pendulum-v1: env step and update, 2x{hidden[0]}, batch {batch}",
             _sac(0, hidden, batch),
             _peer_sac(0, hidden, batch),
@@ -36,13 +36,21 @@ def rows(options: Options) -> Iterator[Row]:
         )
 
 
-def _row(work: str, own: Any, peer: Any, options: Options, note: str) -> Row:
-    rates = race({ETUDE: _etude_steps(own), PEER: _peer_steps(peer)}, options)
-    own.close()
-    times = milliseconds(rates)
-    figures = [Figure(ETUDE, times[ETUDE], "etude"), Figure(PEER, times[PEER], "peer")]
+def _rows(work: str, own: Any, peer: Any, options: Options, note: str) -> Iterator[Row]:
+    compiled = type(own)(dataclasses.replace(own.config, compile=True))
+    begin = time.perf_counter()
+    works = {COMPILED: _etude_steps(compiled)}
+    seconds = time.perf_counter() - begin
+    times = milliseconds(race(works | {ETUDE: _etude_steps(own), PEER: _peer_steps(peer)}, options))
     about = f"{ROUND} steps, then {ROUND} updates; the same in both"
-    return Row(work, "ms", figures, Reach(REACH, PEER), f"{about}; {note}" if note else about)
+    for name, title, more in (
+        (ETUDE, work, note),
+        (COMPILED, f"{work}, compile=True", f"the first updates, with compiling, took {seconds:.0f} s"),
+    ):
+        figures = [Figure(ETUDE, times[name], "etude"), Figure(PEER, times[PEER], "peer")]
+        yield Row(title, "ms", figures, Reach(REACH, PEER), f"{about}; {more}" if more else about)
+    own.close()
+    compiled.close()
 
 
 def _etude_steps(algorithm: DQN | SAC) -> Work:

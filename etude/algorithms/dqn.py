@@ -10,7 +10,7 @@ from etude.columns import WEIGHT
 from etude.errors import ModuleError
 from etude.learners import Batch, Loss, Schedule, Update, check_schedule, value_at
 from etude.modules import Module, NetworkConfig, make_module
-from etude.modules.q_module import QModule, best_of
+from etude.modules.q_module import QModule
 from etude.settings import settings
 from etude.spaces import Space
 
@@ -99,8 +99,10 @@ class DQN(OffPolicyAlgorithm[DQNConfig]):
         """
         net = _q(module)
         with torch.no_grad():
-            by = net.values(batch.next_obs) if self.config.double else None
-            target = batch.reward + batch["discount"] * best_of(net.target_values(batch.next_obs), by)
+            following = batch.next_obs
+            by = net.values(following) if self.config.double else None
+            best = net.best_of(net.target_values(following), by)
+            target = torch.addcmul(batch.reward, batch.discount, best)
         values = net.values_of(net.values(batch.obs), batch.action)
         if WEIGHT not in batch:
             return Loss(td=F.smooth_l1_loss(values, target)).log(q=values.mean())

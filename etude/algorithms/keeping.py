@@ -46,7 +46,7 @@ class Checkpoints:
         metric: The field of `Result` that is the score, such as ``return_mean``; ``losses/policy`` is an entry of a
             field. Where a result has none, or NaN, that checkpoint is none of the best; of equal ones, the newer is the
             better.
-        mode: Whether a large score is good, or a small one.
+        best_is: Whether a large score is good, or a small one.
 
     Raises:
         SettingsError: a setting is out of range, or `Result` has no such field.
@@ -60,17 +60,17 @@ class Checkpoints:
         keep_last: int | None = 3,
         keep_best: int = 1,
         metric: str = "return_mean",
-        mode: Literal["max", "min"] = "max",
+        best_is: Literal["max", "min"] = "max",
     ) -> None:
         if keep_last is not None and keep_last < 1:
             raise SettingsError(f"`keep_last` is {keep_last}, but must be at least 1, or None to keep all.")
         if keep_best < 0:
             raise SettingsError(f"`keep_best` is {keep_best}, but must be at least 0.")
-        if mode not in ("max", "min"):
-            raise SettingsError(f"`mode` is {mode!r}, but must be 'max' or 'min'.")
+        if best_is not in ("max", "min"):
+            raise SettingsError(f"`best_is` is {best_is!r}, but must be 'max' or 'min'.")
         check_metric(metric)
         self.folder, self.keep_last, self.keep_best = os.fspath(folder), keep_last, keep_best
-        self.metric, self.mode = metric, mode
+        self.metric, self.best_is = metric, best_is
         self._kept = {kept.iteration: kept for kept in self._found()}
 
     def _found(self) -> list[Kept]:
@@ -114,7 +114,7 @@ class Checkpoints:
 
     def ranked(self) -> list[Kept]:
         """Those that have a score, the best first."""
-        sign = 1 if self.mode == "max" else -1
+        sign = 1 if self.best_is == "max" else -1
         scored = [kept for kept in self._kept.values() if not math.isnan(kept.score)]
         return sorted(scored, key=lambda kept: (sign * kept.score, kept.time), reverse=True)
 

@@ -118,11 +118,11 @@ class SAC(OffPolicyAlgorithm[SACConfig]):
 
     def _target(self, soft: SoftModule, batch: Batch, temperature: torch.Tensor) -> torch.Tensor:
         """``[B]``: r + discount * (min Q_target(next_obs, a') - temperature * log pi(a')), with a' drawn from pi."""
+        following = batch.next_obs
         with torch.no_grad():
-            action, logp = soft.sample(batch.next_obs)
-            value = soft.target_critic(soft.columns_of(batch.next_obs), action).amin(0)
-            target: torch.Tensor = batch.reward + batch["discount"] * (value - temperature * logp)
-        return target
+            action, logp = soft.sample(following)
+            value = soft.target_critic(soft.columns_of(following), action).amin(0)
+            return torch.addcmul(batch.reward, batch.discount, value - temperature * logp)
 
     def _target_entropy(self, soft: SoftModule) -> float:
         given = self.config.target_entropy

@@ -55,7 +55,7 @@ class KeepOptions:
     metric: str = "return_mean"
     """The field of results that says which is the best; `losses/policy` is an entry of a field."""
 
-    mode: Literal["max", "min"] = "max"
+    best_is: Literal["max", "min"] = "max"
     """Whether a large one is good, or a small one."""
 
     def __post_init__(self) -> None:
@@ -70,7 +70,7 @@ class KeepOptions:
             return None
         last = max(1, self.keep_last)
         where = out / folders.CHECKPOINTS
-        return Checkpoints(where, keep_last=last, keep_best=self.keep_best, metric=self.metric, mode=self.mode)
+        return Checkpoints(where, keep_last=last, keep_best=self.keep_best, metric=self.metric, best_is=self.best_is)
 
 
 @settings

@@ -65,6 +65,17 @@ class QModule(Module):
         """``[B]``: of ``values`` ``[B, n]``, those of the actions that were taken."""
         return values.gather(-1, self.dist.index_of(action).unsqueeze(-1)).squeeze(-1)
 
+    def best_of(self, values: Tensor, by: Tensor | None = None) -> Tensor:
+        """``[B]``: of ``values`` ``[B, n]`` the greatest, or that of the action which ``by`` ``[B, n]`` finds best.
+
+        Where an action mask allows nothing, as it may after the last step of an episode, it is 0.
+        """
+        if by is None:
+            best = values.amax(-1)
+        else:
+            best = values.gather(-1, by.argmax(-1, keepdim=True)).squeeze(-1)
+        return best if self.mask is None else torch.where(best > _ALLOWED_ABOVE, best, 0.0)
+
 
 def action_values(output: Output) -> Tensor:
     """``[B, n]``: the values of actions that a net's output says; see `QModule`."""
@@ -75,15 +86,3 @@ def action_values(output: Output) -> Tensor:
     sums = torch.where(allowed, advantages, 0.0).sum(-1, keepdim=True)
     centred = output.value.unsqueeze(-1) + advantages - sums / allowed.sum(-1, keepdim=True).clamp(min=1)
     return torch.where(allowed, centred, advantages)
-
-
-def best_of(values: Tensor, by: Tensor | None = None) -> Tensor:
-    """``[B]``: of ``values`` ``[B, n]`` the greatest, or that of the action which ``by`` ``[B, n]`` finds best.
-
-    Where an action mask allows nothing, as it may after the last step of an episode, it is 0.
-    """
-    if by is None:
-        best = values.amax(-1)
-    else:
-        best = values.gather(-1, by.argmax(-1, keepdim=True)).squeeze(-1)
-    return torch.where(best > _ALLOWED_ABOVE, best, 0.0)

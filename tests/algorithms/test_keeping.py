@@ -73,7 +73,7 @@ def test_what_is_kept_is_as_if_chosen_from_all(
     base: Result, tmp_path_factory: Any, scores: list[float], last: int, best: int, mode: Any, again: int
 ) -> None:
     folder = tmp_path_factory.mktemp("kept")
-    made = {"keep_last": last, "keep_best": best, "mode": mode}
+    made = {"keep_last": last, "keep_best": best, "best_is": mode}
     kept = Checkpoints(folder, **made)
     for i, score in enumerate(scores):
         if i == again:
@@ -157,7 +157,7 @@ def test_behind_a_url(base: Result) -> None:
 
 def test_runs_are_saved_and_loaded(tmp_path: Path) -> None:
     algorithm = PPO(PPOConfig(env=Echo, num_envs=2, num_steps=20, minibatch_size=10, epochs=1, seed=1))
-    kept = Checkpoints(tmp_path, keep_last=1, keep_best=1, metric="losses/value", mode="min")
+    kept = Checkpoints(tmp_path, keep_last=1, keep_best=1, metric="losses/value", best_is="min")
     losses = []
     for _ in range(4):
         result = algorithm.train()
@@ -181,7 +181,7 @@ def test_scores() -> None:
     [
         ({"keep_last": 0}, "`keep_last` is 0, but must be at least 1, or None to keep all"),
         ({"keep_best": -1}, "`keep_best` is -1, but must be at least 0"),
-        ({"mode": "most"}, "`mode` is 'most', but must be 'max' or 'min'"),
+        ({"best_is": "most"}, "`best_is` is 'most', but must be 'max' or 'min'"),
         ({"metric": "retrn_mean"}, "`metric` is 'retrn_mean', but results have no such field. Nearest: `return_mean`"),
         ({"metric": "qqq"}, "`metric` is 'qqq', but results have no such field. There are iteration, env_steps, "),
     ],

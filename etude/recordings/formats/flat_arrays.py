@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recordings that are long arrays, a row a step, in D4RL's names (Fu et al. 2020, https://arxiv.org/abs/2004.07219).
 
-``observations``, ``actions``, ``rewards``, ``terminals``, ``timeouts``, and where they are there ``next_observations`` and
-``infos/...``. Episodes stand one after the other and end where a flag is set. Where ``next_observations`` are absent, what
-was observed after the last step of an episode is not known.
+``observations``, ``actions``, ``rewards``, ``terminals``, ``timeouts``, and where they are there ``next_observations``
+and ``infos/...``. Episodes stand one after the other and end where a flag is set. Where ``next_observations`` are absent,
+what was observed after the last step of an episode is not known.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -107,8 +107,8 @@ class FlatParts:
         if not found[0] or not lengths or 0 in found[0]:
             raise DataError(f"{file.path}: `{stored}` is of shape {list(found[0])}: there are no rows of numbers.")
         raise DataError(
-            f"{file.path}: `{stored}` has {found[0][0]:,} rows, but `actions` has {lengths[0]:,}. All arrays have one row "
-            "a step: cut the longer."
+            f"{file.path}: `{stored}` has {found[0][0]:,} rows, but `actions` has {lengths[0]:,}. All arrays have one "
+            "row a step: cut the longer."
         )
 
     def _check_next(self, file: ArrayFile, found: Mapping[str, _Column]) -> None:

@@ -47,7 +47,7 @@ _NDARRAY: Final = _Symbol("ndarray")
 _DTYPE_OF: Final = _Symbol("dtype")
 _ENCODE: Final = _Symbol("encode")
 _ORDERED: Final = _Symbol("OrderedDict")
-_BYTEARRAY: Final = _Symbol("bytearray")
+_BYTES: Final = _Symbol("bytes")
 
 _NAMES: Final = {
     **{("numpy" + core, name): symbol for core in (".core.numeric", "._core.numeric")
@@ -58,8 +58,10 @@ _NAMES: Final = {
     ("numpy", "dtype"): _DTYPE_OF,
     ("_codecs", "encode"): _ENCODE,
     ("collections", "OrderedDict"): _ORDERED,
-    ("builtins", "bytearray"): _BYTEARRAY,
-    ("__builtin__", "bytearray"): _BYTEARRAY,
+    ("builtins", "bytes"): _BYTES,  # bytes() and bytearray(b"...") of early protocols
+    ("builtins", "bytearray"): _BYTES,
+    ("__builtin__", "bytes"): _BYTES,
+    ("__builtin__", "bytearray"): _BYTES,
 }  # fmt: skip
 
 
@@ -289,9 +291,9 @@ def _call_ordered() -> dict[Any, Any]:
     return {}
 
 
-def _call_bytearray(raw: Any = b"") -> bytes:
+def _call_bytes(raw: Any = b"") -> bytes:
     if not isinstance(raw, bytes):
-        raise _Refused("a bytearray that is not made of bytes")
+        raise _Refused("bytes that are not made of bytes")
     return raw
 
 
@@ -302,7 +304,7 @@ _CALLS: Final[dict[_Symbol, Callable[..., Any]]] = {
     _DTYPE_OF: _call_dtype,
     _ENCODE: _call_encode,
     _ORDERED: _call_ordered,
-    _BYTEARRAY: _call_bytearray,
+    _BYTES: _call_bytes,
 }
 
 

@@ -28,6 +28,7 @@ NAMES: Final = {
 ACTIONS_NOTE: Final = "as the policy gave them: RLlib may have mapped them to the env's bounds after recording"
 """What a reader of RLlib's recordings says about actions in ``header.meta["actions"]``."""
 
+_MOST_CHOICES: Final = 1 << 20  # integers beyond are numbers, not choices
 _FLOATS = (col.LOGP, col.DIST_INPUTS, col.VALUE, col.ADVANTAGE, col.VALUE_TARGET, col.STATE_IN, col.STATE_OUT)
 
 
@@ -159,29 +160,31 @@ def check_leaf(column: NDArray[Any], leaf: Space, name: str) -> None:
         )
 
 
-def inferred_space(columns: Mapping[str, NDArray[Any]], root: str, *, discrete: Mapping[str, int]) -> Space:
+def inferred_space(columns: Mapping[str, NDArray[Any]], root: str, ranges: Mapping[str, Any]) -> Space:
     """A space for columns that come without one.
 
     Args:
         columns: The columns under ``root``, each ``[N, ...]``.
         root: ``obs`` or ``action``.
-        discrete: For the integer columns that are choices, by name: the largest choice.
+        ranges: For integer columns, by name: the smallest and largest number at each place of a row, as arrays.
 
     Returns:
-        A Discrete for choices, else a Box without bounds; a Dict or Tuple of them where there are several.
+        For one integer that is never negative a Discrete, for several of an action a MultiDiscrete, each as large as
+        the largest of them asks for; else a Box without bounds. A Dict or Tuple where there are several columns.
     """
-    if list(columns) == [root]:
-        column = columns[root]
-        if root in discrete:
-            return spaces.Discrete(max(1, discrete[root] + 1))
-        if column.dtype.kind == "b":
-            return spaces.Box(0, 1, column.shape[1:], np.int8)
-        if column.dtype.kind == "f":
-            return spaces.Box(-np.inf, np.inf, column.shape[1:], column.dtype.type)
-        limits = np.iinfo(column.dtype)
-        return spaces.Box(limits.min, limits.max, column.shape[1:], column.dtype.type)
-    keys = list(dict.fromkeys(name[len(root) + 1 :].split(col.SEPARATOR)[0] for name in columns))
-    parts = [(k, inferred_space(col.subtree(columns, f"{root}/{k}"), f"{root}/{k}", discrete=discrete)) for k in keys]
-    if keys == [str(i) for i in range(len(keys))]:
-        return spaces.Tuple([part for _, part in parts])
-    return spaces.Dict(parts)
+    if list(columns) != [root]:
+        keys = list(dict.fromkeys(name[len(root) + 1 :].split(col.SEPARATOR)[0] for name in columns))
+        parts = [(k, inferred_space(col.subtree(columns, f"{root}/{k}"), f"{root}/{k}", ranges)) for k in keys]
+        is_tuple = keys == [str(i) for i in range(len(keys))]
+        return spaces.Tuple([part for _, part in parts]) if is_tuple else spaces.Dict(parts)
+    column, (low, high) = columns[root], ranges.get(root, (-1, -1))
+    shape, dtype = column.shape[1:], column.dtype
+    if np.min(low, initial=0) >= 0 and np.max(high, initial=0) < _MOST_CHOICES and dtype.kind in "iu":
+        if not shape:
+            return spaces.Discrete(int(high) + 1)
+        if col.is_under(root, col.ACTION) and column[0].size:
+            return spaces.MultiDiscrete(np.asarray(high, np.int64) + 1)
+    if dtype.kind == "b":
+        return spaces.MultiBinary(shape if shape else 1)
+    limits = (-np.inf, np.inf) if dtype.kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return spaces.Box(limits[0], limits[1], shape, dtype.type)

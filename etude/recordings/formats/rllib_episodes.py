@@ -22,6 +22,7 @@ from etude.experience.experience import offsets_of
 from etude.experience.segments import Segments
 from etude.recordings.formats import rllib_columns as words
 from etude.recordings.formats.parts import Problem, chosen
+from etude.recordings.formats.rllib_arrow import largest
 from etude.recordings.formats.rllib_documents import DocumentReader, Episode, Spaces, flat, info_columns, info_names
 from etude.recordings.formats.rllib_files import ParquetFiles, found_files
 from etude.recordings.manifest import Header
@@ -348,8 +349,9 @@ def _inferred(episode: Episode, root: str) -> Any:
     nothing = Spaces.__new__(Spaces)
     nothing.by_root, nothing.leaves, nothing.names = {}, {}, {}
     columns = flat(episode.buffers[root], root, nothing)
-    choices = {n: int(c.max()) for n, c in columns.items() if c.dtype.kind in "iu" and c.ndim == 1 and c.min() >= 0}
-    return words.inferred_space(columns, root, discrete=choices)
+    ranges: dict[str, Any] = {}
+    largest(columns, root, ranges)
+    return words.inferred_space(columns, root, ranges)
 
 
 def _text(value: Any) -> str | None:

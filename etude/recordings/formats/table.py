@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Any table, a row a step: Parquet, JSON, CSV, Arrow, or a table in memory, with a map from our columns to its own."""
+
+import dataclasses
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from etude import columns as col
+from etude.columns import SEPARATOR, Columns
+from etude.errors import DataError, SettingsError
+from etude.experience import Experience
+from etude.experience.segments import Segments
+from etude.recordings.formats.grouping import not_finite
+from etude.recordings.formats.parts import Problem, chosen
+from etude.recordings.formats.table_columns import Plan, TableColumns
+from etude.recordings.formats.table_inputs import BROKEN, Group, groups_of, unreadable
+from etude.recordings.formats.table_index import KEYS, Index, index_of
+from etude.recordings.manifest import Header
+from etude.settings import nearest
+from etude.spaces import Space
+
+DONE: Final = "done"
+FLAGS: Final = (col.TERMINATED, col.TRUNCATED, DONE)
+OUTPUTS: Final = (
+    *(col.REWARD, col.ENV_T, col.LOGP, col.DIST_INPUTS, col.VALUE, col.ADVANTAGE, col.VALUE_TARGET, col.WEIGHT),
+    *(col.STATE_IN, col.STATE_OUT, col.INFO),
+)
+NAMES: Final = (col.OBS, col.ACTION, col.NEXT_OBS, *OUTPUTS, *FLAGS, *KEYS, col.T_INDEX)
+"""What a table's columns can be mapped to; a part of a nested one is ``obs/camera``."""
+
+PRESETS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
+    "rllib": {
+        col.OBS: ("obs",),
+        col.ACTION: ("actions", "action"),
+        col.REWARD: ("rewards", "reward"),
+        col.NEXT_OBS: ("new_obs", "next_obs"),
+        col.TERMINATED: ("terminateds", "terminated"),
+        col.TRUNCATED: ("truncateds", "truncated"),
+        DONE: ("dones", "done"),
+        col.EPISODE_ID: ("eps_id",),
+        col.AGENT_ID: ("agent_id",),
+        col.MODULE_ID: ("module_id",),
+        col.T_INDEX: ("t",),
+        col.LOGP: ("action_logp",),
+        col.DIST_INPUTS: ("action_dist_inputs",),
+        col.VALUE: ("vf_preds",),
+    },
+    "d4rl": {
+        col.OBS: ("observations",),
+        col.ACTION: ("actions",),
+        col.REWARD: ("rewards",),
+        col.NEXT_OBS: ("next_observations",),
+        col.TERMINATED: ("terminals",),
+        col.TRUNCATED: ("timeouts",),
+    },
+}
+"""Columns as other tools name them; the first name that a table has is taken."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A table of steps, and which of its columns are what.
+
+    ```python
+    Source("logs/*.parquet", columns={"obs": ["speed", "angle"], "action": "command", "episode_id": "trip", "t": "tick"})
+    ```
+    """
+
+    data: Any
+    """A path, glob, folder or list of them (Parquet, JSON, CSV, Arrow IPC; told by suffix), or a table in memory:
+    pyarrow's, or one that hands itself over as Arrow (pandas, polars, a Ray dataset)."""
+    columns: Mapping[str, str | Sequence[str]] = dataclasses.field(default_factory=dict)
+    """For each of our columns the table's: ``obs``, ``action``, ``next_obs``, ``reward``, ``terminated``,
+    ``truncated``, ``done`` (either end, as older tools have it), ``episode_id``, ``t``, ``agent_id``, ``module_id``,
+    ``logp`` and so on; ``obs/camera`` is a part of a nested one. Several columns of single numbers make one vector. The
+    table's other columns are kept under their own names."""
+    preset: str | None = None
+    """``rllib`` or ``d4rl``: these tools' names for whatever `columns` leaves out and the table has."""
+    obs_space: Space | None = None
+    """None: from the numbers; an unbounded Box, or Discrete for single integers from 0."""
+    action_space: Space | None = None
+    """As `obs_space`."""
+    env: str | None = None
+    """The id of the env, where it is known."""
+
+    def __post_init__(self) -> None:
+        for name, own in self.columns.items():
+            if name not in NAMES and name.split(SEPARATOR)[0] not in (col.OBS, col.ACTION, col.NEXT_OBS, *OUTPUTS):
+                near = nearest(name, NAMES)
+                hint = f" Nearest: `{near}`." if near else ""
+                raise SettingsError(f"Source.columns has `{name}`; known are {', '.join(NAMES)}.{hint}")
+            if not isinstance(own, str) and not (own and all(isinstance(part, str) for part in own)):
+                raise SettingsError(f"Source.columns[{name!r}] is {own!r}: give a column's name, or a list of names.")
+            if not isinstance(own, str) and name in (*FLAGS, *KEYS, col.T_INDEX):
+                raise SettingsError(f"Source.columns[{name!r}] is {own!r}: give the name of one column.")
+        if self.preset is not None and self.preset not in PRESETS:
+            raise SettingsError(f"Source.preset is {self.preset!r}; known are {', '.join(PRESETS)}.")
+
+    def mapped(self, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        """The columns of a table with these ``names`` by ours.
+
+        Raises:
+            DataError: a column that is named is not there, or observations or actions are not mapped.
+        """
+        out = {name: (own,) if isinstance(own, str) else tuple(own) for name, own in self.columns.items()}
+        for name, own in out.items():
+            for part in own:
+                if part not in names:
+                    near = nearest(part, list(names))
+                    hint = f" Nearest: `{near}`." if near else ""
+                    raise DataError(f"there is no column `{part}` for `{name}`; there are {', '.join(names)}.{hint}")
+        for name, known in PRESETS[self.preset].items() if self.preset else ():
+            found = next((own for own in known if own in names), None)
+            taken = name == DONE and (col.TERMINATED in out or col.TRUNCATED in out)
+            if found and not taken and not any(col.is_under(mapped, name) for mapped in out):
+                out[name] = (found,)
+        for root in (col.OBS, col.ACTION):
+            if not col.under(out, root):
+                raise DataError(f"`{root}` is not mapped: name its column; the table has {', '.join(names)}.")
+        return out
+
+
+def open_parts(source: Source) -> "TableParts":
+    """Open the table of ``source``: its key columns are read.
+
+    Raises:
+        DataError: a file can't be read, a column is missing, or nothing says where episodes end.
+    """
+    return TableParts(source)
+
+
+class TableParts:
+    """A table, opened; see `etude.recordings.formats.parts.Parts`. Rows come in order of time, whatever the files'."""
+
+    format: Final = "table"
+
+    def __init__(self, source: Source) -> None:
+        groups = groups_of(source.data)
+        self.files = list(dict.fromkeys(group.file for group in groups if group.file))
+        self._where = str(self.files[0]) if len(self.files) == 1 else _shown(source.data)
+        groups = [group for group in groups if group.num_rows]
+        if not groups:
+            raise DataError(f"{self._where}: there are no rows.")
+        self._first = np.append(0, np.cumsum([group.num_rows for group in groups]))
+        self._groups = groups
+        try:
+            schema = pa.unify_schemas([group.schema for group in groups], promote_options="permissive")
+            plan = Plan.of(schema, source.mapped(schema.names))
+        except (DataError, *BROKEN) as error:
+            raise DataError(f"{self._where}: {error}") from error
+        self._columns = TableColumns(groups, schema, plan, source)
+        keys = (*KEYS, col.T_INDEX, *FLAGS)
+        found = {name: self._columns.key(plan.mapped[name][0]) for name in keys if name in plan.mapped}
+        self._has_next = bool(col.under(plan.mapped, col.NEXT_OBS))
+        self._index: Index = index_of(found, int(self._first[-1]), self._has_next, self._place)
+        self.columns = self._columns.steps
+        self.header = Header(self._columns.obs_space, self._columns.action_space, source.env, self._meta(plan))
+
+    def _meta(self, plan: Plan) -> dict[str, Any]:
+        meta: dict[str, Any] = {}
+        inferred = dict(self._columns.inferred)
+        if DONE in plan.mapped and col.TERMINATED not in plan.mapped:
+            inferred[DONE] = "read as terminated, but where truncated: time limits can't be told apart"
+        if self._index.stride > 1:
+            inferred[col.T_INDEX] = f"counts by {self._index.stride} in the table"
+        if col.EPISODE_ID not in plan.mapped:
+            inferred[col.EPISODE_ID] = "the table has none: numbered"
+        for name, found in (("inferred", inferred), ("dropped", self._columns.dropped)):
+            if found:
+                meta[name] = found
+        return meta
+
+    def _group_of(self, row: int) -> tuple[Group, int]:
+        g = int(np.searchsorted(self._first, row, side="right")) - 1
+        return self._groups[g], row - int(self._first[g])
+
+    def _place(self, row: int) -> str:
+        group, inside = self._group_of(row)
+        return group.place(inside)
+
+    # -- reading ----------------------------------------------------------------------------------------------
+
+    @property
+    def num_parts(self) -> int:
+        """How many pieces are loaded one at a time."""
+        return len(self._index.parts) - 1
+
+    def rows(self, k: int) -> int:
+        """The steps of part k."""
+        return int(np.diff(self._index.offsets[self._index.parts[k : k + 2]])[0])
+
+    def load(self, k: int, columns: Sequence[str] | None = None) -> Experience:
+        """Whole segments, or pieces of those that are longer than a part.
+
+        Raises:
+            DataError: a column can't be read; steps are there twice, or an episode goes on after its end.
+        """
+        exp = self._load(k, columns)
+        start, stop = self._index.offsets[self._index.parts[k : k + 2]]
+        for kind, positions in (("duplicate", self._index.repeats), ("after_end", self._index.after_end)):
+            inside = positions[(positions >= start) & (positions < stop)]
+            if len(inside):
+                raise DataError(self._order_problem(kind, inside).message)
+        return exp
+
+    def _load(self, k: int, columns: Sequence[str] | None) -> Experience:
+        index, names = self._index, chosen(self.columns, columns, self._where)
+        which = slice(int(index.parts[k]), int(index.parts[k + 1]))
+        start, stop = int(index.offsets[which.start]), int(index.offsets[which.stop])
+        follows = bool(index.goes_on[which.stop - 1]) and not self._has_next
+        nexts = [col.NEXT_OBS + n[len(col.OBS) :] for n in names if col.is_under(n, col.OBS)] if self._has_next else []
+        found = self._rows(start, stop + follows, [*names, *nexts])
+        offsets = index.offsets[which.start : which.stop + 1] - start
+        final_obs = {name: self._final(name, found, offsets, which) for name in col.under(names, col.OBS)}
+        segments = Segments.of(
+            which.stop - which.start,
+            **{name: ids[which] for name, ids in index.ids.items()},
+            t_start=index.t_start[which],
+            terminated=index.terminated[which],
+            truncated=index.truncated[which],
+            has_final_obs=True if self._has_next else index.goes_on[which],
+        )
+        return Experience({name: found[name][: stop - start] for name in names}, offsets, segments, final_obs)
+
+    def _final(self, name: str, found: Columns, offsets: NDArray[np.int64], which: slice) -> NDArray[Any]:
+        if self._has_next:
+            return found[col.NEXT_OBS + name[len(col.OBS) :]][offsets[1:] - 1]
+        final = np.zeros((len(offsets) - 1, *found[name].shape[1:]), found[name].dtype)
+        inside = np.flatnonzero(self._index.goes_on[which])
+        final[inside] = found[name][offsets[1:][inside]]
+        return final
+
+    def _rows(self, start: int, stop: int, names: Sequence[str]) -> Columns:
+        """Columns at the positions from ``start``, from whatever groups hold them."""
+        order = self._index.order
+        rows = np.arange(start, stop) if order is None else order[start:stop]
+        group = np.searchsorted(self._first, rows, side="right") - 1
+        if group[0] == group[-1] and order is None:
+            inside = slice(start - int(self._first[group[0]]), stop - int(self._first[group[0]]))
+            return {name: v[inside] for name, v in self._columns.load(int(group[0]), names).items()}
+        out: Columns = {}
+        for g in np.unique(group):
+            here = np.flatnonzero(group == g)
+            for name, values in self._columns.load(int(g), names).items():
+                if name not in out:
+                    out[name] = np.empty((len(rows), *values.shape[1:]), values.dtype)
+                out[name][here] = values[rows[here] - self._first[g]]
+        return out
+
+    # -- looking ----------------------------------------------------------------------------------------------
+
+    def problems(self) -> Iterator[Problem]:
+        """Every fault, found by looking at every row."""
+        index = self._index
+        for kind, at in (("gap", index.gaps), ("duplicate", index.repeats), ("after_end", index.after_end)):
+            if len(at):
+                yield self._order_problem(kind, at)
+        for k in range(self.num_parts):
+            first = int(index.offsets[index.parts[k]])
+            try:
+                exp = self._load(k, None)
+            except DataError as error:
+                group, row = self._group_of(index.row_at(first))
+                yield Problem("unreadable", str(error), str(group.file or self._where), row, count=self.rows(k))
+                continue
+            for found in not_finite(exp):
+                group, row = self._group_of(index.row_at(first + int(exp.offsets[found.segment]) + found.step))
+                file = group.file or Path(self._where)
+                yield found.problem(group.place(row), file, group.first + row)
+
+    def _order_problem(self, kind: str, positions: NDArray[np.int64]) -> Problem:
+        at = int(positions[0])
+        group, row = self._group_of(self._index.row_at(at))
+        before = self._place(self._index.row_at(at - 1))
+        i = int(np.searchsorted(self._index.offsets, at, side="right")) - 1
+        t = int(self._index.t_start[i]) + at - int(self._index.offsets[i])
+        what, remedy = _FAULTS[kind]
+        more = f" ({len(positions):,} places like it)" if len(positions) > 1 else ""
+        text = f"{group.place(row)}: episode {self._index.ids[col.EPISODE_ID][i]!r} {what}{more}. {remedy}"
+        text = text.format(t=t, before=before)
+        file = str(group.file or self._where)
+        return Problem(kind, text, file, group.first + row, col.T_INDEX, len(positions), True)
+
+
+_FAULTS = {
+    "gap": ("goes on at t {t}, but steps before it are missing: it is cut there", "Were rows left out?"),
+    "duplicate": (
+        "has step t {t} a second time; it is in {before} too",
+        "Was a file read twice, or have several agents one id? Map `agent_id`, or leave one of them out.",
+    ),
+    "after_end": (
+        "goes on at t {t} after its end in {before}",
+        "Two episodes may share one id: give each its own, or map `t` without it.",
+    ),
+}
+
+
+def _shown(data: Any) -> str:
+    if isinstance(data, str | os.PathLike):
+        return str(data)
+    if isinstance(data, Iterable) and all(isinstance(part, str | Path) for part in data):
+        return ", ".join(map(str, list(data)[:3]))
+    return "the table"

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables from files and from memory, as groups of rows that are read one at a time."""
+
+import dataclasses
+import glob
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.json
+import pyarrow.parquet as pq
+
+from etude.errors import DataError
+from etude.recordings.formats.parts import MAX_ROWS
+
+SUFFIXES: Final = {
+    **dict.fromkeys((".parquet", ".pq"), "parquet"),
+    **dict.fromkeys((".json", ".jsonl", ".ndjson"), "json"),
+    **dict.fromkeys((".csv", ".tsv"), "csv"),
+    **dict.fromkeys((".arrow", ".ipc", ".feather"), "ipc"),
+}
+MAGIC: Final = {b"PAR1": "parquet", b"ARROW1": "ipc"}
+BROKEN: Final = (pa.ArrowException, OSError, ValueError, TypeError, KeyError, IndexError, RecursionError)
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Rows that are read together: a row group, a record batch, a file of text, a slice of a table in memory."""
+
+    schema: pa.Schema
+    num_rows: int
+    read: Callable[[Sequence[str]], pa.Table]
+    """Some of the columns."""
+    file: Path | None = None
+    first: int = 0
+    """The place of its first row in the file, or in the table."""
+
+    def place(self, row: int) -> str:
+        """A row of the group in words."""
+        return f"{self.file or 'the table'}, row {self.first + row}"
+
+
+def groups_of(data: Any) -> list[Group]:
+    """The rows of ``data``: a path, glob, folder, or list of such; or a table in memory.
+
+    Tables are pyarrow's, or of any library that hands them over in Arrow's way (``__arrow_c_stream__`` as pandas and
+    polars have it, ``to_arrow()``, or ``iter_batches(batch_format="pyarrow")`` as a Ray dataset has it: all its rows
+    are taken into memory).
+
+    Raises:
+        DataError: there is nothing there, or it can't be read.
+    """
+    if isinstance(data, list | tuple) and data and all(isinstance(d, str | Path) for d in data):
+        return [group for path in data for group in groups_of(path)]
+    if isinstance(data, str | Path):
+        return [group for path in _files(str(data)) for group in _file_groups(path)]
+    return _table_groups(_table(data), None)
+
+
+def _files(path: str) -> list[Path]:
+    if Path(path).is_file():
+        return [Path(path)]
+    if Path(path).is_dir():
+        inside = sorted(p for p in Path(path).rglob("*") if p.is_file() and not p.name.startswith((".", "_")))
+        found = [p for p in inside if _kind(p)]
+    else:
+        found = [Path(p) for p in sorted(glob.glob(path, recursive=True)) if Path(p).is_file()]
+    if not found:
+        raise DataError(f"{path}: there is no file of a table here. Known are {', '.join(SUFFIXES)}.")
+    return found
+
+
+def _kind(path: Path) -> str | None:
+    suffixes = [s for s in path.suffixes if s not in (".gz", ".bz2", ".zst")]
+    kind = SUFFIXES.get(suffixes[-1]) if suffixes else None
+    if kind is None:
+        with path.open("rb") as file:
+            head = file.read(6)
+        kind = next((kind for magic, kind in MAGIC.items() if head.startswith(magic)), None)
+    return kind
+
+
+def _file_groups(path: Path) -> Iterator[Group]:
+    try:
+        kind = _kind(path)
+        if kind == "parquet":
+            yield from _parquet_groups(path)
+        elif kind == "ipc":
+            yield from _ipc_groups(path)
+        elif kind is not None:
+            yield from _table_groups(_text_table(path, kind), path)
+    except BROKEN as error:
+        raise unreadable(path, error) from error
+    if kind is None:
+        raise DataError(f"{path}: what kind of table this is can't be told. Known are {', '.join(SUFFIXES)}.")
+
+
+def unreadable(path: Path | None, error: BaseException) -> DataError:
+    """What to say where bytes make no sense."""
+    first = (str(error).splitlines() or [type(error).__name__])[0]
+    return DataError(f"{path or 'the table'}: can't be read ({first}). Restore it from a copy, or leave it out.")
+
+
+def _parquet_groups(path: Path) -> Iterator[Group]:
+    with pq.ParquetFile(path) as parquet:
+        schema, metadata = parquet.schema_arrow, parquet.metadata
+    first = 0
+    for k in range(metadata.num_row_groups):
+        rows = metadata.row_group(k).num_rows
+
+        def read(names: Sequence[str], k: int = k, rows: int = rows) -> pa.Table:
+            with pq.ParquetFile(path, metadata=metadata, page_checksum_verification=True) as opened:
+                table = opened.read_row_group(k, columns=list(names))
+            if table.num_rows != rows:
+                raise ValueError(f"row group {k} has {table.num_rows} rows, not {rows}")
+            return table
+
+        yield Group(schema, rows, read, path, first)
+        first += rows
+
+
+def _ipc_groups(path: Path) -> Iterator[Group]:
+    with path.open("rb") as file:
+        is_file = file.read(6) == b"ARROW1"
+    if not is_file:  # a stream: no way to its middle
+        with pa.OSFile(str(path)) as source:
+            table = pa.ipc.open_stream(source).read_all()
+        table.validate(full=True)
+        yield from _table_groups(table, path)
+        return
+    with pa.memory_map(str(path)) as source:
+        reader = pa.ipc.open_file(source)
+        schema, num = reader.schema, reader.num_record_batches
+        sizes = [reader.get_batch(k).num_rows for k in range(num)]
+    first = 0
+    for k, rows in enumerate(sizes):
+
+        def read(names: Sequence[str], k: int = k) -> pa.Table:
+            options = pa.ipc.IpcReadOptions(included_fields=[schema.get_field_index(name) for name in names])
+            with pa.memory_map(str(path)) as source:
+                batch = pa.ipc.open_file(source, options=options).get_batch(k)
+                batch.validate(full=True)
+                return pa.Table.from_batches([batch]).select(list(names))
+
+        yield Group(schema, rows, read, path, first)
+        first += rows
+
+
+def _text_table(path: Path, kind: str) -> pa.Table:
+    if kind == "csv":
+        parse = pa.csv.ParseOptions(delimiter="\t" if ".tsv" in path.suffixes else ",")
+        try:
+            return pa.csv.read_csv(path, parse_options=parse)
+        except pa.ArrowInvalid as error:
+            if "conversion error" not in str(error):
+                raise
+        # Types are taken from the first block: numbers that are whole at first may have a fraction later.
+        options = pa.csv.ReadOptions(block_size=min(max(path.stat().st_size * 20, 2**20), 2**31 - 1))
+        return pa.csv.read_csv(path, read_options=options, parse_options=parse)
+    with pa.input_stream(str(path)) as file:
+        head = file.read(256).lstrip()
+        if head.startswith(b"["):
+            return pa.Table.from_pylist(json.loads(head + file.read()))
+    size = min(max(path.stat().st_size, 2**20), 2**26)
+    return pa.json.read_json(path, read_options=pa.json.ReadOptions(block_size=size))
+
+
+def _table(data: Any) -> pa.Table:
+    try:
+        if isinstance(data, pa.Table):
+            table = data
+        elif isinstance(data, pa.RecordBatch):
+            table = pa.Table.from_batches([data])
+        elif hasattr(data, "__arrow_c_stream__"):
+            table = pa.RecordBatchReader.from_stream(data).read_all()
+        elif callable(getattr(data, "iter_batches", None)):
+            batches = list(data.iter_batches(batch_size=None, batch_format="pyarrow"))
+            table = pa.concat_tables(batches, promote_options="default")
+        elif callable(getattr(data, "to_arrow", None)):
+            table = data.to_arrow()
+        else:
+            raise DataError(f"a {type(data).__name__} is neither a path nor a table that Arrow can take over.")
+        table.validate(full=True)
+    except BROKEN as error:
+        raise unreadable(None, error) from error
+    return table
+
+
+def _table_groups(table: pa.Table, path: Path | None) -> list[Group]:
+    def group(first: int) -> Group:
+        part = table.slice(first, MAX_ROWS)
+        return Group(table.schema, part.num_rows, lambda names: part.select(list(names)), path, first)
+
+    return [group(first) for first in range(0, max(1, table.num_rows), MAX_ROWS)]

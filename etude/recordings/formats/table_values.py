@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrow columns as NumPy arrays, a row a step, by the place of whatever is wrong in them."""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from etude.errors import DataError
+
+Place: TypeAlias = Callable[[int], str]
+"""A row in words, for errors."""
+
+
+def one_array(table: pa.Table, name: str) -> pa.Array:
+    """A column as one array, its storage where it is of an extension type, decoded where it is a dictionary."""
+    column = table[name]
+    array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    if isinstance(array, pa.ChunkedArray):
+        array = array.chunk(0) if array.num_chunks else pa.array([], column.type)
+    return array
+
+
+def flat(array: pa.Array, name: str, place: Place) -> dict[str, NDArray[Any]]:
+    """A column as arrays ``[rows, ...]`` by path: one under ``name``, or one for each member of a struct.
+
+    Raises:
+        DataError: it holds other than numbers, empty rows, or lists of different lengths; the row is named.
+    """
+    if pa.types.is_struct(array.type):
+        _check_nulls(array, name, place)
+        parts = [flat(pc.struct_field(array, [i]), f"{name}/{f.name}", group) for i, f in enumerate(array.type)]
+        return {path: values for part in parts for path, values in part.items()}
+    return {name: numbers(array, name, place)}
+
+
+def numbers(array: pa.Array, name: str, place: Place) -> NDArray[Any]:
+    """A column of numbers, or of lists of numbers of one length, as ``[rows, ...]``; see `flat`."""
+    kind, shape = array.type, None
+    if isinstance(kind, pa.BaseExtensionType):
+        shape = getattr(kind, "shape", None)
+        array, kind = array.storage, array.storage.type
+    if pa.types.is_dictionary(kind):
+        array = array.dictionary_decode()
+        kind = array.type
+    _check_nulls(array, name, place)
+    if _is_list(kind):
+        inside = _inside(array, name, place)
+        values = inside.reshape(len(array), -1, *inside.shape[1:])
+        return values.reshape(len(array), *shape) if shape and np.prod(shape) == values[:1].size else values
+    if pa.types.is_decimal(kind):
+        array = array.cast(pa.float64())
+    elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+        shown = f", for instance {str(array[0].as_py())[:40]!r}" if len(array) else ""
+        raise DataError(f"{place(0)}: column `{name}` is of type {kind}{shown}, not of numbers. Convert it.")
+    return np.asarray(array.to_numpy(zero_copy_only=False))
+
+
+def strings(array: pa.Array) -> NDArray[np.object_]:
+    """A column of text as objects; None where it is empty."""
+    out = np.empty(len(array), object)
+    out[:] = array.cast(pa.string()).to_pylist()
+    return out
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a column holds text."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _inside(array: pa.Array, name: str, place: Place) -> NDArray[Any]:
+    """The numbers inside of lists, one list after the other."""
+    width = _width(array, name, place)
+    return numbers(array.flatten(), name, lambda row: place(row // max(1, width)))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _check_nulls(array: pa.Array, name: str, place: Place) -> None:
+    if array.null_count:
+        row = int(np.argmax(np.asarray(array.is_null())))
+        more = f" ({array.null_count:,} rows like it)" if array.null_count > 1 else ""
+        raise DataError(f"{place(row)}: column `{name}` is empty{more}. Fill it, or leave these rows out.")
+
+
+def _width(array: pa.Array, name: str, place: Place) -> int:
+    """How long all lists of a column are."""
+    if pa.types.is_fixed_size_list(array.type):
+        width = int(array.type.list_size)
+    else:
+        lengths = np.asarray(pc.list_value_length(array))
+        width = int(lengths[0]) if len(lengths) else 1
+        other = np.flatnonzero(lengths != width)
+        if len(other):
+            row = int(other[0])
+            raise DataError(
+                f"{place(row)}: column `{name}` has {lengths[row]} numbers, but {width} in the rows before it. "
+                "All rows must be of one length: pad them, or split the column."
+            )
+    if not width and len(array):
+        raise DataError(f"{place(0)}: column `{name}` holds lists of no numbers. Leave it out.")
+    return width
