@@ -102,7 +102,7 @@ def test_gradient_steps_are_as_many_as_env_steps_bring_once_learning_has_started
     assert counts[-1].metrics["replay_steps"] == 300
 
 
-class Counts(gym.Env[NDArray[np.float32], int]):
+class Counts(gym.Env[NDArray[np.float32], Any]):
     """Shows how many steps were made and pays as much; an episode has 10."""
 
     observation_space = spaces.Box(0, 100, (1,))

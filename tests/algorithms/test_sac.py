@@ -61,7 +61,7 @@ def naive_q(critic: TwinCritic, which: int, obs: Tensor, action: Tensor) -> Tens
 def naive_policy(module: SoftModule, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """Actions in [-1, 1] and their log-densities there: eq. 26 of appendix C."""
     mean, log_std = module.net(obs).dist_inputs.chunk(2, -1)
-    normal = Normal(mean, log_std.exp())
+    normal: Any = Normal(mean, log_std.exp())
     drawn = mean + log_std.exp() * noise
     action = torch.tanh(drawn)
     return action, (normal.log_prob(drawn) - (1 - action.square()).log()).sum(-1)
@@ -135,7 +135,7 @@ def test_sample_is_the_squashed_gaussian_of_actions_scaled_to_one() -> None:
     torch.manual_seed(0)
     action, logp = module.sample(obs)
     mean, log_std = module.net(obs).dist_inputs.chunk(2, -1)
-    dist = TransformedDistribution(
+    dist: Any = TransformedDistribution(
         Normal(mean, log_std.exp()), [TanhTransform(cache_size=1), AffineTransform(0.0, 2.0)]
     )  # Pendulum's bounds are -2 and 2
     inside = action.abs() < 0.999

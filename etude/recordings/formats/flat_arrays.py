@@ -2,8 +2,8 @@
 """Recordings that are long arrays, a row a step, in D4RL's names (Fu et al. 2020, https://arxiv.org/abs/2004.07219).
 
 ``observations``, ``actions``, ``rewards``, ``terminals``, ``timeouts``, and where they are there ``next_observations``
-and ``infos/...``. Episodes stand one after the other and end where a flag is set. Where ``next_observations`` are absent,
-what was observed after the last step of an episode is not known.
+and ``infos/...``. Episodes stand one after the other and end where a flag is set. Without ``next_observations``, what
+was observed after the last step of an episode is not known.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

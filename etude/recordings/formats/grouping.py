@@ -42,14 +42,14 @@ class NotFinite(NamedTuple):
     step: int
     column: str
     what: str
-    count: int
+    rows: int
     """How many rows have it."""
 
     def problem(self, where: str, file: Path, row: int) -> Problem:
         """As a Problem at a place, in words and as a row (from 0) of a file."""
-        more = f" ({self.count:,} rows like it)" if self.count > 1 else ""
+        more = f" ({self.rows:,} rows like it)" if self.rows > 1 else ""
         text = f"{where}: column `{self.column}` {self.what}{more}. Leave the episode out, or mend what wrote it."
-        return Problem("nan", text, str(file), row, self.column, self.count, True)
+        return Problem("nan", text, str(file), row, self.column, self.rows, True)
 
 
 def not_finite(exp: Experience) -> Iterator[NotFinite]:

@@ -76,7 +76,14 @@ class Reader:
     @property
     def place(self) -> int:
         """The bytes read so far."""
-        return int(self._unpacker.tell())
+        place: int = self._unpacker.tell()
+        return place
+
+    def raw(self) -> bytes:
+        """The bytes of the next value, not decoded."""
+        start = self.place
+        self.skip()
+        return self.data[start : self.place]
 
     def next_is_list(self) -> bool:
         """The next value is a list."""
@@ -107,8 +114,10 @@ class Reader:
         except _MALFORMED as error:
             raise _malformed(error) from error
 
-    def key(self) -> Any:
-        """The next value, where it is a small one such as a map's key."""
+    def scalar(self) -> Any:
+        """The next value, which may be a map only where it stands for a number."""
+        if self.next_is_list() or self.next_is_map():
+            return self.value()
         try:
             return self._unpacker.unpack()
         except _MALFORMED as error:
@@ -123,11 +132,10 @@ class Reader:
 
     def value(self) -> Any:
         """The next value."""
-        start = self.place
-        self.skip()  # makes sure that every size is backed by bytes, before anything is allocated
+        data = self.raw()  # makes sure that every size is backed by bytes, before anything is allocated
         try:
             return msgpack.unpackb(
-                self.data[start : self.place],
+                data,
                 raw=False,
                 strict_map_key=False,
                 object_hook=_value_of,
@@ -173,7 +181,9 @@ class Reader:
         if len({slot.path for slot in slots}) != len(slots):
             return None
         edges = [0, *(edge for slot in slots for edge in (slot.start, slot.start + slot.size)), end - first]
-        constants = [(a, self.data[first + a : first + b]) for a, b in zip(edges[::2], edges[1::2], strict=True) if b > a]
+        constants = [
+            (a, self.data[first + a : first + b]) for a, b in zip(edges[::2], edges[1::2], strict=True) if b > a
+        ]
         return Template(end - first, tuple(slots), tuple(constants))
 
     def _fitted(self, first: int, num: int, template: Template) -> Columns | None:
@@ -202,7 +212,7 @@ def _native(values: NDArray[Any], plain: bool) -> NDArray[Any]:
     """In the machine's byte order; plain msgpack integers have no size of their own and become int64."""
     if plain and values.dtype.kind in "iu":
         return values.astype(np.uint64 if values.dtype.itemsize == 8 and values.dtype.kind == "u" else np.int64)
-    return values.astype(values.dtype.newbyteorder("="), copy=False)
+    return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
 
 
 def _slots(data: bytes, at: int, path: Path, out: list[Slot]) -> int:

@@ -111,7 +111,9 @@ def _variable(array: pa.Array, root: str) -> NDArray[Any]:
     different = (shapes != shapes[0]).any(axis=1)
     if different.any():
         row = int(different.argmax())
-        raise RowError(row, f"`{root}` has the shape {shapes[row].tolist()} in this row, but {shapes[0].tolist()} before")
+        raise RowError(
+            row, f"`{root}` has the shape {shapes[row].tolist()} in this row, but {shapes[0].tolist()} before"
+        )
     if (shapes[0] < 0).any():
         raise DataError(f"`{root}` has the shape {shapes[0].tolist()}")
     return _tensor(array.field("data"), tuple(shapes[0].tolist()), root)

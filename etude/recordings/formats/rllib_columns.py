@@ -155,9 +155,7 @@ def cast(column: NDArray[Any], dtype: np.dtype[Any], shape: tuple[int, ...], nam
 def check_leaf(column: NDArray[Any], leaf: Space, name: str) -> None:
     """Raise a DataError where a column has not the shape of its space."""
     if column.shape[1:] != leaf_shape(leaf):
-        raise DataError(
-            f"`{name}` has the shape {list(column.shape[1:])} at each step, but its space is {leaf}"
-        )
+        raise DataError(f"`{name}` has the shape {list(column.shape[1:])} at each step, but its space is {leaf}")
 
 
 def inferred_space(columns: Mapping[str, NDArray[Any]], root: str, ranges: Mapping[str, Any]) -> Space:
@@ -182,9 +180,9 @@ def inferred_space(columns: Mapping[str, NDArray[Any]], root: str, ranges: Mappi
     if np.min(low, initial=0) >= 0 and np.max(high, initial=0) < _MOST_CHOICES and dtype.kind in "iu":
         if not shape:
             return spaces.Discrete(int(high) + 1)
-        if col.is_under(root, col.ACTION) and column[0].size:
+        if col.is_under(root, col.ACTION) and np.size(high):
             return spaces.MultiDiscrete(np.asarray(high, np.int64) + 1)
     if dtype.kind == "b":
-        return spaces.MultiBinary(shape if shape else 1)
+        return spaces.Box(0, 1, shape, np.int8)
     limits = (-np.inf, np.inf) if dtype.kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     return spaces.Box(limits[0], limits[1], shape, dtype.type)

@@ -11,15 +11,15 @@ from etude import columns as col
 from etude.columns import Columns
 from etude.errors import DataError
 from etude.recordings.formats import rllib_columns as words
-from etude.recordings.formats.msgpack_numpy import Path, Reader, Template
+from etude.recordings.formats.msgpack_numpy import Path, Reader, Template, unpack
 from etude.recordings.formats.rllib_spaces import space_of
 from etude.spaces import Space, leaves
 
 _OWN_BUFFERS: Final = {"observations": col.OBS, "actions": col.ACTION, "rewards": col.REWARD, "infos": col.INFO}
+_SPACES: Final = {"_observation_space": col.OBS, "_action_space": col.ACTION}
 _EXTRAS: Final = "extra_model_outputs"
 _PLAIN: Final = (
     "id_", "agent_id", "module_id", "multi_agent_episode_id", "is_terminated", "is_truncated", "t_started",
-    "_observation_space", "_action_space",
 )  # fmt: skip
 
 
@@ -41,6 +41,8 @@ class Episode:
     plain: dict[str, Any]
     buffers: dict[str, Buffer]
     """By our names of their roots."""
+    spaces: dict[str, bytes] = dataclasses.field(default_factory=dict)
+    """The maps of the spaces by our names of the columns, not decoded."""
     env_t: NDArray[np.int64] | None = None
     """The env's clock at each observation, where several agents act."""
 
@@ -66,7 +68,7 @@ class Episode:
 
     def space(self, root: str) -> Space | None:
         """The space of the observations (``obs``) or actions (``action``), where it is there."""
-        data = self.plain.get("_observation_space" if root == col.OBS else "_action_space")
+        data = unpack(self.spaces[root]) if root in self.spaces else None
         return None if data is None else space_of(data)
 
 
@@ -101,15 +103,17 @@ class DocumentReader:
         many: dict[str, Any] = {}
         agents: list[Episode] = []
         for _ in range(reader.map_size()):
-            key = reader.key()
+            key = reader.scalar()
             if key in _OWN_BUFFERS:
                 episode.buffers[_OWN_BUFFERS[key]] = self._buffer(reader, _OWN_BUFFERS[key])
             elif key == _EXTRAS and reader.next_is_map():
                 for _ in range(reader.map_size()):
-                    name = words.own_name(str(reader.key()))
+                    name = words.own_name(str(reader.scalar()))
                     episode.buffers[name] = self._buffer(reader, name)
             elif key in _PLAIN:
-                episode.plain[key] = reader.value()
+                episode.plain[key] = reader.scalar()
+            elif key in _SPACES:
+                episode.spaces[_SPACES[key]] = reader.raw()
             elif key == "agent_episodes":
                 agents = self._agents(reader)
             elif key in ("env_t_started", "env_t_to_agent_t", "_agent_to_module_mapping") or str(key)[:8] == "_hanging":
@@ -125,7 +129,7 @@ class DocumentReader:
         for _ in range(reader.list_size()):
             if reader.list_size() != 2:
                 raise DataError("`agent_episodes` does not hold pairs of an agent and its episode")
-            agent = reader.key()
+            agent = reader.scalar()
             (episode,) = self._document(reader)
             episode.plain["agent_id"] = agent
             agents.append(episode)
@@ -136,7 +140,7 @@ class DocumentReader:
             raise DataError(f"`{name}` is no buffer with the keys data, lookback, finalized, space")
         buffer = Buffer()
         for _ in range(reader.map_size()):
-            key = reader.key()
+            key = reader.scalar()
             if key == "data" and reader.next_is_list():
                 data, template = reader.entries(self._templates.get(name))
                 buffer.data, buffer.alike = data, isinstance(data, dict)
@@ -145,9 +149,9 @@ class DocumentReader:
             elif key == "data":
                 buffer.data = reader.value()
             elif key == "lookback":
-                buffer.lookback = reader.key()
+                buffer.lookback = reader.scalar()
             elif key == "finalized":
-                buffer.finalized = reader.key() is True
+                buffer.finalized = reader.scalar() is True
             else:
                 reader.skip()
         if type(buffer.lookback) is not int or buffer.lookback < 0:

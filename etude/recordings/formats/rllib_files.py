@@ -91,7 +91,7 @@ class ParquetFiles:
     def file_row(self, group: int, row: int) -> int:
         """The index, in its file, of a row of a row group."""
         file, own = self.groups[group]
-        return sum(self.metadata[file].row_group(g).num_rows for g in range(own)) + row
+        return row + sum(int(self.metadata[file].row_group(g).num_rows) for g in range(own))
 
 
 def _metadata(path: Path) -> pq.FileMetaData:

@@ -49,8 +49,10 @@ def _space_of(data: Any) -> Space:
         return spaces.Tuple([_space_of(part) for part in data["spaces"]])
     if kind == "dict":
         return spaces.Dict([(key, _space_of(part)) for key, part in data["spaces"].items()])
-    raise DataError(f"a space is of the kind {str(kind)[:40]!r}; Etude reads box, discrete, multi-discrete, "
-                    "multi-binary, tuple and dict")
+    raise DataError(
+        f"a space is of the kind {str(kind)[:40]!r}; Etude reads box, discrete, multi-discrete, "
+        "multi-binary, tuple and dict"
+    )
 
 
 def _dtype_of(name: Any) -> np.dtype[Any]:

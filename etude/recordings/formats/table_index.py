@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.errors import DataError
 from etude.recordings.formats.grouping import cut_long, grouped
+from etude.recordings.formats.source import DONE, FLAGS, KEYS
 from etude.recordings.formats.table_values import Place, numbers
 
-KEYS = (col.EPISODE_ID, col.AGENT_ID, col.MODULE_ID)
 Ints = NDArray[np.int64]
 
 
@@ -55,8 +55,8 @@ def index_of(keys: Mapping[str, pa.ChunkedArray], num_rows: int, has_next: bool,
     that are there.
 
     With ``t``, rows are sorted by it within each agent of each episode; without an episode's id, an episode ends where
-    a flag is set or ``t`` does not rise. Without ``t``, rows stand in order of time. Without both, each row is a segment
-    of its own where the next observation is known, else rows stand in order and flags end episodes.
+    a flag is set or ``t`` does not rise. Without ``t``, rows stand in order of time. Without both, each row is a
+    segment of its own where the next observation is known, else rows stand in order and flags end episodes.
 
     Raises:
         DataError: a key is empty or ill-typed, or nothing says where episodes end; ``place`` names the row.
@@ -111,8 +111,9 @@ def _cut(
         breaks |= c[1:] != c[:-1]
     offsets = np.flatnonzero(np.concatenate([[True], breaks, [True]])) if num else np.zeros(1, np.int64)
     parent, start, stop = cut_long(offsets)
-    ids = {name: strings[c[start]] for (name, strings), c in zip(names.items(), codes, strict=True)}
-    if not ids:
+    if names:
+        ids = {name: strings[c[start]] for (name, strings), c in zip(names.items(), codes, strict=True)}
+    else:
         ids = {col.EPISODE_ID: codes[0][start].astype(str).astype(object)}
     return Index(
         order=order,
@@ -151,7 +152,7 @@ def _episodes_by(
         return np.append(0, np.cumsum((np.diff(t) <= 0) | done[:-1]))[:num_rows]
     if has_next:
         return np.arange(num_rows)
-    if not any(name in keys for name in (col.TERMINATED, col.TRUNCATED, "done")):
+    if not any(name in keys for name in FLAGS):
         raise DataError(
             f"nothing says where episodes begin and end: map `{col.EPISODE_ID}` (and `{col.T_INDEX}`), or "
             f"`{col.NEXT_OBS}` for steps that stand alone, or `{col.TERMINATED}` and `{col.TRUNCATED}`."
@@ -162,14 +163,14 @@ def _episodes_by(
 def _ends(
     keys: Mapping[str, pa.ChunkedArray], num_rows: int, place: Place
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    flags = {n: _flag(keys[n], n, place) for n in (col.TERMINATED, col.TRUNCATED, "done") if n in keys}
+    flags = {n: _flag(keys[n], n, place) for n in FLAGS if n in keys}
     none = np.zeros(num_rows, bool)
     truncated = flags.get(col.TRUNCATED, none)
-    if "done" in flags and col.TERMINATED not in flags:
-        return flags["done"] & ~truncated, truncated
+    if DONE in flags and col.TERMINATED not in flags:
+        return flags[DONE] & ~truncated, truncated
     terminated = flags.get(col.TERMINATED, none)
-    if "done" in flags and col.TRUNCATED not in flags:
-        truncated = flags["done"] & ~terminated
+    if DONE in flags and col.TRUNCATED not in flags:
+        truncated = flags[DONE] & ~terminated
     return terminated, truncated
 
 

@@ -32,7 +32,7 @@ def flat(array: pa.Array, name: str, place: Place) -> dict[str, NDArray[Any]]:
     """
     if pa.types.is_struct(array.type):
         _check_nulls(array, name, place)
-        parts = [flat(pc.struct_field(array, [i]), f"{name}/{f.name}", group) for i, f in enumerate(array.type)]
+        parts = [flat(pc.struct_field(array, [i]), f"{name}/{f.name}", place) for i, f in enumerate(array.type)]
         return {path: values for part in parts for path, values in part.items()}
     return {name: numbers(array, name, place)}
 

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RLlib's JSON recordings: lines of ``SampleBatch`` or ``MultiAgentBatch``, or of one step each.
+
+Lines are fragments: they begin and end anywhere in an episode. Rows of one agent in one episode are put together, in
+order of ``t`` where it is there. An agent's rows that are written again on a later line are read once and counted in
+``header.meta["duplicates"]``. A part is some lines; an episode that goes on in the next part is cut there.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from etude import columns as col
+from etude.columns import Columns
+from etude.errors import DataError
+from etude.experience import Experience
+from etude.recordings.formats import rllib_columns as words
+from etude.recordings.formats.parts import MAX_ROWS, Problem, chosen
+from etude.recordings.formats.rllib_arrow import largest
+from etude.recordings.formats.rllib_batches import Batch, batches_of, column, flags, is_float32, roots
+from etude.recordings.formats.rllib_files import found_files
+from etude.recordings.formats.rllib_segments import Rows, not_finite, segments_of
+from etude.recordings.formats.rllib_trajectories import Trajectories
+from etude.recordings.manifest import Header
+
+_HEAD: Final = 1 << 16
+_REMEDY: Final = "Leave this line out, or restore the file from a copy"
+
+
+def detect(path: Path) -> bool:
+    """Whether a file is of this format, by the beginning of its first line."""
+    if path.suffix not in (".json", ".jsonl"):
+        return False
+    try:
+        with path.open("rb") as file:
+            head = file.readline(_HEAD)
+    except OSError:
+        return False
+    return b'"SampleBatch"' in head or b'"MultiAgentBatch"' in head or (b'"obs"' in head and b'"rewards"' in head)
+
+
+def open_parts(paths: Path | Sequence[Path]) -> "RLlibJson":
+    """Open a recording: a folder, a file or several of them. Every line is looked at once.
+
+    Raises:
+        DataError: there is none, or a line can't be read; the message names the file and the line.
+    """
+    return RLlibJson(found_files(paths, (".json", ".jsonl")))
+
+
+class _Line(NamedTuple):
+    """A line of a file, and what is known of its rows."""
+
+    file: int
+    number: int
+    """From 1, as editors count."""
+    start: int
+    size: int
+    code: NDArray[np.int64]
+    """``[rows]``: the trajectory of each row, those of all policies behind each other."""
+    t: NDArray[np.int64]
+    keep: NDArray[np.bool_]
+
+
+class RLlibJson:
+    """See `etude.recordings.formats.parts.Parts`."""
+
+    format = "rllib-json"
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self.files = list(files)
+        self._trajectories = Trajectories()
+        self._lines: list[_Line] = []
+        self._shapes: Columns = {}  # an array of the right dtype for each column, by our names
+        self._ranges: dict[str, tuple[Any, Any]] = {}
+        self._dropped: set[str] = set()
+        for i in range(len(files)):
+            for number, start, line in self._read_lines(i):
+                self._look_at(i, number, start, line)
+        if not self._lines:
+            raise DataError(f"{files[0]}: holds no batches: it is empty. Record some, or give another folder.")
+        self._parts: list[list[_Line]] = [[]]
+        for entry in self._lines:
+            if sum(len(e.code) for e in self._parts[-1]) + len(entry.code) > MAX_ROWS and self._parts[-1]:
+                self._parts.append([])
+            self._parts[-1].append(entry)
+        self._describe()
+
+    # -- opening -----------------------------------------------------------------------------------------------
+
+    def _read_lines(self, file: int) -> Iterator[tuple[int, int, bytes]]:
+        """The lines of a file that are not empty: their number, where they begin, and their bytes."""
+        start = 0
+        try:
+            with self.files[file].open("rb") as lines:
+                for number, line in enumerate(lines, 1):
+                    if line.strip():
+                        yield number, start, line
+                    start += len(line)
+        except OSError as error:
+            raise DataError(f"{self.files[file]}: can't be read ({error}).") from error
+
+    def _look_at(self, file: int, number: int, start: int, line: bytes) -> None:
+        try:
+            batches = batches_of(line)
+            found = [self._trajectories.rows_of(batch, f"{self.files[file].stem}-{number}") for batch in batches]
+            for batch in batches:
+                self._widen(self._columns(batch, None))
+        except DataError as error:
+            raise DataError(f"{self.files[file]}: line {number}: {error}. {_REMEDY}.") from error
+        if found and sum(len(code) for code, _, _ in found):
+            code, t, keep = (np.concatenate(parts) for parts in zip(*found, strict=True))
+            self._lines.append(_Line(file, number, start, len(line), code, t, keep))
+
+    def _columns(self, batch: Batch, wanted: set[str] | None) -> Columns:
+        """The step columns and ``next_obs`` of a batch; those of the first line that hold no numbers are left out."""
+        out: Columns = {}
+        for name, root in roots(batch.columns).items():
+            if name in self._dropped or (wanted is not None and root not in wanted):
+                continue
+            try:
+                found = column(batch.columns[name], root)
+            except DataError:
+                if self._lines or root in (col.OBS, col.ACTION, col.REWARD):
+                    raise
+                self._dropped.add(name)
+                continue
+            for key, values in found.items():
+                if values.ndim == 0 or len(values) != batch.num:
+                    raise DataError(
+                        f"`{name}` has {len(values) if values.ndim else 'no'} entries for {batch.num} rewards"
+                    )
+                plain = values.dtype == np.float64 and not isinstance(batch.columns[name], str)
+                out[key] = values.astype(np.float32) if plain and root != col.REWARD and is_float32(values) else values
+        if "infos" in batch.columns:
+            self._dropped.add("infos")
+        return out
+
+    def _widen(self, columns: Columns) -> None:
+        """Widen the dtype of each column by what a line holds."""
+        if not len(next(iter(columns.values()), ())):
+            return
+        for name, values in columns.items():
+            known = self._shapes.get(name, values[:0])
+            self._shapes[name] = known.astype(np.promote_types(known.dtype, values.dtype))
+        for root in (col.OBS, col.ACTION):
+            largest(col.subtree(columns, root), root, self._ranges)
+
+    def _describe(self) -> None:
+        steps = {name: c for name, c in self._shapes.items() if not col.is_under(name, col.NEXT_OBS)}
+        self._has_next_obs = len(steps) < len(self._shapes)
+        spaces = {root: words.inferred_space(col.subtree(steps, root), root, self._ranges)
+                  for root in (col.OBS, col.ACTION)}  # fmt: skip
+        meta: dict[str, Any] = {
+            "format": self.format,
+            "actions": words.ACTIONS_NOTE,
+            "duplicates": self._trajectories.repeated,
+            "inferred": [col.OBS, col.ACTION],
+        }
+        meta |= {"dropped": sorted(self._dropped)} if self._dropped else {}
+        self.header = Header(spaces[col.OBS], spaces[col.ACTION], None, meta)
+        leaves = {**self.header.obs_leaves(), **self.header.action_leaves()}
+        self._schema = {
+            name: (words.schema_dtype(name, c.dtype, leaves.get(name)), c.shape[1:]) for name, c in steps.items()
+        }
+        self.columns = list(self._schema)
+
+    # -- reading -----------------------------------------------------------------------------------------------
+
+    @property
+    def num_parts(self) -> int:
+        """The pieces: lines of 65,536 rows at most together, unless one has more."""
+        return len(self._parts)
+
+    def rows(self, k: int) -> int:
+        """The steps of part ``k``, without those written again."""
+        return sum(int(line.keep.sum()) for line in self._parts[k])
+
+    def load(self, k: int, columns: Sequence[str] | None = None) -> Experience:
+        """Part ``k``: a segment for each agent's episode, or for each piece of it; see `Parts.load`."""
+        return self._loaded(k, chosen(self.columns, columns, str(self.files[0])))[0]
+
+    def _loaded(self, k: int, names: list[str]) -> tuple[Experience, NDArray[np.int64]]:
+        """The part, and for each of its rows the index of its line."""
+        obs = [name for name in names if col.is_under(name, col.OBS)]
+        finals = [col.NEXT_OBS + name[len(col.OBS) :] for name in obs] if self._has_next_obs else []
+        pieces: list[Columns] = []
+        for line in self._parts[k]:
+            pieces += self._decoded(line, [*names, *finals])
+        whole = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+        code, t, keep = (np.concatenate([getattr(e, n) for e in self._parts[k]]) for n in ("code", "t", "keep"))
+        at = np.repeat(np.arange(len(self._parts[k])), [len(line.code) for line in self._parts[k]])
+        order = np.flatnonzero(keep)
+        order = order[np.lexsort((t[order], code[order]))]
+        if len(order) < len(code) or (np.diff(order) != 1).any():
+            whole = {name: values[order] for name, values in whole.items()}
+        rows = Rows(code[order], t[order], whole.pop("terminated"), whole.pop("truncated"))
+        rows.cut_where_time_jumps()
+        last = rows.offsets[1:] - 1
+        segments = segments_of(rows, self._trajectories.names.__getitem__, self._has_next_obs)
+        ends = {
+            name: whole[col.NEXT_OBS + name[len(col.OBS) :]][last] if finals else np.zeros_like(whole[name][last])
+            for name in obs
+        }
+        return Experience({name: whole[name] for name in names}, rows.offsets, segments, ends), at[order]
+
+    def _decoded(self, line: _Line, names: list[str]) -> list[Columns]:
+        where = self.files[line.file]
+        try:
+            with where.open("rb") as file:
+                file.seek(line.start)
+                batches = batches_of(file.read(line.size))
+            return [self._as_elsewhere(batch, names) for batch in batches]
+        except (DataError, OSError) as error:
+            raise DataError(f"{where}: line {line.number}: {error}. {_REMEDY}.") from error
+
+    def _as_elsewhere(self, batch: Batch, names: list[str]) -> Columns:
+        found = self._columns(batch, {name.split(col.SEPARATOR)[0] for name in names} | set(names))
+        out: Columns = dict(flags(batch))
+        for name in names:
+            if name not in found:
+                raise DataError(f"has no `{name}`, which other lines have; read without that column")
+            like = col.OBS + name[len(col.NEXT_OBS) :] if col.is_under(name, col.NEXT_OBS) else name
+            out[name] = words.cast(found[name], *self._schema[like], name)
+        return out
+
+    # -- problems ----------------------------------------------------------------------------------------------
+
+    def problems(self) -> Iterator[Problem]:
+        """Rows written again, lines that can't be read, numbers that are not finite."""
+        for line in self._lines:
+            again = int((~line.keep).sum())
+            if again:
+                what = f"{again} rows are there already on an earlier line; they are read once"
+                yield self._problem("duplicate", what, line, "eps_id", again)
+        for k, lines in enumerate(self._parts):
+            try:
+                exp, at = self._loaded(k, self.columns)
+            except DataError as error:
+                yield Problem("unreadable", str(error), str(self.files[lines[0].file]), None, None, 1, True)
+                continue
+            for name, row, value, count in not_finite(exp):
+                what = f"`{name}` holds {value} ({count} numbers like it)"
+                yield self._problem("nan", what, lines[int(at[row])], name, count)
+
+    def _problem(self, kind: str, what: str, line: _Line, name: str, count: int) -> Problem:
+        path = self.files[line.file]
+        return Problem(kind, f"{path}: line {line.number}: {what}.", str(path), line.number - 1, name, count, True)

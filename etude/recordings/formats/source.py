@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Source`: a table of steps, and a map from our columns to its own."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from etude import columns as col
+from etude.columns import SEPARATOR
+from etude.errors import DataError, SettingsError
+from etude.settings import nearest
+from etude.spaces import Space
+
+KEYS: Final = (col.EPISODE_ID, col.AGENT_ID, col.MODULE_ID)
+DONE: Final = "done"
+FLAGS: Final = (col.TERMINATED, col.TRUNCATED, DONE)
+OUTPUTS: Final = (
+    *(col.REWARD, col.ENV_T, col.LOGP, col.DIST_INPUTS, col.VALUE, col.ADVANTAGE, col.VALUE_TARGET, col.WEIGHT),
+    *(col.STATE_IN, col.STATE_OUT, col.INFO),
+)
+NAMES: Final = (col.OBS, col.ACTION, col.NEXT_OBS, *OUTPUTS, *FLAGS, *KEYS, col.T_INDEX)
+"""What a table's columns can be mapped to; a part of a nested one is ``obs/camera``."""
+
+PRESETS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
+    "rllib": {
+        col.OBS: ("obs",),
+        col.ACTION: ("actions", "action"),
+        col.REWARD: ("rewards", "reward"),
+        col.NEXT_OBS: ("new_obs", "next_obs"),
+        col.TERMINATED: ("terminateds", "terminated"),
+        col.TRUNCATED: ("truncateds", "truncated"),
+        DONE: ("dones", "done"),
+        col.EPISODE_ID: ("eps_id",),
+        col.AGENT_ID: ("agent_id",),
+        col.MODULE_ID: ("module_id",),
+        col.T_INDEX: ("t",),
+        col.LOGP: ("action_logp",),
+        col.DIST_INPUTS: ("action_dist_inputs",),
+        col.VALUE: ("vf_preds",),
+    },
+    "d4rl": {
+        col.OBS: ("observations",),
+        col.ACTION: ("actions",),
+        col.REWARD: ("rewards",),
+        col.NEXT_OBS: ("next_observations",),
+        col.TERMINATED: ("terminals",),
+        col.TRUNCATED: ("timeouts",),
+    },
+}
+"""Columns as other tools name them; the first name that a table has is taken."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A table of steps, and which of its columns are what.
+
+    ```python
+    Source("logs/*.parquet", columns={"obs": ["speed", "angle"], "action": "command", "episode_id": "trip", "t": "i"})
+    ```
+    """
+
+    data: Any
+    """A path, glob, folder or list of them (Parquet, JSON, CSV, Arrow IPC; told by suffix), or a table in memory:
+    pyarrow's, or one that hands itself over as Arrow (pandas, polars, a Ray dataset)."""
+    columns: Mapping[str, str | Sequence[str]] = dataclasses.field(default_factory=dict)
+    """For each of our columns the table's: ``obs``, ``action``, ``next_obs``, ``reward``, ``terminated``,
+    ``truncated``, ``done`` (either end, as older tools have it), ``episode_id``, ``t``, ``agent_id``, ``module_id``,
+    ``logp`` and so on; ``obs/camera`` is a part of a nested one. Several columns of single numbers make one vector. The
+    table's other columns are kept under their own names."""
+    preset: str | None = None
+    """``rllib`` or ``d4rl``: these tools' names for whatever `columns` leaves out and the table has."""
+    obs_space: Space | None = None
+    """None: from the numbers; an unbounded Box, or Discrete for single integers from 0."""
+    action_space: Space | None = None
+    """As `obs_space`."""
+    env: str | None = None
+    """The id of the env, where it is known."""
+
+    def __post_init__(self) -> None:
+        for name, own in self.columns.items():
+            if name not in NAMES and name.split(SEPARATOR)[0] not in (col.OBS, col.ACTION, col.NEXT_OBS, *OUTPUTS):
+                near = nearest(name, NAMES)
+                hint = f" Nearest: `{near}`." if near else ""
+                raise SettingsError(f"Source.columns has `{name}`; known are {', '.join(NAMES)}.{hint}")
+            if not isinstance(own, str) and not (own and all(isinstance(part, str) for part in own)):
+                raise SettingsError(f"Source.columns[{name!r}] is {own!r}: give a column's name, or a list of names.")
+            if not isinstance(own, str) and name in (*FLAGS, *KEYS, col.T_INDEX):
+                raise SettingsError(f"Source.columns[{name!r}] is {own!r}: give the name of one column.")
+        if self.preset is not None and self.preset not in PRESETS:
+            raise SettingsError(f"Source.preset is {self.preset!r}; known are {', '.join(PRESETS)}.")
+
+    def mapped(self, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        """The columns of a table with these ``names`` by ours.
+
+        Raises:
+            DataError: a column that is named is not there, or observations or actions are not mapped.
+        """
+        out = {name: (own,) if isinstance(own, str) else tuple(own) for name, own in self.columns.items()}
+        for name, own in out.items():
+            for part in own:
+                if part not in names:
+                    near = nearest(part, list(names))
+                    hint = f" Nearest: `{near}`." if near else ""
+                    raise DataError(f"there is no column `{part}` for `{name}`; there are {', '.join(names)}.{hint}")
+        for name, known in PRESETS[self.preset].items() if self.preset else ():
+            found = next((own for own in known if own in names), None)
+            taken = name == DONE and (col.TERMINATED in out or col.TRUNCATED in out)
+            if found and not taken and not any(col.is_under(mapped, name) for mapped in out):
+                out[name] = (found,)
+        for root in (col.OBS, col.ACTION):
+            if not col.under(out, root):
+                raise DataError(f"`{root}` is not mapped: name its column; the table has {', '.join(names)}.")
+        return out
