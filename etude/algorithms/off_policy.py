@@ -12,12 +12,11 @@ from etude.algorithms.acting import ActingAlgorithm
 from etude.algorithms.base import together
 from etude.algorithms.components import Component
 from etude.algorithms.config import ActingConfig
+from etude.algorithms.replayed import seen, split
 from etude.algorithms.students import Spaces, spawned
 from etude.columns import Columns
-from etude.connectors import Pipeline
-from etude.connectors.pipeline import overrides
 from etude.errors import SettingsError
-from etude.experience import Experience, Segments
+from etude.experience import Experience
 from etude.experience.replay import Replay
 from etude.experience.replay_priorities import Priorities
 from etude.learners import ModuleLearner, Schedule, Update, check_schedule, mean_of, value_at
@@ -109,42 +108,44 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
 
     def setup(self) -> None:
         """Make the replays, and what `ActingAlgorithm` makes."""
-        config = self.config
-        *_, draws = np.random.SeedSequence(config.seed).spawn(4)  # the first three are used by Algorithm
+        *_, self._draws = np.random.SeedSequence(self.config.seed).spawn(4)  # the first three are used by Algorithm
         self.replays: dict[str, Replay] = {}
         """What each module has lived through, by module id."""
-        for name, student in self.students.items():
-            if student.module.recurrent:
-                raise SettingsError(
-                    f"{type(student.module.net).__name__} is recurrent, but {self.name} learns from single steps, "
-                    "which have no order in time: take a network without a memory, or PPO."
-                )
-            self.replays[name] = Replay(
-                config.capacity,
-                n_step=config.n_step,
-                gamma=config.gamma,
-                priorities=self._priorities(),
-                seed=int(spawned(draws, name).generate_state(1, np.uint64)[0] >> 1),
-            )
-        self._split()
         self._owed = 0.0
-        self._told(0)
+        self._fit_to_students()
         super().setup()
 
-    def _split(self) -> None:
+    def _fit_to_students(self) -> None:
+        """Have a replay for each module, and know its connectors."""
+        held = self.replays
+        self.replays = {name: held[name] if name in held else self._new_replay(name) for name in self.students}
         parts = {name: split(student.connectors) for name, student in self.students.items()}
         self._before = {name: before for name, (before, _) in parts.items()}
         self._behind = {name: behind for name, (_, behind) in parts.items()}
+        self._told(self.env_steps)
+
+    def _new_replay(self, name: str) -> Replay:
+        config, module = self.config, self.students[name].module
+        if module.recurrent:
+            raise SettingsError(
+                f"{type(module.net).__name__} is recurrent, but {self.name} learns from single steps, which have no "
+                "order in time: take a network without a memory, or PPO."
+            )
+        return Replay(
+            config.capacity,
+            n_step=config.n_step,
+            gamma=config.gamma,
+            priorities=Priorities(alpha=config.priority_alpha) if config.prioritized else None,
+            seed=int(spawned(self._draws, name).generate_state(1, np.uint64)[0] >> 1),
+        )
+
+    def _recast(self) -> None:
+        super()._recast()
+        self._fit_to_students()
 
     def _fit_to(self, spaces: dict[str, Spaces]) -> None:
         super()._fit_to(spaces)
-        self._split()
-
-    def _priorities(self) -> Priorities | None:
-        config = self.config
-        if not config.prioritized:
-            return None
-        return Priorities(alpha=config.priority_alpha, beta=min(1.0, value_at(config.priority_beta, 0)))
+        self._fit_to_students()
 
     @property
     def replay(self) -> Replay:
@@ -200,11 +201,11 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         with self.timed("store"):
             for name, exp in parts.items():
                 student = self.students[name]
-                seen = self._before[name].offline(exp)
-                added = student.to_learner.offline(seen, student.module)
+                before = self._before[name].offline(exp)
+                added = student.to_learner.offline(before, student.module)
                 self.replays[name].add(self._kept(exp, added))
                 student.connectors.update(exp)
-                student.to_learner.update(seen)
+                student.to_learner.update(before)
 
     def _kept(self, exp: Experience, added: Experience) -> Experience:
         kept = {
@@ -256,41 +257,3 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         """Go on from `get_state`."""
         super().set_state(state)
         self._told(self.env_steps)
-
-
-def split(connectors: Pipeline) -> tuple[Pipeline, Pipeline]:
-    """The connectors before the first that learns from experience, and that one with those behind it.
-
-    Raises:
-        SettingsError: one of the latter needs earlier steps, which a single one from a replay does not have.
-    """
-    every = connectors.connectors
-    first = next((i for i, connector in enumerate(every) if overrides(connector, "update")), len(every))
-    for connector in every[first:]:
-        if connector.context:
-            raise SettingsError(
-                f"`connectors`: {connector.name} stands behind {every[first].name}, which changes while it learns: so "
-                f"both are applied to single steps from the replay, but {connector.name} needs those before them. Put "
-                "it in front."
-            )
-    return Pipeline(every[:first]), Pipeline(every[first:])
-
-
-def seen(connectors: Pipeline, batch: Columns, n_step: int) -> Columns:
-    """A batch from a replay as the module sees it: each row is taken for a segment of one step.
-
-    Raises:
-        SettingsError: rewards are changed that are sums already.
-    """
-    size = len(batch[col.REWARD])
-    following = col.renamed(batch, col.NEXT_OBS, col.OBS)
-    steps = {name: column for name, column in batch.items() if not col.is_under(name, col.NEXT_OBS)}
-    exp = Experience(steps, np.arange(size + 1), Segments.of(size, episode_id=[""] * size), following)
-    exp = connectors.offline(exp)
-    if n_step > 1 and exp.steps[col.REWARD] is not batch[col.REWARD]:
-        names = [connector.name for connector in connectors.connectors]
-        raise SettingsError(
-            f"`connectors`: of {names} one changes rewards. {names[0]} changes while it learns, so that all "
-            f"are applied to sums of {n_step} rewards: put what changes rewards in front."
-        )
-    return {**exp.numpy().steps, **col.renamed(exp.numpy().final_obs, col.OBS, col.NEXT_OBS)}

@@ -17,14 +17,22 @@ class DataOptions:
     """What the commands take."""
 
     path: str
-    """The recording: a folder, or one Parquet file."""
+    """The recording: a folder, or one file."""
 
     json: bool = False
     """Print one JSON object on standard output."""
 
 
+@settings
+class ConvertOptions(DataOptions):
+    """What `convert` takes."""
+
+    to: str
+    """The folder of the new recording."""
+
+
 def main(args: list[str]) -> int:
-    """Run ``etude data info|validate ...``."""
+    """Run ``etude data info|validate|convert ...``."""
     if not args or args[0] in ("-h", "--help"):
         listed = "\n".join(f"  {name:<10}{about}" for name, (_, about) in COMMANDS.items())
         sys.stdout.write(f"usage: etude data COMMAND PATH [--json]\n\ncommands:\n{listed}\n")
@@ -35,7 +43,10 @@ def main(args: list[str]) -> int:
         hint = f"Nearest: `{near}`." if near else f"There are {', '.join(COMMANDS)}."
         raise SettingsError(f"etude data has no command `{name}`. {hint}")
     command, about = COMMANDS[name]
-    return command(flags.options(DataOptions, rest, prog=f"etude data {name}", about=about, positional="path"))
+    if name == "convert" and len(rest) > 1 and not rest[1].startswith("-"):
+        rest = [rest[0], "--to", *rest[1:]]
+    takes = ConvertOptions if name == "convert" else DataOptions
+    return command(flags.options(takes, rest, prog=f"etude data {name}", about=about, positional="path"))
 
 
 def info(options: DataOptions) -> int:
@@ -63,22 +74,41 @@ def validate(options: DataOptions) -> int:
     return 0 if report.ok else PROBLEMS
 
 
-COMMANDS: Mapping[str, tuple[Callable[[DataOptions], int], str]] = {
+def convert(options: ConvertOptions) -> int:
+    """Write the recording anew in Etude's format."""
+    from etude.recordings import Recording
+    from etude.recordings import convert as write
+
+    written = write(Recording.open(options.path), options.to)
+    found = {"path": str(written.path), "steps": written.num_steps, "episodes": written.num_episodes}
+    if options.json:
+        files.print_json(found)
+    else:
+        sys.stdout.write(f"{found['path']}: {found['steps']:,} steps of {found['episodes']:,} episodes.\n")
+    return 0
+
+
+COMMANDS: Mapping[str, tuple[Callable[[Any], int], str]] = {
     "info": (info, "What a recording holds, counted over every row."),
+    "convert": (convert, "Write a recording of any kind that can be read, as A B, in Etude's format."),
     "validate": (validate, "Look at every row, and name every problem; exit code 1 where there is one."),
 }
+
+
+def _version(found: Mapping[str, Any]) -> str:
+    return "" if found["version"] is None else f", version {found['version']}"
 
 
 def _described(found: Mapping[str, Any], obs_space: Any, action_space: Any) -> list[str]:
     steps = f"{found['env_steps']:,}"
     if found["agent_steps"] != found["env_steps"]:
-        steps += f" of the env, {found['agent_steps']:,} of {found['agents']} agents"
+        steps += f" of the env, {found['agent_steps']:,} of {len(found['agents'])} agents"
     ends = f"{found['terminated']:,} terminated, {found['truncated']:,} truncated, {found['unfinished']:,} unfinished"
     returns = "unknown"
     if found["return_mean"] is not None:
         returns = f"mean {found['return_mean']:,.1f} ({found['return_min']:,.5g} … {found['return_max']:,.5g})"
     rows = {
-        "recording": f"{found['path']} ({found['format']}, version {found['version']})",
+        "recording": f"{found['path']} ({found['format']}{_version(found)})",
         "env": found["env"] or "unknown",
         "episodes": f"{found['episodes']:,}: {ends}",
         "steps": steps,

@@ -12,6 +12,7 @@ from etude.errors import SettingsError
 from etude.modules.distributions import FORBIDDEN
 from etude.modules.distributions.epsilon_greedy import EpsilonGreedy
 from etude.modules.module import Module
+from etude.modules.networks import Network
 from etude.modules.output import Output
 from etude.modules.targets import Follower, frozen_copy
 from etude.spaces import Space
@@ -48,9 +49,10 @@ class QModule(Module):
         self.follower = Follower(self.target.net, net)
 
     def train(self, mode: bool = True) -> "QModule":
-        """The target network stays in evaluation mode."""
+        """The target network stays in evaluation mode; the built-in net is the same in both."""
         self.training = mode
-        self.net.train(mode)
+        if type(self.net) is not Network:  # to walk through it, twice a round, costs as much as an env step
+            self.net.train(mode)
         return self
 
     def values(self, obs: Any) -> Tensor:

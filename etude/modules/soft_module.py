@@ -14,7 +14,7 @@ from etude.errors import SettingsError
 from etude.modules.acting import Actor
 from etude.modules.distributions import DiagGaussian, SquashedGaussian
 from etude.modules.module import Module
-from etude.modules.networks import NetworkConfig
+from etude.modules.networks import Network, NetworkConfig
 from etude.modules.random_module import RandomModule
 from etude.modules.targets import Follower, frozen_copy
 from etude.modules.twin_critic import TwinCritic
@@ -74,10 +74,10 @@ class SoftModule(Module):
         self.register_buffer("_half", torch.tensor((high - low) / 2, dtype=torch.float32), persistent=False)
 
     def train(self, mode: bool = True) -> "SoftModule":
-        """The target network stays in evaluation mode."""
+        """Only a policy of one's own has modes: the built-in nets are the same in both."""
         self.training = mode
-        self.net.train(mode)
-        self.critic.train(mode)
+        if type(self.net) is not Network:  # to walk through it, twice a round, costs as much as an env step
+            self.net.train(mode)
         return self
 
     def columns_of(self, obs: Any) -> dict[str, Tensor]:

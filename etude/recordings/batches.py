@@ -90,11 +90,11 @@ def sample_batches(
         DataError: a column does not exist, or there are no steps.
     """
     steps = steps_of(exp, list(exp.steps) if columns is None else columns)
-    source = Source(lambda _: steps, 1, 0, lambda: rows_of(steps))
+    source = Rows(lambda _: steps, 1, 0, lambda: rows_of(steps))
     return batches_of(source, batch_size, seed=seed, epochs=epochs, start=start)
 
 
-class Source(NamedTuple, Generic[T]):
+class Rows(NamedTuple, Generic[T]):
     """Where batches come from: groups of rows that are loaded one at a time."""
 
     load: Callable[[int], T]
@@ -108,7 +108,7 @@ class Source(NamedTuple, Generic[T]):
 
 
 def batches_of(
-    source: Source[Columns],
+    source: Rows[Columns],
     batch_size: int,
     *,
     shuffle: bool = True,
@@ -126,7 +126,7 @@ def batches_of(
     return _rebatched(blocks, batch_size, skip)
 
 
-def checked_start(source: Source[T], batch_size: int, buffer_size: int, start: int) -> tuple[int, int]:
+def checked_start(source: Rows[T], batch_size: int, buffer_size: int, start: int) -> tuple[int, int]:
     """The epoch that batch ``start`` is in, and the steps of that epoch before it."""
     for name, value, least in (("batch_size", batch_size, 1), ("buffer_size", buffer_size, 1), ("start", start, 0)):
         if value < least:
@@ -135,7 +135,7 @@ def checked_start(source: Source[T], batch_size: int, buffer_size: int, start: i
 
 
 def _epochs(
-    source: Source[Columns], batch_size: int, buffer_size: int | None, seed: int, first: int, epochs: int | None
+    source: Rows[Columns], batch_size: int, buffer_size: int | None, seed: int, first: int, epochs: int | None
 ) -> Iterator[Columns]:
     """Blocks of rows of one epoch after the other, in the order in which they are to be given."""
     whole = None
@@ -159,9 +159,7 @@ def _epochs(
             raise DataError("there are no steps to make batches of.")
 
 
-def _shuffled(
-    source: Source[Columns], batch_size: int, buffer_size: int, rng: np.random.Generator
-) -> Iterator[Columns]:
+def _shuffled(source: Rows[Columns], batch_size: int, buffer_size: int, rng: np.random.Generator) -> Iterator[Columns]:
     """One epoch through the buffer: filled with groups, emptied to half of its size at random, and so on."""
     parts: list[Columns] = []
     rows, kept = 0, buffer_size // 2

@@ -106,12 +106,11 @@ def info(recording: "Recording") -> dict[str, Any]:
     header = recording.header.to_json()
     return {
         "path": str(recording.path),
-        "format": header["format"],
-        "version": header["version"],
+        "format": recording.format,
+        "version": header["version"] if recording.format == header["format"] else None,
         "env": recording.env,
         "episodes": len(tally.episodes),
-        "agents": len(tally.agents),
-        "agent_ids": sorted(agent for agent in tally.agents if agent is not None),
+        "agents": sorted(agent for agent in tally.agents if agent is not None),
         "env_steps": tally.env_steps(),
         "agent_steps": tally.agent_steps,
         "terminated": len(terminated),

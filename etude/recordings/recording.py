@@ -12,57 +12,57 @@ from etude import columns as col
 from etude.columns import Columns
 from etude.errors import DataError
 from etude.experience import Experience
-from etude.experience.arrow import KEYS
-from etude.recordings.batches import DERIVED, Source, batches_of, steps_of
-from etude.recordings.faults import fault_of, lost_files
-from etude.recordings.files import DataFile, find_files, open_file
-from etude.recordings.manifest import Header, Manifest
-from etude.recordings.pieces import continues, copied, gathered, in_order, pieces
+from etude.recordings.batches import DERIVED, Rows, batches_of, steps_of
+from etude.recordings.formats.parts import Parts, chosen
+from etude.recordings.manifest import Header
+from etude.recordings.opening import opened
+from etude.recordings.own import OwnParts
+from etude.recordings.pieces import copied, gathered, in_order, pieces
 from etude.recordings.segment_batches import cut_segments, segment_batches_of
-from etude.settings import nearest
 from etude.spaces import Space
 
 if TYPE_CHECKING:
+    from etude.recordings.formats.source import Source
     from etude.recordings.validate import Report
 
 
 class Recording:
-    """A recording on the disk; make one with `Recording.open`.
+    """A recording on the disk, Etude's or another tool's; make one with `Recording.open`.
 
-    Nothing but footers is read until data is asked for. Memory is bounded by a row group (65,536 rows, or about
-    64 MiB where rows are large) in all but `read`.
+    Of Etude's, nothing but footers is read until data is asked for. Memory is bounded by a part (a row group of 65,536
+    rows, or about 64 MiB where rows are large; of other tools, a file or as many rows) in all but `read`.
     """
 
-    def __init__(self, path: Path, header: Header, files: Sequence[DataFile]) -> None:
+    def __init__(self, path: Path, parts: Parts) -> None:
         self.path = path
-        self.header = header
-        self._files = tuple(files)
-        self._groups = [(file, group) for file in self._files for group in range(file.num_groups)]
+        self._parts = parts
+        self._num_steps: int | None = None
         self._num_episodes: int | None = None
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> "Recording":
-        """Open the recording at ``path``: a folder, or one Parquet file of it.
+    def open(cls, path: "str | os.PathLike[str] | Source") -> "Recording":
+        """Open the recording at ``path``: a folder, or one file of it; or a table that a `Source` describes.
+
+        Etude's own recordings, RLlib's (episodes, tables, JSON), Minari's, and HDF5 and NPZ files in the manner of D4RL
+        are told apart by what is in them.
 
         Raises:
-            DataError: there is none, it is empty or of another format, a file is broken or missing, or the files do
+            DataError: there is none, it is empty or of an unknown format, a file is broken or missing, or the files do
                 not belong together; the message names the file and what to do.
         """
-        path = Path(path)
-        files = [open_file(file) for file in find_files(path)]
-        manifest = Manifest.read(path) if path.is_dir() else None
-        header = manifest.header if manifest else next((file.header for file in files if file.header), None)
-        for file in files:
-            fault = fault_of(file, files[0], header)
-            if fault:
-                raise DataError(fault.message)
-        assert header is not None  # a file without one is a fault
-        if manifest:
-            for lost in lost_files(path, manifest, files):
-                raise DataError(lost.message)
-        return cls(path, header, files)
+        return cls(*opened(path))
 
     # -- what it is ------------------------------------------------------------------------------------------
+
+    @property
+    def header(self) -> Header:
+        """What holds for the whole."""
+        return self._parts.header
+
+    @property
+    def format(self) -> str:
+        """The name of the format, such as ``etude-recording`` or ``rllib-episodes``."""
+        return self._parts.format
 
     @property
     def obs_space(self) -> Space:
@@ -87,32 +87,33 @@ class Recording:
     @property
     def files(self) -> list[Path]:
         """The data files, in order."""
-        return [file.path for file in self._files]
+        return self._parts.files
 
     @property
     def columns(self) -> list[str]:
         """The step columns, such as ``obs``, ``action/0`` or ``reward``."""
-        names = self._files[0].schema.names
-        return [name for name in names if name not in KEYS and not col.is_under(name, col.FINAL_OBS)]
+        return self._parts.columns
 
     @property
     def num_steps(self) -> int:
-        """The rows, lookback included."""
-        return sum(file.num_rows for file in self._files)
+        """The rows, lookback included. Other tools' recordings may have to be decoded for it, once."""
+        if self._num_steps is None:
+            self._num_steps = sum(self._parts.rows(k) for k in range(self._parts.num_parts))
+        return self._num_steps
 
     @property
     def num_episodes(self) -> int:
-        """The distinct episode ids; reads that one column the first time."""
+        """The distinct episode ids; reads these the first time."""
         if self._num_episodes is None:
-            ids: set[str] = set()
-            for file, group in self._groups:
-                column = file.read_group(group, [col.EPISODE_ID], None)[col.EPISODE_ID]
-                ids.update(column.unique().to_pylist())
-            self._num_episodes = len(ids)
+            if isinstance(self._parts, OwnParts):
+                self._num_episodes = len(self._parts.episode_ids())
+            else:
+                loaded = (self._parts.load(k, ()) for k in range(self._parts.num_parts))
+                self._num_episodes = len({episode for exp in loaded for episode in exp.segments.episode_id.tolist()})
         return self._num_episodes
 
     def __repr__(self) -> str:
-        return f"Recording({str(self.path)!r}: {self.num_steps:,} steps in {len(self._files)} files, env {self.env!r})"
+        return f"Recording({str(self.path)!r}: {self.num_steps:,} steps in {len(self.files)} files, env {self.env!r})"
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -128,10 +129,9 @@ class Recording:
             DataError: a column does not exist, or a file can't be decoded.
         """
         names = self._names(columns)
-        parts = (self._load(k, names, filter) for k in range(len(self._groups)))
-        exp = gathered(parts, self.num_steps)
+        exp = gathered((self._load(k, names, filter) for k in range(self._parts.num_parts)), self.num_steps)
         if exp is None:
-            return Experience.from_table(self._files[0].schema.empty_table().select(names))
+            return self._nothing(names)
         return in_order(exp).join()
 
     def stream(
@@ -144,8 +144,8 @@ class Recording:
         if max_rows < 1:
             raise ValueError(f"max_rows must be at least 1, not {max_rows}.")
         names = self._names(columns)
-        groups = (copied(self._load(k, names, filter)) for k in range(len(self._groups)))
-        return (piece for exp in groups for piece in pieces(exp, max_rows))
+        parts = (copied(self._load(k, names, filter)) for k in range(self._parts.num_parts))
+        return (piece for exp in parts for piece in pieces(exp, max_rows))
 
     def batches(
         self,
@@ -188,9 +188,10 @@ class Recording:
             try:
                 return steps_of(self._load(k, names, None), roots)
             except DataError as error:
-                raise DataError(f"{self._groups[k][0].path}: {error}") from error
+                where = self._parts.files[0] if len(self._parts.files) == 1 else f"{self.path}, part {k}"
+                raise DataError(str(error) if str(self.path) in str(error) else f"{where}: {error}") from error
 
-        source = Source(load, len(self._groups), self.num_steps, self._num_trained)
+        source = Rows(load, self._parts.num_parts, self.num_steps, self._num_trained)
         return batches_of(
             source,
             batch_size,
@@ -224,7 +225,7 @@ class Recording:
         def load(k: int) -> Experience:
             return cut_segments(copied(self._load(k, names, None)), max_len)
 
-        source = Source(load, len(self._groups), self.num_steps, self._num_trained)
+        source = Rows(load, self._parts.num_parts, self.num_steps, self._num_trained)
         return segment_batches_of(source, batch_size, buffer_size=buffer_size, seed=seed, epochs=epochs, start=start)
 
     def validate(self) -> "Report":
@@ -242,32 +243,22 @@ class Recording:
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _names(self, columns: Sequence[str] | None) -> list[str]:
-        for root in columns or ():
-            if not col.under(self.columns, root):
-                near = nearest(root, [*self.columns, *DERIVED])
-                raise DataError(
-                    f"{self.path}: there is no column `{root}`; there are {', '.join(self.columns)}."
-                    + (f" Nearest: `{near}`." if near else "")
-                )
-        return self._files[0].names_for(columns)
+        return chosen(self.columns, columns, str(self.path), derived=DERIVED)
 
     def _load(self, k: int, names: Sequence[str], where: pc.Expression | None) -> Experience:
-        """Row group k of the recording, whose last segment knows what follows it even in the next row group."""
-        file, group = self._groups[k]
-        exp = file.load(group, names, where)
-        segments = exp.segments
-        if not exp.num_segments or segments.has_final_obs[-1] or segments.done[-1] or not exp.final_obs:
-            return exp
-        if k + 1 < len(self._groups):
-            next_file, next_group = self._groups[k + 1]
-            following = next_file.first_row(next_group, names)
-            if following.num_segments and continues(exp, following):
-                segments.has_final_obs[-1] = True
-                for name, values in exp.final_obs.items():
-                    values[-1] = following.steps[name][0]
-        return exp
+        """Part k, with only the rows for which ``where`` holds."""
+        if isinstance(self._parts, OwnParts):
+            return self._parts.load(k, names, where)
+        if where is None:
+            return self._parts.load(k, names)
+        kept = Experience.from_table(self._parts.load(k).to_table().filter(where))
+        steps = {name: kept.steps[name] for name in names}
+        final_obs = {name: column for name, column in kept.final_obs.items() if name in names}
+        return Experience(steps, kept.offsets, kept.segments, final_obs)
+
+    def _nothing(self, names: Sequence[str]) -> Experience:
+        return self._parts.nothing(names) if isinstance(self._parts, OwnParts) else self._parts.load(0, names)[:0]
 
     def _num_trained(self) -> int:
         """The steps that are not lookback."""
-        names = self._names(())
-        return sum(int(self._load(k, names, None).trained().sum()) for k in range(len(self._groups)))
+        return sum(int(self._load(k, (), None).trained().sum()) for k in range(self._parts.num_parts))

@@ -10,7 +10,7 @@ from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.arrays import Index, take
 from etude.experience.experience import offsets_of
-from etude.recordings.batches import BLOCK_BATCHES, BLOCK_BYTES, BLOCK_ROWS, Source, checked_start, steps_of
+from etude.recordings.batches import BLOCK_BATCHES, BLOCK_BYTES, BLOCK_ROWS, Rows, checked_start, steps_of
 from etude.recordings.pieces import row_bytes
 
 
@@ -41,7 +41,7 @@ def sample_segments(
     cut = cut_segments(exp, max_len)
     if columns is not None:
         cut = Experience(steps_of(cut, columns), cut.offsets, cut.segments, cut.final_obs)
-    source = Source(lambda _: cut, 1, 0, lambda: cut.num_steps)
+    source = Rows(lambda _: cut, 1, 0, lambda: cut.num_steps)
     return segment_batches_of(source, batch_size, seed=seed, epochs=epochs, start=start)
 
 
@@ -66,7 +66,7 @@ def _without_lookback(exp: Experience) -> Experience:
 
 
 def segment_batches_of(
-    source: Source[Experience],
+    source: Rows[Experience],
     batch_size: int,
     *,
     buffer_size: int = 1,
@@ -80,7 +80,7 @@ def segment_batches_of(
 
 
 def _epochs(
-    source: Source[Experience], batch_size: int, buffer_size: int, seed: int, first: int, epochs: int | None
+    source: Rows[Experience], batch_size: int, buffer_size: int, seed: int, first: int, epochs: int | None
 ) -> Iterator[Experience]:
     """Blocks of segments of one epoch after the other, in the order in which they are to be given."""
     whole = None
@@ -101,7 +101,7 @@ def _epochs(
 
 
 def _shuffled(
-    source: Source[Experience], batch_size: int, buffer_size: int, rng: np.random.Generator
+    source: Rows[Experience], batch_size: int, buffer_size: int, rng: np.random.Generator
 ) -> Iterator[Experience]:
     """One epoch through the buffer: filled with groups, emptied to half of its size at random, and so on."""
     parts: list[Experience] = []

@@ -16,33 +16,11 @@ from etude.errors import DataError
 from etude.experience import Experience
 from etude.recordings.faults import fault_of, lost_files
 from etude.recordings.files import DataFile, find_files, open_file
+from etude.recordings.formats import open_foreign
+from etude.recordings.formats.parts import Parts, Problem
 from etude.recordings.manifest import Header, Manifest
+from etude.recordings.opening import is_own
 from etude.recordings.pieces import continues
-
-
-@dataclasses.dataclass(frozen=True)
-class Problem:
-    """One fault."""
-
-    kind: str
-    """A word for it, such as ``nan``, ``truncated_file``, ``duplicate`` or ``missing_column``."""
-    message: str
-    """What is wrong, where, and what to do."""
-    file: str
-    """The file, or the folder where it is about the whole."""
-    row_group: int | None = None
-    """The row group in the file, from 0."""
-    row: int | None = None
-    """The first row concerned, in the file, from 0."""
-    column: str | None = None
-    """The column on the disk."""
-    count: int = 1
-    """How many rows are concerned."""
-    repairable: bool = False
-    """Whether the rest of the recording can be used with the files or rows concerned left out."""
-
-    def __str__(self) -> str:
-        return self.message
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +62,9 @@ def validate(path: str | os.PathLike[str]) -> Report:
         DataError: there is nothing at ``path`` that could be a recording.
     """
     path = Path(path)
+    foreign = None if not path.exists() or is_own(path) else open_foreign(path)
+    if foreign is not None:
+        return _report_of(path, foreign)
     paths = find_files(path)
     check = _Check(path)
     files = check.open(paths)
@@ -92,6 +73,20 @@ def validate(path: str | os.PathLike[str]) -> Report:
     check.ends(None)
     check.overlaps()
     return Report(str(path), len(paths), check.rows, len(check.episodes), tuple(check.problems))
+
+
+def _report_of(path: Path, parts: Parts) -> Report:
+    """On another tool's recording."""
+    problems = tuple(parts.problems())
+    rows, episodes = 0, set()
+    for k in range(parts.num_parts):
+        try:
+            exp = parts.load(k, ())
+        except DataError:
+            continue  # one of the problems
+        rows += exp.num_steps
+        episodes.update(exp.segments.episode_id.tolist())
+    return Report(str(path), len(parts.files), rows, len(episodes), problems)
 
 
 class _Check:
@@ -146,7 +141,7 @@ class _Check:
                 exp = None if empty else file.experience_of(table, group)
             except (DataError, pa.ArrowException) as error:
                 text = str(error) if str(file.path) in str(error) else f"{file.path}: row group {group}: {error}"
-                self.problems.append(Problem("undecodable", text, str(file.path), group))
+                self.problems.append(Problem("undecodable", text, str(file.path), row_group=group))
                 exp = None
             if exp is not None:
                 self.rows += rows
@@ -257,7 +252,7 @@ class _Check:
             what = f"{here}: episode {episode!r} goes on at t {int(b[2])}, after its end in {there}"
             remedy = "Two episodes may share one id: give each its own."
         file = str(self._files[int(b[4])].path)
-        problem = Problem(kind, f"{what}. {remedy}", file, None, int(b[5]), col.EPISODE_ID, int(b[3] - b[2]), True)
+        problem = Problem(kind, f"{what}. {remedy}", file, int(b[5]), col.EPISODE_ID, int(b[3] - b[2]), True)
         self.problems.append(problem)
 
     def _problem(
@@ -266,9 +261,8 @@ class _Check:
         place = f"{file.path}: " + (f"row group {group}, " if group is not None else "") + f"row {row}"
         more = f" ({count:,} rows like it)" if count > 1 else ""
         remedy = _REMEDIES[kind]
-        return Problem(
-            kind, f"{place}: column `{name}` {what}{more}. {remedy}", str(file.path), group, row, name, count, True
-        )
+        message = f"{place}: column `{name}` {what}{more}. {remedy}"
+        return Problem(kind, message, str(file.path), row, name, count, True, group)
 
 
 _REMEDIES = {

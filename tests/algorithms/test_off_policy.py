@@ -12,13 +12,16 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
 import etude
 from etude import DQN, SAC, ClipReward, Connector, DQNConfig, NetworkConfig, Result, SACConfig, SettingsError
 from etude.algorithms import Algorithm
 from etude.experience import Experience
+from etude.modules.q_module import QModule
 
 CLOCKS = ("seconds", "times", "sample_steps_per_s", "resumed", "turn_ms")
 NET = NetworkConfig(hidden=(16,), activation="relu", separate=False)
@@ -210,6 +213,72 @@ def test_each_module_has_a_replay_and_learns_by_itself() -> None:
     assert {"speaker/td", "listener/td"} <= set(result.losses)
     only = DQN(DQNConfig(env=Signalling, modules=("speaker", "listener"), modules_to_train=("speaker",), **config))
     assert set(only.train().losses) == {"speaker/td"}
+
+
+def test_a_module_that_comes_later_has_a_replay_of_its_own(tmp_path: Path) -> None:
+    from test_league import Duel, all_three, first_and_last
+
+    config = {**SMALL, "num_envs": 2, "modules": ("first", "last"), "module_of": first_and_last}
+    algorithm = DQN(DQNConfig(env=Duel, **config))
+    algorithm.train()
+    held = algorithm.replays["first"].num_steps
+    algorithm.add_module("third", like="last", module_of=all_three)
+    assert algorithm.replays["first"].num_steps == held > 0
+    assert algorithm.replays["third"].num_steps == 0
+    assert {"first/td", "last/td", "third/td"} <= set(algorithm.train().losses)
+    algorithm.save(tmp_path)
+    expected = algorithm.train()
+    assert facts(etude.load(tmp_path).train()) == facts(expected)
+    algorithm.remove_module("last", module_of=first_and_third)
+    assert sorted(algorithm.replays) == ["first", "third"]
+    assert set(algorithm.train().losses) == {"first/td", "third/td"}
+
+
+def first_and_third(agent: Any, episode: Any) -> str:
+    return "first" if agent == "left" else "third"
+
+
+class Remembers(nn.Module):
+    """A net with a memory."""
+
+    def __init__(self, obs_space: Any, action_space: Any) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(4, 2)
+
+    def initial_state(self) -> dict[str, Tensor]:
+        return {"h": torch.zeros(2)}
+
+    def forward(self, obs: Tensor, state: dict[str, Tensor]) -> etude.Output:
+        h = self.cell(obs[:, -1], state["h"])
+        return etude.Output(h.unsqueeze(1), state={"h": h})
+
+
+def test_a_net_with_a_memory_is_refused() -> None:
+    with pytest.raises(SettingsError, match="Remembers is recurrent, but dqn learns from single steps"):
+        dqn(module=Remembers)
+
+
+class Drops(nn.Module):
+    """A net that drops out, in training only."""
+
+    def __init__(self, obs_space: Any, action_space: Any) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 2))
+
+    def forward(self, obs: Tensor) -> etude.Output:
+        return etude.Output(self.layers(obs))
+
+
+def test_a_net_of_ones_own_drops_out_in_training_and_its_target_never() -> None:
+    module = dqn(module=Drops).module
+    assert isinstance(module, QModule)
+    obs = torch.ones(50, 4)
+    is_same = []
+    for training in (True, False):
+        module.train(training)
+        is_same.append((torch.equal(module.values(obs), module.values(obs)), module.target.net.training))
+        assert torch.equal(module.target_values(obs), module.target_values(obs))
+    assert is_same == [(False, False), (True, False)]
 
 
 def test_settings_inside_others_keep_the_rest_of_the_algorithms_default() -> None:

@@ -1,9 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other tools' recordings: only this folder knows their formats. So far they are recognised, not read."""
+"""Other tools' recordings: only this folder knows their formats, one file each."""
 
 from pathlib import Path
 
 import pyarrow as pa
+
+from etude.recordings.formats import hdf5, minari, npz, rllib_episodes, rllib_json, rllib_table
+from etude.recordings.formats.parts import Parts
+
+_OF_FILES = (rllib_episodes, rllib_table, rllib_json, hdf5, npz)
+_SUFFIXES = (".parquet", ".json", ".jsonl", ".hdf5", ".h5", ".npz")
+
+
+def open_foreign(path: Path) -> Parts | None:
+    """Another tool's recording at ``path``, told by what is in it; None where it is none that is known.
+
+    Raises:
+        DataError: it can't be opened.
+    """
+    if minari.detect(path):
+        return minari.open_parts(path)
+    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if _is_data(p.relative_to(path)))
+    if not files:
+        return None
+    for module in _OF_FILES:
+        if module.detect(files[0]):
+            alike = [file for file in files if file.suffix == files[0].suffix]
+            return module.open_parts(alike if module in (hdf5, npz) else path)
+    return None
+
+
+def _is_data(path: Path) -> bool:
+    return path.suffix in _SUFFIXES and not any(part[0] in "._" for part in path.parts)
 
 
 def recognise_table(schema: pa.Schema) -> str | None:

@@ -5,6 +5,7 @@ An HDF5 file may point to other files (external links, external and virtual stor
 than itself; neither is followed. Nothing in HDF5 that h5py reads as a number runs code.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,8 @@ from numpy.typing import NDArray
 
 from etude.errors import DataError
 
+BROKEN: Final = (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError, MemoryError, OverflowError)
+"""What h5py raises where bytes make no sense."""
 MOST_PACKED: Final = 1100
 """How many times larger than its bytes in the file an array can be; deflate, the usual filter, reaches 1,032."""
 
@@ -43,7 +46,7 @@ def opened(path: Path) -> Iterator[Any]:
     try:
         with h5py.File(path, "r") as file:
             yield file["/"].id
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
+    except BROKEN as error:
         raise unreadable(path, error) from error
 
 
@@ -79,10 +82,12 @@ class Opener:
         return bool(kind == self._h5py.h5o.TYPE_GROUP)
 
     def _check_link(self, parent: Any, name: bytes, where: str) -> None:
-        if name not in parent:
+        try:
+            kind = parent.links.get_info(name).type
+        except (KeyError, RuntimeError):  # which, depends on the release of h5py
             have = ", ".join(names_of(parent)[:12]) or "nothing"
-            raise DataError(f"{self._path}: there is no `{where}`; beside it there are: {have}.")
-        if parent.links.get_info(name).type != self._h5py.h5l.TYPE_HARD:
+            raise DataError(f"{self._path}: there is no `{where}`; beside it there are: {have}.") from None
+        if kind != self._h5py.h5l.TYPE_HARD:
             raise DataError(
                 f"{self._path}: `{where}` is a link to another place, which is not followed. Copy the data into the "
                 "file (h5repack, or h5py's copy with expand_external)."
@@ -112,21 +117,20 @@ class Opener:
         return dtype
 
     def _check_size(self, dataset: Any, shape: tuple[int, ...], dtype: np.dtype[Any], where: str) -> None:
-        claimed = int(np.prod(shape, dtype=object)) * dtype.itemsize
+        claimed = math.prod(shape) * dtype.itemsize
         if not claimed:
             return
-        if dataset.get_offset() is not None:  # one run of bytes in this file
-            room = self._size
-        else:
+        room = self._size
+        if dataset.get_offset() is None:  # not one run of bytes in this file
             layout = dataset.get_create_plist()
-            kinds = (self._h5py.h5d.COMPACT, self._h5py.h5d.CHUNKED)
-            if layout.get_layout() not in kinds or layout.get_external_count():
+            kind = layout.get_layout()
+            if kind not in (self._h5py.h5d.COMPACT, self._h5py.h5d.CHUNKED):
                 raise DataError(
                     f"{self._path}: the numbers of `{where}` do not lie in this file (external or virtual storage, or "
                     "never written). Copy them into it with h5repack."
                 )
-            stored = min(int(dataset.get_storage_size()), self._size)
-            room = stored * (MOST_PACKED if layout.get_nfilters() else 1)
+            if claimed > room and layout.get_nfilters():
+                room = int(dataset.get_storage_size()) * MOST_PACKED
         if claimed > room:
             raise DataError(
                 f"{self._path}: `{where}` claims {claimed:,} bytes ({list(shape)} of {dtype}), but the file holds only "

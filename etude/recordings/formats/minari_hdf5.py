@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from etude.errors import DataError
-from etude.recordings.formats.hdf5_files import Opener, h5py_module, names_of, opened
+from etude.recordings.formats.hdf5_files import MOST_PACKED, Opener, h5py_module, names_of, opened
 from etude.recordings.formats.minari_episodes import Column, Episodes, decoded_images
 
 FILE = "main_data.hdf5"
@@ -42,12 +42,30 @@ class Hdf5Episodes:
             names, lengths, seeds = [f"episode_{number}" for number in sorted(numbers)], [], []
             for name in names:
                 group = self._opener.group(root, name, name)
-                lengths.append(self._opener.dataset(group, "rewards", f"{name}/rewards")[1][:1])
-                seeds.append(_seed(group))
-        short = next((name for name, length in zip(names, lengths, strict=True) if not length), None)
-        if short is not None:
-            raise DataError(f"{self.path}: `{short}/rewards` is a single number, not one for each step.")
-        return Episodes(names, np.array([n for (n,) in lengths], np.int64), seeds)
+                length = self._whole_number(group, b"total_steps")
+                lengths.append(self._num_rewards(group, name) if length is None else length)
+                seeds.append(self._whole_number(group, b"seed"))
+        for name, length in zip(names, lengths, strict=True):
+            if not 0 < length <= self.path.stat().st_size * MOST_PACKED:
+                raise DataError(f"{self.path}: `{name}` has {length:,} steps. Restore the file from a copy.")
+        return Episodes(names, np.array(lengths, np.int64), seeds)
+
+    def _num_rewards(self, group: Any, name: str) -> int:
+        _, shape, _ = self._opener.dataset(group, "rewards", f"{name}/rewards")
+        return shape[0] if shape else 0
+
+    def _whole_number(self, group: Any, name: bytes) -> int | None:
+        """A number that an episode carries; it is looked for rather than asked for, which takes HDF5 less time."""
+        h5a = h5py_module().h5a
+        try:
+            attribute = h5a.open(group, name)
+        except KeyError:
+            return None
+        if attribute.shape != () or attribute.dtype.kind not in "iu":
+            return None
+        value = np.zeros((), np.int64)
+        attribute.read(value)
+        return int(value)
 
     def infos(self, name: str) -> dict[str, Column | None]:
         """The infos of one episode by path; None where one is not made of plain numbers."""
@@ -89,9 +107,9 @@ class Hdf5Episodes:
         rows: Mapping[str, Sequence[int]],
     ) -> dict[str, NDArray[Any]]:
         """Columns of some episodes, one after the other; ``rows`` are the rows of each episode in each column."""
-        out = {key: np.empty((sum(rows[key]), *column.shape), column.dtype) for key, (_, column) in wanted.items()}
-        at = dict.fromkeys(wanted, 0)
         with opened(self.path) as root:
+            out = {key: np.empty((sum(rows[key]), *column.shape), column.dtype) for key, (_, column) in wanted.items()}
+            at = dict.fromkeys(wanted, 0)
             for i, name in enumerate(names):
                 groups: dict[tuple[str, ...], Any] = {(): self._opener.group(root, name, name)}
                 for key, (path, column) in wanted.items():
@@ -141,15 +159,3 @@ class Hdf5Episodes:
             where = f"{where}/{member}"
             group = self._opener.group(group, member, where)
         return group
-
-
-def _seed(group: Any) -> int | None:
-    h5py = h5py_module()
-    if not h5py.h5a.exists(group, b"seed"):
-        return None
-    value = np.zeros((), np.int64)
-    attribute = h5py.h5a.open(group, b"seed")
-    if attribute.shape != () or attribute.dtype.kind not in "iu":
-        return None
-    attribute.read(value)
-    return int(value)

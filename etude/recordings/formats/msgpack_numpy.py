@@ -114,9 +114,17 @@ class Reader:
         except _MALFORMED as error:
             raise _malformed(error) from error
 
+    def key(self) -> str | int:
+        """The next value, a key of a map."""
+        value = self.scalar()
+        if not isinstance(value, str | int):
+            raise DataError(f"a map has the key {str(value)[:40]!r}, which is neither text nor an integer")
+        return value
+
     def scalar(self) -> Any:
         """The next value, which may be a map only where it stands for a number."""
-        if self.next_is_list() or self.next_is_map():
+        at = self._unpacker.tell()
+        if at < len(self.data) and (0x80 <= self.data[at] <= 0x9F or 0xDC <= self.data[at] <= 0xDF):
             return self.value()
         try:
             return self._unpacker.unpack()

@@ -33,7 +33,9 @@ class Problem:
     count: int = 1
     """How many rows are concerned."""
     repairable: bool = False
-    """Whether the rest of the recording can be used with the rows concerned left out."""
+    """Whether the rest of the recording can be used with the files or rows concerned left out."""
+    row_group: int | None = None
+    """The row group in a Parquet file, from 0, where it is known."""
 
     def __str__(self) -> str:
         return self.message
@@ -76,8 +78,10 @@ class Parts(Protocol):
         """Every fault, found by looking at every row."""
 
 
-def chosen(columns: Sequence[str], wanted: Sequence[str] | None, where: str) -> list[str]:
+def chosen(columns: Sequence[str], wanted: Sequence[str] | None, where: str, derived: Sequence[str] = ()) -> list[str]:
     """The step columns among ``columns`` that ``wanted`` names, by name or root; None is all.
+
+    ``derived`` could be meant by a wrong name, too.
 
     Raises:
         DataError: a name stands for no column.
@@ -86,7 +90,7 @@ def chosen(columns: Sequence[str], wanted: Sequence[str] | None, where: str) -> 
         return list(columns)
     for root in wanted:
         if not col.under(columns, root):
-            near = nearest(root, list(columns))
+            near = nearest(root, [*columns, *derived])
             hint = f" Nearest: `{near}`." if near else ""
             raise DataError(f"{where}: there is no column `{root}`; there are {', '.join(columns)}.{hint}")
     return [name for name in columns if any(col.is_under(name, root) for root in wanted)]

@@ -170,6 +170,8 @@ def inferred_space(columns: Mapping[str, NDArray[Any]], root: str, ranges: Mappi
         For one integer that is never negative a Discrete, for several of an action a MultiDiscrete, each as large as
         the largest of them asks for; else a Box without bounds. A Dict or Tuple where there are several columns.
     """
+    if not columns:
+        raise DataError(f"`{root}` holds nothing: no numbers are in it")
     if list(columns) != [root]:
         keys = list(dict.fromkeys(name[len(root) + 1 :].split(col.SEPARATOR)[0] for name in columns))
         parts = [(k, inferred_space(col.subtree(columns, f"{root}/{k}"), f"{root}/{k}", ranges)) for k in keys]

@@ -103,12 +103,12 @@ class DocumentReader:
         many: dict[str, Any] = {}
         agents: list[Episode] = []
         for _ in range(reader.map_size()):
-            key = reader.scalar()
+            key = reader.key()
             if key in _OWN_BUFFERS:
                 episode.buffers[_OWN_BUFFERS[key]] = self._buffer(reader, _OWN_BUFFERS[key])
             elif key == _EXTRAS and reader.next_is_map():
                 for _ in range(reader.map_size()):
-                    name = words.own_name(str(reader.scalar()))
+                    name = words.own_name(str(reader.key()))
                     episode.buffers[name] = self._buffer(reader, name)
             elif key in _PLAIN:
                 episode.plain[key] = reader.scalar()
@@ -129,7 +129,7 @@ class DocumentReader:
         for _ in range(reader.list_size()):
             if reader.list_size() != 2:
                 raise DataError("`agent_episodes` does not hold pairs of an agent and its episode")
-            agent = reader.scalar()
+            agent = reader.key()
             (episode,) = self._document(reader)
             episode.plain["agent_id"] = agent
             agents.append(episode)
@@ -140,7 +140,7 @@ class DocumentReader:
             raise DataError(f"`{name}` is no buffer with the keys data, lookback, finalized, space")
         buffer = Buffer()
         for _ in range(reader.map_size()):
-            key = reader.scalar()
+            key = reader.key()
             if key == "data" and reader.next_is_list():
                 data, template = reader.entries(self._templates.get(name))
                 buffer.data, buffer.alike = data, isinstance(data, dict)
@@ -194,16 +194,16 @@ def _unrolled(columns: dict[Path, NDArray[Any]]) -> list[Any]:
     return [{key: parts[key][i] for key in keys} for i in range(num)]
 
 
-def flat(buffer: Buffer, root: str, spaces: Spaces) -> Columns:
+def flat(buffer: Buffer, root: str, spaces: Spaces | None) -> Columns:
     """A buffer as flat columns under ``root``, without the entries before ``t_started``.
 
     Raises:
         DataError: it does not fit its space, or holds no numbers.
     """
-    space = spaces.by_root.get(root)
+    space = spaces.by_root.get(root) if spaces else None
     if buffer.alike:
         columns = {"/".join((root, *path)): column for path, column in buffer.data.items()}
-        if (space is None and not _has_list(columns)) or columns.keys() == spaces.names.get(root):
+        if (space is None and not _has_list(columns)) or (spaces and columns.keys() == spaces.names.get(root)):
             return _without(columns, buffer.lookback)
         data: Any = _unrolled(buffer.data)
     else:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.columns import Columns
-from etude.errors import DataError
+from etude.errors import DataError, SpaceError
 from etude.experience import Experience
 from etude.experience.experience import offsets_of
 from etude.experience.segments import Segments
@@ -26,6 +26,7 @@ from etude.recordings.formats.rllib_arrow import largest
 from etude.recordings.formats.rllib_documents import DocumentReader, Episode, Spaces, flat, info_columns, info_names
 from etude.recordings.formats.rllib_files import ParquetFiles, found_files
 from etude.recordings.manifest import Header
+from etude.spaces import Space
 
 ITEM: Final = "item"
 _PART_BYTES: Final = 12 << 20
@@ -128,12 +129,12 @@ class RLlibEpisodes:
                 if any(space != spaces[0] for space in spaces):
                     raise DataError(f"its agents have different `{root}` spaces, which Etude does not read together")
                 if given[root] is None:
-                    given[root] = _inferred(first, root)
+                    given[root] = self._inferred(root)
                     inferred.append(root)
             self._spaces = Spaces(given[col.OBS], given[col.ACTION])
             infos = info_columns(first.buffers.get(col.INFO))
             columns = {**_step_columns(first, self._spaces), **infos}
-        except DataError as error:
+        except (DataError, SpaceError) as error:
             raise DataError(f"{place}: {error}") from error
         self._schema = {
             name: (words.schema_dtype(name, column.dtype, self._spaces.leaves.get(name)), column.shape[1:])
@@ -147,6 +148,19 @@ class RLlibEpisodes:
         meta |= {"inferred": inferred} if inferred else {}
         meta |= {"dropped": dropped} if dropped else {}
         self.header = Header(given[col.OBS], given[col.ACTION], None, meta)
+
+    def _inferred(self, root: str) -> Space:
+        """A space from what all episodes hold, which have none."""
+        columns: Columns = {}
+        ranges: dict[str, Any] = {}
+        for place in (row for part in self._parts for row in part):
+            for episode in self._read(*place):
+                if root not in episode.buffers:
+                    raise DataError(f"it has no `{root}`")
+                if _num_steps(episode):
+                    columns = flat(episode.buffers[root], root, None)
+                    largest(columns, root, ranges)
+        return words.inferred_space(columns, root, ranges)
 
     # -- reading -----------------------------------------------------------------------------------------------
 
@@ -343,15 +357,6 @@ def _clock(episode: Episode, num: int) -> NDArray[np.int64]:
     if clock is None or len(clock) < num:
         raise DataError(f"`env_t_to_agent_t` tells {0 if clock is None else len(clock)} of its {num} steps")
     return clock[:num].astype(np.int64)
-
-
-def _inferred(episode: Episode, root: str) -> Any:
-    nothing = Spaces.__new__(Spaces)
-    nothing.by_root, nothing.leaves, nothing.names = {}, {}, {}
-    columns = flat(episode.buffers[root], root, nothing)
-    ranges: dict[str, Any] = {}
-    largest(columns, root, ranges)
-    return words.inferred_space(columns, root, ranges)
 
 
 def _text(value: Any) -> str | None:

@@ -76,7 +76,7 @@ class ParquetFiles:
             ) as parquet:
                 table = parquet.read_row_group(own, columns=list(columns))
                 table.validate()
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
             raise DataError(
                 f"{self.paths[file]}: row group {own} can't be decoded ({_first_line(error)}). Restore the file from a "
                 "copy, or move it away to read the rest."

@@ -27,7 +27,7 @@ def space_of(data: Any) -> Space:
     """
     try:
         return _space_of(data)
-    except (KeyError, TypeError, ValueError, AssertionError, OverflowError, IndexError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, AssertionError, OverflowError, IndexError, RecursionError) as error:
         raise DataError(f"a space can't be read: {str(data)[:100]} ({type(error).__name__}: {error})") from error
 
 

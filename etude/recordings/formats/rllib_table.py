@@ -112,7 +112,11 @@ class RLlibTable:
         wanted = [n for n in (*_KEYS, *_ENDS) if n in self._fields and not pa.types.is_null(self._fields[n].type)]
         for group in range(len(self._parquet.groups)):
             table = self._parquet.read(group, wanted, text_codes=_KEYS[:3])
-            own = self._codes(table, codes, group)
+            try:
+                own = self._codes(table, codes, group)
+            except (pa.ArrowException, UnicodeDecodeError) as error:
+                where = self._parquet.place(group, 0)
+                raise DataError(f"{where} or a later one: its `eps_id` can't be decoded ({error}). {_REMEDY}.") from error
             done = np.zeros(table.num_rows, bool)
             for name in _ENDS:
                 if name in wanted:
@@ -136,6 +140,7 @@ class RLlibTable:
             if coded.null_count and name == "eps_id":
                 row = int(np.flatnonzero(coded.is_null().to_numpy(zero_copy_only=False))[0])
                 raise DataError(f"{self._parquet.place(group, row)}: column `eps_id` is empty. {_REMEDY}.")
+            coded.validate(full=True)
             index = coded.indices.fill_null(-1).to_numpy().astype(np.int64)
             texts.append((index, [*(str(v) for v in coded.dictionary.to_pylist()), None]))
         (eps, eps_names), (agent, agent_names), (module, module_names) = texts
@@ -146,7 +151,7 @@ class RLlibTable:
             row = first[i]
             own[i] = codes.setdefault((str(eps_names[eps[row]]), agent_names[agent[row]]), len(codes))
             self._modules.setdefault(int(own[i]), module_names[module[row]])
-        return own[inverse.reshape(-1)]
+        return np.asarray(own[inverse.reshape(-1)], np.int64)
 
     def _plan(self, episodes: dict[int, list[Run]]) -> None:
         """Cut the rows into parts of whole episodes; rows without episodes into ranges of rows."""
@@ -223,7 +228,10 @@ class RLlibTable:
         row_group = self._parquet.metadata[file].row_group(own)
         for i in range(row_group.num_columns):
             column = row_group.column(i)
-            path = column.path_in_schema.replace(".", col.SEPARATOR)
+            try:
+                path = column.path_in_schema.replace(".", col.SEPARATOR)
+            except UnicodeDecodeError:
+                return False
             leaf = root + path[len(name) :]
             if not col.is_under(path, name) or column.physical_type not in ("INT32", "INT64"):
                 continue

@@ -137,15 +137,19 @@ class TableParts:
     def _rows(self, start: int, stop: int, names: Sequence[str]) -> Columns:
         """Columns at the positions from ``start``, from whatever groups hold them."""
         order = self._index.order
-        rows = np.arange(start, stop) if order is None else order[start:stop]
+        if order is None:
+            first, last = np.searchsorted(self._first, (start, stop - 1), side="right") - 1
+            pieces = []
+            for g in range(first, last + 1):
+                inside = slice(max(0, start - int(self._first[g])), stop - int(self._first[g]))
+                pieces.append({name: v[inside] for name, v in self._columns.load(g, names).items()})
+            return {n: pieces[0][n] if first == last else np.concatenate([p[n] for p in pieces]) for n in names}
+        rows = order[start:stop]
         group = np.searchsorted(self._first, rows, side="right") - 1
-        if group[0] == group[-1] and order is None:
-            inside = slice(start - int(self._first[group[0]]), stop - int(self._first[group[0]]))
-            return {name: v[inside] for name, v in self._columns.load(int(group[0]), names).items()}
         out: Columns = {}
-        for g in np.unique(group):
+        for g in np.unique(group).tolist():
             here = np.flatnonzero(group == g)
-            for name, values in self._columns.load(int(g), names).items():
+            for name, values in self._columns.load(g, names).items():
                 if name not in out:
                     out[name] = np.empty((len(rows), *values.shape[1:]), values.dtype)
                 out[name][here] = values[rows[here] - self._first[g]]

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""D4RL-style HDF5 and NPZ, against a loop over rows."""
+
+import io
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import h5py
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from etude.errors import DataError
+from etude.experience import Experience
+from etude.recordings.formats import hdf5, npz
+from etude.recordings.formats.flat_arrays import FlatParts
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def some(rows: int = 40, *, nexts: bool = True, seed: int = 0) -> Arrays:
+    rng = np.random.default_rng(seed)
+    obs = rng.normal(size=(rows, 3)).astype(np.float32)
+    out = {
+        "observations": obs,
+        "actions": rng.normal(size=(rows, 2)).astype(np.float32),
+        "rewards": rng.normal(size=rows).astype(np.float32),
+        "terminals": rng.random(rows) < 0.1,
+        "timeouts": rng.random(rows) < 0.1,
+        "infos/qpos": rng.normal(size=(rows, 4)),
+        "metadata/weights": rng.normal(size=(5, 5)),
+    }
+    return out | ({"next_observations": rng.normal(size=(rows, 3)).astype(np.float32)} if nexts else {})
+
+
+def write_hdf5(path: Path, arrays: Arrays) -> Path:
+    with h5py.File(path, "w") as file:
+        for name, values in arrays.items():
+            file.create_dataset(name, data=values, compression="gzip" if values.ndim else None)
+    return path
+
+
+def write_npz(path: Path, arrays: Arrays) -> Path:
+    np.savez_compressed(path, **arrays)
+    return path
+
+
+KINDS = {"d4rl-hdf5": (hdf5, write_hdf5, "a.hdf5"), "npz": (npz, write_npz, "a.npz")}
+
+
+def opened(tmp_path: Path, kind: str, *files: Arrays) -> FlatParts:
+    module, write, name = KINDS[kind]
+    paths = [write(tmp_path / f"{i}{name}", arrays) for i, arrays in enumerate(files)]
+    assert all(module.detect(path) for path in paths)
+    parts: FlatParts = module.open_parts(paths)
+    assert parts.format == kind
+    return parts
+
+
+def everything(parts: FlatParts) -> Experience:
+    exps = [parts.load(k) for k in range(parts.num_parts)]
+    assert [exp.num_steps for exp in exps] == [parts.rows(k) for k in range(parts.num_parts)]
+    exp = Experience.concat(exps)
+    exp.validate()
+    return exp
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("nexts", [True, False])
+def test_rows_become_episodes(tmp_path: Path, kind: str, nexts: bool) -> None:
+    files = [some(40, nexts=nexts), some(25, nexts=nexts, seed=1)]
+    exp = everything(opened(tmp_path, kind, *files))
+    at, segment = 0, 0
+    for f, arrays in enumerate(files):
+        begun, number, rows = 0, 0, len(arrays["rewards"])
+        for row in range(rows):
+            for name, own in {"obs": "observations", "action": "actions", "reward": "rewards"}.items():
+                np.testing.assert_array_equal(exp.steps[name][at + row], arrays[own][row])
+            np.testing.assert_array_equal(exp.steps["info/qpos"][at + row], arrays["infos/qpos"][row])
+            if arrays["terminals"][row] or arrays["timeouts"][row] or row == rows - 1:
+                own = exp[segment]
+                assert own.lengths.tolist() == [row + 1 - begun]
+                assert own.segments.episode_id[0] == f"{f}-{number}"
+                assert own.segments.terminated[0] == arrays["terminals"][row]
+                assert own.segments.truncated[0] == arrays["timeouts"][row]
+                assert own.segments.has_final_obs[0] == nexts
+                if nexts:
+                    np.testing.assert_array_equal(own.final_obs["obs"][0], arrays["next_observations"][row])
+                begun, number, segment = row + 1, number + 1, segment + 1
+        at += rows
+    assert segment == exp.num_segments
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_what_it_says_about_itself(tmp_path: Path, kind: str) -> None:
+    arrays = some()
+    arrays["actions"] = np.arange(40) % 7
+    arrays["rewards"] = np.arange(40)[:, None]
+    parts = opened(tmp_path, kind, arrays)
+    assert parts.columns == ["action", "info/qpos", "obs", "reward"] if kind == "d4rl-hdf5" else True
+    assert parts.header.action_space == gym.spaces.Discrete(7)
+    assert parts.header.obs_space == gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    assert parts.header.meta["dropped"] == {"metadata/weights": "not plain numbers, one row a step"}
+    exp = parts.load(0, ["reward"])
+    assert list(exp.steps) == ["reward"]
+    assert exp.final_obs == {}
+    np.testing.assert_array_equal(exp.steps["reward"], np.arange(40.0))
+    assert not list(parts.problems())
+
+
+@pytest.mark.parametrize("nexts", [True, False])
+def test_long_episodes_come_in_pieces_that_know_what_follows(tmp_path: Path, nexts: bool) -> None:
+    rows = 150_000
+    obs = np.arange(rows, dtype=np.float32)[:, None]
+    arrays = {"observations": obs, "actions": obs, "rewards": obs[:, 0], "terminals": np.zeros(rows, bool)}
+    arrays["timeouts"] = np.arange(rows) == 99_999
+    if nexts:
+        arrays["next_observations"] = obs + 1
+    parts = opened(tmp_path, "npz", arrays)
+    assert [parts.rows(k) for k in range(parts.num_parts)] == [65_536, 34_464, 50_000]
+    exp = everything(parts)
+    assert exp.segments.t_start.tolist() == [0, 65_536, 0]
+    assert exp.segments.truncated.tolist() == [False, True, False]
+    assert exp.segments.has_final_obs.tolist() == [True, nexts, nexts]
+    assert exp.final_obs["obs"][0] == 65_536
+    assert exp.join().lengths.tolist() == [100_000, 50_000]
+
+
+def test_dones_alone_and_no_flags_at_all_are_told(tmp_path: Path) -> None:
+    arrays = some(10)
+    done = arrays.pop("terminals") | (np.arange(10) == 4)
+    del arrays["timeouts"]
+    parts = opened(tmp_path, "npz", {**arrays, "dones": done})
+    assert "time limits can't be told apart" in parts.header.meta["inferred"]["done"]
+    assert parts.load(0).segments.terminated.sum() == done.sum()
+    (tmp_path / "more").mkdir()
+    parts = opened(tmp_path / "more", "npz", arrays)
+    assert "no flag says where episodes end" in parts.header.meta["inferred"]["ends"]
+    assert parts.load(0).num_segments == 1
+
+
+def changed(**changes: Any) -> Arrays:
+    arrays = some(10) | {name.replace("__", "/"): value for name, value in changes.items()}
+    return {name: value for name, value in arrays.items() if value is not None}
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        (changed(actions=None), "there is no array `actions`; there are"),
+        (changed(rewards=np.zeros(9)), "`rewards` has 9 rows, but `actions` has 10"),
+        (changed(rewards=np.zeros((10, 2))), r"`rewards` has rows of shape \[2\], not one number each"),
+        (changed(terminals=np.full(10, 2)), "row 0: `terminals` is 2, not 0 or 1"),
+        (changed(timeouts=np.zeros(3, bool)), r"`timeouts` is of shape \[3\], not one flag for each of 10 rows"),
+        (changed(next_observations=np.zeros((10, 2))), "`next_observations` has other shapes or dtypes"),
+        (changed(observations=np.zeros((10, 0))), "there are no rows of numbers"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, kind: str, arrays: Arrays, message: str) -> None:
+    module, write, name = KINDS[kind]
+    with pytest.raises(DataError, match=message):
+        module.open_parts([write(tmp_path / name, arrays)])
+
+
+def test_other_files_must_be_alike(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="1a.npz: the arrays are not those of 0a.npz: obs differ"):
+        opened(tmp_path, "npz", some(), changed(observations=np.zeros((10, 3)), next_observations=np.zeros((10, 3))))
+
+
+def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez(path, **changed(observations=np.array([{"a": 1}] * 10, object)))
+    with pytest.raises(DataError, match="`observations` does not hold plain numbers"):
+        npz.open_parts([path])
+    np.savez(path, **changed(notes=np.array([{"a": 1}] * 10, object)))
+    assert npz.open_parts([path]).header.meta["dropped"]["notes"] == "not plain numbers, one row a step"
+
+
+def test_an_array_that_claims_too_much_takes_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    head = io.BytesIO()
+    np.lib.format.write_array_header_1_0(head, {"descr": "<f4", "fortran_order": False, "shape": (2**40, 3)})
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("observations.npy", head.getvalue())
+        archive.writestr("actions.npy", head.getvalue())
+    with pytest.raises(DataError, match="an array claims"):
+        npz.open_parts([path])
+    with h5py.File(tmp_path / "a.hdf5", "w") as file:
+        for name in ("observations", "actions"):
+            file.create_dataset(name, (2**40, 3), np.float32, chunks=(1024, 3), compression="gzip")
+    with pytest.raises(DataError, match=r"`actions` claims 13,194,139,533,312 bytes"):
+        hdf5.open_parts([tmp_path / "a.hdf5"])
+
+
+def test_nan_is_found_where_it_is(tmp_path: Path) -> None:
+    arrays = some(20)
+    arrays["actions"][13, 1] = np.nan
+    (found,) = opened(tmp_path, "npz", arrays).problems()
+    assert "row 13: column `action` holds nan in component 1" in found.message
+    assert (found.kind, found.row, found.column) == ("nan", 13, "action")
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_mutated_bytes_end_in_data_errors(tmp_path: Path, kind: str) -> None:
+    module, write, name = KINDS[kind]
+    path = write(tmp_path / name, some(30))
+    whole = path.read_bytes()
+    rng = np.random.default_rng(0)
+    refused = 0
+    for _ in range(150):
+        data = bytearray(whole)
+        for at in rng.integers(0, len(data), rng.integers(1, 5)):
+            data[at] = rng.integers(256)
+        path.write_bytes(data[: rng.integers(len(data))] if rng.random() < 0.2 else data)
+        try:
+            everything(module.open_parts([path]))
+        except DataError:
+            refused += 1
+    assert refused > 20

@@ -1,0 +1,420 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Any table, against a naive regrouping of its rows."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.feather
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etude.errors import DataError, SettingsError
+from etude.experience import Experience
+from etude.recordings.formats.source import Source
+from etude.recordings.formats.table import TableParts, open_parts
+
+COLUMNS = {
+    "obs": ["speed", "angle"],
+    "action": "command",
+    "reward": "score",
+    "terminated": "end",
+    "episode_id": "trip",
+    "t": "tick",
+}
+NEXTS = {"next_obs": ["speed2", "angle2"]}
+Row = dict[str, Any]
+
+
+def rows_of(lengths: list[int], agents: int = 1, first: int = 0) -> list[Row]:
+    """Rows whose observations tell their episode, agent and time, in order."""
+    out = []
+    for e, length in enumerate(lengths):
+        for agent in range(agents):
+            for t in range(first, first + length):
+                own = {"speed": e + agent / 10, "angle": float(t), "speed2": e + agent / 10, "angle2": t + 1.0}
+                last = t == first + length - 1
+                own |= {"command": (e + t) % 3, "score": e * 100.0 + t, "end": last and e % 2 == 0, "trip": f"trip-{e}"}
+                out.append(own | {"tick": t, "who": f"car-{agent}", "note": f"{e}.{t}"})
+    return out
+
+
+def table_of(rows: list[Row]) -> pa.Table:
+    return pa.Table.from_pylist(rows)
+
+
+def everything(parts: TableParts) -> Experience:
+    exps = [parts.load(k) for k in range(parts.num_parts)]
+    assert [exp.num_steps for exp in exps] == [parts.rows(k) for k in range(parts.num_parts)]
+    exp = Experience.concat(exps)
+    exp.validate()
+    return exp
+
+
+def read(data: Any, columns: Any = COLUMNS, **more: Any) -> Experience:
+    return everything(open_parts(Source(data, columns=columns, **more)))
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=6), st.integers(1, 3), st.randoms(), st.integers(0, 4))
+def test_rows_in_any_order_become_the_same_segments(lengths: list[int], agents: int, random: Any, first: int) -> None:
+    rows = rows_of(lengths, agents, first)
+    random.shuffle(rows)
+    exp = read(table_of(rows), {**COLUMNS, **NEXTS, "agent_id": "who"})
+    wanted: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        wanted.setdefault((row["trip"], row["who"]), []).append(row)
+    assert exp.num_segments == len(wanted)
+    for i in range(exp.num_segments):
+        own = sorted(wanted[exp.segments.episode_id[i], exp.segments.agent_id[i]], key=lambda row: row["tick"])
+        assert exp[i].steps["obs"].tolist() == [[row["speed"], row["angle"]] for row in own]
+        assert exp[i].steps["action"].tolist() == [row["command"] for row in own]
+        assert exp[i].steps["reward"].tolist() == [row["score"] for row in own]
+        assert exp[i].steps["note"].tolist() == [row["note"] for row in own]
+        assert exp.final_obs["obs"][i].tolist() == [own[-1]["speed2"], own[-1]["angle2"]]
+        assert exp.segments.t_start[i] == first
+        assert exp.segments.terminated[i] == own[-1]["end"]
+
+
+FORMATS = {
+    "a.parquet": lambda table, path: pq.write_table(table, path, row_group_size=7),
+    "b.csv": lambda table, path: pa.csv.write_csv(table, path),
+    "c.feather": lambda table, path: pa.feather.write_feather(table, path),
+    "d.jsonl": lambda table, path: path.write_text("\n".join(map(json.dumps, table.to_pylist()))),
+    "e.json": lambda table, path: path.write_text(json.dumps(table.to_pylist())),
+    "no_suffix": lambda table, path: pq.write_table(table, path),
+}
+
+
+@pytest.mark.parametrize("name", list(FORMATS))
+def test_kinds_of_files(tmp_path: Path, name: str) -> None:
+    table = table_of(rows_of([4, 2, 5, 3, 6]))
+    FORMATS[name](table, tmp_path / name)
+    exp, wanted = read(tmp_path / name), read(table)
+    for column, values in wanted.steps.items():
+        np.testing.assert_array_equal(exp.steps[column], values)
+    assert exp.lengths.tolist() == wanted.lengths.tolist() == [4, 2, 5, 3, 6]
+
+
+def test_folders_globs_and_lists(tmp_path: Path) -> None:
+    rows = rows_of([3, 4, 5])
+    (tmp_path / "sub").mkdir()
+    paths = [tmp_path / "a.parquet", tmp_path / "sub" / "b.csv"]
+    pq.write_table(table_of(rows[:5]), paths[0])  # the second trip is in both
+    pa.csv.write_csv(table_of(rows[5:]), paths[1])
+    for data in (tmp_path, str(tmp_path / "**" / "*.*"), paths, [str(path) for path in paths]):
+        parts = open_parts(Source(data, columns=COLUMNS))
+        assert parts.files == paths
+        assert everything(parts).lengths.tolist() == [3, 4, 5]
+    with pytest.raises(DataError, match=r"\*\.orc: there is no file of a table here\. Known are \.parquet"):
+        open_parts(Source(str(tmp_path / "*.orc"), columns=COLUMNS))
+    (tmp_path / "c.orc").write_bytes(b"ORC")
+    with pytest.raises(DataError, match="what kind of table this is can't be told"):
+        open_parts(Source(tmp_path / "c.orc", columns=COLUMNS))
+
+
+def test_tables_of_other_libraries() -> None:
+    table = table_of(rows_of([3, 4]))
+
+    class Stream:  # as pandas and polars hand themselves over
+        def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+            return table.__arrow_c_stream__(requested_schema)
+
+    class Batches:  # as a Ray dataset does
+        def iter_batches(self, *, batch_size: int | None, batch_format: str) -> Any:
+            assert (batch_size, batch_format) == (None, "pyarrow")
+            return iter([table.slice(0, 5), table.slice(5)])
+
+    class Arrow:
+        def to_arrow(self) -> pa.Table:
+            return table
+
+    for data in (Stream(), Batches(), Arrow(), table.to_batches()[0]):
+        assert read(data).lengths.tolist() == [3, 4]
+    with pytest.raises(DataError, match="a set is neither a path nor a table"):
+        open_parts(Source({1}, columns=COLUMNS))
+
+
+def test_spaces_and_columns() -> None:
+    parts = open_parts(Source(table_of(rows_of([3, 4])), columns=COLUMNS, env="Cars-v0"))
+    assert parts.header.obs_space == gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    assert parts.header.action_space == gym.spaces.Discrete(3)
+    assert parts.header.env == "Cars-v0"
+    assert parts.columns == ["obs", "action", "reward", "speed2", "angle2", "who", "note"]
+    space = gym.spaces.Box(0, 100, (2,), np.float32)
+    parts = open_parts(Source(table_of(rows_of([3])), columns=COLUMNS, obs_space=space))
+    assert parts.header.obs_space == gym.spaces.Box(0, 100, (2,), np.float64)  # the table has doubles: nothing is lost
+    with pytest.raises(DataError, match=r"`obs` has rows of shape \[2\], but its space is Discrete\(4\)"):
+        open_parts(Source(table_of(rows_of([3])), columns=COLUMNS, obs_space=gym.spaces.Discrete(4)))
+    exp = open_parts(Source(table_of(rows_of([3])), columns={**COLUMNS, **NEXTS})).load(0, ["reward"])
+    assert (list(exp.steps), exp.final_obs) == (["reward"], {})
+
+
+def test_lists_structs_and_nested_columns() -> None:
+    image = np.arange(4 * 2 * 3, dtype=np.uint8).reshape(4, 2, 3)
+    table = pa.table(
+        {
+            "vec": pa.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]]),
+            "fixed": pa.FixedSizeListArray.from_arrays(pa.array(np.arange(8)), 2),
+            "image": pa.array(image.tolist(), pa.list_(pa.list_(pa.uint8()))),
+            "both": pa.array([{"a": i, "b": [i, i]} for i in range(4)]),
+            "tensor": pa.FixedShapeTensorArray.from_numpy_ndarray(np.ascontiguousarray(image)),
+            "ragged": pa.array([[1], [1, 2], [], [3]]),
+            "when": pa.array([0, 1, 2, 3], pa.timestamp("s")),
+            "action": [True, False, True, True],
+            "id": [7, 7, 9, 9],
+        }
+    )
+    columns = {"obs/image": "image", "obs/both": "both", "action": "action", "episode_id": "id"}
+    parts = open_parts(Source(table, columns=columns))
+    exp = everything(parts)
+    np.testing.assert_array_equal(exp.steps["obs/image"], image)
+    np.testing.assert_array_equal(exp.steps["tensor"], image)
+    np.testing.assert_array_equal(exp.steps["obs/both/b"], np.repeat(np.arange(4), 2).reshape(4, 2))
+    np.testing.assert_array_equal(exp.steps["fixed"], np.arange(8).reshape(4, 2))
+    assert set(parts.header.meta["dropped"]) == {"ragged", "when"}
+    assert isinstance(parts.header.obs_space["both"], gym.spaces.Dict)
+    assert parts.header.action_space == gym.spaces.Discrete(2)
+    assert exp.steps["action"].tolist() == [1, 0, 1, 1]
+    assert exp.segments.episode_id.tolist() == ["7", "9"]
+    for name, message in (
+        ("ragged", "the table, row 1: column `ragged` has 2 numbers, but 1 in the rows before it"),
+        ("when", r"column `when` is of type timestamp\[s\], for instance '1970-01-01"),
+    ):
+        with pytest.raises(DataError, match=message):
+            open_parts(Source(table, columns={"obs": name, "action": "action", "episode_id": "id"}))
+
+
+def test_without_t_rows_stand_in_order_of_time() -> None:
+    rows = rows_of([3, 2])
+    mixed = [rows[i] for i in (0, 3, 1, 4, 2)]
+    columns = {key: own for key, own in COLUMNS.items() if key != "t"}
+    exp = read(table_of(mixed), columns)
+    assert exp.steps["angle2"].tolist() == [1, 2, 3, 1, 2]
+    assert exp.lengths.tolist() == [3, 2]
+    assert exp.segments.t_start.tolist() == [0, 0]
+
+
+def test_without_an_id_episodes_end_at_flags_or_where_t_falls() -> None:
+    columns = {key: own for key, own in COLUMNS.items() if key != "episode_id"}
+    exp = read(table_of(rows_of([3, 1, 2, 2])), columns)
+    assert exp.lengths.tolist() == [3, 1, 2, 2]
+    assert exp.segments.episode_id.tolist() == ["0", "1", "2", "3"]
+    del columns["t"]
+    exp = read(table_of(rows_of([3, 1, 2, 2])), columns)  # only the first and the third have a flag
+    assert exp.lengths.tolist() == [3, 3, 2]
+    assert exp.segments.terminated.tolist() == [True, True, False]
+    assert not exp.segments.has_final_obs.any()
+
+
+def test_without_id_and_t_each_row_stands_alone() -> None:
+    columns = {"obs": ["speed", "angle"], "action": "command", "terminated": "end"}
+    exp = read(table_of(rows_of([3, 2])), columns | NEXTS)
+    assert exp.lengths.tolist() == [1] * 5
+    assert exp.final_obs["obs"][:, 1].tolist() == [1, 2, 3, 1, 2]
+    assert exp.segments.terminated.tolist() == [False, False, True, False, False]
+    del columns["terminated"]
+    with pytest.raises(DataError, match="nothing says where episodes begin and end: map `episode_id`"):
+        read(table_of(rows_of([3, 2])), columns)
+
+
+def test_legacy_done() -> None:
+    table = pa.table({"o": [1.0, 2.0, 3.0, 4.0], "a": [0, 1, 0, 1], "done": [0, 1, 0, 1], "stop": [0, 1, 0, 0]})
+    columns = {"obs": "o", "action": "a", "done": "done"}
+    parts = open_parts(Source(table, columns=columns))
+    assert parts.load(0).segments.terminated.tolist() == [True, True]
+    assert "time limits can't be told apart" in parts.header.meta["inferred"]["done"]
+    exp = read(table, {**columns, "truncated": "stop"})
+    assert exp.segments.terminated.tolist() == [False, True]
+    assert exp.segments.truncated.tolist() == [True, False]
+
+
+def test_presets_take_what_is_there() -> None:
+    table = pa.table(
+        {
+            "eps_id": ["a", "a"],
+            "obs": [[1.0], [2.0]],
+            "new_obs": [[2.0], [3.0]],
+            "actions": [0, 1],
+            "rewards": [1.0, 2.0],
+        }
+        | {
+            "terminateds": [False, False],
+            "truncateds": [False, True],
+            "action_logp": [-0.5, -0.25],
+            "module_id": ["m", "m"],
+        }
+    )
+    exp = read(table, {}, preset="rllib")
+    assert list(exp.steps) == ["obs", "action", "reward", "logp"]
+    assert exp.segments.truncated.tolist() == [True]
+    assert exp.segments.module_id.tolist() == ["m"]
+    assert exp.final_obs["obs"].tolist() == [[3.0]]
+    exp = read(table, {"obs": "new_obs", "next_obs": "new_obs"}, preset="rllib")
+    assert exp.steps["obs"].tolist() == [[2.0], [3.0]]
+    assert exp.steps["extra/obs"].tolist() == [[1.0], [2.0]]
+
+
+def test_a_t_that_counts_by_more_than_one() -> None:
+    rows = rows_of([3, 4])
+    for row in rows:
+        row["tick"] = 50 + row["tick"] * 10
+    parts = open_parts(Source(table_of(rows), columns=COLUMNS))
+    assert everything(parts).segments.t_start.tolist() == [5, 5]
+    assert parts.header.meta["inferred"]["t"] == "counts by 10 in the table"
+
+
+def test_gaps_cut_and_are_told(tmp_path: Path) -> None:
+    rows = rows_of([6])
+    path = tmp_path / "a.parquet"
+    pq.write_table(table_of(rows[:2] + rows[3:]), path)
+    parts = open_parts(Source(path, columns=COLUMNS))
+    exp = everything(parts)
+    assert exp.segments.t_start.tolist() == [0, 3]
+    assert exp.segments.has_final_obs.tolist() == [False, False]
+    (found,) = parts.problems()
+    assert (found.kind, found.row, found.file) == ("gap", 2, str(path))
+    assert found.message.startswith(f"{path}, row 2: episode 'trip-0' goes on at t 3, but steps before it are missing")
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "message"),
+    [
+        (
+            lambda rows: [*rows, rows[1]],
+            "duplicate",
+            "row 7: episode 'trip-0' has step t 1 a second time; it is in .*row 1",
+        ),
+        (
+            lambda rows: [*rows, rows[6] | {"tick": 3, "trip": "trip-0"}],
+            "after_end",
+            "goes on at t 3 after its end in .*row 2",
+        ),
+    ],
+)
+def test_what_stands_twice_or_behind_an_end_is_refused(change: Any, kind: str, message: str) -> None:
+    parts = open_parts(Source(table_of(change(rows_of([3, 4]))), columns=COLUMNS))
+    with pytest.raises(DataError, match=message):
+        parts.load(0)
+    (found,) = parts.problems()
+    assert found.kind == kind
+
+
+@pytest.mark.parametrize("nexts", [True, False])
+@pytest.mark.parametrize("shuffled", [True, False])
+def test_long_segments_come_in_pieces(tmp_path: Path, nexts: bool, shuffled: bool) -> None:
+    rows = 100_000
+    t = np.random.default_rng(0).permutation(rows) if shuffled else np.arange(rows)
+    table = pa.table({"o": t * 1.0, "o2": t + 1.0, "a": t * 1.0, "id": np.zeros(rows, int), "t": t})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=30_000)
+    columns = {"obs": "o", "action": "a", "episode_id": "id", "t": "t"} | ({"next_obs": "o2"} if nexts else {})
+    parts = open_parts(Source(tmp_path / "a.parquet", columns=columns))
+    exp = everything(parts)
+    assert exp.lengths.tolist() == [65_536, 34_464]
+    assert exp.segments.has_final_obs.tolist() == [True, nexts]
+    assert exp.final_obs["obs"][0] == 65_536
+    np.testing.assert_array_equal(exp.steps["obs"], np.arange(rows))
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"obs": "spede"}, "there is no column `spede` for `obs`; there are .* Nearest: `speed`"),
+        ({"action": None}, "`action` is not mapped: name its column"),
+        ({"obs": "note"}, "column `note` is of type string, for instance '0.0', not of numbers"),
+        ({"t": "note"}, "`t` is of type string|column `t` is of type string"),
+        ({"t": "speed2"}, "t` is 0.5, but counts steps from 0|has step t 0 a second time"),
+        ({"terminated": "tick"}, "row 2: the column of `terminated` is 2, not true or false"),
+        ({"episode_id": None, "agent_id": "who"}, "`agent_id` is mapped, but `episode_id` is not"),
+        ({"reward": ["speed", "angle"]}, r"`reward` has rows of shape \[2\], not one number each"),
+        ({"next_obs": "speed2"}, r"`next_obs` has rows of shape \[\] from here on, but \[2\] before"),
+        ({"next_obs/x": "speed2"}, "`next_obs` has the columns"),
+    ],
+)
+def test_what_is_wrong_is_named(columns: dict[str, Any], message: str) -> None:
+    mapped = {key: own for key, own in (COLUMNS | columns).items() if own is not None}
+    with pytest.raises(DataError, match=message):
+        read(table_of(rows_of([3, 4])), mapped)
+
+
+def test_empty_rows_are_named(tmp_path: Path) -> None:
+    rows = rows_of([3, 4])
+    rows[5]["score"] = None
+    pq.write_table(table_of(rows), tmp_path / "a.parquet", row_group_size=2)
+    parts = open_parts(Source(tmp_path / "a.parquet", columns=COLUMNS))
+    with pytest.raises(DataError, match=r"a\.parquet, row 5: column `score` is empty"):
+        parts.load(0)
+    assert parts.load(0, ["obs"]).num_steps == 7
+    (found,) = parts.problems()
+    assert found.kind == "unreadable"
+    rows[5]["score"], rows[5]["trip"] = 1.0, None
+    with pytest.raises(DataError, match="row 5: the column of `episode_id` is empty"):
+        read(table_of(rows))
+
+
+def test_nan_is_found_where_it_is() -> None:
+    rows = rows_of([3, 4])
+    rows[4]["angle"] = float("nan")
+    (found,) = open_parts(Source(table_of(rows), columns=COLUMNS)).problems()
+    assert "the table, row 4: column `obs` holds nan in component 1" in found.message
+    assert (found.row, found.column) == (4, "obs")
+
+
+def test_files_that_do_not_go_together(tmp_path: Path) -> None:
+    rows = rows_of([3, 4])
+    pq.write_table(table_of(rows[:3]), tmp_path / "a.parquet")
+    pq.write_table(table_of(rows[3:]).drop_columns(["score"]), tmp_path / "b.parquet")
+    with pytest.raises(DataError, match=r"b\.parquet, row 0: there is no column `score`, which other files have"):
+        open_parts(Source(tmp_path, columns=COLUMNS))
+    pq.write_table(table_of(rows[3:]).drop_columns(["note"]), tmp_path / "b.parquet")
+    assert open_parts(Source(tmp_path, columns=COLUMNS)).header.meta["dropped"] == {"note": "not in every file"}
+    with pytest.raises(DataError, match="there are no rows"):
+        open_parts(Source(table_of(rows).slice(0, 0), columns=COLUMNS))
+
+
+def test_whole_numbers_that_have_a_fraction_later(tmp_path: Path) -> None:
+    rows = 200_000  # more than the first block, from which the types are taken
+    lines = ["o,a,id,t", *(f"{i if i < rows - 1 else 0.5},0,1,{i}" for i in range(rows))]
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    exp = read(tmp_path / "a.csv", {"obs": "o", "action": "a", "episode_id": "id", "t": "t"})
+    assert exp.steps["obs"][-1] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"columns": {"nxt_obs": "a"}}, r"Source\.columns has `nxt_obs`; known are .* Nearest: `next_obs`"),
+        ({"columns": {"obs": 3}}, r"Source\.columns\['obs'\] is 3: give a column's name"),
+        ({"columns": {"t": ["a", "b"]}}, r"Source\.columns\['t'\] is .* give the name of one column"),
+        ({"preset": "dopamine"}, r"Source\.preset is 'dopamine'; known are rllib, d4rl"),
+    ],
+)
+def test_settings_that_are_wrong(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        Source("x.parquet", **settings)
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "b.csv", "c.feather", "d.jsonl", "e.json"])
+def test_mutated_bytes_end_in_data_errors(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    FORMATS[name](table_of(rows_of([4, 3])), path)
+    whole = path.read_bytes()
+    rng = np.random.default_rng(0)
+    refused = 0
+    for _ in range(80):
+        data = bytearray(whole)
+        for at in rng.integers(0, len(data), rng.integers(1, 5)):
+            data[at] = rng.integers(256)
+        path.write_bytes(data[: rng.integers(len(data))] if rng.random() < 0.2 else data)
+        try:
+            parts = open_parts(Source(path, columns=COLUMNS))
+            for k in range(parts.num_parts):
+                parts.load(k).validate(finite=())
+        except DataError:
+            refused += 1
+    assert refused > 20
