@@ -38,8 +38,9 @@ class DQNConfig(OffPolicyConfig):
     Mnih et al. 2015, table 1."""
 
     n_step: int = 5
-    """Rewards that are summed before a target bootstraps, at least 1. Default: the best of 1, 3, 5 on CartPole; the
-    steps between are taken as they were made, without correction for the policy that made them."""
+    """Rewards that are summed before a target bootstraps, at least 1. Default: with `lr` and
+    `target_interval` the best of a dozen settings tried together on CartPole. The steps between are taken as they were
+    made, without correction for the policy that made them."""
 
     target_interval: int = 100
     """Gradient steps between two updates of the target network, at least 1."""
@@ -49,7 +50,7 @@ class DQNConfig(OffPolicyConfig):
     (Mnih et al. 2015); less, with a `target_interval` of 1, averages (Lillicrap et al. 2016)."""
 
     lr: Schedule = 2e-3
-    """Learning rate of Adam; or points of (env_steps, rate) with straight lines between. Default: measured as for
+    """Learning rate of Adam; or points of (env_steps, rate) with straight lines between. Default: as for
     `n_step`; larger networks want less."""
 
     grad_clip: float | None = 10.0

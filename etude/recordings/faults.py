@@ -11,7 +11,6 @@ import pyarrow as pa
 from etude import columns as col
 from etude.experience.arrow import SHAPE_KEY
 from etude.recordings.files import DataFile
-from etude.recordings.formats import recognise_table
 from etude.recordings.manifest import MANIFEST, Header, Manifest
 
 REQUIRED = (col.EPISODE_ID, col.T_INDEX, col.TERMINATED, col.TRUNCATED)
@@ -31,12 +30,11 @@ class Fault(NamedTuple):
 def fault_of(file: DataFile, first: DataFile, wanted: Header | None) -> Fault | None:
     """What is wrong with a file beside the recording's header and first file; None where nothing is."""
     if file.header is None or wanted is None:
-        looks_like = recognise_table(file.schema)
-        if looks_like:
-            what = f"this looks like {looks_like}, a format that this version can't read."
-        else:
-            names = ", ".join(file.schema.names[:12])
-            what = f"is no part of a recording: it carries no Etude header; its columns are {names}. Move it away."
+        names = ", ".join(file.schema.names[:12])
+        what = (
+            f"is no part of a recording: it carries no Etude header; its columns are {names}. Move it away; or read it "
+            "as a table, with a Source that says which column is what."
+        )
         return Fault("foreign_file", file.path, f"{file.path}: {what}")
     own, other = file.header.to_json()["spaces"], wanted.to_json()["spaces"]
     for root in (col.OBS, col.ACTION):

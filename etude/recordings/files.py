@@ -19,7 +19,6 @@ from etude import columns as col
 from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.arrow import KEYS, from_table
-from etude.recordings.formats import recognise_path
 from etude.recordings.manifest import HEADER_KEY, MANIFEST, Header
 
 
@@ -189,14 +188,17 @@ def find_files(path: Path) -> list[Path]:
         raise DataError(f"{path}: there is no such file or folder. Give the folder that a recording was written to.")
     files = [path] if path.is_file() and path.suffix == ".parquet" else data_files(path)
     if not files:
-        looks_like = recognise_path(path)
-        if looks_like:
-            raise DataError(f"{path}: this looks like {looks_like}, a format that this version can't read.")
         if path.is_file():
-            raise DataError(f"{path}: is not a recording. Give a folder of Parquet files, or one Parquet file.")
+            raise DataError(
+                f"{path}: is not a recording that is known here. Give a folder of Parquet files, or one of these; or "
+                "read it as a table, with a Source that says which column is what."
+            )
         if (path / MANIFEST).exists():
             raise DataError(f"{path}: this recording has no data yet: {MANIFEST} is there, but no Parquet file.")
-        raise DataError(f"{path}: holds no Parquet file. Give the folder that a recording was written to.")
+        raise DataError(
+            f"{path}: holds no Parquet file, nor a recording of another tool that is known here. Give the folder "
+            "that a recording was written to."
+        )
     return files
 
 

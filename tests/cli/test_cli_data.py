@@ -2,10 +2,13 @@
 import json
 import shutil
 
+import h5py
+import numpy as np
 import pytest
 from cli_runs import trained
 
 from etude.cli.main import main
+from etude.recordings import Recording
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +70,47 @@ def test_help_and_unknown_commands(capsys):
     assert main(["data", "inof"]) == 2
     assert "etude data has no command `inof`. Nearest: `info`." in capsys.readouterr().err
     assert main(["data", "zzz"]) == 2
-    assert "There are info, validate." in capsys.readouterr().err
+    assert "There are info, convert, validate." in capsys.readouterr().err
     assert main(["data", "info"]) == 2
     assert "info needs a value for `path`" in capsys.readouterr().err
+
+
+def test_convert_writes_the_same_anew(recording, tmp_path, capsys):
+    assert main(["data", "convert", str(recording), str(tmp_path / "anew"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["episodes"] == 4
+    old, new = Recording.open(recording), Recording.open(tmp_path / "anew")
+    assert new.meta["converted_from"] == {"path": str(recording), "format": "etude-recording"}
+    ours, theirs = old.read(), new.read()
+    assert ours.segments.episode_id.tolist() == theirs.segments.episode_id.tolist()
+    for name, column in ours.steps.items():
+        np.testing.assert_array_equal(column, theirs.steps[name])
+    assert main(["data", "convert", str(recording), str(tmp_path / "anew")]) == 2
+    assert "holds a recording" in capsys.readouterr().err
+    assert main(["data", "convert", str(recording)]) == 2
+    assert "needs a value for `to`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".hdf5"])
+def test_recordings_of_others_are_read_and_converted(suffix, tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    arrays = {
+        "observations": rng.normal(size=(10, 3)).astype(np.float32),
+        "actions": rng.normal(size=(10, 1)).astype(np.float32),
+        "rewards": np.arange(10, dtype=np.float32),
+        "terminals": np.arange(10) % 5 == 4,
+    }
+    path = tmp_path / f"d4rl{suffix}"
+    if suffix == ".npz":
+        np.savez(path, **arrays)
+    else:
+        with h5py.File(path, "w") as file:
+            for name, array in arrays.items():
+                file[name] = array
+    assert main(["data", "info", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["episodes"], found["agent_steps"], found["return_total"], found["terminated"]) == (2, 10, 45.0, 2)
+    assert found["obs_sum"] == pytest.approx(float(arrays["observations"].sum(dtype=np.float64)))
+    assert main(["data", "convert", str(path), str(tmp_path / "ours")]) == 0
+    assert main(["data", "validate", str(tmp_path / "ours")]) == 0
+    exp = Recording.open(tmp_path / "ours").read(columns=["obs", "reward"])
+    np.testing.assert_array_equal(exp.steps["obs"], arrays["observations"])

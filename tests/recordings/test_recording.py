@@ -302,27 +302,24 @@ def test_a_broken_json_is_named(tmp_path, text, message):
         Recording.open(tmp_path)
 
 
-def test_parquet_files_of_others_are_recognised(tmp_path):
+def test_parquet_files_of_others_are_told_apart_by_what_is_in_them(tmp_path):
     pq.write_table(pa.table({"item": pa.array([b"x"], pa.binary())}), tmp_path / "a.parquet")
     pq.write_table(pa.table({"eps_id": ["x"], "obs": [1.0], "actions": [0]}), tmp_path / "b.parquet")
     pq.write_table(pa.table({"x": [1]}), tmp_path / "c.parquet")
-    with pytest.raises(DataError, match=r"a\.parquet: this looks like an RLlib episode recording"):
-        Recording.open(tmp_path / "a.parquet")
-    with pytest.raises(DataError, match=r"b\.parquet: this looks like an RLlib tabular recording"):
+    with pytest.raises(DataError, match=r"a\.parquet: row 0, column `item`: the document is not a map"):
+        Recording.open(tmp_path / "a.parquet").read()
+    with pytest.raises(DataError, match=r"b\.parquet: has no column `rewards`"):
         Recording.open(tmp_path / "b.parquet")
     with pytest.raises(DataError, match=r"c\.parquet: is no part of a recording: it carries no Etude header; .* x\."):
         Recording.open(tmp_path / "c.parquet")
 
 
-def test_folders_of_others_are_recognised(tmp_path):
-    (tmp_path / "rllib").mkdir()
-    (tmp_path / "rllib" / "output.json").write_text("{}")
-    (tmp_path / "minari" / "data").mkdir(parents=True)
-    (tmp_path / "minari" / "data" / "main_data.hdf5").write_bytes(b"")
-    with pytest.raises(DataError, match="rllib: this looks like an RLlib JSON recording"):
-        Recording.open(tmp_path / "rllib")
-    with pytest.raises(DataError, match="minari: this looks like a Minari dataset"):
-        Recording.open(tmp_path / "minari")
+def test_folders_with_nothing_that_is_known(tmp_path):
+    (tmp_path / "output.json").write_text("{}")
+    with pytest.raises(DataError, match="holds no Parquet file, nor a recording of another tool that is known here"):
+        Recording.open(tmp_path)
+    with pytest.raises(DataError, match=r"output\.json: is not a recording that is known here"):
+        Recording.open(tmp_path / "output.json")
 
 
 # -- info ----------------------------------------------------------------------------------------------------------

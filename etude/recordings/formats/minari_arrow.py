@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from etude.errors import DataError
 from etude.recordings.formats.minari_episodes import Column, Episodes, decoded_images
+from etude.recordings.formats.table_inputs import check_names
 
 
 class ArrowEpisodes:
@@ -74,7 +75,8 @@ class ArrowEpisodes:
                 return self._parquet(path).read()
             table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
             table.validate(full=True)  # buffers and offsets may be anything in a broken file
-        except (pa.ArrowException, OSError) as error:
+            check_names(table.schema)
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise _unreadable(path, error) from error
         return table
 
@@ -147,6 +149,8 @@ class ArrowEpisodes:
         width = None
         if pa.types.is_fixed_size_list(array.type):
             width, array = array.type.list_size, array.flatten()
+            if not width:
+                raise DataError(f"{where} has rows of no numbers.")
         kind = array.type
         if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
             raise DataError(f"{where} is of Arrow type {kind}, not plain numbers.")

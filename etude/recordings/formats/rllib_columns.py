@@ -99,21 +99,21 @@ def stacked(values: Sequence[Any], name: str) -> NDArray[Any]:
         return numbers(list(values), name)
     except DataError:
         for i, value in enumerate(values):
-            own = numbers(value, f"{name} at step {i}")
+            own = numbers(value, name, f" at step {i}")
             if own.shape != np.shape(values[0]):
                 first = np.shape(values[0])
                 raise DataError(f"`{name}` has the shape {own.shape} at step {i}, but {first} at step 0") from None
         raise
 
 
-def numbers(value: Any, name: str) -> NDArray[Any]:
+def numbers(value: Any, name: str, at: str = "") -> NDArray[Any]:
     """An array of booleans, integers or floats."""
     try:
         array = np.asarray(value)
     except (ValueError, TypeError, OverflowError) as error:
-        raise DataError(f"`{name}` holds no array of numbers ({error})") from error
+        raise DataError(f"`{name}`{at} holds no array of numbers ({error})") from error
     if array.dtype.kind not in "biuf":
-        raise DataError(f"`{name}` holds {_word(array)}, not numbers")
+        raise DataError(f"`{name}`{at} holds {_word(array)}, not numbers")
     return array
 
 

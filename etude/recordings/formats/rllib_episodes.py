@@ -5,6 +5,7 @@ Written by RLlib with ``output_write_episodes=True``; episodes of one agent, and
 several times: rows that repeat another byte by byte are read once and counted in ``header.meta["duplicates"]``.
 """
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -222,7 +223,8 @@ class RLlibEpisodes:
                 continue
             _check_length(name, len(column), num, num)
             steps[name] = words.cast(column, dtype, shape, name)
-        return _Piece(episode, num, steps, final)
+        ends = (episode.flag("is_terminated"), episode.flag("is_truncated"))
+        return _Piece(episode, num, steps, final, episode.t_started, ends)
 
     def _joined(self, pieces: "list[_Piece]", names: list[str]) -> Experience:
         def column(name: str, parts: list[NDArray[Any]]) -> NDArray[Any]:
@@ -235,9 +237,9 @@ class RLlibEpisodes:
             episode_id=[episode.id for episode in episodes],
             agent_id=[_text(episode.plain.get("agent_id")) for episode in episodes],
             module_id=[_text(episode.plain.get("module_id")) for episode in episodes],
-            t_start=np.array([episode.t_started for episode in episodes], np.int64),
-            terminated=np.array([episode.flag("is_terminated") for episode in episodes], bool),
-            truncated=np.array([episode.flag("is_truncated") for episode in episodes], bool),
+            t_start=np.array([piece.t_start for piece in pieces], np.int64),
+            terminated=np.array([piece.ends[0] for piece in pieces], bool),
+            truncated=np.array([piece.ends[1] for piece in pieces], bool),
         )
         return Experience(
             {name: column(name, [piece.steps[name] for piece in pieces]) for name in names},
@@ -277,11 +279,11 @@ class RLlibEpisodes:
         if piece is None:
             yield self._problem("no_steps", f"{who} has no steps; it is left out", place)
             return
-        first = seen.setdefault((episode.id, agent, episode.t_started), place)
+        first = seen.setdefault((episode.id, agent, piece.t_start), place)
         if first != place:
             what = f"{who} has other content in {self._parquet.place(*first)}. Give one of them another id"
             yield self._problem("same_id", what, place)
-        if not (episode.flag("is_terminated") or episode.flag("is_truncated")):
+        if not any(piece.ends):
             what = f"{who} is neither terminated nor truncated: it was cut off, and its last value must be estimated"
             yield self._problem("not_done", what, place)
         if episode.plain.get("hanging"):
@@ -306,16 +308,17 @@ class RLlibEpisodes:
 _REMEDY: Final = "Leave this row out, or write the recording again"
 
 
+@dataclasses.dataclass(slots=True)
 class _Piece:
     """One episode, flat."""
 
-    __slots__ = ("episode", "final", "num", "steps")
-
-    def __init__(self, episode: Episode, num: int, steps: Columns, final: Columns) -> None:
-        self.episode = episode
-        self.num = num
-        self.steps = steps
-        self.final = final
+    episode: Episode
+    num: int
+    steps: Columns
+    final: Columns
+    t_start: int
+    ends: tuple[bool, bool]
+    """Terminated, truncated."""
 
 
 def _num_steps(episode: Episode) -> int:

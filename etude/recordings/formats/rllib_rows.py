@@ -50,7 +50,11 @@ def runs_of(group: int, codes: Index, done: NDArray[np.bool_], t: Index | None) 
 
 
 def without_copies(runs: list[Run], has_t: bool) -> tuple[list[Run], list[Run], bool]:
-    """An episode's runs in order of time, those that repeat others, and whether rows may still be there twice."""
+    """An episode's runs in order of time, those that repeat others, and whether rows may be there twice among them.
+
+    With steps, rows of a step that is there already are repeats. Without, an episode that ends several times seems to
+    be there several times: whether its rows say so too is for the caller to see.
+    """
     if has_t:
         kept: list[Run] = []
         copies: list[Run] = []
@@ -64,16 +68,30 @@ def without_copies(runs: list[Run], has_t: bool) -> tuple[list[Run], list[Run], 
             else:
                 kept.append(run)
         return kept, copies, False
-    whole: list[list[Run]] = [[]]
-    for run in runs:
-        whole[-1].append(run)
-        if run.done:
-            whole.append([])
-    rounds = [part for part in whole if part]
-    sizes = {sum(run.stop - run.start for run in part) for part in rounds}
-    if len(rounds) > 1 and len(sizes) == 1:
+    rounds = rounds_of(runs)
+    if len(rounds) > 1 and all(part[-1].done for part in rounds):
         return rounds[0], [run for part in rounds[1:] for run in part], False
-    return runs, [], len(rounds) > 1
+    return runs, [], sum(run.done for run in runs) > 1 or len(rounds) > 1
+
+
+def rounds_of(runs: list[Run]) -> list[list[Run]]:
+    """Runs up to each end of the episode; several where it was written several times, or where rows are mixed."""
+    rounds: list[list[Run]] = [[]]
+    for run in runs:
+        rounds[-1].append(run)
+        if run.done:
+            rounds.append([])
+    return [part for part in rounds if part]
+
+
+def hashes_of(columns: Columns) -> NDArray[np.uint64]:
+    """uint64 ``[rows]``: a number for the bytes of each row of all columns; equal rows have equal ones."""
+    out = np.zeros(len(next(iter(columns.values()))), np.uint64)
+    for column in columns.values():
+        words = _raw(column).astype(np.uint64)
+        factors = np.random.default_rng(0).integers(1, 2**63, words.shape[1], np.uint64) * np.uint64(2) + np.uint64(1)
+        out = out * np.uint64(0x9E3779B97F4A7C15) + (words * factors).sum(axis=1, dtype=np.uint64)
+    return out
 
 
 def linked(obs: Columns, next_obs: Columns) -> NDArray[np.bool_]:

@@ -25,7 +25,7 @@ from etude.recordings.formats import rllib_columns as words
 from etude.recordings.formats.parts import MAX_ROWS, Problem, chosen
 from etude.recordings.formats.rllib_arrow import RowError, columns_of, largest
 from etude.recordings.formats.rllib_files import ParquetFiles, found_files
-from etude.recordings.formats.rllib_rows import Run, runs_of, without_copies
+from etude.recordings.formats.rllib_rows import Run, hashes_of, rounds_of, runs_of, without_copies
 from etude.recordings.formats.rllib_segments import Rows, in_time, not_finite, segments_of
 from etude.recordings.manifest import Header
 
@@ -111,7 +111,7 @@ class RLlibTable:
         codes: dict[tuple[str, str | None], int] = {}
         wanted = [n for n in (*_KEYS, *_ENDS) if n in self._fields and not pa.types.is_null(self._fields[n].type)]
         for group in range(len(self._parquet.groups)):
-            table = self._parquet.read(group, wanted, text_codes=_KEYS[:3])
+            table = self._parquet.read(group, wanted, text_codes=[n for n in _KEYS[:3] if n in wanted])
             try:
                 own = self._codes(table, codes, group)
             except (pa.ArrowException, UnicodeDecodeError) as error:
@@ -156,8 +156,11 @@ class RLlibTable:
     def _plan(self, episodes: dict[int, list[Run]]) -> None:
         """Cut the rows into parts of whole episodes; rows without episodes into ranges of rows."""
         size = 0
-        for code, runs in episodes.items():
-            kept, copies, suspect = without_copies(runs, self._has_t)
+        found = {code: without_copies(runs, self._has_t) for code, runs in episodes.items()}
+        if not self._has_t:
+            mixed = self._not_the_same({code: episodes[code] for code, (_, copies, _) in found.items() if copies})
+            found |= {code: (episodes[code], [], True) for code in mixed}
+        for code, (kept, copies, suspect) in found.items():
             self._copies += [(code, copy) for copy in copies]
             if suspect:
                 self._suspect.add(code)
@@ -171,6 +174,25 @@ class RLlibTable:
             ranges_ = [Run(g, a, min(a + MAX_ROWS, n), False, 0)
                        for g, n in enumerate(self._parquet.group_rows) for a in range(0, n, MAX_ROWS)]  # fmt: skip
             self._parts = [[(-1, run)] for run in ranges_] or [[]]
+
+    def _not_the_same(self, episodes: dict[int, list[Run]]) -> list[int]:
+        """Those of these episodes, which end several times, whose rows up to each end are not the same rows again."""
+        rows: dict[Run, NDArray[np.uint64]] = {}
+        by_group: dict[int, list[Run]] = {}
+        for runs in episodes.values():
+            for run in runs:
+                by_group.setdefault(run.group, []).append(run)
+        names = [name for name in ("obs", "new_obs", "actions", "rewards") if name in self._fields]
+        for group, runs in sorted(by_group.items()):
+            table = self._parquet.read(group, names)
+            hashes = hashes_of({k: c for name in names for k, c in self._column(table, name, group, 0).items()})
+            rows |= {run: hashes[run.start : run.stop] for run in runs}
+        out = []
+        for code, runs in episodes.items():
+            first, *others = [np.concatenate([rows[run] for run in part]) for part in rounds_of(runs)]
+            if not all(np.array_equal(first, other) for other in others):
+                out.append(code)
+        return out
 
     def _describe(self) -> None:
         sample = self._sample()

@@ -82,7 +82,8 @@ class Source:
                 near = nearest(name, NAMES)
                 hint = f" Nearest: `{near}`." if near else ""
                 raise SettingsError(f"Source.columns has `{name}`; known are {', '.join(NAMES)}.{hint}")
-            if not isinstance(own, str) and not (own and all(isinstance(part, str) for part in own)):
+            several = isinstance(own, list | tuple) and own and all(isinstance(part, str) for part in own)
+            if not isinstance(own, str) and not several:
                 raise SettingsError(f"Source.columns[{name!r}] is {own!r}: give a column's name, or a list of names.")
             if not isinstance(own, str) and name in (*FLAGS, *KEYS, col.T_INDEX):
                 raise SettingsError(f"Source.columns[{name!r}] is {own!r}: give the name of one column.")

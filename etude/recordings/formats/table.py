@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Any table, a row a step: Parquet, JSON, CSV, Arrow, or a table in memory, with a map from our columns to its own."""
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -171,10 +172,29 @@ class TableParts:
                 group, row = self._group_of(index.row_at(first))
                 yield Problem("unreadable", str(error), str(group.file or self._where), row, count=self.rows(k))
                 continue
+            yield from self._not_chained(k, first)
             for found in not_finite(exp):
                 group, row = self._group_of(index.row_at(first + int(exp.offsets[found.segment]) + found.step))
                 file = group.file or Path(self._where)
                 yield found.problem(group.place(row), file, group.first + row)
+
+    def _not_chained(self, k: int, first: int) -> Iterator[Problem]:
+        """Where the next observation of a step is not the observation of the step after it."""
+        stop = int(self._index.offsets[self._index.parts[k + 1]])
+        for name in col.under(self.columns, col.OBS) if self._has_next else ():
+            after = col.NEXT_OBS + name[len(col.OBS) :]
+            found = self._rows(first, stop, [name, after])
+            a, b = (v.reshape(len(v), math.prod(v.shape[1:])) for v in (found[after][:-1], found[name][1:]))
+            other = ((a != b) & ((a == a) | (b == b))).any(axis=1)
+            other[self._index.offsets[self._index.parts[k] + 1 : self._index.parts[k + 1]] - first - 1] = False
+            if other.any():
+                group, row = self._group_of(self._index.row_at(first + int(other.argmax())))
+                text = (
+                    f"{group.place(row)}: `{after}` is not the `{name}` of the step that follows ({int(other.sum()):,} "
+                    "such places). Are the rows in order of time? Map `t`; or leave out `next_obs`, if it is another."
+                )
+                file = str(group.file or self._where)
+                yield Problem("not_chained", text, file, group.first + row, after, int(other.sum()), True)
 
     def _order_problem(self, kind: str, positions: NDArray[np.int64]) -> Problem:
         at = int(positions[0])

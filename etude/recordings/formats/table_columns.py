@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from etude import columns as col
-from etude.columns import Columns
+from etude.columns import SEPARATOR, Columns
 from etude.errors import DataError
 from etude.recordings.formats.inferring import fitting, inferred, nested, reserved, widened
 from etude.recordings.formats.source import FLAGS, KEYS, Source
@@ -133,10 +133,14 @@ class TableColumns:
         return space
 
     def _range(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[int, int | None]:
-        own = self._plan.mapped.get(name)
-        if own is None or len(own) != 1 or dtype.kind not in "iu" or shape:
-            return 0, None  # a member of a struct is a number
-        ends = pc.min_max(self.key(own[0]))
+        """The least and the greatest of single integers in all groups."""
+        mapped, own = next((m, own) for m, own in self._plan.mapped.items() if col.is_under(name, m))
+        if len(own) != 1 or dtype.kind not in "iu" or shape:
+            return 0, None
+        values = self.key(own[0])
+        for member in name[len(mapped) + 1 :].split(SEPARATOR) if name != mapped else ():
+            values = pc.struct_field(values, member)
+        ends = pc.min_max(values)
         return int(ends["min"].as_py()), int(ends["max"].as_py())
 
     def _fit(self) -> None:
@@ -171,7 +175,7 @@ class TableColumns:
         if len(own) == 1:
             array = one_array(table, own[0])
             if is_text(array.type) and not any(col.is_under(name, root) for root in (*OWN, col.NEXT_OBS)):
-                return {name: strings(array)}
+                return {name: strings(array, own[0], group.place)}
             found = flat(array, own[0], group.place)
             return {name + path[len(own[0]) :]: values for path, values in found.items()}
         parts = [flat(one_array(table, part), part, group.place) for part in own]

@@ -14,7 +14,7 @@ from etude import columns as col
 from etude.errors import DataError
 from etude.recordings.formats.grouping import cut_long, grouped
 from etude.recordings.formats.source import DONE, FLAGS, KEYS
-from etude.recordings.formats.table_values import Place, numbers
+from etude.recordings.formats.table_values import Place, numbers, strings
 
 Ints = NDArray[np.int64]
 
@@ -207,16 +207,16 @@ def _codes(column: pa.ChunkedArray, name: str, place: Place) -> tuple[Ints, NDAr
         raise DataError(f"{place(row)}: the column of `{name}` is empty. Fill it, or leave these rows out.")
     try:
         encoded = array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
-        words = encoded.dictionary.cast(pa.string()).to_pylist()
     except pa.ArrowException as error:
         raise DataError(f"{place(0)}: the column of `{name}` is of type {array.type}, not text or numbers.") from error
+    words = strings(encoded.dictionary, name, place)
     codes = np.asarray(encoded.indices).astype(np.int64)
     if pa.types.is_dictionary(array.type):  # its words may stand in any order
         seen = np.asarray(pc.unique(encoded.indices)).astype(np.int64)
         rank = np.zeros(len(words), np.int64)
         rank[seen] = np.arange(len(seen))
-        codes, words = rank[codes], [words[i] for i in seen]
-    return codes, np.array(words, object)
+        codes, words = rank[codes], words[seen]
+    return codes, words
 
 
 def _one(column: pa.ChunkedArray) -> pa.Array:

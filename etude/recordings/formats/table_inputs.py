@@ -3,8 +3,9 @@
 
 import dataclasses
 import glob
+import io
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -98,6 +99,13 @@ def _file_groups(path: Path) -> Iterator[Group]:
         raise DataError(f"{path}: what kind of table this is can't be told. Known are {', '.join(SUFFIXES)}.")
 
 
+def check_names(fields: Iterable[pa.Field]) -> None:
+    """Raise a UnicodeDecodeError where the name of a column, or of a member of a struct, is not text."""
+    for field in fields:
+        _ = field.name
+        check_names(field.type.field(i) for i in range(field.type.num_fields))
+
+
 def unreadable(path: Path | None, error: BaseException) -> DataError:
     """What to say where bytes make no sense."""
     first = (str(error).splitlines() or [type(error).__name__])[0]
@@ -107,6 +115,7 @@ def unreadable(path: Path | None, error: BaseException) -> DataError:
 def _parquet_groups(path: Path) -> Iterator[Group]:
     with pq.ParquetFile(path) as parquet:
         schema, metadata = parquet.schema_arrow, parquet.metadata
+    check_names(schema)
     first = 0
     for k in range(metadata.num_row_groups):
         rows = metadata.row_group(k).num_rows
@@ -129,11 +138,13 @@ def _ipc_groups(path: Path) -> Iterator[Group]:
         with pa.OSFile(str(path)) as source:
             table = pa.ipc.open_stream(source).read_all()
         table.validate(full=True)
+        check_names(table.schema)
         yield from _table_groups(table, path)
         return
     with pa.memory_map(str(path)) as source:
         reader = pa.ipc.open_file(source)
         schema, num = reader.schema, reader.num_record_batches
+        check_names(schema)
         sizes = [reader.get_batch(k).num_rows for k in range(num)]
     first = 0
     for k, rows in enumerate(sizes):
@@ -151,21 +162,39 @@ def _ipc_groups(path: Path) -> Iterator[Group]:
 
 def _text_table(path: Path, kind: str) -> pa.Table:
     if kind == "csv":
-        parse = pa.csv.ParseOptions(delimiter="\t" if ".tsv" in path.suffixes else ",")
-        try:
-            return pa.csv.read_csv(path, parse_options=parse)
-        except pa.ArrowInvalid as error:
-            if "conversion error" not in str(error):
-                raise
-        # Types are taken from the first block: numbers that are whole at first may have a fraction later.
-        options = pa.csv.ReadOptions(block_size=min(max(path.stat().st_size * 20, 2**20), 2**31 - 1))
-        return pa.csv.read_csv(path, read_options=options, parse_options=parse)
+        return _csv(path)
     with pa.input_stream(str(path)) as file:
-        head = file.read(256).lstrip()
-        if head.startswith(b"["):
+        head = file.read(256)
+        if head.lstrip().startswith(b"["):
             return pa.Table.from_pylist(json.loads(head + file.read()))
     size = min(max(path.stat().st_size, 2**20), 2**26)
-    return pa.json.read_json(path, read_options=pa.json.ReadOptions(block_size=size))
+    try:
+        return pa.json.read_json(path, read_options=pa.json.ReadOptions(block_size=size))
+    except pa.ArrowInvalid:
+        _check_lines(path)
+        raise
+
+
+def _csv(path: Path) -> pa.Table:
+    parse = pa.csv.ParseOptions(delimiter="\t" if ".tsv" in path.suffixes else ",")
+    try:
+        return pa.csv.read_csv(path, parse_options=parse)
+    except pa.ArrowInvalid:
+        # Types are taken from the first block, but numbers that are whole at first may have a fraction later: once more
+        # in one block. What is broken is so again, and without threads its row is known.
+        size = min(max(path.stat().st_size * 20, 2**20), 2**31 - 1)
+        options = pa.csv.ReadOptions(block_size=size, use_threads=False)
+        return pa.csv.read_csv(path, read_options=options, parse_options=parse)
+
+
+def _check_lines(path: Path) -> None:
+    """Raise a ValueError that names the first line that is not JSON; Arrow counts from the last block."""
+    with pa.input_stream(str(path)) as file:
+        for number, line in enumerate(io.BufferedReader(file), 1):
+            try:
+                json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"line {number} is not JSON: {error}") from error
 
 
 def _table(data: Any) -> pa.Table:

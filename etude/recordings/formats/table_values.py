@@ -59,10 +59,17 @@ def numbers(array: pa.Array, name: str, place: Place) -> NDArray[Any]:
     return np.asarray(array.to_numpy(zero_copy_only=False))
 
 
-def strings(array: pa.Array) -> NDArray[np.object_]:
-    """A column of text as objects; None where it is empty."""
+def strings(array: pa.Array, name: str, place: Place) -> NDArray[np.object_]:
+    """A column as text; None where it is empty.
+
+    Raises:
+        DataError: it can't be text, or its bytes are not UTF-8.
+    """
     out = np.empty(len(array), object)
-    out[:] = array.cast(pa.string()).to_pylist()
+    try:
+        out[:] = array.cast(pa.string()).to_pylist()
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        raise DataError(f"{place(0)}: column `{name}` ({array.type}) can't be read as text ({error}).") from error
     return out
 
 

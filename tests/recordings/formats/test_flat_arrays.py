@@ -166,7 +166,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, kind: str, arrays: Arrays, messa
 
 
 def test_other_files_must_be_alike(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="1a.npz: the arrays are not those of 0a.npz: obs differ"):
+    with pytest.raises(DataError, match="1a.npz: the arrays are not those of 0a.npz: next_obs, obs differ"):
         opened(tmp_path, "npz", some(), changed(observations=np.zeros((10, 3)), next_observations=np.zeros((10, 3))))
 
 

@@ -41,7 +41,7 @@ ENTRY = st.sampled_from(
         lambda i: i,
         lambda i: -1 - i,
         lambda i: i % 2 == 0,
-        lambda i: {"a": np.full((2, 2), i, np.uint8), "b": np.int64(i)},
+        lambda i: {"a": np.full((2, 2), i % 200, np.uint8), "b": np.int64(i)},
         lambda i: [np.int32(i), np.full(1, i, np.float64)],
         lambda i: {},
         lambda i: {"x": {"y": i / 2}},

@@ -49,7 +49,8 @@ def test_values_come_back(value, protocol):
 
 
 def test_texts_of_real_recordings():
-    np.testing.assert_array_equal(unpack(NUMPY_1), np.array([-0.7203484, 0.6936124, -0.2179123], np.float32))
+    (old,) = unpack(NUMPY_1)
+    np.testing.assert_allclose(old, [-0.7203484, 0.6936124, -0.2179123], rtol=1e-6)
     row = unpack(NUMPY_2)
     assert (row.dtype, row.shape) == (np.float32, (4,))
     np.testing.assert_allclose(row, [-0.04454384, 0.01516479, 0.02148245, 0.04815167], rtol=1e-5)
@@ -103,7 +104,7 @@ def call(name: bytes, *arguments: bytes) -> bytes:
         (b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.", "ends too early"),
         (b"\x80\x04.", "broken"),
         (b"\x80\x04I1\n.", "the opcode 'I'"),
-        (b"\x80\x04" + b"(" * 3 + b"t.", "broken"),
+        (b"\x80\x04t.", "broken"),
         (call(b"numpy.dtype", b"\x8c\x01O"), "an array of objects"),
         (call(b"_codecs.encode", b"\x8c\x01a", b"\x8c\x04utf8"), "the encoding 'utf8'"),
     ],

@@ -41,7 +41,7 @@ def rows_of(lengths: list[int], agents: int = 1, first: int = 0) -> list[Row]:
                 own = {"speed": e + agent / 10, "angle": float(t), "speed2": e + agent / 10, "angle2": t + 1.0}
                 last = t == first + length - 1
                 own |= {"command": (e + t) % 3, "score": e * 100.0 + t, "end": last and e % 2 == 0, "trip": f"trip-{e}"}
-                out.append(own | {"tick": t, "who": f"car-{agent}", "note": f"{e}.{t}"})
+                out.append(own | {"tick": t, "who": f"car-{agent}", "note": f"at {e}.{t}"})
     return out
 
 
@@ -178,7 +178,7 @@ def test_lists_structs_and_nested_columns() -> None:
     np.testing.assert_array_equal(exp.steps["obs/both/b"], np.repeat(np.arange(4), 2).reshape(4, 2))
     np.testing.assert_array_equal(exp.steps["fixed"], np.arange(8).reshape(4, 2))
     assert set(parts.header.meta["dropped"]) == {"ragged", "when"}
-    assert isinstance(parts.header.obs_space["both"], gym.spaces.Dict)
+    assert parts.header.obs_space["both"]["a"] == gym.spaces.Discrete(4)
     assert parts.header.action_space == gym.spaces.Discrete(2)
     assert exp.steps["action"].tolist() == [1, 0, 1, 1]
     assert exp.segments.episode_id.tolist() == ["7", "9"]
@@ -326,7 +326,7 @@ def test_long_segments_come_in_pieces(tmp_path: Path, nexts: bool, shuffled: boo
     [
         ({"obs": "spede"}, "there is no column `spede` for `obs`; there are .* Nearest: `speed`"),
         ({"action": None}, "`action` is not mapped: name its column"),
-        ({"obs": "note"}, "column `note` is of type string, for instance '0.0', not of numbers"),
+        ({"obs": "note"}, "column `note` is of type string, for instance 'at 0.0', not of numbers"),
         ({"t": "note"}, "`t` is of type string|column `t` is of type string"),
         ({"t": "speed2"}, "t` is 0.5, but counts steps from 0|has step t 0 a second time"),
         ({"terminated": "tick"}, "row 2: the column of `terminated` is 2, not true or false"),
@@ -365,6 +365,16 @@ def test_nan_is_found_where_it_is() -> None:
     assert (found.row, found.column) == (4, "obs")
 
 
+def test_next_observations_that_do_not_follow_are_told() -> None:
+    columns = {key: own for key, own in COLUMNS.items() if key != "t"} | NEXTS
+    rows = rows_of([5, 4])
+    rows[6], rows[7] = rows[7], rows[6]
+    parts = open_parts(Source(table_of(rows), columns=columns))
+    (found,) = parts.problems()
+    assert (found.kind, found.row, found.count) == ("not_chained", 5, 3)
+    assert found.message.startswith("the table, row 5: `next_obs` is not the `obs` of the step that follows (3 such")
+
+
 def test_files_that_do_not_go_together(tmp_path: Path) -> None:
     rows = rows_of([3, 4])
     pq.write_table(table_of(rows[:3]), tmp_path / "a.parquet")
@@ -383,6 +393,21 @@ def test_whole_numbers_that_have_a_fraction_later(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("\n".join(lines))
     exp = read(tmp_path / "a.csv", {"obs": "o", "action": "a", "episode_id": "id", "t": "t"})
     assert exp.steps["obs"][-1] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.jsonl", '{"o": 1.0, "a": 0}\n{"o": 1.0, "a"', r"a\.jsonl: can't be read \(line 2 is not JSON: "),
+        ("a.csv", "o,a\n1,2\n3,4\n5\n", r"a\.csv: can't be read \(.*Row #4: Expected 2 columns, got 1"),
+        ("a.json", '[{"o": 1.0, "a"', r"a\.json: can't be read"),
+        ("a.parquet", "PAR1", r"a\.parquet: can't be read \(.*Restore it from a copy"),
+    ],
+)
+def test_broken_text_is_named(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=message):
+        open_parts(Source(tmp_path / name, columns={"obs": "o", "action": "a"}))
 
 
 @pytest.mark.parametrize(

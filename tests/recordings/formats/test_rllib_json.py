@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RLlib's JSON lines, written in the test: lists or packed, whole episodes or fragments, one policy or many."""
+
+import json
+import pickle
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from some_rllib import mutated, packed
+
+from etude.errors import DataError
+from etude.experience import Experience
+from etude.recordings.formats import rllib_json
+
+
+def rows_of(length, eps_id=2**59 + 1, agent=0, t=0, seed=0):
+    """The columns of one episode's rows, as plain lists; it terminates at its end."""
+    obs = np.random.default_rng(seed + agent).standard_normal((length + 1, 3)).astype(np.float32)
+    return {
+        "obs": obs[:-1].tolist(),
+        "new_obs": obs[1:].tolist(),
+        "actions": [i % 3 for i in range(length)],
+        "rewards": [i / 7 for i in range(length)],
+        "terminateds": [i == length - 1 for i in range(length)],
+        "truncateds": [False] * length,
+        "eps_id": [eps_id] * length,
+        "agent_index": [agent] * length,
+        "t": list(range(t, t + length)),
+        "vf_preds": [i / 2 for i in range(length)],
+        "infos": [{}] * length,
+    }
+
+
+def cut(rows, *parts):
+    return [{name: values[a:b] for name, values in rows.items()} for a, b in parts]
+
+
+def joined(*rows):
+    return {name: [value for part in rows for value in part[name]] for name in rows[0]}
+
+
+def sample_batch(rows, pack=()):
+    packs = {name: packed(pickle.dumps(np.asarray(rows[name], np.float32), 5)) for name in pack}
+    return {"type": "SampleBatch", **rows, **packs}
+
+
+def multi(**policies):
+    return {"type": "MultiAgentBatch", "count": 7, "policy_batches": policies}
+
+
+def write(path, *lines):
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return path
+
+
+def read(path, columns=None):
+    parts = rllib_json.open_parts(path)
+    exp = Experience.concat([parts.load(k, columns) for k in range(parts.num_parts)])
+    exp.validate()
+    assert sum(parts.rows(k) for k in range(parts.num_parts)) == exp.num_steps
+    return parts, exp
+
+
+def assert_is(exp, rows):
+    np.testing.assert_array_equal(exp.steps["obs"], np.array(rows["obs"], np.float32))
+    np.testing.assert_array_equal(exp.next_obs()["obs"], np.array(rows["new_obs"], np.float32))
+    assert exp.steps["action"].tolist() == rows["actions"]
+    assert exp.steps["reward"].tolist() == rows["rewards"]
+    assert exp.steps["value"].tolist() == rows["vf_preds"]
+
+
+@pytest.mark.parametrize("pack", [(), ("obs", "new_obs")], ids=["plain", "packed"])
+@pytest.mark.parametrize("many", [False, True], ids=["SampleBatch", "MultiAgentBatch"])
+def test_fragments_become_episodes(tmp_path, pack, many):
+    first, second = rows_of(5), rows_of(4, eps_id=7, seed=1)
+    lines = [*cut(first, (0, 2)), joined(*cut(first, (2, 5)), *cut(second, (0, 3))), *cut(second, (3, 4))]
+    batches = [sample_batch(line, pack) for line in lines]
+    path = write(tmp_path / "a.json", *([multi(default_policy=b) for b in batches] if many else batches))
+    parts, exp = read(path)
+    assert_is(exp, joined(first, second))
+    assert exp.segments.episode_id.tolist() == [str(2**59 + 1), "7"]
+    assert exp.segments.agent_id.tolist() == exp.segments.module_id.tolist() == [None, None]
+    assert exp.segments.terminated.tolist() == [True, True]
+    assert exp.steps["obs"].dtype == np.float32
+    assert parts.header.action_space == gym.spaces.Discrete(3)
+    assert parts.header.meta["dropped"] == ["infos"]
+    assert list(parts.problems()) == []
+
+
+def test_fragments_in_any_order_are_sorted_by_t(tmp_path):
+    rows = rows_of(6)
+    a, b, c = cut(rows, (0, 2), (2, 4), (4, 6))
+    _, exp = read(write(tmp_path / "a.json", *map(sample_batch, (c, a, b))))
+    assert_is(exp, rows)
+    assert exp.num_segments == 1
+
+
+def test_a_fragment_that_is_lost_cuts_the_episode(tmp_path):
+    a, _, c = cut(rows_of(6), (0, 2), (2, 4), (4, 6))
+    _, exp = read(write(tmp_path / "a.json", sample_batch(a), sample_batch(c)))
+    assert exp.segments.t_start.tolist() == [0, 4]
+    np.testing.assert_array_equal(exp.next_obs()["obs"], np.array(a["new_obs"] + c["new_obs"], np.float32))
+
+
+def test_episodes_that_go_on_in_the_next_part(tmp_path, monkeypatch):
+    monkeypatch.setattr(rllib_json, "MAX_ROWS", 4)
+    rows = rows_of(9)
+    parts, exp = read(write(tmp_path / "a.json", *map(sample_batch, cut(rows, (0, 3), (3, 6), (6, 9)))))
+    assert parts.num_parts == 3
+    assert exp.num_segments == 3
+    assert exp.join().num_segments == 1
+    assert_is(exp.join(), rows)
+
+
+def test_many_agents_and_rows_written_again(tmp_path):
+    zero, one = rows_of(3), rows_of(4, agent=1)
+    first = multi(p0=zero, p1=cut(one, (0, 3))[0])
+    second = multi(p0=zero, p1=cut(one, (3, 4))[0])
+    parts, exp = read(write(tmp_path / "a.json", first, second))
+    assert exp.segments.agent_id.tolist() == ["0", "1"]
+    assert exp.segments.module_id.tolist() == ["p0", "p1"]
+    assert len(set(exp.segments.episode_id)) == 1
+    assert_is(exp, joined(zero, one))
+    assert parts.header.meta["duplicates"] == 3
+    (problem,) = parts.problems()
+    assert (problem.kind, problem.count) == ("duplicate", 3)
+    assert "a.json: line 2: 3 rows are there already on an earlier line" in problem.message
+
+
+def test_old_files_with_dones_and_without_t(tmp_path):
+    rows = joined(rows_of(3), rows_of(2, seed=5))  # one id for two episodes
+    for name in ("t", "truncateds"):
+        rows.pop(name)
+    rows["dones"] = rows.pop("terminateds")
+    _, exp = read(write(tmp_path / "a.json", *map(sample_batch, cut(rows, (0, 2), (2, 5)))))
+    assert exp.lengths.tolist() == [3, 2]
+    assert exp.segments.terminated.tolist() == [True, True]
+    assert len(set(exp.segments.episode_id)) == 2
+    assert_is(exp, rows)
+
+
+def test_rows_without_episodes_are_cut_at_ends(tmp_path):
+    rows = joined(rows_of(3), rows_of(2, seed=5))
+    for name in ("t", "eps_id", "agent_index"):
+        rows.pop(name)
+    _, exp = read(write(tmp_path / "a.json", sample_batch(rows)))
+    assert exp.lengths.tolist() == [3, 2]
+    assert_is(exp, rows)
+
+
+def test_one_object_a_step(tmp_path):
+    rows = rows_of(4)
+    lines = [{name: values[i] for name, values in rows.items()} for i in range(4)]
+    _, exp = read(write(tmp_path / "a.jsonl", *lines))
+    assert exp.num_segments == 1
+    assert_is(exp, rows)
+
+
+def test_numbers_that_are_not_of_float32_stay_float64(tmp_path):
+    rows = rows_of(2)
+    rows["obs"], rows["new_obs"] = [[0.1, 0.2]] * 2, [[0.3, 0.4]] * 2
+    _, exp = read(write(tmp_path / "a.json", sample_batch(rows)))
+    assert exp.steps["obs"].tolist() == rows["obs"]
+
+
+def test_tuple_actions(tmp_path):
+    rows = rows_of(2) | {"actions": [[1, [0.5]], [0, [0.25]]]}
+    parts, exp = read(write(tmp_path / "a.json", sample_batch(rows)))
+    assert isinstance(parts.header.action_space, gym.spaces.Tuple)
+    assert exp.steps["action/0"].tolist() == [1, 0]
+    assert exp.steps["action/1"].tolist() == [[0.5], [0.25]]
+
+
+def without(name):
+    return {key: value for key, value in sample_batch(rows_of(3)).items() if key != name}
+
+
+BROKEN = [
+    (json.dumps(sample_batch(rows_of(3)))[:-20], "is not whole JSON"),
+    ("[1, 2]", "is not a JSON object"),
+    ("[" * 100_000, "is not whole JSON"),
+    (without("actions"), "has no column `actions`"),
+    (without("terminateds") | {"truncateds": "x"}, "`truncateds` is the text 'x'"),
+    (sample_batch(rows_of(3) | {"rewards": [1.0, 2.0]}), "for 2 rewards"),
+    (sample_batch(rows_of(3) | {"obs": [[1.0], [1.0, 2.0], [1.0]]}), r"`obs` .*at step 1"),
+    (sample_batch(rows_of(3) | {"obs": ["a", "b", "c"]}), "`obs` at step 0 holds text|`obs` holds text"),
+    (sample_batch(rows_of(3) | {"obs": "BCJNG???"}), "no base64 text"),
+    (sample_batch(rows_of(3) | {"obs": packed(pickle.dumps(print))}), "the name `builtins.print`"),
+    (sample_batch(rows_of(3) | {"t": [0, 1, -2]}), "`t` is -2"),
+    (sample_batch(rows_of(3) | {"t": [0, 1.5, 2]}), "`t` holds float64, not integers"),
+    ({"type": "Other"}, "is of the type 'Other'"),
+    ({"type": "MultiAgentBatch"}, "without `policy_batches`"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), BROKEN, ids=[m[:25] for _, m in BROKEN])
+def test_broken_lines_are_named(tmp_path, line, message):
+    path = write(tmp_path / "some.json", sample_batch(rows_of(3, eps_id=1)), line)
+    with pytest.raises(DataError, match=f"some.json: line 2: .*(?:{message})"):
+        read(path)
+
+
+def test_lines_with_other_columns_can_be_read_without_them(tmp_path):
+    path = write(tmp_path / "a.json", sample_batch(rows_of(3)), without("vf_preds"))
+    with pytest.raises(DataError, match="line 2: has no `value`, which other lines have; read without that column"):
+        read(path)
+    assert set(rllib_json.open_parts(path).load(0, ["obs"]).steps) == {"obs"}
+
+
+def test_numbers_that_are_not_finite_are_told(tmp_path):
+    rows = rows_of(3)
+    rows["rewards"][1] = float("nan")
+    (problem,) = rllib_json.open_parts(write(tmp_path / "a.json", sample_batch(rows))).problems()
+    assert "a.json: line 1: `reward` holds nan" in problem.message
+
+
+def test_detect(tmp_path):
+    assert rllib_json.detect(write(tmp_path / "a.json", sample_batch(rows_of(2))))
+    assert not rllib_json.detect(write(tmp_path / "b.json", {"x": 1}))
+    with pytest.raises(DataError, match=r"c.json: holds no batches: it is empty"):
+        rllib_json.open_parts(write(tmp_path / "c.json"))
+
+
+def test_mutated_lines_end_only_in_data_errors(tmp_path):
+    rng = np.random.default_rng(3)
+    good = [json.dumps(sample_batch(rows_of(2), pack)).encode() for pack in ((), ("obs", "new_obs"))]
+    refused = 0
+    for i in range(400):
+        path = tmp_path / "a.json"
+        path.write_bytes(mutated(good[i % 2], rng))
+        try:
+            parts = rllib_json.open_parts(path)
+            list(parts.problems())
+            for k in range(parts.num_parts):
+                parts.load(k)
+        except DataError:
+            refused += 1
+    assert 100 < refused < 400
