@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from etude.experience import Experience, Priorities, Replay, Segments
     from etude.learners import Batch, Learner, Loss, ModuleLearner, ReplayDataset
     from etude.modules import Module, NetworkConfig, Output
-    from etude.recordings import Recording, RecordingWriter
+    from etude.recordings import Recording, RecordingWriter, Source
     from etude.runners import Callback, Episode, GameReturns, Runner, RunningEpisode
 
 _HOMES = {
@@ -83,7 +83,7 @@ _HOMES = {
     "etude.experience": "Experience Priorities Replay Segments",
     "etude.learners": "Batch Learner Loss ModuleLearner ReplayDataset",
     "etude.modules": "Module NetworkConfig Output",
-    "etude.recordings": "Recording RecordingWriter",
+    "etude.recordings": "Recording RecordingWriter Source",
     "etude.runners": "Callback Episode GameReturns Runner RunningEpisode",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
@@ -152,6 +152,7 @@ __all__ = [
     "SACConfig",
     "Segments",
     "SettingsError",
+    "Source",
     "SpaceError",
     "Stop",
     "Task",

@@ -99,6 +99,7 @@ def test_recordings_of_others_are_read_and_converted(suffix, tmp_path, capsys):
         "rewards": np.arange(10, dtype=np.float32),
         "terminals": np.arange(10) % 5 == 4,
     }
+    arrays["next_observations"] = np.roll(arrays["observations"], -1, 0)
     path = tmp_path / f"d4rl{suffix}"
     if suffix == ".npz":
         np.savez(path, **arrays)

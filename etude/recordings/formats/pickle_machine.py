@@ -3,72 +3,17 @@
 
 Pickles are programs. Here a small machine of its own reads them: it knows the opcodes that plain values and NumPy
 arrays need, calls nothing that a pickle names, and refuses everything else by name. The few names of NumPy that may
-stand in a pickle are symbols, which are turned into arrays by code of this file after sizes and dtypes were checked.
+stand in a pickle are symbols; `pickle_names` turns them into arrays after sizes and dtypes were checked.
 
 Source: the opcodes are described in Python's ``pickletools``.
 """
 
-import math
-import re
 import struct
 from collections.abc import Callable
 from typing import Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from etude.errors import DataError
-
-_DTYPE: Final = re.compile(r"[<>|=]?(?:b1|\?|[iu][1248]|f[248]|[bBhHiIqQefd])")
-
-
-class _Refused(Exception):
-    """What the pickle asks for is not given; the text says what."""
-
-
-class _Symbol(str):
-    """A name in a pickle that may stand there."""
-
-
-_ARRAY_OF_BYTES: Final = _Symbol("_frombuffer")
-_RECONSTRUCT: Final = _Symbol("_reconstruct")
-_SCALAR: Final = _Symbol("scalar")
-_NDARRAY: Final = _Symbol("ndarray")
-_DTYPE_OF: Final = _Symbol("dtype")
-_ENCODE: Final = _Symbol("encode")
-_ORDERED: Final = _Symbol("OrderedDict")
-_BYTES: Final = _Symbol("bytes")
-
-_NAMES: Final = {
-    **{("numpy" + core, name): symbol for core in (".core.numeric", "._core.numeric")
-       for name, symbol in (("_frombuffer", _ARRAY_OF_BYTES),)},
-    **{("numpy" + core, name): symbol for core in (".core.multiarray", "._core.multiarray")
-       for name, symbol in (("_reconstruct", _RECONSTRUCT), ("scalar", _SCALAR))},
-    ("numpy", "ndarray"): _NDARRAY,
-    ("numpy", "dtype"): _DTYPE_OF,
-    ("_codecs", "encode"): _ENCODE,
-    ("collections", "OrderedDict"): _ORDERED,
-    ("builtins", "bytes"): _BYTES,  # bytes() and bytearray(b"...") of early protocols
-    ("builtins", "bytearray"): _BYTES,
-    ("__builtin__", "bytes"): _BYTES,
-    ("__builtin__", "bytearray"): _BYTES,
-}  # fmt: skip
-
-
-class _Dtype:
-    """A dtype in the making: its code, then its byte order."""
-
-    def __init__(self, code: str) -> None:
-        self.code = code
-
-    def made(self) -> np.dtype[Any]:
-        return np.dtype(self.code)
-
-
-class _Array:
-    """An array that ``_reconstruct`` began and whose state follows."""
-
-    value: NDArray[Any] | None = None
+from etude.recordings.formats.pickle_names import CALLS, NAMES, Array, Dtype, Refused, Symbol, array_of
 
 
 def unpickle(data: bytes) -> Any:
@@ -79,7 +24,7 @@ def unpickle(data: bytes) -> Any:
     """
     try:
         return _Machine(data).run()
-    except _Refused as error:
+    except Refused as error:
         raise DataError(f"a pickle holds {error}; only arrays of numbers and plain values are read") from error
     except (IndexError, ValueError, TypeError, KeyError, struct.error, OverflowError, RecursionError) as error:
         raise DataError(f"a pickle is broken ({type(error).__name__}: {str(error)[:100]})") from error
@@ -104,7 +49,7 @@ class _Machine:
                 break
             step = _STEPS.get(code)
             if step is None:
-                raise _Refused(f"the opcode {chr(code)!r} (0x{code:02x})")
+                raise Refused(f"the opcode {chr(code)!r} (0x{code:02x})")
             step(self)
         (value,) = self.stack
         return _finished(value)
@@ -148,14 +93,14 @@ class _Machine:
         if isinstance(value, list | dict) or (
             isinstance(value, tuple) and any(isinstance(v, tuple | list | dict) for v in value)
         ):
-            raise _Refused(f"the same {type(value).__name__} twice")
+            raise Refused(f"the same {type(value).__name__} twice")
         self.push(value)
 
 
 def _named(machine: _Machine, module: Any, name: Any) -> None:
-    symbol = _NAMES.get((module, name)) if isinstance(module, str) and isinstance(name, str) else None
+    symbol = NAMES.get((module, name)) if isinstance(module, str) and isinstance(name, str) else None
     if symbol is None:
-        raise _Refused(f"the name `{str(module)[:60]}.{str(name)[:60]}`")
+        raise Refused(f"the name `{str(module)[:60]}.{str(name)[:60]}`")
     machine.push(symbol)
 
 
@@ -166,106 +111,41 @@ def _stack_global(machine: _Machine) -> None:
 
 def _reduce(machine: _Machine) -> None:
     arguments, function = machine.stack.pop(), machine.stack.pop()
-    if not isinstance(function, _Symbol) or not isinstance(arguments, tuple):
-        raise _Refused("a call of something that is no function")
-    call = _CALLS.get(function)
+    if not isinstance(function, Symbol) or not isinstance(arguments, tuple):
+        raise Refused("a call of something that is no function")
+    call = CALLS.get(function)
     if call is None:
-        raise _Refused("a call of something that is no function")
+        raise Refused("a call of something that is no function")
     machine.push(call(*arguments))
-
-
-def _call_frombuffer(raw: Any, dtype: Any, shape: Any, order: Any, axes: Any = None) -> NDArray[Any]:
-    if order not in ("C", "F") or axes is not None:
-        raise _Refused(f"an array in the order {str(order)[:20]!r}")
-    return _array(raw, dtype, shape, order)
-
-
-def _call_reconstruct(kind: Any, shape: Any, code: Any) -> _Array:
-    if kind is not _NDARRAY:
-        raise _Refused("an array of a class of its own")
-    return _Array()
-
-
-def _call_scalar(dtype: Any, raw: Any) -> Any:
-    return _array(raw, dtype, (), "C")[()]
-
-
-def _call_dtype(code: Any, align: Any = False, copy: Any = True) -> _Dtype:
-    if not isinstance(code, str) or not _DTYPE.fullmatch(code):
-        what = "an array of objects" if str(code).lstrip("|") in ("O", "O8") else f"the dtype {str(code)[:40]!r}"
-        raise _Refused(what)
-    return _Dtype(code)
-
-
-def _call_encode(text: Any, encoding: Any) -> bytes:
-    if not isinstance(text, str) or encoding != "latin1":
-        raise _Refused(f"text in the encoding {str(encoding)[:20]!r}")
-    return text.encode("latin1")
-
-
-def _call_ordered() -> dict[Any, Any]:
-    return {}
-
-
-def _call_bytes(raw: Any = b"") -> bytes:
-    if not isinstance(raw, bytes):
-        raise _Refused("bytes that are not made of bytes")
-    return raw
-
-
-_CALLS: Final[dict[_Symbol, Callable[..., Any]]] = {
-    _ARRAY_OF_BYTES: _call_frombuffer,
-    _RECONSTRUCT: _call_reconstruct,
-    _SCALAR: _call_scalar,
-    _DTYPE_OF: _call_dtype,
-    _ENCODE: _call_encode,
-    _ORDERED: _call_ordered,
-    _BYTES: _call_bytes,
-}
-
-
-def _array(raw: Any, dtype: Any, shape: Any, order: str) -> NDArray[Any]:
-    """An array over bytes of the file; nothing is allocated before the sizes agree."""
-    if isinstance(raw, np.ndarray) and raw.dtype == np.uint8:
-        raw = raw.tobytes()
-    if not isinstance(raw, bytes) or not isinstance(dtype, _Dtype):
-        raise _Refused("an array that is not made of bytes and a dtype")
-    if not isinstance(shape, tuple) or len(shape) > 32 or not all(type(n) is int and n >= 0 for n in shape):
-        raise _Refused(f"an array of the shape {str(shape)[:60]}")
-    made = dtype.made()
-    if math.prod(shape) * made.itemsize != len(raw):
-        raise _Refused(f"an array of shape {shape} and type {made} in {len(raw):,} bytes")
-    array = np.frombuffer(raw, made).reshape(shape, order="F" if order == "F" else "C")
-    return array.astype(made.newbyteorder("="), copy=False)
 
 
 def _build(machine: _Machine) -> None:
     state, target = machine.stack.pop(), machine.stack[-1]
-    if isinstance(target, _Dtype) and isinstance(state, tuple) and len(state) >= 2 and state[1] in ("<", ">", "|", "="):
+    if isinstance(target, Dtype) and isinstance(state, tuple) and len(state) >= 2 and state[1] in ("<", ">", "|", "="):
         if any(part is not None for part in state[2:5]):
-            raise _Refused("a structured dtype")
+            raise Refused("a structured dtype")
         target.code = state[1] + target.code.lstrip("<>|=")
-    elif isinstance(target, _Array) and isinstance(state, tuple) and len(state) == 5 and target.value is None:
+    elif isinstance(target, Array) and isinstance(state, tuple) and len(state) == 5 and target.value is None:
         _, shape, dtype, fortran, raw = state
-        target.value = _array(raw, dtype, shape, "F" if fortran else "C")
+        target.value = array_of(raw, dtype, shape, "F" if fortran else "C")
     else:
-        raise _Refused("the state of an object")
+        raise Refused("the state of an object")
 
 
 def _append(machine: _Machine, items: list[Any]) -> None:
     target = machine.stack[-1]
     if not isinstance(target, list):
-        raise _Refused("items of something that is no list")
+        raise Refused("items of something that is no list")
     target.extend(items)
 
 
 def _set_items(machine: _Machine, items: list[Any]) -> None:
     target = machine.stack[-1]
     if not isinstance(target, dict) or len(items) % 2:
-        raise _Refused("items of something that is no dict")
+        raise Refused("items of something that is no dict")
     for key, value in zip(items[::2], items[1::2], strict=True):
-        if not isinstance(key, str | int | float | bool | None) or isinstance(key, _Symbol):
-            raise _Refused("a dict with keys that are no plain values")
+        if not isinstance(key, str | int | float | bool | None) or isinstance(key, Symbol):
+            raise Refused("a dict with keys that are no plain values")
         target[key] = value
 
 
@@ -279,16 +159,16 @@ def _top(machine: _Machine, num: int) -> list[Any]:
 
 def _finished(value: Any) -> Any:
     """The value with arrays in the place of what stood for them; symbols are no values."""
-    if isinstance(value, _Array):
+    if isinstance(value, Array):
         if value.value is None:
-            raise _Refused("an array without its bytes")
+            raise Refused("an array without its bytes")
         return value.value
     if isinstance(value, list | tuple):
         return type(value)(_finished(v) for v in value)
     if isinstance(value, dict):
         return {key: _finished(v) for key, v in value.items()}
-    if isinstance(value, _Dtype | _Symbol):
-        raise _Refused("a dtype or function as a value")
+    if isinstance(value, Dtype | Symbol):
+        raise Refused("a dtype or function as a value")
     return value
 
 

@@ -11,12 +11,14 @@ from etude import columns as col
 from etude.columns import Columns
 from etude.errors import DataError
 from etude.recordings.formats import rllib_columns as words
-from etude.recordings.formats.msgpack_numpy import Path, Reader, Template, unpack
+from etude.recordings.formats.msgpack_numpy import Reader, unpack
+from etude.recordings.formats.msgpack_templates import Path, Template
 from etude.recordings.formats.rllib_spaces import space_of
 from etude.spaces import Space, leaves
 
 _OWN_BUFFERS: Final = {"observations": col.OBS, "actions": col.ACTION, "rewards": col.REWARD, "infos": col.INFO}
 _SPACES: Final = {"_observation_space": col.OBS, "_action_space": col.ACTION}
+_DATA_FIRST: Final = b"\x84\xa4data"  # a map of four entries, the first of which is the data
 _EXTRAS: Final = "extra_model_outputs"
 _PLAIN: Final = (
     "id_", "agent_id", "module_id", "multi_agent_episode_id", "is_terminated", "is_truncated", "t_started",
@@ -86,6 +88,7 @@ class DocumentReader:
 
     def __init__(self) -> None:
         self._templates: dict[str, Template] = {}
+        self._tails: dict[str, tuple[bytes, int, bool]] = {}  # what stood after the data, and what it says
 
     def read(self, data: bytes) -> list[Episode]:
         """The agents' episodes in one document; several where several agents act.
@@ -103,7 +106,7 @@ class DocumentReader:
         many: dict[str, Any] = {}
         agents: list[Episode] = []
         for _ in range(reader.map_size()):
-            key = reader.key()
+            key = str(reader.key())
             if key in _OWN_BUFFERS:
                 episode.buffers[_OWN_BUFFERS[key]] = self._buffer(reader, _OWN_BUFFERS[key])
             elif key == _EXTRAS and reader.next_is_map():
@@ -116,7 +119,7 @@ class DocumentReader:
                 episode.spaces[_SPACES[key]] = reader.raw()
             elif key == "agent_episodes":
                 agents = self._agents(reader)
-            elif key in ("env_t_started", "env_t_to_agent_t", "_agent_to_module_mapping") or str(key)[:8] == "_hanging":
+            elif key in ("env_t_started", "env_t_to_agent_t", "_agent_to_module_mapping") or key.startswith("_hanging"):
                 many[key] = reader.value()
             else:
                 reader.skip()
@@ -136,18 +139,31 @@ class DocumentReader:
         return agents
 
     def _buffer(self, reader: Reader, name: str) -> Buffer:
-        if not reader.next_is_map():
-            raise DataError(f"`{name}` is no buffer with the keys data, lookback, finalized, space")
         buffer = Buffer()
-        for _ in range(reader.map_size()):
+        if reader.passes(_DATA_FIRST):
+            self._data(reader, name, buffer)
+            raw, lookback, finalized = self._tails.get(name, (None, 0, False))
+            if raw is not None and reader.passes(raw):
+                buffer.lookback, buffer.finalized = lookback, finalized
+            else:
+                start = reader.place
+                self._entries_of(reader, name, buffer, 3)
+                raw = reader.data[start : reader.place]
+                if b"\xa4data" not in raw:
+                    self._tails[name] = (raw, buffer.lookback, buffer.finalized)
+        elif reader.next_is_map():
+            self._entries_of(reader, name, buffer, reader.map_size())
+        else:
+            raise DataError(f"`{name}` is no buffer with the keys data, lookback, finalized, space")
+        if buffer.finalized and buffer.alike:  # a Tuple's list of whole columns, taken for a list of entries
+            buffer.data, buffer.alike = _unrolled(buffer.data), False
+        return buffer
+
+    def _entries_of(self, reader: Reader, name: str, buffer: Buffer, num: int) -> None:
+        for _ in range(num):
             key = reader.key()
-            if key == "data" and reader.next_is_list():
-                data, template = reader.entries(self._templates.get(name))
-                buffer.data, buffer.alike = data, isinstance(data, dict)
-                if template is not None:
-                    self._templates[name] = template
-            elif key == "data":
-                buffer.data = reader.value()
+            if key == "data":
+                self._data(reader, name, buffer)
             elif key == "lookback":
                 buffer.lookback = reader.scalar()
             elif key == "finalized":
@@ -156,9 +172,15 @@ class DocumentReader:
                 reader.skip()
         if type(buffer.lookback) is not int or buffer.lookback < 0:
             raise DataError(f"`{name}` has the lookback {str(buffer.lookback)[:40]!r}")
-        if buffer.finalized and buffer.alike:  # a Tuple's list of whole columns, taken for a list of entries
-            buffer.data, buffer.alike = _unrolled(buffer.data), False
-        return buffer
+
+    def _data(self, reader: Reader, name: str, buffer: Buffer) -> None:
+        if not reader.next_is_list():
+            buffer.data, buffer.alike = reader.value(), False
+            return
+        data, template = reader.entries(self._templates.get(name))
+        buffer.data, buffer.alike = data, isinstance(data, dict)
+        if template is not None:
+            self._templates[name] = template
 
 
 def _of_many(whole: Episode, agents: list[Episode], many: dict[str, Any]) -> list[Episode]:

@@ -5,7 +5,6 @@ Written by RLlib with ``output_write_episodes=True``; episodes of one agent, and
 several times: rows that repeat another byte by byte are read once and counted in ``header.meta["duplicates"]``.
 """
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +25,7 @@ from etude.recordings.formats.parts import Problem, chosen
 from etude.recordings.formats.rllib_arrow import largest
 from etude.recordings.formats.rllib_documents import DocumentReader, Episode, Spaces, flat, info_columns, info_names
 from etude.recordings.formats.rllib_files import ParquetFiles, found_files
+from etude.recordings.formats.rllib_pieces import Piece, num_steps, piece_of, step_columns
 from etude.recordings.manifest import Header
 from etude.spaces import Space
 
@@ -110,7 +110,7 @@ class RLlibEpisodes:
         error: DataError | None = None
         for place in (row for part in self._parts for row in part):
             try:
-                episodes = [episode for episode in self._read(*place) if _num_steps(episode)]
+                episodes = [episode for episode in self._read(*place) if num_steps(episode)]
                 if episodes:
                     self._describe_from(episodes, self._parquet.place(*place))
                     return
@@ -134,7 +134,7 @@ class RLlibEpisodes:
                     inferred.append(root)
             self._spaces = Spaces(given[col.OBS], given[col.ACTION])
             infos = info_columns(first.buffers.get(col.INFO))
-            columns = {**_step_columns(first, self._spaces), **infos}
+            columns = {**step_columns(first, self._spaces), **infos}
         except (DataError, SpaceError) as error:
             raise DataError(f"{place}: {error}") from error
         self._schema = {
@@ -158,7 +158,7 @@ class RLlibEpisodes:
             for episode in self._read(*place):
                 if root not in episode.buffers:
                     raise DataError(f"it has no `{root}`")
-                if _num_steps(episode):
+                if num_steps(episode):
                     columns = flat(episode.buffers[root], root, None)
                     largest(columns, root, ranges)
         return words.inferred_space(columns, root, ranges)
@@ -173,7 +173,7 @@ class RLlibEpisodes:
     def rows(self, k: int) -> int:
         """The steps of part ``k``; decodes it the first time."""
         if k not in self._rows:
-            self._rows[k] = sum(_num_steps(e) for place in self._parts[k] for e in self._read(*place))
+            self._rows[k] = sum(num_steps(e) for place in self._parts[k] for e in self._read(*place))
         return self._rows[k]
 
     def load(self, k: int, columns: Sequence[str] | None = None) -> Experience:
@@ -190,43 +190,15 @@ class RLlibEpisodes:
         except DataError as error:
             raise DataError(f"{self._parquet.place(group, row)}, column `{ITEM}`: {error}. {_REMEDY}") from error
 
-    def _piece(self, episode: Episode, names: list[str], place: tuple[int, int]) -> "_Piece | None":
+    def _piece(self, episode: Episode, names: list[str], place: tuple[int, int]) -> Piece | None:
         """An episode's columns; None where it has no steps."""
         try:
-            return self._cast(episode, names) if _num_steps(episode) else None
+            return piece_of(episode, names, self._spaces, self._schema) if num_steps(episode) else None
         except DataError as error:
             where = f"{self._parquet.place(*place)}, column `{ITEM}`, episode {episode.id!r}"
             raise DataError(f"{where}: {error}. {_REMEDY}") from error
 
-    def _cast(self, episode: Episode, names: list[str]) -> "_Piece":
-        num = _num_steps(episode)
-        found = _step_columns(episode, self._spaces, {name.split(col.SEPARATOR)[0] for name in names})
-        infos = info_columns(episode.buffers.get(col.INFO)) if any(col.is_under(n, col.INFO) for n in names) else {}
-        final: Columns = {}
-        steps: Columns = {}
-        for name in names:
-            dtype, shape = self._schema[name]
-            if col.is_under(name, col.INFO):
-                column = infos.get(name)
-                if column is None or len(column) != num or column.shape[1:] != shape:
-                    column = np.full((num, *shape), np.nan, dtype)
-            elif name == col.ENV_T:
-                column = _clock(episode, num)
-            elif name in found:
-                column = found[name]
-            else:
-                raise DataError(f"it has no `{name}`, which other episodes have; read without that column")
-            if col.is_under(name, col.OBS):
-                _check_length(name, len(column), num + 1, num)
-                column = words.cast(column, dtype, shape, name)
-                steps[name], final[name] = column[:-1], column[-1:]
-                continue
-            _check_length(name, len(column), num, num)
-            steps[name] = words.cast(column, dtype, shape, name)
-        ends = (episode.flag("is_terminated"), episode.flag("is_truncated"))
-        return _Piece(episode, num, steps, final, episode.t_started, ends)
-
-    def _joined(self, pieces: "list[_Piece]", names: list[str]) -> Experience:
+    def _joined(self, pieces: list[Piece], names: list[str]) -> Experience:
         def column(name: str, parts: list[NDArray[Any]]) -> NDArray[Any]:
             dtype, shape = self._schema[name]
             return np.concatenate(parts) if parts else np.zeros((0, *shape), dtype)
@@ -270,7 +242,7 @@ class RLlibEpisodes:
     def _problems_of(
         self,
         episode: Episode,
-        piece: "_Piece | None",
+        piece: Piece | None,
         place: tuple[int, int],
         seen: dict[tuple[str, str | None, int], tuple[int, int]],
     ) -> Iterator[Problem]:
@@ -306,60 +278,6 @@ class RLlibEpisodes:
 
 
 _REMEDY: Final = "Leave this row out, or write the recording again"
-
-
-@dataclasses.dataclass(slots=True)
-class _Piece:
-    """One episode, flat."""
-
-    episode: Episode
-    num: int
-    steps: Columns
-    final: Columns
-    t_start: int
-    ends: tuple[bool, bool]
-    """Terminated, truncated."""
-
-
-def _num_steps(episode: Episode) -> int:
-    """The steps of an episode, by its actions."""
-    buffer = episode.buffers.get(col.ACTION)
-    if buffer is None:
-        raise DataError("it has no `actions`")
-    data: Any = buffer.data
-    whole = buffer.finalized or not isinstance(data, list)
-    while whole and isinstance(data, dict | list | tuple) and len(data):
-        data = next(iter(data.values())) if isinstance(data, dict) else data[0]
-    if not isinstance(data, list | np.ndarray) or (isinstance(data, np.ndarray) and data.ndim == 0):
-        raise DataError("its `actions` are no list")
-    return max(0, len(data) - buffer.lookback)
-
-
-def _step_columns(episode: Episode, spaces: Spaces, roots: set[str] | None = None) -> Columns:
-    """The columns of all buffers but the infos; observations have one more row than the rest."""
-    for root in (col.OBS, col.ACTION, col.REWARD):
-        if root not in episode.buffers:
-            raise DataError(f"it has no `{root}`")
-    columns: Columns = {}
-    for root, buffer in episode.buffers.items():
-        if root != col.INFO and (roots is None or root in roots or root.split(col.SEPARATOR)[0] in roots):
-            columns |= flat(buffer, root, spaces)
-    for name, leaf in spaces.leaves.items():
-        if name in columns:
-            words.check_leaf(columns[name], leaf, name)
-    return columns
-
-
-def _check_length(name: str, found: int, wanted: int, num: int) -> None:
-    if found != wanted:
-        raise DataError(f"`{name}` has {found} entries, but with {num} actions it needs {wanted}")
-
-
-def _clock(episode: Episode, num: int) -> NDArray[np.int64]:
-    clock = episode.env_t
-    if clock is None or len(clock) < num:
-        raise DataError(f"`env_t_to_agent_t` tells {0 if clock is None else len(clock)} of its {num} steps")
-    return clock[:num].astype(np.int64)
 
 
 def _text(value: Any) -> str | None:

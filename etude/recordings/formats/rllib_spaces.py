@@ -12,7 +12,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from etude.errors import DataError
-from etude.recordings.formats.msgpack_numpy import DTYPE
+from etude.recordings.formats.msgpack_templates import DTYPE
 from etude.spaces import Space
 
 _MAX_BYTES: Final = 1 << 28
@@ -27,7 +27,16 @@ def space_of(data: Any) -> Space:
     """
     try:
         return _space_of(data)
-    except (KeyError, TypeError, ValueError, AttributeError, AssertionError, OverflowError, IndexError, RecursionError) as error:
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        AssertionError,
+        OverflowError,
+        IndexError,
+        RecursionError,
+    ) as error:
         raise DataError(f"a space can't be read: {str(data)[:100]} ({type(error).__name__}: {error})") from error
 
 

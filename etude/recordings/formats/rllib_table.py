@@ -8,7 +8,7 @@ paths, which is RLlib's order of time. Without ``eps_id`` every row is a segment
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,17 +23,12 @@ from etude.experience.arrays import ranges
 from etude.experience.experience import offsets_of
 from etude.recordings.formats import rllib_columns as words
 from etude.recordings.formats.parts import MAX_ROWS, Problem, chosen
-from etude.recordings.formats.rllib_arrow import RowError, columns_of, largest
-from etude.recordings.formats.rllib_files import ParquetFiles, found_files
-from etude.recordings.formats.rllib_rows import Run, hashes_of, rounds_of, runs_of, without_copies
+from etude.recordings.formats.rllib_files import found_files
+from etude.recordings.formats.rllib_rows import Run, without_copies
 from etude.recordings.formats.rllib_segments import Rows, in_time, not_finite, segments_of
+from etude.recordings.formats.rllib_table_files import ENDS, KEYS, OWN, TableFiles
 from etude.recordings.manifest import Header
-
-_REQUIRED: Final = ("obs", "actions", "rewards")
-_ENDS: Final = ("terminateds", "truncateds", "dones")
-_KEYS: Final = ("eps_id", "agent_id", "module_id", "t")
-_OWN: Final = {"obs": col.OBS, "actions": col.ACTION, "rewards": col.REWARD}
-_REMEDY: Final = "Leave this row out, or write the recording again"
+from etude.spaces import Space
 
 
 def detect(path: Path) -> bool:
@@ -47,7 +42,7 @@ def detect(path: Path) -> bool:
 def is_table(schema: pa.Schema) -> bool:
     """Whether a Parquet file with this schema is of this format."""
     names = set(schema.names)
-    return {"eps_id", "obs"} <= names or ({"obs", "actions", "rewards"} <= names and bool(names & {*_ENDS, "new_obs"}))
+    return {"eps_id", "obs"} <= names or ({"obs", "actions", "rewards"} <= names and bool(names & {*ENDS, "new_obs"}))
 
 
 def open_parts(paths: Path | Sequence[Path]) -> "RLlibTable":
@@ -66,99 +61,24 @@ class RLlibTable:
 
     def __init__(self, files: Sequence[Path]) -> None:
         self.files = list(files)
-        self._parquet = ParquetFiles(files)
-        self._fields = self._checked_fields()
-        self._modules: dict[int, str | None] = {}
-        self._names: list[tuple[str, str | None]] = []  # episode and agent, by code
+        self._table = TableFiles(files)
+        self._parquet = self._table.parquet
         self._parts: list[list[tuple[int, Run]]] = [[]]
         self._copies: list[tuple[int, Run]] = []
         self._suspect: set[int] = set()  # episodes of which rows may still be there twice
-        self._plan(self._scan())
+        self._plan(self._table.scan())
         if not self._parts[0]:
             raise DataError(f"{files[0]}: holds no rows. Record some, or give another folder.")
         self._describe()
 
     # -- opening -----------------------------------------------------------------------------------------------
 
-    def _checked_fields(self) -> dict[str, pa.Field]:
-        first = self._parquet.schema(0)
-        for i, path in enumerate(self.files):
-            names = self._parquet.schema(i).names
-            missing = [name for name in _REQUIRED if name not in names]
-            if missing:
-                listed = ", ".join(names[:20])
-                raise DataError(
-                    f"{path}: has no column `{missing[0]}`, which a table of steps needs; it has {listed}. If another "
-                    "column holds it, read the file as a table with a schema of your own."
-                )
-            lost = [name for name in first.names if name not in names]
-            if lost:
-                raise DataError(
-                    f"{path}: has no column `{lost[0]}`, but {self.files[0]} has. A recording has the same columns "
-                    "everywhere: move one of them to a folder of its own."
-                )
-        return {name: first.field(name) for name in first.names}
-
-    @property
-    def _has_t(self) -> bool:
-        return "t" in self._fields and pa.types.is_integer(self._fields["t"].type)
-
-    def _scan(self) -> dict[int, list[Run]]:
-        """The runs of every episode, in the order in which the episodes come first."""
-        episodes: dict[int, list[Run]] = {}
-        if "eps_id" not in self._fields:
-            return episodes
-        codes: dict[tuple[str, str | None], int] = {}
-        wanted = [n for n in (*_KEYS, *_ENDS) if n in self._fields and not pa.types.is_null(self._fields[n].type)]
-        for group in range(len(self._parquet.groups)):
-            table = self._parquet.read(group, wanted, text_codes=[n for n in _KEYS[:3] if n in wanted])
-            try:
-                own = self._codes(table, codes, group)
-            except (pa.ArrowException, UnicodeDecodeError) as error:
-                where = self._parquet.place(group, 0)
-                raise DataError(f"{where} or a later one: its `eps_id` can't be decoded ({error}). {_REMEDY}.") from error
-            done = np.zeros(table.num_rows, bool)
-            for name in _ENDS:
-                if name in wanted:
-                    done |= self._column(table, name, group, 0)[name].astype(bool)
-            t = self._column(table, "t", group, 0)["t"].astype(np.int64) if self._has_t else None
-            for code, run in runs_of(group, own, done, t):
-                episodes.setdefault(code, []).append(run)
-        self._names = list(codes)
-        return episodes
-
-    def _codes(self, table: pa.Table, codes: dict[tuple[str, str | None], int], group: int) -> NDArray[np.int64]:
-        """int64 ``[rows]``: the episode and agent of each row, as a number."""
-        texts: list[tuple[NDArray[np.int64], list[str | None]]] = []
-        for name in _KEYS[:3]:
-            if name not in table.schema.names:
-                texts.append((np.zeros(table.num_rows, np.int64), [None]))
-                continue
-            coded = table[name].combine_chunks()
-            coded = pa.concat_arrays(coded.chunks) if isinstance(coded, pa.ChunkedArray) else coded
-            coded = coded if pa.types.is_dictionary(coded.type) else coded.dictionary_encode()
-            if coded.null_count and name == "eps_id":
-                row = int(np.flatnonzero(coded.is_null().to_numpy(zero_copy_only=False))[0])
-                raise DataError(f"{self._parquet.place(group, row)}: column `eps_id` is empty. {_REMEDY}.")
-            coded.validate(full=True)
-            index = coded.indices.fill_null(-1).to_numpy().astype(np.int64)
-            texts.append((index, [*(str(v) for v in coded.dictionary.to_pylist()), None]))
-        (eps, eps_names), (agent, agent_names), (module, module_names) = texts
-        both = eps * len(agent_names) + agent % len(agent_names)
-        distinct, first, inverse = np.unique(both, return_index=True, return_inverse=True)
-        own = np.empty(len(distinct), np.int64)
-        for i in np.argsort(first):
-            row = first[i]
-            own[i] = codes.setdefault((str(eps_names[eps[row]]), agent_names[agent[row]]), len(codes))
-            self._modules.setdefault(int(own[i]), module_names[module[row]])
-        return np.asarray(own[inverse.reshape(-1)], np.int64)
-
     def _plan(self, episodes: dict[int, list[Run]]) -> None:
         """Cut the rows into parts of whole episodes; rows without episodes into ranges of rows."""
         size = 0
-        found = {code: without_copies(runs, self._has_t) for code, runs in episodes.items()}
-        if not self._has_t:
-            mixed = self._not_the_same({code: episodes[code] for code, (_, copies, _) in found.items() if copies})
+        found = {code: without_copies(runs, self._table.has_t) for code, runs in episodes.items()}
+        if not self._table.has_t:
+            mixed = self._table.not_the_same({code: episodes[code] for code, (_, copies, _) in found.items() if copies})
             found |= {code: (episodes[code], [], True) for code in mixed}
         for code, (kept, copies, suspect) in found.items():
             self._copies += [(code, copy) for copy in copies]
@@ -170,42 +90,22 @@ class RLlibTable:
                 size = 0
             self._parts[-1] += [(code, run) for run in kept]
             size += rows
-        if "eps_id" not in self._fields:
-            ranges_ = [Run(g, a, min(a + MAX_ROWS, n), False, 0)
-                       for g, n in enumerate(self._parquet.group_rows) for a in range(0, n, MAX_ROWS)]  # fmt: skip
-            self._parts = [[(-1, run)] for run in ranges_] or [[]]
-
-    def _not_the_same(self, episodes: dict[int, list[Run]]) -> list[int]:
-        """Those of these episodes, which end several times, whose rows up to each end are not the same rows again."""
-        rows: dict[Run, NDArray[np.uint64]] = {}
-        by_group: dict[int, list[Run]] = {}
-        for runs in episodes.values():
-            for run in runs:
-                by_group.setdefault(run.group, []).append(run)
-        names = [name for name in ("obs", "new_obs", "actions", "rewards") if name in self._fields]
-        for group, runs in sorted(by_group.items()):
-            table = self._parquet.read(group, names)
-            hashes = hashes_of({k: c for name in names for k, c in self._column(table, name, group, 0).items()})
-            rows |= {run: hashes[run.start : run.stop] for run in runs}
-        out = []
-        for code, runs in episodes.items():
-            first, *others = [np.concatenate([rows[run] for run in part]) for part in rounds_of(runs)]
-            if not all(np.array_equal(first, other) for other in others):
-                out.append(code)
-        return out
+        if "eps_id" not in self._table.fields:
+            starts = [(g, a, n) for g, n in enumerate(self._parquet.group_rows) for a in range(0, n, MAX_ROWS)]
+            self._parts = [[(-1, Run(g, a, min(a + MAX_ROWS, n), False, 0))] for g, a, n in starts] or [[]]
 
     def _describe(self) -> None:
         sample = self._sample()
         flat: Columns = {}
         self._sources: dict[str, str] = {}  # our column to the file's
         dropped = []
-        for name in self._fields:
-            if name in (*_KEYS, *_ENDS, "new_obs"):
+        for name in self._table.fields:
+            if name in (*KEYS, *ENDS, "new_obs"):
                 continue
             try:
-                columns = self._column(sample, name, 0, self._parts[0][0][1].start)
+                columns = self._table.column(sample, name, 0, self._parts[0][0][1].start)
             except DataError:
-                if name in _OWN:
+                if name in OWN:
                     raise
                 dropped.append(name)
                 continue
@@ -230,45 +130,17 @@ class RLlibTable:
 
     def _sample(self) -> pa.Table:
         run = self._parts[0][0][1]
-        return self._parquet.read(run.group, list(self._fields)).slice(run.start, min(1000, run.stop - run.start))
-
-    def _inferred(self, columns: Columns, name: str, root: str) -> Any:
-        """A space from what the column holds: where it holds integers, from all rows."""
-        found: dict[str, tuple[Any, Any]] = {}
-        if any(c.dtype.kind in "iu" and (root == col.ACTION or c.ndim == 1) for c in columns.values()):
-            for group in range(len(self._parquet.groups)):
-                if not self._from_statistics(group, name, root, found):
-                    largest(self._column(self._parquet.read(group, [name]), name, group, 0), root, found)
-        return words.inferred_space(columns, root, found)
-
-    def _from_statistics(self, group: int, name: str, root: str, found: dict[str, tuple[Any, Any]]) -> bool:
-        """Widen ``found`` by the footer's minimum and maximum; False where it does not tell."""
-        kind = self._fields[name].type
-        if not (pa.types.is_integer(kind) or pa.types.is_struct(kind)):
-            return False
-        file, own = self._parquet.groups[group]
-        row_group = self._parquet.metadata[file].row_group(own)
-        for i in range(row_group.num_columns):
-            column = row_group.column(i)
-            try:
-                path = column.path_in_schema.replace(".", col.SEPARATOR)
-            except UnicodeDecodeError:
-                return False
-            leaf = root + path[len(name) :]
-            if not col.is_under(path, name) or column.physical_type not in ("INT32", "INT64"):
-                continue
-            if not column.is_stats_set or not column.statistics.has_min_max:
-                return False
-            low, high = np.int64(column.statistics.min), np.int64(column.statistics.max)
-            if leaf in found:
-                low, high = min(low, found[leaf][0]), max(high, found[leaf][1])
-            found[leaf] = (low, high)
-        return True
+        return self._parquet.read(run.group, list(self._table.fields)).slice(run.start, min(1000, run.stop - run.start))
 
     def _num_copies(self) -> int:
         """How many episodes stand there again: copies that end, or one for each that has rows twice without an end."""
         ended = sum(run.done for _, run in self._copies)
         return ended + len({code for code, _ in self._copies} - {code for code, run in self._copies if run.done})
+
+    def _inferred(self, columns: Columns, name: str, root: str) -> Space:
+        """A space from what the column holds: where it holds integers, from all rows."""
+        coded = any(c.dtype.kind in "iu" and (root == col.ACTION or c.ndim == 1) for c in columns.values())
+        return words.inferred_space(columns, root, self._table.ranges(name, root) if coded else {})
 
     # -- reading -----------------------------------------------------------------------------------------------
 
@@ -289,22 +161,22 @@ class RLlibTable:
 
     def _loaded(self, k: int, names: list[str]) -> tuple[Experience, Rows]:
         part = self._parts[k]
-        order_needs_obs = not self._has_t and "eps_id" in self._fields and "new_obs" in self._fields
+        order_needs_obs = not self._table.has_t and "eps_id" in self._table.fields and "new_obs" in self._table.fields
         obs = [name for name in self.columns if col.is_under(name, col.OBS)]
         wants_obs = any(name in obs for name in names)
         sources = {self._sources[name] for name in names}
         if order_needs_obs or wants_obs:
-            sources |= {"obs", "new_obs"} & set(self._fields)
-        steps, ends = self._gathered(part, [*sources, *(n for n in _ENDS if n in self._fields)])
+            sources |= {"obs", "new_obs"} & set(self._table.fields)
+        steps, ends = self._gathered(part, [*sources, *(n for n in ENDS if n in self._table.fields)])
         next_obs = col.renamed(steps, col.NEXT_OBS, col.OBS)
         rows = Rows(
             code=np.repeat([code for code, _ in part], [run.stop - run.start for _, run in part]),
             t=np.concatenate([np.arange(run.t, run.t + run.stop - run.start) for _, run in part]),
             **ends,
         )
-        if "eps_id" not in self._fields:
+        if "eps_id" not in self._table.fields:
             rows.one_step_each(int(part[0][1].start), self._parquet.file_row(part[0][1].group, 0))
-        elif self._has_t:
+        elif self._table.has_t:
             rows.cut_where_time_jumps()
         elif order_needs_obs:
             in_time(rows, col.subtree(steps, col.OBS), next_obs, self._suspect)
@@ -315,8 +187,8 @@ class RLlibTable:
         return Experience(kept, rows.offsets, segments, finals), rows
 
     def _naming(self, part: Sequence[tuple[int, Run]]) -> Any:
-        if "eps_id" in self._fields:
-            return lambda code: (*self._names[code], self._modules.get(code))
+        if "eps_id" in self._table.fields:
+            return lambda code: (*self._table.names[code], self._table.modules.get(code))
         path = self.files[self._parquet.groups[part[0][1].group][0]]
         return lambda row: (f"{path.stem}-{row}", None, None)
 
@@ -336,7 +208,7 @@ class RLlibTable:
             back = np.argsort(order)
             whole = {name: column[ranges(starts[back], lengths[back])] for name, column in whole.items()}
         nothing = np.zeros(sum(run.stop - run.start for _, run in part), bool)
-        flags = {name: whole.pop(name, nothing).astype(bool) for name in _ENDS}
+        flags = {name: whole.pop(name, nothing).astype(bool) for name in ENDS}
         return whole, {"terminated": flags["terminateds"] | flags["dones"], "truncated": flags["truncateds"]}
 
     def _rows_of(self, group: int, runs: list[Run], sources: list[str]) -> Columns:
@@ -350,8 +222,8 @@ class RLlibTable:
             table = table.take(pa.array(index))
         out: Columns = {}
         for name in sources:
-            columns = self._column(table, name, group, first, index)
-            own = name if name in _ENDS else None
+            columns = self._table.column(table, name, group, first, index)
+            own = name if name in ENDS else None
             for key, column in columns.items():
                 out[key] = column if own else self._as_elsewhere(key, column, group)
         return out
@@ -366,29 +238,14 @@ class RLlibTable:
             where = self.files[self._parquet.groups[group][0]]
             raise DataError(f"{where}: {error}. Write the recording again, or move this file away.") from error
 
-    def _column(
-        self, table: pa.Table, name: str, group: int, first: int, index: NDArray[np.int64] | None = None
-    ) -> Columns:
-        """One column of the file, flat and under our name."""
-        root = _OWN.get(name) or (col.NEXT_OBS if name == "new_obs" else name if name in (*_KEYS, *_ENDS) else None)
-        try:
-            return columns_of(table[name], table.schema.field(name), root or words.own_name(name))
-        except DataError as error:
-            row = error.row if isinstance(error, RowError) else 0
-            place = self._parquet.place(group, int(index[row]) if index is not None else first + row)
-            raise DataError(f"{place}, column `{name}`: {error}. {_REMEDY}.") from error
-        except (pa.ArrowException, ValueError, TypeError, OverflowError, MemoryError) as error:
-            file = self.files[self._parquet.groups[group][0]]
-            raise DataError(f"{file}: column `{name}` can't be decoded ({str(error)[:200]}).") from error
-
     # -- problems ----------------------------------------------------------------------------------------------
 
     def problems(self) -> Iterator[Problem]:
         """Rows there twice, rows that can't be read, ends that are missing, and numbers that are not finite."""
         for code, run in self._copies:
-            if run.done or run.stop - run.start > 0:
-                what = f"{run.stop - run.start} rows of episode {self._names[code][0]!r} are there already; read once"
-                yield self._problem("duplicate", what, run, "eps_id", run.stop - run.start)
+            count, episode = run.stop - run.start, self._table.names[code][0]
+            what = f"{count} rows of episode {episode!r} are there already; they are read once"
+            yield self._problem("duplicate", what, run, "eps_id", count)
         for k, part in enumerate(self._parts):
             try:
                 exp, rows = self._loaded(k, self.columns)
@@ -411,7 +268,7 @@ class RLlibTable:
             yield self._problem("duplicate", f"{rows.repeated} rows are there twice; they are read once", run, "eps_id")
         for i in np.flatnonzero(~exp.segments.done):
             last = int(exp.offsets[i + 1]) - 1
-            if "eps_id" in self._fields:
+            if "eps_id" in self._table.fields:
                 what = (f"episode {exp.segments.episode_id[i]!r} is cut after this row: it is neither terminated nor "
                         "truncated, and no row continues it")  # fmt: skip
                 yield self._problem("not_done", what, run_of(last), "terminateds")

@@ -114,7 +114,9 @@ def tensor(values: np.ndarray, kind: str = "ray.data.arrow_tensor_v2") -> tuple[
 def write_table(path: Path, columns: dict[str, Any]) -> Path:
     """Columns as Arrow arrays, or fields with their arrays."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    pairs = [(v[0].with_name(k), v[1]) if isinstance(v, tuple) else (pa.field(k, v.type), v) for k, v in columns.items()]
+    pairs = [
+        (v[0].with_name(k), v[1]) if isinstance(v, tuple) else (pa.field(k, v.type), v) for k, v in columns.items()
+    ]
     table = pa.Table.from_arrays([array for _, array in pairs], schema=pa.schema([field for field, _ in pairs]))
     pq.write_table(table, path)
     return path

@@ -131,10 +131,11 @@ def test_metadata_that_is_a_pickle_is_not_read(tmp_path):
 def test_structs_tuples_and_images(tmp_path):
     rows = rows_of([4, 3])
     mode = np.arange(7) % 4
-    both = pa.array([{"mode": int(m), "pos": o.tolist()} for m, o in zip(mode, rows["obs"], strict=True)],
-                    pa.struct({"mode": pa.int64(), "pos": pa.list_(pa.float32())}))  # fmt: skip
-    after = pa.array([{"mode": int(m), "pos": o.tolist()} for m, o in zip((mode + 1) % 4, rows["new_obs"], strict=True)],
-                     both.type)  # fmt: skip
+    kind = pa.struct({"mode": pa.int64(), "pos": pa.list_(pa.float32())})
+    both, after = (
+        pa.array([{"mode": int(m), "pos": o.tolist()} for m, o in zip(modes, obs, strict=True)], kind)
+        for modes, obs in ((mode, rows["obs"]), ((mode + 1) % 4, rows["new_obs"]))
+    )
     pairs = [(np.int32(i % 3), np.full(1, i, np.float32)) for i in range(7)]
     actions = (
         pa.field("", pa.large_binary(), metadata={b"ARROW:extension:name": b"ray.data.arrow_pickled_object"}),
@@ -231,7 +232,12 @@ def test_without_episodes_every_row_is_a_segment(tmp_path):
 
 def test_without_new_obs_the_last_observation_is_unknown(tmp_path):
     rows = rows_of([3, 2])
-    write(tmp_path / "a.parquet", rows, without=("new_obs", "terminateds", "truncateds"), dones=pa.array(rows["terminateds"]))
+    write(
+        tmp_path / "a.parquet",
+        rows,
+        without=("new_obs", "terminateds", "truncateds"),
+        dones=pa.array(rows["terminateds"]),
+    )
     _, exp = read(tmp_path)
     assert exp.lengths.tolist() == [3, 2]
     assert not exp.segments.has_final_obs.any()
@@ -265,7 +271,7 @@ BROKEN = [
     ({"without": ("actions",)}, "has no column `actions`, which a table of steps needs"),
     ({"obs": text_obs}, "row 0, column `obs`: `obs`: 'not packed at all' is not a packed array"),
     ({"obs": evil}, "a pickle holds the name `builtins.eval`"),
-    ({"obs": lambda r: pa.array([[1.0, 2.0]] * 3 + [[1.0]] * 4)}, "row 3, column `obs`: `obs` has 1 entries in this row"),
+    ({"obs": lambda r: pa.array([[1.0, 2.0]] * 3 + [[1.0]] * 4)}, "row 3, column `obs`: `obs` has 1 entries in this"),
     ({"obs": lambda r: pa.array([None] + [[1.0, 2.0]] * 6)}, "row 0, column `obs`: `obs` is empty in this row"),
     ({"obs": lambda r: pa.array([[1.0, None]] * 7)}, "row 0, column `obs`: `obs` has an empty entry"),
     ({"rewards": lambda r: pa.array(["x"] * 7)}, "row 0, column `rewards`: `reward`: 'x' is not a packed array"),

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of one of RLlib's tables: their columns by our names, and which rows belong to which episode."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from etude import columns as col
+from etude.columns import Columns
+from etude.errors import DataError
+from etude.recordings.formats import rllib_columns as words
+from etude.recordings.formats.rllib_arrow import RowError, columns_of, largest
+from etude.recordings.formats.rllib_files import ParquetFiles
+from etude.recordings.formats.rllib_rows import Run, hashes_of, rounds_of, runs_of
+
+ENDS: Final = ("terminateds", "truncateds", "dones")
+KEYS: Final = ("eps_id", "agent_id", "module_id", "t")
+REQUIRED: Final = ("obs", "actions", "rewards")
+OWN: Final = {"obs": col.OBS, "actions": col.ACTION, "rewards": col.REWARD}
+REMEDY: Final = "Leave this row out, or write the recording again"
+
+
+class TableFiles:
+    """The files of one recording.
+
+    Raises:
+        DataError: a file is not whole, lacks a column that is needed, or one that the first file has.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = list(paths)
+        self.parquet = ParquetFiles(paths)
+        self.fields = self._checked_fields()
+        """The columns of the first file, by their names in it."""
+        self.names: list[tuple[str, str | None]] = []
+        """The episode and agent of each code; known after `scan`."""
+        self.modules: dict[int, str | None] = {}
+        """The module of each code."""
+
+    def _checked_fields(self) -> dict[str, pa.Field]:
+        first = self.parquet.schema(0)
+        for i, path in enumerate(self.paths):
+            names = self.parquet.schema(i).names
+            missing = [name for name in REQUIRED if name not in names]
+            if missing:
+                listed = ", ".join(names[:20])
+                raise DataError(
+                    f"{path}: has no column `{missing[0]}`, which a table of steps needs; it has {listed}. If another "
+                    "column holds it, read the file as a table with a schema of your own."
+                )
+            lost = [name for name in first.names if name not in names]
+            if lost:
+                raise DataError(
+                    f"{path}: has no column `{lost[0]}`, but {self.paths[0]} has. A recording has the same columns "
+                    "everywhere: move one of them to a folder of its own."
+                )
+        return {name: first.field(name) for name in first.names}
+
+    @property
+    def has_t(self) -> bool:
+        """Rows say which step of their episode they are."""
+        return "t" in self.fields and pa.types.is_integer(self.fields["t"].type)
+
+    def scan(self) -> dict[int, list[Run]]:
+        """The runs of every episode, in the order in which the episodes come first."""
+        episodes: dict[int, list[Run]] = {}
+        if "eps_id" not in self.fields:
+            return episodes
+        codes: dict[tuple[str, str | None], int] = {}
+        wanted = [n for n in (*KEYS, *ENDS) if n in self.fields and not pa.types.is_null(self.fields[n].type)]
+        for group in range(len(self.parquet.groups)):
+            table = self.parquet.read(group, wanted, text_codes=[n for n in KEYS[:3] if n in wanted])
+            try:
+                own = self._codes(table, codes, group)
+            except (pa.ArrowException, UnicodeDecodeError) as error:
+                where = self.parquet.place(group, 0)
+                raise DataError(
+                    f"{where} or a later one: its `eps_id` can't be decoded ({error}). {REMEDY}."
+                ) from error
+            done = np.zeros(table.num_rows, bool)
+            for name in ENDS:
+                if name in wanted:
+                    done |= self.column(table, name, group, 0)[name].astype(bool)
+            t = self.column(table, "t", group, 0)["t"].astype(np.int64) if self.has_t else None
+            for code, run in runs_of(group, own, done, t):
+                episodes.setdefault(code, []).append(run)
+        self.names = list(codes)
+        return episodes
+
+    def _codes(self, table: pa.Table, codes: dict[tuple[str, str | None], int], group: int) -> NDArray[np.int64]:
+        """int64 ``[rows]``: the episode and agent of each row, as a number."""
+        texts: list[tuple[NDArray[np.int64], list[str | None]]] = []
+        for name in KEYS[:3]:
+            if name not in table.schema.names:
+                texts.append((np.zeros(table.num_rows, np.int64), [None]))
+                continue
+            coded = table[name].combine_chunks()
+            coded = pa.concat_arrays(coded.chunks) if isinstance(coded, pa.ChunkedArray) else coded
+            coded = coded if pa.types.is_dictionary(coded.type) else coded.dictionary_encode()
+            if coded.null_count and name == "eps_id":
+                row = int(np.flatnonzero(coded.is_null().to_numpy(zero_copy_only=False))[0])
+                raise DataError(f"{self.parquet.place(group, row)}: column `eps_id` is empty. {REMEDY}.")
+            coded.validate(full=True)
+            index = coded.indices.fill_null(-1).to_numpy().astype(np.int64)
+            texts.append((index, [*(str(v) for v in coded.dictionary.to_pylist()), None]))
+        (eps, eps_names), (agent, agent_names), (module, module_names) = texts
+        both = eps * len(agent_names) + agent % len(agent_names)
+        distinct, first, inverse = np.unique(both, return_index=True, return_inverse=True)
+        own = np.empty(len(distinct), np.int64)
+        for i in np.argsort(first):
+            row = first[i]
+            own[i] = codes.setdefault((str(eps_names[eps[row]]), agent_names[agent[row]]), len(codes))
+            self.modules.setdefault(int(own[i]), module_names[module[row]])
+        return np.asarray(own[inverse.reshape(-1)], np.int64)
+
+    def not_the_same(self, episodes: dict[int, list[Run]]) -> list[int]:
+        """Those of these episodes, which end several times, whose rows up to each end are not the same rows again."""
+        rows: dict[Run, NDArray[np.uint64]] = {}
+        by_group: dict[int, list[Run]] = {}
+        for runs in episodes.values():
+            for run in runs:
+                by_group.setdefault(run.group, []).append(run)
+        names = [name for name in ("obs", "new_obs", "actions", "rewards") if name in self.fields]
+        for group, runs in sorted(by_group.items()):
+            table = self.parquet.read(group, names)
+            hashes = hashes_of({k: c for name in names for k, c in self.column(table, name, group, 0).items()})
+            rows |= {run: hashes[run.start : run.stop] for run in runs}
+        out = []
+        for code, runs in episodes.items():
+            first, *others = [np.concatenate([rows[run] for run in part]) for part in rounds_of(runs)]
+            if not all(np.array_equal(first, other) for other in others):
+                out.append(code)
+        return out
+
+    def column(
+        self, table: pa.Table, name: str, group: int, first: int, index: NDArray[np.int64] | None = None
+    ) -> Columns:
+        """One column of some rows of a row group, flat and under our name.
+
+        Args:
+            table: The rows.
+            name: The column's name in the file.
+            group: The row group, for errors.
+            first: The first row of ``table`` in it, for errors.
+            index: The rows of ``table`` in it, where they do not stand next to each other.
+
+        Raises:
+            DataError: it can't be read as numbers; the file and row are named.
+        """
+        root = OWN.get(name) or (col.NEXT_OBS if name == "new_obs" else name if name in (*KEYS, *ENDS) else None)
+        try:
+            return columns_of(table[name], table.schema.field(name), root or words.own_name(name))
+        except DataError as error:
+            row = error.row if isinstance(error, RowError) else 0
+            place = self.parquet.place(group, int(index[row]) if index is not None else first + row)
+            raise DataError(f"{place}, column `{name}`: {error}. {REMEDY}.") from error
+        except (pa.ArrowException, ValueError, TypeError, OverflowError, MemoryError) as error:
+            file = self.paths[self.parquet.groups[group][0]]
+            raise DataError(f"{file}: column `{name}` can't be decoded ({str(error)[:200]}).") from error
+
+    def ranges(self, name: str, root: str) -> dict[str, tuple[Any, Any]]:
+        """The smallest and largest numbers of the integers in a column, over all rows, by our names under ``root``."""
+        found: dict[str, tuple[Any, Any]] = {}
+        for group in range(len(self.parquet.groups)):
+            if not self._from_statistics(group, name, root, found):
+                largest(self.column(self.parquet.read(group, [name]), name, group, 0), root, found)
+        return found
+
+    def _from_statistics(self, group: int, name: str, root: str, found: dict[str, tuple[Any, Any]]) -> bool:
+        """Widen ``found`` by the footer's minimum and maximum; False where it does not tell."""
+        kind = self.fields[name].type
+        if not (pa.types.is_integer(kind) or pa.types.is_struct(kind)):
+            return False
+        file, own = self.parquet.groups[group]
+        row_group = self.parquet.metadata[file].row_group(own)
+        for i in range(row_group.num_columns):
+            column = row_group.column(i)
+            try:
+                path = column.path_in_schema.replace(".", col.SEPARATOR)
+            except UnicodeDecodeError:
+                return False
+            leaf = root + path[len(name) :]
+            if not col.is_under(path, name) or column.physical_type not in ("INT32", "INT64"):
+                continue
+            if not column.is_stats_set or not column.statistics.has_min_max:
+                return False
+            low, high = np.int64(column.statistics.min), np.int64(column.statistics.max)
+            if leaf in found:
+                low, high = min(low, found[leaf][0]), max(high, found[leaf][1])
+            found[leaf] = (low, high)
+        return True
