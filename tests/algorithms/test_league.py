@@ -222,7 +222,7 @@ def test_settings_of_single_modules() -> None:
     assert algorithm.config.gamma == 0.99
     assert {name: student.learner.updates for name, student in algorithm.students.items()} == {"first": 4, "last": 8}
     assert torch.equal(weights(algorithm, "first"), before)
-    assert [p.shape[0] for p in algorithm.students["first"].module.parameters()][0] == 8
+    assert next(algorithm.students["first"].module.parameters()).shape[0] == 8
     assert (seen["first"][0], seen["last"][0]) == (0.99, 0.0)
     exp = seen["last"][1]  # without discount and trace, a step is worth what it brings
     np.testing.assert_allclose(exp.steps["value_target"], exp.steps["reward"], atol=1e-6)

@@ -199,7 +199,7 @@ def test_missing_columns_files_and_foreign_ones(tmp_path):
     problems = validate(tmp_path).problems
     assert [p.kind for p in problems] == ["missing_file", "missing_column", "foreign_file"]
     assert "has no column `action`" in problems[1].message
-    assert "x.parquet: is no part of a recording: it carries no Etude header; its columns are item" in problems[2].message
+    assert "x.parquet: is no part of a recording: it carries no Etude header; its columns" in problems[2].message
 
 
 def test_mismatched_spaces_and_a_broken_json(tmp_path):

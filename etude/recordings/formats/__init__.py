@@ -1,12 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Other tools' recordings: only this folder knows their formats, one file each."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from etude.recordings.formats import hdf5, minari, npz, rllib_episodes, rllib_json, rllib_table
 from etude.recordings.formats.parts import Parts
 
-_OF_FILES = (rllib_episodes, rllib_table, rllib_json, hdf5, npz)
+_OF_FILES: tuple[tuple[Callable[[Path], bool], Callable[[Sequence[Path]], Parts]], ...] = (
+    (rllib_episodes.detect, rllib_episodes.open_parts),
+    (rllib_table.detect, rllib_table.open_parts),
+    (rllib_json.detect, rllib_json.open_parts),
+    (hdf5.detect, hdf5.open_parts),
+    (npz.detect, npz.open_parts),
+)
 _SUFFIXES = (".parquet", ".json", ".jsonl", ".hdf5", ".h5", ".npz")
 
 
@@ -21,10 +28,10 @@ def open_foreign(path: Path) -> Parts | None:
     files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if _is_data(p.relative_to(path)))
     if not files:
         return None
-    for module in _OF_FILES:
-        if module.detect(files[0]):
-            alike = [file for file in files if file.suffix == files[0].suffix]
-            return module.open_parts(alike if module in (hdf5, npz) else path)
+    alike = [file for file in files if file.suffix == files[0].suffix]
+    for detect, open_parts in _OF_FILES:
+        if detect(files[0]):
+            return open_parts(alike)
     return None
 
 

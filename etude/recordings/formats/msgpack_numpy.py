@@ -91,7 +91,10 @@ class Reader:
         """The next value, a key of a map."""
         at = self._unpacker.tell()
         is_short_text = at < len(self.data) and self.data[at] & 0xE0 == 0xA0
-        value = self._unpacker.unpack() if is_short_text and at + 32 < len(self.data) else self.scalar()
+        try:
+            value = self._unpacker.unpack() if is_short_text else self.scalar()
+        except MALFORMED as error:
+            raise _malformed(error) from error
         if not isinstance(value, str | int):
             raise DataError(f"a map has the key {str(value)[:40]!r}, which is neither text nor an integer")
         return value

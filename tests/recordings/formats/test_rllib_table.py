@@ -1,65 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """RLlib's tables, written naively in the test: rows of episodes, in any encoding and order."""
 
-import base64
 import pickle
 
 import gymnasium as gym
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from some_rllib import mutated, packed, tensor, write_table
+from some_rllib import packed, tensor
+from some_rllib_table import at, read, rows_of, write
 
-from etude.errors import DataError
-from etude.experience import Experience
 from etude.recordings.formats import parts as parts_module
 from etude.recordings.formats import rllib_table
-
-
-def rows_of(lengths, seed=0):
-    """Rows of whole episodes: obs and new_obs ``[N, 3]``, the rest ``[N]``; every second one is truncated."""
-    rng = np.random.default_rng(seed)
-    rows = {name: [] for name in ("eps_id", "obs", "new_obs", "actions", "rewards", "terminateds", "truncateds", "t")}
-    for i, n in enumerate(lengths):
-        obs = rng.standard_normal((n + 1, 3)).astype(np.float32)
-        last = np.arange(n) == n - 1
-        rows["eps_id"] += [f"e{seed}-{i}"] * n
-        for name, value in {
-            "obs": obs[:-1],
-            "new_obs": obs[1:],
-            "actions": rng.integers(0, 4, n).astype(np.int32),
-            "rewards": rng.standard_normal(n),
-            "terminateds": last & (i % 2 == 0),
-            "truncateds": last & (i % 2 == 1),
-            "t": np.arange(n),
-        }.items():
-            rows[name] += list(value)
-    return {name: np.array(values, object if name == "eps_id" else None) for name, values in rows.items()}
-
-
-def at(rows, index):
-    return {name: values[index] for name, values in rows.items()}
-
-
-def write(path, rows, without=(), **columns):
-    given = {
-        "eps_id": pa.array(rows["eps_id"].tolist(), pa.string()),
-        "agent_id": pa.nulls(len(rows["t"])),
-        "obs": tensor(rows["obs"]),
-        "new_obs": tensor(rows["new_obs"]),
-        **{name: pa.array(rows[name]) for name in ("actions", "rewards", "terminateds", "truncateds")},
-        "action_logp": pa.array(np.full(len(rows["t"]), -1.0, np.float32)),
-    }
-    return write_table(path, {k: v for k, v in (given | columns).items() if k not in without})
-
-
-def read(path, columns=None):
-    parts = rllib_table.open_parts(path)
-    exp = Experience.concat([parts.load(k, columns) for k in range(parts.num_parts)])
-    exp.validate()
-    assert sum(parts.rows(k) for k in range(parts.num_parts)) == exp.num_steps
-    return parts, exp
 
 
 def assert_is(exp, rows):
@@ -253,86 +205,6 @@ def test_parts_hold_whole_episodes(tmp_path, monkeypatch):
     assert_is(exp, rows)
     assert [parts.rows(k) for k in range(parts.num_parts)] == [8, 8, 8, 8, 4, 25]
     assert parts_module.MAX_ROWS == 65_536
-
-
-def text_obs(rows):
-    return pa.array(["not packed at all"] * len(rows["t"]))
-
-
-def evil(rows):
-    class Evil:
-        def __reduce__(self):
-            return eval, ("1/0",)
-
-    return pa.array([packed(pickle.dumps(Evil()))] * len(rows["t"]))
-
-
-BROKEN = [
-    ({"without": ("actions",)}, "has no column `actions`, which a table of steps needs"),
-    ({"obs": text_obs}, "row 0, column `obs`: `obs`: 'not packed at all' is not a packed array"),
-    ({"obs": evil}, "a pickle holds the name `builtins.eval`"),
-    ({"obs": lambda r: pa.array([[1.0, 2.0]] * 3 + [[1.0]] * 4)}, "row 3, column `obs`: `obs` has 1 entries in this"),
-    ({"obs": lambda r: pa.array([None] + [[1.0, 2.0]] * 6)}, "row 0, column `obs`: `obs` is empty in this row"),
-    ({"obs": lambda r: pa.array([[1.0, None]] * 7)}, "row 0, column `obs`: `obs` has an empty entry"),
-    ({"rewards": lambda r: pa.array(["x"] * 7)}, "row 0, column `rewards`: `reward`: 'x' is not a packed array"),
-    ({"eps_id": lambda r: pa.array(["a"] * 5 + [None] * 2)}, "row 5: column `eps_id` is empty"),
-    ({"obs": lambda r: pa.array([packed(pickle.dumps({"a": i})) for i in range(7)])}, "has another structure"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("changes", "message"), BROKEN, ids=[m[-30:] for _, m in BROKEN])
-def test_broken_columns_are_named(tmp_path, changes, message):
-    rows = rows_of([4, 3])
-    given = {name: make(rows) if callable(make) else make for name, make in changes.items()}
-    path = write(tmp_path / "some.parquet", rows, **given)
-    with pytest.raises(DataError, match=f"some.parquet: .*{message}|some.parquet: {message}"):
-        read(path)
-
-
-def test_files_that_do_not_belong_together(tmp_path):
-    rows = rows_of([3])
-    write(tmp_path / "a.parquet", rows)
-    write(tmp_path / "b.parquet", rows, without=("action_logp",))
-    with pytest.raises(DataError, match=r"b.parquet: has no column `action_logp`, but .*a.parquet has"):
-        rllib_table.open_parts(tmp_path)
-
-
-def test_problems_name_what_is_not_finite(tmp_path):
-    rows = rows_of([4])
-    rows["rewards"][2] = np.inf
-    path = write(tmp_path / "a.parquet", rows)
-    (problem,) = rllib_table.open_parts(path).problems()
-    assert (problem.kind, problem.row, problem.column) == ("nan", 2, "rewards")
-    assert f"{path}: row 2: `reward` holds inf" in problem.message
-
-
-def test_detect(tmp_path):
-    assert rllib_table.detect(write(tmp_path / "a.parquet", rows_of([2])))
-    pq.write_table(pa.table({"x": [1]}), tmp_path / "b.parquet")
-    assert not rllib_table.detect(tmp_path / "b.parquet")
-
-
-def test_mutated_rows_end_only_in_data_errors(tmp_path):
-    rng = np.random.default_rng(2)
-    rows = rows_of([3, 2])
-    texts = [packed(pickle.dumps(row, 5)) for row in rows["obs"]]
-    good = write(tmp_path / "good.parquet", rows).read_bytes()
-    refused = 0
-    for i in range(300):
-        path = tmp_path / "bad.parquet"
-        if i % 2:
-            path.write_bytes(mutated(good, rng))
-        else:
-            raw = mutated(base64.b64decode(texts[2]), rng)
-            write(path, rows, obs=pa.array([*texts[:2], base64.b64encode(raw).decode(), *texts[3:]]))
-        try:
-            parts = rllib_table.open_parts(path)
-            list(parts.problems())
-            for k in range(parts.num_parts):
-                parts.load(k)
-        except DataError:
-            refused += 1
-    assert 100 < refused < 300
 
 
 def test_repeats_in_any_order_lose_no_row(tmp_path):
