@@ -106,4 +106,10 @@ def _weights(learner: ModuleLearner) -> dict[str, Any]:
 
 def _set_optimizers(learner: ModuleLearner, state: Mapping[str, Any]) -> None:
     for name, optimizer in learner.optimizers.items():
-        optimizer.load_state_dict(state[name])
+        try:
+            optimizer.load_state_dict(state[name])
+        except (RuntimeError, ValueError) as error:
+            raise CheckpointError(
+                f"the state of optimizer `{name}` is of other parameters or of another optimizer: the checkpoint is of "
+                f"another module ({str(error).splitlines()[0]})."
+            ) from error

@@ -92,7 +92,8 @@ class AlgorithmConfig:
     """Log the norm of the gradients, `grad_norm`, also where nothing is clipped."""
 
     accumulate: int = 1
-    """Minibatches whose mean gradient makes a step, at least 1: for minibatches that memory has no room for."""
+    """Minibatches whose mean gradient makes a gradient step, at least 1: for batches that memory has no room for. Where
+    settings say how many gradient steps are made, each takes so many batches."""
 
     precision: Precision = "float32"
     """What the forward pass is computed in: `bfloat16` halves the memory of activations and is faster on GPUs that have
@@ -152,7 +153,7 @@ class AlgorithmConfig:
             ),
             module_of=(self.module_of is None or self.modules is not None, "none where there are no `modules`"),
         )
-        there = tuple(self.modules or ())
+        there = tuple(self.modules or ("main",))
         for module_id, given in (self.overrides or {}).items():
             if module_id not in there:
                 raise SettingsError(f"`overrides` are of {module_id!r}, but the `modules` are {there}.")
@@ -251,7 +252,7 @@ class OnPolicyConfig(ActingConfig):
     """Steps in a gradient step. Default: measured as for `lr`."""
 
     num_minibatches: int | None = None
-    """Gradient steps of each module in an epoch, whatever number of steps it has: where several modules have unequal
+    """Minibatches of each module in an epoch, whatever number of steps it has: where several modules have unequal
     data, all make as many. None: as many as `minibatch_size` gives."""
 
     max_seq_len: int = 32

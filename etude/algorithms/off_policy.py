@@ -118,7 +118,10 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
     def _fit_to_students(self) -> None:
         """Have a replay for each module, and know its connectors."""
         held = self.replays
-        self.replays = {name: held[name] if name in held else self._new_replay(name) for name in self.students}
+        self.replays = {}
+        for name in self.students:
+            with self.settings_of(name):
+                self.replays[name] = held[name] if name in held else self._new_replay(name)
         parts = {name: split(student.connectors) for name, student in self.students.items()}
         self._before = {name: before for name, (before, _) in parts.items()}
         self._behind = {name: behind for name, (_, behind) in parts.items()}
@@ -219,9 +222,10 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         """Make gradient steps of each module that is trained and has a batch to draw."""
         updates = {}
         for name, replay in self.learner.chosen(self.replays).items():
-            if replay.can_sample(self.config.batch_size):
-                student = self.students[name]
-                updates[name] = student.learner.update_from(self._batches(name, student.learner, num_updates))
+            with self.settings_of(name):
+                if replay.can_sample(self.config.batch_size):
+                    student, num = self.students[name], num_updates * self.config.accumulate
+                    updates[name] = student.learner.update_from(self._batches(name, student.learner, num))
         return updates
 
     def _batches(self, name: str, learner: ModuleLearner, num: int) -> Iterator[Columns]:

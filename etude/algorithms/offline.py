@@ -85,7 +85,8 @@ class OfflineAlgorithm(Algorithm[C]):
             with self.timed("open"):
                 self._batches = self._open()
         with self.timed("update"):
-            update = self.student.learner.update_from(islice(self._batches, config.updates_per_iteration))
+            num = config.updates_per_iteration * config.accumulate
+            update = self.student.learner.update_from(islice(self._batches, num))
         interval = config.evaluation_interval
         if config.env is not None and interval and (self.iteration + 1) % interval == 0:
             with self.timed("evaluate"):
@@ -102,7 +103,7 @@ class OfflineAlgorithm(Algorithm[C]):
 
     def _open(self) -> Iterator[Mapping[str, Any]]:
         """Endless batches, from where the run stands."""
-        start = self.learner.updates
+        start = self.learner.updates * self.config.accumulate
         if self._fits_in_memory():
             return self.batches_of(self._prepared(self.recording.read()), start)
         if any(overrides(c, "offline") for c in (*self.connectors.connectors, *self.to_learner.connectors)):

@@ -231,7 +231,8 @@ class Task(ActingAlgorithm[C]):
 
     def _update(self, learner: ModuleLearner, dataset: ReplayDataset) -> Update:
         self._has_gaps = dataset.has_gaps
-        update = learner.update_from(dataset.batches(self.config.batch_size, self.config.num_update_steps))
+        config = self.config
+        update = learner.update_from(dataset.batches(config.batch_size, config.num_update_steps * config.accumulate))
         return update._replace(metrics=update.metrics | {"samples": float(len(dataset))})
 
     def loss_of(self, module: Module, batch: Batch) -> Loss:

@@ -181,17 +181,26 @@ def _negative(flag: str) -> str:
 # -- what tyro sees -------------------------------------------------------------------------------------------------
 
 
-def _view(name: str, classes: Iterable[type], names: Names, positional: str | None, path: tuple[str, ...]) -> Any:
-    """A dataclass of plain words with a flag for every field of ``classes``."""
+def _view(
+    name: str,
+    classes: Iterable[type],
+    names: Names,
+    positional: str | None,
+    path: tuple[str, ...],
+    start_with: Any = None,
+) -> Any:
+    """A dataclass of plain words with a flag for every field of ``classes``; ``start_with`` has the defaults of one."""
     import tyro
 
     fields: list[Any] = []
     for cls in classes:
         hints, docs, known = typing.get_type_hints(cls), field_docs(cls), defaults(cls)
+        if isinstance(start_with, cls):
+            known = {field.name: getattr(start_with, field.name) for field in dataclasses.fields(cls)}
         for field in dataclasses.fields(cls):
             hint, here = hints[field.name], (*path, field.name)
             if dataclasses.is_dataclass(hint):
-                inner = _view(field.name, [typing.cast(type, hint)], names, None, here)
+                inner = _view(field.name, [typing.cast(type, hint)], names, None, here, known.get(field.name))
                 inner.__doc__ = (hint.__doc__ or "").split("\n")[0]
                 fields.append((field.name, inner, dataclasses.field(default_factory=inner)))
                 continue

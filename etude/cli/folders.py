@@ -29,6 +29,11 @@ CHECKPOINTS = "checkpoints"
 def chosen(out: str | None, resume: str | None, env: Any, owner: str) -> Path:
     """The folder that is asked for, or else the resumed run's, or else a new one."""
     if out is not None:
+        if "://" in out:
+            raise SettingsError(
+                f"`out` is {out!r}, but a run is written to a folder on this machine: give one. Algorithm.save takes "
+                "URLs, and so does a copy afterwards."
+            )
         return Path(out)
     if resume is not None:
         return Path(resume)
@@ -88,11 +93,16 @@ def check_free(out: Path, resume: str | None, *, overwrite: bool) -> None:
         )
     if goes_on or overwrite:
         return
-    if any((out / name).exists() for name in (METRICS_FILE, TABLE, MANIFEST)):
+    if (out / MANIFEST).exists() or any(_holds_something(out / name) for name in (METRICS_FILE, TABLE)):
         raise SettingsError(
             f"{out} holds a run already. Go on with it (--resume {out}), replace it (--overwrite), or give another "
             "--out."
         )
+
+
+def _holds_something(path: Path) -> bool:
+    """Whether there is a file with something in it: a run that failed at once leaves empty ones."""
+    return path.exists() and path.stat().st_size > 0
 
 
 def clear(out: Path) -> None:

@@ -67,6 +67,7 @@ class CompiledStep:
             self._size = len(batch[self._columns[0]])
         if len(batch[self._columns[0]]) != self._size:
             return None
+        learner.updates += 1
         rates = torch.tensor([learner.lr[name] for name in learner.optimizers])
         columns = {name: batch[name] for name in self._columns}
         try:

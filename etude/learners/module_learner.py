@@ -44,7 +44,7 @@ class ModuleLearner:
         grad_clip: The limit that the gradients of each optimizer are clipped to; or one for each named optimizer. None
             leaves them.
         grad_clip_by: What the limit is of, see `ClipBy`.
-        accumulate: Batches whose mean gradient makes a step.
+        accumulate: Batches whose mean gradient makes a step; the last of an update's may be of fewer.
         precision: Of the forward pass: with ``bfloat16``, `torch.autocast` chooses what is computed in it. Weights,
             gradients and optimizers stay float32.
         log_grad_norms: Log ``grad_norm`` (``grad_norm/name`` where there are several optimizers) though nothing is
@@ -164,7 +164,7 @@ class ModuleLearner:
     def set_env_steps(self, env_steps: int) -> None:
         """Set the learning rates to their schedules' values after ``env_steps`` over the lifetime of the run."""
         self._env_steps = env_steps
-        self.lr = {name: value_at(schedule, env_steps) for name, schedule in self.schedules.items()}
+        self.lr = {name: value_at(self.schedules[name], env_steps) for name in self.optimizers}
 
     def update(
         self,
@@ -183,7 +183,7 @@ class ModuleLearner:
         Args:
             exp: The experience.
             minibatch_size: Steps in a gradient step. For a recurrent module about so many, in whole sequences.
-            num_minibatches: Instead of that, how many gradient steps an epoch has; where there are fewer steps (or
+            num_minibatches: Instead of that, how many minibatches an epoch has; where there are fewer steps (or
                 sequences) than that, they come again.
             epochs: How many times over.
             shuffle: In a new random order each epoch; else in order.
@@ -260,21 +260,30 @@ class ModuleLearner:
         before = self.skipped
         self.module.train()
         with seeded(int(self._rng.integers(2**63)), self.device):  # dropout and the like, too
+            group: list[tuple[Figures, Figures]] = []
             for batch in batches:
                 parts, figures, is_fine = self._step(batch)
                 names |= dict.fromkeys(parts, math.nan)
+                group.append((parts, figures))
+                if is_fine is None:
+                    continue
                 if is_fine:
-                    losses.append(parts)
-                    metrics.append(figures)
-            self._apply_rest()
+                    losses += [parts for parts, _ in group]
+                    metrics += [figures for _, figures in group]
+                group = []
+            if self._gathered and self._apply_rest():
+                losses += [parts for parts, _ in group]
+                metrics += [figures for _, figures in group]
         means = means_of(metrics)
         if self.skipped > before:
             means["skipped_steps"] = float(self.skipped - before)
         return Update(names | means_of(losses), means)
 
-    def _step(self, batch: Batch) -> tuple[Figures, Figures, bool]:
-        """One gradient step; gives the loss parts and other figures, and whether all was finite."""
-        self.updates += 1
+    def _step(self, batch: Batch) -> tuple[Figures, Figures, bool | None]:
+        """The gradients of a batch, and a step where they are enough for one.
+
+        Gives the loss parts and other figures, and whether all was finite; None where no step was made.
+        """
         if self._compile and self._compiled is None:
             self._compiled = CompiledStep(self)
         if self._compiled is not None and (done := self._compiled.step(batch)) is not None:
@@ -293,7 +302,8 @@ class ModuleLearner:
         self.kept = loss.kept
         parts, figures = {name: part.detach() for name, part in loss.parts.items()}, dict(loss.logged)
         if self._gathered < self.accumulate:
-            return parts, figures, True
+            return parts, figures, None
+        self.updates += 1
         norms = self._clip_gradients()
         if self.grad_clip is not None or self.log_grad_norms:
             figures |= {"grad_norm" if name == "all" else f"grad_norm/{name}": norm for name, norm in norms.items()}
@@ -325,17 +335,18 @@ class ModuleLearner:
             with torch.no_grad():
                 self.after_step(self.module)
 
-    def _apply_rest(self) -> None:
-        """Make a step of what was gathered, but was not enough for one."""
-        if not self._gathered:
-            return
+    def _apply_rest(self) -> bool:
+        """Make a step of what was gathered, but was not enough for one; says if it was finite."""
+        self.updates += 1
         for optimizer in self.optimizers.values():
             optimizer.parameters.grad.mul_(self.accumulate / self._gathered)
         self._gathered = 0
-        if _are_finite(list(self._clip_gradients().values())):
+        is_fine = _are_finite(list(self._clip_gradients().values()))
+        if is_fine:
             self._apply()
         else:
             self.skipped += 1
+        return is_fine
 
     def _noted(self, is_fine: bool, parts: Figures, batch: Batch) -> bool:
         """Count a step that is skipped, and raise an error where too many are."""

@@ -57,11 +57,16 @@ def _put_in_front(exp: Experience, parts: dict[int, Experience]) -> Experience:
         np.stack([begins, exp.offsets[:-1]], 1).reshape(-1), np.stack([context, exp.lengths], 1).reshape(-1)
     )
     steps = {
-        name: np.concatenate([column, *(tail.steps[name] for tail in parts.values())]).take(rows, axis=0)
+        name: np.concatenate([column, *(_context(tail, name, column) for tail in parts.values())]).take(rows, axis=0)
         for name, column in exp.steps.items()
     }
     segments = exp.segments.replace(t_start=exp.segments.t_start - context, lookback=context)
     return Experience(steps, offsets_of(exp.lengths + context), segments, exp.final_obs)
+
+
+def _context(tail: Experience, name: str, like: NDArray[Any]) -> NDArray[Any]:
+    """A column of context; zeros where it was collected without it, as by other ways of acting."""
+    return tail.steps[name] if name in tail.steps else np.zeros((tail.num_steps, *like.shape[1:]), like.dtype)
 
 
 def _last_rows(segment: Experience, count: int) -> Experience:

@@ -297,3 +297,69 @@ def test_a_loaded_one_plays_as_it_would_have(tmp_path: Path) -> None:
     assert loaded.module.dist.epsilon == 0.25  # type: ignore[attr-defined]
     played = [one.evaluate(5, seed=3, explore=True).return_mean for one in (algorithm, loaded)]
     assert played[0] == played[1]
+
+
+@pytest.mark.parametrize(("num_steps", "accumulate"), [(4, 3), (1, 2)])
+def test_gradient_steps_are_counted_as_such_where_they_gather(num_steps: int, accumulate: int) -> None:
+    calls: list[int] = []
+
+    class Counting(DQN):
+        def after_step(self, module: Any) -> None:
+            calls.append(self.student.learner.updates)
+            super().after_step(module)
+
+    given = {"num_envs": 1, "num_steps": num_steps, "iteration_steps": 60, "learning_starts": 20, "batch_size": 8}
+    given |= {"updates_per_step": 0.5, "accumulate": accumulate, "network": NET}
+    algorithm = Counting(DQNConfig(env="CartPole-v1", seed=0, **given))
+    result = algorithm.train()
+    assert calls == list(range(1, 21))
+    assert result.updates == 20
+    assert algorithm.student.learner.steps_trained == 20 * 8 * accumulate
+
+
+@pytest.mark.parametrize("connectors", [("frame_stack:2",), ("prev_action_reward",), ("normalize_obs",)])
+def test_context_from_before_the_policy_acted(connectors: Any) -> None:
+    algorithm = sac(connectors=connectors, learning_starts=30, num_steps=7, iteration_steps=60)
+    assert algorithm.train().updates > 0
+
+
+class Pair:
+    """Two agents, each paid for saying what it sees."""
+
+    possible_agents = ["left", "right"]  # noqa: RUF012
+
+    def observation_space(self, agent: str) -> Any:
+        return spaces.Box(0, 1, (2,), np.float32)
+
+    def action_space(self, agent: str) -> Any:
+        return spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.rng, self.t = np.random.default_rng(seed), 0
+        return self.look(), {}
+
+    def look(self) -> Any:
+        self.seen = {agent: int(self.rng.integers(2)) for agent in self.possible_agents}
+        return {agent: np.eye(2, dtype=np.float32)[seen] for agent, seen in self.seen.items()}
+
+    def step(self, actions: Any) -> Any:
+        reward = {agent: float(action == self.seen[agent]) for agent, action in actions.items()}
+        self.t += 1
+        return self.look(), reward, {"__all__": self.t == 8}, {}, {}
+
+
+def test_settings_of_single_modules_hold_off_policy_too() -> None:
+    seen: dict[int, float] = {}
+
+    class Looking(DQN):
+        def loss(self, module: Any, batch: Any) -> Any:
+            seen[id(module)] = self.config.gamma
+            assert (batch["discount"][~batch["terminated"]] <= self.config.gamma + 1e-6).all()
+            return super().loss(module, batch)
+
+    overrides = {"left": {"gamma": 0.5, "n_step": 1}}
+    given = {"num_envs": 1, "learning_starts": 0, "batch_size": 4, "iteration_steps": 40, "network": NET}
+    algorithm = Looking(DQNConfig(env=Pair, modules=("left", "right"), overrides=overrides, seed=0, **given))
+    algorithm.train()
+    assert {name: seen[id(s.module)] for name, s in algorithm.students.items()} == {"left": 0.5, "right": 0.99}
+    assert (algorithm.replays["left"].gamma, algorithm.replays["left"].n_step) == (0.5, 1)

@@ -447,7 +447,18 @@ def test_gradients_accumulate_to_those_of_the_joined_batch() -> None:
     plain = ModuleLearner(other, loss, lr=0.01, grad_clip=0.5)
     plain.update_from([joined(batches[:2]), joined(batches[2:4]), batches[4]])
     assert_close(module, other)
-    assert learner.updates == 5
+    assert learner.updates == plain.updates == 3
+
+
+def test_a_group_with_a_batch_that_is_not_finite_is_skipped_whole() -> None:
+    module, other = make(), make()
+    good = some_batches(6)
+    bad = [*good[:2], with_nan(good[2]), *good[2:5], with_nan(good[0])]
+    update = ModuleLearner(module, loss, lr=0.01, accumulate=2).update_from(bad)
+    expected = ModuleLearner(other, loss, lr=0.01, accumulate=2).update_from([*good[:2], *good[3:5]])
+    assert_close(module, other)
+    assert update.losses == pytest.approx(expected.losses)
+    assert update.metrics["skipped_steps"] == 2
 
 
 def test_half_precision_in_the_forward_pass_only() -> None:
