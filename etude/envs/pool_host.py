@@ -118,6 +118,11 @@ class Host:
         # Quicker than arrays, for one number.
         self._reward: Any = memory.reward.reshape(-1).data
         self._end_reward: Any = memory.end_reward.reshape(-1).data
+        self._flags: Any = memory.flags.reshape(-1).data
+        self._end_flags: Any = memory.end_flags.reshape(-1).data
+        self._env_t, self._end_t = memory.env_t.data, memory.end_t.data
+        self._episode, self._end_episode = memory.episode.data, memory.end_episode.data
+        self._has_ends = dict.fromkeys(self.envs, False)
 
     def close(self) -> None:
         """Close all envs, also when one of them can't be.
@@ -224,46 +229,48 @@ class Host:
         rows = copy.step({agent: ports[agent].read(env) for agent in self._waiting[env]})
         if self._max_steps is not None and copy.env_t >= self._max_steps and not copy.over:
             rows = copy.truncate(rows)
-        memory = self._memory
-        memory.end_flags[env] = 0
-        memory.end_t[env] = copy.env_t
-        memory.end_episode[env] = memory.episode[env]
+        if self._has_ends[env]:
+            self._memory.end_flags[env] = 0
+            self._has_ends[env] = False
+        self._end_t[env] = copy.env_t
+        self._end_episode[env] = self._episode[env]
         self.infos[env] = self.end_infos[env] = copy.infos
         status = self._write(env, copy, rows)
         if not copy.over:
             return status
-        memory.episode[env] += 1
+        self._episode[env] += 1
         return self._begin_next(env, copy, status | OVER)
 
     # -- rows ---------------------------------------------------------------------------------------------------
 
     def _write(self, env: int, copy: Copy, rows: Iterable[Row]) -> int:
-        memory = self._memory
         status = 0
         waiting = []
-        memory.flags[env] = 0
+        self._memory.flags[env] = 0
+        first_seat, unchecked = env * len(self._port_of), self._unchecked[env]
         for row in rows:
-            port, seat = self._port_of[row.agent], self._seat[row.agent]
-            flags = SHOWN | self._keep_taken(env, port, row.taken)
+            port, seat = self._port_of[row.agent], first_seat + self._seat[row.agent]
+            flags = SHOWN if row.taken is None else SHOWN | self._keep_taken(env, port, row.taken)
             if row.obs is None:
                 flags |= BLIND
-            elif self._unchecked[env]:
+            elif unchecked:
                 check_value(port.obs_space, row.obs, col.OBS)
             if row.terminated or row.truncated:
                 flags |= (TERMINATED if row.terminated else 0) | (TRUNCATED if row.truncated else 0)
                 if row.obs is not None:
                     port.end(env, row.obs)
-                memory.end_reward[env, seat] = row.reward
-                memory.end_flags[env, seat] = flags
+                self._end_reward[seat] = row.reward
+                self._end_flags[seat] = flags
+                self._has_ends[env] = True
                 status |= ENDED | flags & TAKEN
             else:
                 flags |= FIRST if row.first else 0
                 port.show(env, row.obs)
-                memory.reward[env, seat] = row.reward
-                memory.flags[env, seat] = flags
+                self._reward[seat] = row.reward
+                self._flags[seat] = flags
                 waiting.append(row.agent)
                 status |= flags
-        memory.env_t[env] = copy.env_t
+        self._env_t[env] = copy.env_t
         self._waiting[env] = waiting
         self._unchecked[env] -= self._unchecked[env] > 0
         if not waiting and not copy.over:

@@ -43,7 +43,7 @@ class Turns:
     def shown(self, envs: Ints, status: Ints, bits: int) -> list[Turn]:
         """What ``envs`` show, each of which shows something; ``bits`` are in one or the other's status."""
         if not self._is_single:
-            return self._shown_by_kind(envs)
+            return self._shown_by_kind(envs, bits)
         turn = self._of_single(envs, ends=False)
         if bits & FIRST:
             turn.first = (status & FIRST) != 0
@@ -55,7 +55,7 @@ class Turns:
     def ended(self, envs: Ints, status: Ints, bits: int) -> list[Turn]:
         """The ends of agents in ``envs``, each of which has some; ``bits`` are in one or the other's status."""
         if not self._is_single:
-            return self._ended_by_kind(envs, status)
+            return self._ended_by_kind(envs, status, bits)
         turn = self._of_single(envs, ends=True)
         turn.terminated, turn.truncated, turn.waits = (status & TERMINATED) != 0, (status & TRUNCATED) != 0, False
         if bits & TAKEN:
@@ -78,26 +78,26 @@ class Turns:
 
     # -- several agents in an env -------------------------------------------------------------------------------
 
-    def _shown_by_kind(self, envs: Ints) -> list[Turn]:
+    def _shown_by_kind(self, envs: Ints, bits: int) -> list[Turn]:
         turns = []
         for kind, part in enumerate(self._memory.plan.parts):
             flags = self._memory.flags[envs, part.begin : part.begin + len(part.agents)]
-            turn = self._of_kind(kind, part, envs, flags, ends=False)
+            turn = self._of_kind(kind, part, envs, flags, bits, ends=False)
             if turn is not None:
-                turn.first = (flags[flags != 0] & FIRST) != 0
+                turn.first = (flags[flags != 0] & FIRST) != 0 if bits & FIRST else None
                 turns.append(turn)
-        seats = self._memory.flags[envs]
-        self.running[envs] |= (seats & FIRST) != 0
+        if bits & FIRST:
+            self.running[envs] |= (self._memory.flags[envs] & FIRST) != 0
         if not turns:
             raise EnvError(f"no agent waits in the envs {envs.tolist()}, though they are ready.")
         return turns
 
-    def _ended_by_kind(self, envs: Ints, status: Ints) -> list[Turn]:
+    def _ended_by_kind(self, envs: Ints, status: Ints, bits: int) -> list[Turn]:
         memory = self._memory
         turns = []
         for kind, part in enumerate(memory.plan.parts):
             flags = memory.end_flags[envs, part.begin : part.begin + len(part.agents)]
-            turn = self._of_kind(kind, part, envs, flags, ends=True)
+            turn = self._of_kind(kind, part, envs, flags, bits, ends=True)
             if turn is not None:
                 flags = flags[flags != 0]
                 turn.terminated, turn.truncated = (flags & TERMINATED) != 0, (flags & TRUNCATED) != 0
@@ -113,7 +113,7 @@ class Turns:
             turns[-1].over = over
         return turns
 
-    def _of_kind(self, kind: int, part: Part, envs: Ints, flags: Ints, *, ends: bool) -> Turn | None:
+    def _of_kind(self, kind: int, part: Part, envs: Ints, flags: Ints, bits: int, *, ends: bool) -> Turn | None:
         """The rows of ``envs`` with agents of a kind, given their flags ``[envs, agents]``; None: there is none."""
         memory, agents = self._memory, len(part.agents)
         which, seat = np.nonzero(flags)
@@ -126,17 +126,17 @@ class Turns:
         turn = Turn(
             memory.num_envs * part.begin + rows,
             {name: column.take(rows, axis=0) for name, column in columns.items()},
-            (memory.end_reward if ends else memory.reward)[envs, part.begin + seat],
+            self._rewards[ends].take(envs * len(memory.plan.agents) + part.begin + seat),
             None,
             None,
             kind=kind,
-            env_t=env_t[envs],
-            episode=episode[envs],
+            env_t=env_t.take(envs),
+            episode=episode.take(envs),
             infos=self._infos[ends] if self._infos is not None else None,
         )
-        taken = np.flatnonzero(flags[which, seat] & TAKEN)
-        if len(taken):
-            turn.taken = (taken, self._actions(kind, rows[taken]))
+        if bits & TAKEN:
+            taken = np.flatnonzero(flags[which, seat] & TAKEN)
+            turn.taken = (taken, self._actions(kind, rows[taken])) if len(taken) else None
         return turn
 
     def _actions(self, kind: int, rows: Ints) -> Columns:

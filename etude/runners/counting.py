@@ -59,11 +59,14 @@ class Counter:
             if turn.env_t is not None:
                 envs = self._env_of[turn.slots]
                 new = envs[turn.env_t == 0]
-                self._clock[new] = self._gained[new] = 0
+                if len(new):
+                    self._clock[new] = self._gained[new] = 0
                 before = self._clock.copy()
-                np.maximum.at(self._clock, envs, turn.env_t)
-                self._advance += self._clock - before
-                self._gained += self._clock - before
+                # rows of one env show it at one moment: whichever is written last
+                self._clock[envs] = np.maximum(before[envs], turn.env_t)
+                gained = self._clock - before
+                self._advance += gained
+                self._gained += gained
         self._made += int(self._advance.sum())
 
     def late(self, slots: Sequence[NDArray[np.int64]], wanted: int) -> list[NDArray[np.bool_]]:

@@ -89,7 +89,7 @@ class Routes:
             return [Part(self._tracks[of[0]], turn, turn, nth)]
         parts = []
         for i, track in enumerate(self._tracks):
-            rows = np.flatnonzero(of == i)
+            rows = (of == i).nonzero()[0]
             if len(rows):
                 parts.append(Part(track, rows_of(turn, rows), turn, nth, rows))
         return parts
@@ -151,7 +151,7 @@ def rows_of(turn: Turn, rows: NDArray[np.int64]) -> Turn:
     """Some rows of a turn, as a turn; what is not of rows is left out."""
 
     def some(column: NDArray[Any] | None) -> Any:
-        return None if column is None else column[rows]
+        return None if column is None else column.take(rows, axis=0)
 
     taken = None
     if turn.taken is not None:
@@ -160,9 +160,9 @@ def rows_of(turn: Turn, rows: NDArray[np.int64]) -> Turn:
             columns: Columns = {name: column[there] for name, column in turn.taken[1].items()}
             taken = (np.searchsorted(rows, turn.taken[0][there]), columns)
     return Turn(
-        turn.slots[rows],
-        {name: column[rows] for name, column in turn.obs.items()},
-        turn.reward[rows],
+        turn.slots.take(rows),
+        {name: column.take(rows, axis=0) for name, column in turn.obs.items()},
+        turn.reward.take(rows),
         some(turn.terminated),
         some(turn.truncated),
         some(turn.first),

@@ -155,8 +155,7 @@ class Track:
             self.log.write(rows, {_SEEN + name: column for name, column in seen.items()})
             for name, column in self._prev.items():
                 column[turn.slots] = action[name]
-        self.log.write(rows, action)
-        self.log.write(rows, extras)
+        self.log.write(rows, action | extras)
         return action
 
     def _state_in(self, turn: Turn) -> Columns:
