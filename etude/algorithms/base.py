@@ -479,13 +479,18 @@ class Algorithm(Generic[C]):
 
         Raises:
             CheckpointError: the folder is no checkpoint of an algorithm or is broken, has no such components, or they
-                do not fit what is here.
+                do not fit what is here; nothing has changed then, but that running episodes may begin anew.
         """
-        if "algorithm" not in (load_meta(path) or ()):
+        if not {"algorithm", "config"} <= set(load_meta(path) or ()):
             raise CheckpointError(f"{path} is a checkpoint, but not of an algorithm.")
         state, meta = load_tree(path, lambda there: chosen(there, components, not_components))
         saving.drop_other_episodes(state, meta["config"], self.config.env)
-        self.set_state(state)
+        before = self.get_state([name for name in state if name in self.components()])
+        try:
+            self.set_state(state)
+        except BaseException:
+            self.set_state(before)  # all or nothing
+            raise
 
     def close(self) -> None:
         """Close what training acts in."""

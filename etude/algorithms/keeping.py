@@ -6,6 +6,7 @@ import math
 import os
 import re
 import time
+import warnings
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -71,6 +72,7 @@ class Checkpoints:
         check_metric(metric)
         self.folder, self.keep_last, self.keep_best = os.fspath(folder), keep_last, keep_best
         self.metric, self.best_is = metric, best_is
+        self._has_warned = False
         self._kept = {kept.iteration: kept for kept in self._found()}
 
     def _found(self) -> list[Kept]:
@@ -101,6 +103,14 @@ class Checkpoints:
         path = inside(self.folder, f"checkpoint-{result.iteration:06d}")
         algorithm.save(path, result=result)
         score = score_of(result.to_dict(), self.metric)
+        if self.keep_best and math.isnan(score) and "/" in self.metric and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"the result has no `{self.metric}`, so that {path} can't be among the best. It has "
+                f"{', '.join(f'losses/{name}' for name in result.losses)} and "
+                f"{', '.join(f'metrics/{name}' for name in result.metrics)}.",
+                stacklevel=2,
+            )
         self._kept[result.iteration] = Kept(result.iteration, time.time(), score, path)
         newest = self.all()[0 if self.keep_last is None else -self.keep_last :]
         for kept in set(self._kept.values()) - {*newest, *self.ranked()[: self.keep_best]}:

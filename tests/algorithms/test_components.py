@@ -298,3 +298,27 @@ def test_states_move_to_where_the_module_is(tmp_path: Path) -> None:
     loaded = etude.load(tmp_path / "near", device="cuda")
     assert next(loaded.module.parameters()).device.type == "cuda"
     loaded.train()
+
+
+def test_a_load_that_fails_changes_nothing(tmp_path: Path) -> None:
+    other = ppo(2)
+    params = list(other.module.parameters())
+    other.student.learner.optimizers.clear()
+    other.learner.register_optimizer("main", "own", torch.optim.SGD, params, 0.1)
+    other.train()
+    other.save(tmp_path)
+    algorithm = ppo()
+    algorithm.train()
+    before = facts(algorithm.get_state(not_components="runner"))
+    with pytest.raises(CheckpointError, match="holds no 'all'"):
+        algorithm.load(tmp_path)
+    assert facts(algorithm.get_state(not_components="runner")) == before
+    algorithm.train()
+
+
+def test_the_state_of_another_optimizer_is_named(tmp_path: Path) -> None:
+    wide = ppo(network=etude.NetworkConfig(hidden=(8,)))
+    wide.train()
+    wide.save(tmp_path)
+    with pytest.raises(CheckpointError, match="the state of optimizer `all` is of other parameters"):
+        ppo().load(tmp_path, "optimizers")

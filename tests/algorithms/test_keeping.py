@@ -197,3 +197,13 @@ def test_checkpoints_that_are_not_of_such_a_folder(tmp_path: Path, base: Result)
         Checkpoints(tmp_path)
     remove_tree(tmp_path / "checkpoint-000001")
     assert Checkpoints(tmp_path).all() == []
+
+
+def test_a_score_that_no_result_has_is_told_of(tmp_path: Path) -> None:
+    algorithm = PPO(PPOConfig(env=Echo, num_envs=2, num_steps=20, minibatch_size=10, epochs=1, seed=1))
+    kept = Checkpoints(tmp_path, metric="losses/polcy")
+    with pytest.warns(
+        UserWarning, match=r"the result has no `losses/polcy`, .* It has losses/policy, losses/value and"
+    ):
+        kept.save(algorithm, algorithm.train())
+    assert kept.best() is None
