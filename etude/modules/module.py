@@ -65,7 +65,7 @@ class Module(nn.Module):
         self._numpy: NumPyNetwork | None = None
 
     def train(self, mode: bool = True) -> "Module":
-        """As torch's, in a quarter of its time: acting and learning take turns, at times after every step."""
+        """As torch's, in less than half of its time: acting and learning take turns, at times after every step."""
         parts = list(self.modules())
         if any(type(part).train is not nn.Module.train for part in parts[1:]):
             return super().train(mode)

@@ -418,3 +418,33 @@ def test_checkpoints_that_can_not_be_kept_are_named_before_anything_is_replaced(
     assert main([*SMALL, "--out", str(out), "--overwrite", f"--checkpoints.{flag}", value]) == 2
     assert message in capsys.readouterr().err
     assert etude.load(out).iteration == 2
+
+
+def test_a_url_is_no_folder_for_a_run(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main([*SMALL, "--stop.updates", "1", "--out", "memory://run", "--quiet"]) == 2
+    assert "`out` is 'memory://run', but a run is written to a folder on this machine" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_failed_at_once_does_not_block_its_folder(tmp_path):
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "metrics.jsonl").touch()
+    assert trained(out) == out
+    assert (out / "metrics.jsonl").stat().st_size
+
+
+def test_modules_to_train_are_ids_or_a_function(capsys, tmp_path):
+    given = [*SMALL, "--stop.updates", "1", "--quiet", "--out", str(tmp_path / "run"), "--modules-to-train"]
+    assert main([*given, "red,blue"]) == 2
+    assert "`modules_to_train` is ('red', 'blue'), but the `modules` are ('main',)" in capsys.readouterr().err
+    assert main([*given, "no_such_module:fn"]) == 2
+    assert "`modules_to_train` is `no_such_module:fn`, which can't be imported here" in capsys.readouterr().err
+    assert main([*given, "main"]) in (0, 3)
+
+
+def test_the_package_runs_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "etude", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("etude ")
+    assert subprocess.run([sys.executable, "-m", "etude", "trian"], capture_output=True, check=False).returncode == 2
