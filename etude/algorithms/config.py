@@ -96,8 +96,8 @@ class AlgorithmConfig:
     settings say how many gradient steps are made, each takes so many batches."""
 
     precision: Precision = "float32"
-    """What the forward pass is computed in: `bfloat16` halves the memory of activations and is faster on GPUs that have
-    it, not on most CPUs. Weights and optimizers stay float32."""
+    """What the forward pass is computed in: `bfloat16` halves the memory of activations and is faster for wide networks
+    where the hardware has it, slower for small ones. Weights and optimizers stay float32."""
 
     max_skipped: int = 10
     """A gradient step whose loss or gradients are not finite is skipped, and counted as `skipped_steps`; so many in a
