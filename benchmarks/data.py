@@ -28,7 +28,7 @@ def parquet(options: Options) -> Iterator[Row]:
 
     recording = Recording.open(expert(options))
     batches = recording.batches(BATCH, columns=COLUMNS)
-    rates = race({ETUDE: _taking(batches), SCAN: lambda: _scan(recording.files)}, options)
+    rates = race({ETUDE: _taking(batches), SCAN: lambda: scan(recording.files)}, options)
     yield Row(
         "Parquet to shuffled batches of 1,024 (obs, action, reward, next_obs, done)",
         STEPS_A_SECOND,
@@ -45,7 +45,7 @@ def _taking(batches: Iterator[Mapping[str, Any]]) -> Work:
     return work
 
 
-def _scan(files: list[Path]) -> int:
+def scan(files: list[Path]) -> int:
     """Read all columns in order, into contiguous NumPy arrays: next_obs is in them as obs and final_obs."""
     rows = 0
     for path in files:

@@ -51,7 +51,7 @@ def _etude(data: str, *, compile: bool) -> Work:
     algorithm = MARWIL(
         MARWILConfig(
             data=data,
-            in_memory=True,
+            mode="auto",
             batch_size=STEPS,
             updates_per_iteration=UPDATES,
             max_segment_length=MAX_LEN,

@@ -160,7 +160,7 @@ def bc(options: Options) -> Iterator[Row]:
     """A gradient step on 1,024 recorded steps with getting them."""
     memory, streaming = "Etude, in memory", "Etude, streaming"
     data = str(expert(options))
-    works = {memory: _etude_bc(data, True), BARE_BC: _bare_bc(), streaming: _etude_bc(data, False)}
+    works = {memory: _etude_bc(data, "auto"), BARE_BC: _bare_bc(), streaming: _etude_bc(data, "stream")}
     times = milliseconds(race(works, options))
     bare = Figure(BARE_BC, times[BARE_BC])
     for name, about, reach in ((memory, "in memory", BC_REACH), (streaming, "streaming", STREAMING_REACH)):
@@ -172,9 +172,9 @@ def bc(options: Options) -> Iterator[Row]:
         )
 
 
-def _etude_bc(data: str, in_memory: bool) -> Work:
+def _etude_bc(data: str, mode: Any) -> Work:
     algorithm = BC(
-        BCConfig(data=data, in_memory=in_memory, batch_size=BC_BATCH, updates_per_iteration=BC_UPDATES, seed=0)
+        BCConfig(data=data, mode=mode, batch_size=BC_BATCH, updates_per_iteration=BC_UPDATES, seed=0)
     )
 
     def work() -> int:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         OnPolicyAlgorithm,
         OnPolicyConfig,
         PPOConfig,
+        RecordConfig,
         Result,
         SACConfig,
         Stop,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     )
     from etude.connectors import (
         GAE,
+        AdvantageWeights,
         ClipAction,
         ClipReward,
         Connector,
@@ -52,7 +54,9 @@ if TYPE_CHECKING:
         NextObs,
         NormalizeAdvantages,
         NormalizeObs,
+        NStep,
         Pipeline,
+        PreLearner,
         PrevActionReward,
         RescaleAction,
     )
@@ -66,24 +70,40 @@ if TYPE_CHECKING:
         SettingsError,
         SpaceError,
     )
+    from etude.evaluation import Estimate, FQEConfig, OffPolicyEvaluation, evaluate_each_on, evaluate_on
     from etude.experience import Experience, Priorities, Replay, Segments
     from etude.learners import Batch, Learner, Loss, ModuleLearner, ReplayDataset
     from etude.modules import Module, NetworkConfig, Output
-    from etude.recordings import Recording, RecordingWriter, Source
+    from etude.recordings import (
+        RawRow,
+        Recording,
+        RecordingWriter,
+        Source,
+        convert,
+        filter_recording,
+        merge_recordings,
+        read_binary,
+        read_text,
+        sample_recording,
+        split_recording,
+    )
     from etude.runners import Callback, Episode, GameReturns, Runner, RunningEpisode
 
 _HOMES = {
     "etude.algorithms": "BC DQN MARWIL PPO SAC ActingAlgorithm ActingConfig Algorithm AlgorithmConfig BCConfig "
     "Checkpoints Clip DQNConfig Evaluation MARWILConfig OffPolicyAlgorithm OffPolicyConfig OfflineAlgorithm "
-    "OfflineConfig OnPolicyAlgorithm OnPolicyConfig PPOConfig Result SACConfig Stop Task TaskConfig clip load",
-    "etude.connectors": "GAE ClipAction ClipReward Connector FrameStack NextObs NormalizeAdvantages NormalizeObs "
-    "Pipeline PrevActionReward RescaleAction",
+    "OfflineConfig OnPolicyAlgorithm OnPolicyConfig PPOConfig RecordConfig Result SACConfig Stop Task TaskConfig "
+    "clip load",
+    "etude.connectors": "GAE AdvantageWeights ClipAction ClipReward Connector FrameStack NStep NextObs "
+    "NormalizeAdvantages NormalizeObs Pipeline PreLearner PrevActionReward RescaleAction",
     "etude.envs": "InfoActionMask MultiAgentEnv PoolArena VectorArena Workers make_arena",
     "etude.errors": "CheckpointError DataError EnvError EtudeError ModuleError SettingsError SpaceError",
+    "etude.evaluation": "Estimate FQEConfig OffPolicyEvaluation evaluate_each_on evaluate_on",
     "etude.experience": "Experience Priorities Replay Segments",
     "etude.learners": "Batch Learner Loss ModuleLearner ReplayDataset",
     "etude.modules": "Module NetworkConfig Output",
-    "etude.recordings": "Recording RecordingWriter Source",
+    "etude.recordings": "RawRow Recording RecordingWriter Source convert filter_recording merge_recordings "
+    "read_binary read_text sample_recording split_recording",
     "etude.runners": "Callback Episode GameReturns Runner RunningEpisode",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
@@ -97,6 +117,7 @@ __all__ = [
     "SAC",
     "ActingAlgorithm",
     "ActingConfig",
+    "AdvantageWeights",
     "Algorithm",
     "AlgorithmConfig",
     "BCConfig",
@@ -112,9 +133,11 @@ __all__ = [
     "DataError",
     "EnvError",
     "Episode",
+    "Estimate",
     "EtudeError",
     "Evaluation",
     "Experience",
+    "FQEConfig",
     "FrameStack",
     "GameReturns",
     "InfoActionMask",
@@ -125,12 +148,14 @@ __all__ = [
     "ModuleError",
     "ModuleLearner",
     "MultiAgentEnv",
+    "NStep",
     "NetworkConfig",
     "NextObs",
     "NormalizeAdvantages",
     "NormalizeObs",
     "OffPolicyAlgorithm",
     "OffPolicyConfig",
+    "OffPolicyEvaluation",
     "OfflineAlgorithm",
     "OfflineConfig",
     "OnPolicyAlgorithm",
@@ -139,8 +164,11 @@ __all__ = [
     "PPOConfig",
     "Pipeline",
     "PoolArena",
+    "PreLearner",
     "PrevActionReward",
     "Priorities",
+    "RawRow",
+    "RecordConfig",
     "Recording",
     "RecordingWriter",
     "Replay",
@@ -161,9 +189,18 @@ __all__ = [
     "Workers",
     "__version__",
     "clip",
+    "convert",
+    "evaluate_each_on",
+    "evaluate_on",
+    "filter_recording",
     "load",
     "make_arena",
+    "merge_recordings",
+    "read_binary",
+    "read_text",
+    "sample_recording",
     "settings",
+    "split_recording",
 ]
 
 

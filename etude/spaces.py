@@ -4,8 +4,9 @@
 Only here is a nested observation or action taken apart (``Flattener``) and put together again (``Nester``).
 """
 
+import math
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import gymnasium as gym
 import numpy as np
@@ -16,6 +17,9 @@ from etude.errors import SpaceError
 
 Space: TypeAlias = gym.Space[Any]
 Path: TypeAlias = tuple[str | int, ...]
+
+MOST_NUMBERS: Final = 2**24
+"""The numbers in one value of a space that is read from a file: a broken file must not take all memory."""
 
 _LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
@@ -148,6 +152,8 @@ def space_from_json(data: Mapping[str, Any]) -> Space:
         kind = data["type"]
         if kind == "Box":
             dtype, shape = np.dtype(data["dtype"]), tuple(data["shape"])
+            if math.prod(shape) > MOST_NUMBERS:
+                raise ValueError(f"a Box of shape {list(shape)} is larger than any value can be")
             low, high = (_bounds_from_json(data[side], shape, dtype) for side in ("low", "high"))
             return spaces.Box(low, high, shape, dtype.type)
         if kind == "Discrete":

@@ -6,7 +6,9 @@ from etude.algorithms.base import Algorithm
 from etude.algorithms.bc import BC, BCConfig
 from etude.algorithms.clips import Clip, clip
 from etude.algorithms.config import ActingConfig, AlgorithmConfig, OfflineConfig, OnPolicyConfig
+from etude.algorithms.cql import CQL, CQLConfig
 from etude.algorithms.dqn import DQN, DQNConfig
+from etude.algorithms.iql import IQL, IQLConfig
 from etude.algorithms.keeping import Checkpoints
 from etude.algorithms.loading import config_class, load
 from etude.algorithms.marwil import MARWIL, MARWILConfig
@@ -14,25 +16,32 @@ from etude.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
 from etude.algorithms.offline import OfflineAlgorithm
 from etude.algorithms.on_policy import OnPolicyAlgorithm
 from etude.algorithms.ppo import PPO, PPOConfig
+from etude.algorithms.recorder import RecordConfig
 from etude.algorithms.result import Evaluation, Result, Stop
 from etude.algorithms.sac import SAC, SACConfig
 from etude.algorithms.task import Task, TaskConfig
+from etude.algorithms.td3_bc import TD3BC, TD3BCConfig
 
 __all__ = [
     "BC",
+    "CQL",
     "DQN",
+    "IQL",
     "MARWIL",
     "PPO",
     "SAC",
+    "TD3BC",
     "ActingAlgorithm",
     "ActingConfig",
     "Algorithm",
     "AlgorithmConfig",
     "BCConfig",
+    "CQLConfig",
     "Checkpoints",
     "Clip",
     "DQNConfig",
     "Evaluation",
+    "IQLConfig",
     "MARWILConfig",
     "OffPolicyAlgorithm",
     "OffPolicyConfig",
@@ -41,9 +50,11 @@ __all__ = [
     "OnPolicyAlgorithm",
     "OnPolicyConfig",
     "PPOConfig",
+    "RecordConfig",
     "Result",
     "SACConfig",
     "Stop",
+    "TD3BCConfig",
     "Task",
     "TaskConfig",
     "clip",

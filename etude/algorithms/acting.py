@@ -54,6 +54,7 @@ class ActingAlgorithm(Algorithm[C]):
             lengths = Lengths(self.config.min_trajectory_length, self.config.max_trajectory_length)
             self._runner = make_runner(self.config, self._arena, self.students, self._seed, self.callbacks, lengths)
             self._go_on()
+            self.recorder.open(self)
         except BaseException:
             self.close()
             self._arena = self._runner = None
@@ -191,7 +192,11 @@ class ActingAlgorithm(Algorithm[C]):
         The counts of steps, the figures of episodes and the faulty ones among them follow.
         """
         with self.timed("sample"):
-            parts = self.runner.collect_each(num_steps=num_steps, whole_episodes=whole_episodes, explore=explore)
+            given = self.runner.collect_each(num_steps=num_steps, whole_episodes=whole_episodes, explore=explore)
+        parts = by_student(given)
+        if self.recorder.is_on:
+            with self.timed("record"):
+                self.recorder.take(self, parts)
         self.env_steps, self.agent_steps = self.runner.env_steps, self.runner.agent_steps
         self.take_finished(self.runner.take_finished())
         self.figures.add_turns(self.runner.times, self.runner.turns)
@@ -203,7 +208,7 @@ class ActingAlgorithm(Algorithm[C]):
             )
         self.counts = self.runner.stats()
         self.faulty_episodes += int(self.counts.pop("faulty_episodes", 0))
-        return by_student(parts)
+        return parts
 
     def in_use(self, env: EnvLike) -> bool:
         """Whether ``env`` is an object that training acts in."""
@@ -250,6 +255,7 @@ class ActingAlgorithm(Algorithm[C]):
         self._go_on()
 
     def close(self) -> None:
-        """Close the envs."""
+        """Close the envs, and what is recorded."""
         if self._arena is not None:
             self._arena.close()
+        super().close()

@@ -21,6 +21,7 @@ from etude.algorithms.components import Component, Names, chosen, components_of,
 from etude.algorithms.config import AlgorithmConfig, ModuleLike, check_device
 from etude.algorithms.figures import Counts, Figures, log_trained, parameter_counts
 from etude.algorithms.playing import play, runner_for
+from etude.algorithms.recorder import RecordConfig, Recorder
 from etude.algorithms.result import MIN_EPISODES, Evaluation, Result, Stop
 from etude.algorithms.students import Spaces, Student, make_student, modules_given, spawned
 from etude.checkpoints import Where, load_meta, load_tree, save_tree
@@ -75,6 +76,8 @@ class Algorithm(Generic[C]):
     def __init__(self, config: C, *, saved_spaces: dict[str, Spaces] | None = None) -> None:
         self.config = config
         self._saved_spaces = saved_spaces
+        self.recorder = Recorder(config.record)
+        """Keeps what is lived through, where `record` asks for it."""
         torch.set_num_threads(config.threads)
         # BLAS threads beside torch's make both crawl; NumPy's matrices here are too small to gain from them.
         threadpoolctl.threadpool_limits(1, user_api="blas")
@@ -110,6 +113,10 @@ class Algorithm(Generic[C]):
         """Pictures (PNG) and clips (GIF) that they logged in these, the newest of each name."""
         self.iteration = self.env_steps = self.agent_steps = self.episodes = self.faulty_episodes = 0
         self.seconds = 0.0
+        self.data_flow: dict[str, float] = {}
+        """See `Result.data`."""
+        self.bottleneck = ""
+        """The slowest layer on the way of the data, see `Result.bottleneck`."""
         self._resumed: str | None = None
         self.setup()
 
@@ -274,6 +281,8 @@ class Algorithm(Generic[C]):
             sample_steps_per_s=sampled / sampling if sampling else 0.0,
             faulty_episodes=self.faulty_episodes,
             resumed=self._resumed,
+            data=self.data_flow,
+            bottleneck=self.bottleneck,
         )
 
     def take_finished(self, finished: Finished) -> None:
@@ -320,6 +329,10 @@ class Algorithm(Generic[C]):
         """Add the time of a ``with`` block to the ``times`` of the running iteration."""
         return self.metrics.timed(f"{_TIMES}{phase}")
 
+    def took(self, phase: str, seconds: float) -> None:
+        """Add seconds to a phase, as `timed` does."""
+        self.metrics.log(f"{_TIMES}{phase}", seconds, by="sum")
+
     # -- using the policy ---------------------------------------------------------------------------------------
 
     def evaluate(
@@ -352,11 +365,15 @@ class Algorithm(Generic[C]):
         seed: int | None = None,
         explore: bool = False,
         append: bool = False,
+        compression: str | Mapping[str, str] | None = None,
+        max_rows_per_file: int = RecordConfig.max_rows_per_file,
+        max_file_size: int = RecordConfig.max_file_size,
     ) -> Evaluation:
         """Play whole episodes as `evaluate` does, and write them to a recording.
 
         Kept are observations and rewards as the env gave them, actions as the module chose them, and their
-        log-probabilities (0 where not exploring).
+        log-probabilities (0 where not exploring). Modules with different spaces have a recording each, in a folder of
+        the module's name.
 
         Args:
             path: The folder of the recording.
@@ -366,10 +383,24 @@ class Algorithm(Generic[C]):
             explore: Draw actions; else take the most likely ones.
             append: Add to the recording that is there, other episodes than those of this seed before; else one that is
                 there is an error.
+            compression: Codecs, see `RecordingWriter`.
+            max_rows_per_file: A file holds at most this many steps.
+            max_file_size: A file is closed once it has this many bytes.
         """
         from etude.algorithms.recording import record  # needs pyarrow, which acting does not
 
-        return record(self, path, num_episodes, env=env, seed=seed, explore=explore, append=append)
+        return record(
+            self,
+            path,
+            num_episodes,
+            env=env,
+            seed=seed,
+            explore=explore,
+            append=append,
+            compression=compression,
+            max_rows_per_file=max_rows_per_file,
+            max_file_size=max_file_size,
+        )
 
     def new_runner(
         self, env: EnvLike | None, num_episodes: int, seed: int | None, callbacks: Sequence[CallbackLike] = ()
@@ -401,7 +432,11 @@ class Algorithm(Generic[C]):
         An algorithm that keeps more adds it: ``{**super().components(), "mine": Component(get, set)}``.
         """
         own = [components_of(name, student) for name, student in self.students.items()]
+        recorder = Component(
+            lambda: self.recorder.state_dict(self), lambda state: self.recorder.load_state_dict(self, state)
+        )
         return {name: component for parts in own for name, component in parts.items()} | {
+            **({"recorder": recorder} if self.recorder.is_on else {}),
             "counters": Component(lambda: {name: getattr(self, name) for name in _COUNTERS}, self._set_counters),
             "figures": Component(self.figures.state_dict, self.figures.load_state_dict),
             "seed": Component(lambda: self._seed, lambda seed: setattr(self, "_seed", seed)),
@@ -432,7 +467,9 @@ class Algorithm(Generic[C]):
         Raises:
             CheckpointError: there are components that are not here, or that do not fit what is here.
         """
-        put_back(self.components(), state)
+        parts = self.components()
+        # what goes on with recording or without it needs no other state
+        put_back(parts, {name: part for name, part in state.items() if name != "recorder" or name in parts})
 
     def save(
         self,
@@ -493,7 +530,8 @@ class Algorithm(Generic[C]):
             raise
 
     def close(self) -> None:
-        """Close what training acts in."""
+        """Close what training acts in, and what is recorded."""
+        self.recorder.close(self)
 
 
 _COUNTERS = ("iteration", "env_steps", "agent_steps", "episodes", "faulty_episodes", "seconds")

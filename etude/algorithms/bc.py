@@ -28,7 +28,7 @@ class BC(OfflineAlgorithm[BCConfig]):
 
     def loss(self, module: Module, batch: Batch) -> Loss:
         """The negative log-likelihood of the recorded actions."""
-        out = module(batch.obs)
+        out = batch.forward(module)
         imitation = -out.logp(batch.action).mean()
         if not self.config.entropy_weight:
             return Loss(imitation=imitation)

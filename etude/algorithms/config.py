@@ -7,6 +7,8 @@ from typing import Any, Literal, Self
 
 import torch
 
+from etude.algorithms.recorder import RecordConfig
+from etude.connectors import PreLearnerLike
 from etude.connectors.pipeline import ConnectorLike
 from etude.envs import EnvLike, Workers
 from etude.errors import SettingsError
@@ -36,9 +38,21 @@ _SHARED = {
     "whole_episodes",
     "count_steps_by",
     "callbacks",
+    "record",
     "window",
     "device",
     "threads",
+    "data",
+    "mode",
+    "buffer_size",
+    "num_workers",
+    "worker_kind",
+    "prefetch",
+    "on_bad",
+    "obs_filter",
+    "updates_per_iteration",
+    "evaluation_interval",
+    "evaluate_beside",
 }
 """Settings that can't be different for single modules."""
 
@@ -128,6 +142,9 @@ class AlgorithmConfig:
     callbacks: tuple[CallbackLike, ...] = ()
     """Code of your own that is called while episodes run in training (offline: in its evaluations), one after the
     other: objects or classes that inherit from `Callback`, or `module:Class`."""
+
+    record: RecordConfig = RecordConfig()
+    """Keep what is lived through in training (offline: in its evaluations) as a recording."""
 
     smoothing: Smoothing = "window"
     """What results say of episodes: `window`, over the last so many of them; or `ema`, their exponential moving
@@ -282,33 +299,85 @@ class OnPolicyConfig(ActingConfig):
         )
 
 
+DataLike = str | tuple[Any, ...] | Any
+"""A path, a glob or a URL; several of them; whatever else `Recording.open` takes; or a `Recording`."""
+
+
 @settings
 class OfflineConfig(AlgorithmConfig):
     """What algorithms that learn from a recording can be told. ``env`` is only for evaluation."""
 
-    data: str
-    """The recording to learn from: a folder."""
+    data: DataLike | None = None
+    """The recording to learn from: a folder, a file, a glob or a URL, several of them, a `Source`, or a `Recording` (as
+    it was opened, whatever `on_bad` says). None: batches are given to `learn_from`, and `env` has the spaces."""
 
     batch_size: int = 1024
-    """Steps in a gradient step."""
+    """Steps in a gradient step. Of a recurrent module, about so many, in whole sequences."""
 
     updates_per_iteration: int = 100
     """Gradient steps between two results."""
 
-    in_memory: bool | None = None
-    """Hold the data in memory, or stream it from the disk. None: in memory up to 1 GiB."""
+    mode: Literal["auto", "stream", "materialize_data", "materialize_mapped_data"] = "auto"
+    """Where the data is: `stream` reads it again in each epoch, in bounded memory; `materialize_data` holds in memory
+    what was recorded, `materialize_mapped_data` what connectors have made of it. auto: in memory up to 1 GiB."""
+
+    buffer_size: int = 65_536
+    """Steps that are shuffled together while streaming, at least 1: more mix better, and take more memory."""
+
+    num_workers: int = 0
+    """Workers that read, decode and let connectors work ahead, at least 0; 0: one thread that also makes batches."""
+
+    worker_kind: Literal["threads", "processes"] = "threads"
+    """What these are. Processes pay for sources and connectors that are much Python; they take a second to start."""
+
+    prefetch: int = 2
+    """Blocks of batches that are ready before they are asked for, at least 0: 0 makes them when they are."""
+
+    prelearner: PreLearnerLike | None = None
+    """Your own step between the recording and the learner: a function `(exp, connect) -> Experience`, or a `PreLearner`
+    with settings of its own; `connect(exp)` lets the connectors work as usual."""
+
+    on_bad: Literal["strict", "repair", "skip"] = "strict"
+    """What happens to bad data, such as NaN or steps that are there twice: an error, or it is mended where that needs
+    no invention, or left out; the latter two are counted and reported."""
+
+    obs_filter: Literal["data", "stored"] = "data"
+    """Where connectors that learn from observations, such as `normalize_obs`, have it from: all of the data, read once
+    before; or what was stored with the recording."""
+
+    max_segment_length: int = 128
+    """Where a loss looks along time, and for recurrent modules: longer segments are cut to so many steps, at least
+    1."""
+
+    burn_in: int = 0
+    """Steps before each of these that a recurrent module walks through first, from its initial state, without gradients
+    (Kapturowski et al. 2019)."""
 
     evaluation_interval: int = 1
     """Iterations between evaluations, where an env is given; 0 evaluates never."""
+
+    evaluate_beside: bool = False
+    """Evaluate a copy of the module in a thread while training goes on; the returns are in the result of the next
+    iteration in which an evaluation is due."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check(
             batch_size=(self.batch_size >= 1, "at least 1"),
             updates_per_iteration=(self.updates_per_iteration >= 1, "at least 1"),
+            buffer_size=(self.buffer_size >= 1, "at least 1"),
+            num_workers=(self.num_workers >= 0, "at least 0"),
+            prefetch=(self.prefetch >= 0, "at least 0"),
+            max_segment_length=(self.max_segment_length >= 1, "at least 1"),
+            burn_in=(self.burn_in >= 0, "at least 0"),
             evaluation_interval=(self.evaluation_interval >= 0, "at least 0"),
             lr=(isinstance(self.lr, int | float), "a number offline, where no env steps are counted"),
         )
+        if self.data is None and self.env is None:
+            raise SettingsError(
+                "`data` is missing: give the recording to learn from, such as data='data/expert'; or, where batches "
+                "are given to learn_from, an `env` that has the spaces."
+            )
 
 
 def check_device(device: str) -> None:

@@ -1,36 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
 """OfflineAlgorithm: learn from a recording."""
 
-from collections.abc import Iterator, Mapping
-from functools import cached_property
-from itertools import islice
+import copy
+import dataclasses
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 from gymnasium.spaces import Tuple
 
 from etude import columns as col
-from etude.algorithms.base import Algorithm
+from etude.algorithms.base import Algorithm, together
+from etude.algorithms.beside import Beside
 from etude.algorithms.components import Component
 from etude.algorithms.config import OfflineConfig
+from etude.algorithms.playing import by_student, runner_for
 from etude.algorithms.result import Stop
-from etude.algorithms.students import MAIN, Spaces
-from etude.connectors import overrides
+from etude.algorithms.students import Spaces, Student, modules_given, spaces_in
+from etude.connectors import Connector, Pipeline, overrides
+from etude.connectors.stored import state_from_json
+from etude.envs import make_arena
 from etude.errors import DataError, SettingsError
-from etude.experience import Experience
 from etude.learners import Update
+from etude.learners.batch import as_tensors
 from etude.spaces import leaf_dtype, leaf_shape, leaves
 
 if TYPE_CHECKING:
+    from etude.algorithms.feeding import Feed
     from etude.recordings import Recording
+    from etude.recordings.pipeline import Parted
+    from etude.recordings.preparation import Preparation
 
 C = TypeVar("C", bound=OfflineConfig)
 
 MEMORY_LIMIT = 2**30
+"""Bytes of observations and actions, up to which ``mode="auto"`` holds the data in memory."""
+
+_MADE_UP = (col.VALUE, col.ADVANTAGE, col.VALUE_TARGET)
+"""What was recorded of these is of the module that acted then; who learns makes their own."""
 
 
 class OfflineAlgorithm(Algorithm[C]):
-    """Learns from a recording, in batches that see every step once an epoch. Define `loss`, and `columns` it needs."""
+    """Learns from a recording, in batches that see every step once an epoch. Define `loss`, and `columns` it needs.
+
+    Where `learner_connectors` have one that asks the module, as `GAE` does, batches are of segments, and such
+    connectors and those behind see each of them just before it is learned from: what they add is never stale.
+    """
 
     columns: ClassVar[tuple[str, ...]] = (col.OBS, col.ACTION)
     """The columns that the loss needs; ``next_obs``, ``terminated`` and ``truncated`` can be among them."""
@@ -39,9 +57,15 @@ class OfflineAlgorithm(Algorithm[C]):
         """The spaces of the recording; its env is not needed, nor, once saved, the recording itself to act."""
         if self._saved_spaces is not None:
             return self._saved_spaces
-        if self.config.modules is not None:
-            raise SettingsError("`modules` is set, but several modules can't learn from a recording yet: leave it out.")
-        return {MAIN: (self.recording.obs_space, self.recording.action_space)}
+        names = list(modules_given(self.config))
+        if self.config.data is None:
+            assert self.config.env is not None  # the config has seen to that
+            arena = make_arena(self.config.env, 1, exact=False)
+            try:
+                return spaces_in(arena, names, self.config.module_of)
+            finally:
+                arena.close()
+        return dict.fromkeys(names, (self.recording.obs_space, self.recording.action_space))
 
     @cached_property
     def recording(self) -> "Recording":
@@ -52,8 +76,11 @@ class OfflineAlgorithm(Algorithm[C]):
         """
         from etude.recordings import Recording  # needs pyarrow, which acting does not
 
-        recording = Recording.open(self.config.data)
-        saved = None if self._saved_spaces is None else self._saved_spaces[MAIN]
+        if self.config.data is None:
+            raise SettingsError("there is no recording to learn from: set `data`, or give batches to `learn_from`.")
+        data = self.config.data
+        recording = data if isinstance(data, Recording) else Recording.open(data, on_bad=self.config.on_bad)
+        saved = None if self._saved_spaces is None else next(iter(self._saved_spaces.values()))
         if saved not in (None, (recording.obs_space, recording.action_space)):
             raise DataError(
                 f"{self.config.data} has the spaces {recording.obs_space} and {recording.action_space}, but this run "
@@ -63,9 +90,13 @@ class OfflineAlgorithm(Algorithm[C]):
 
     def setup(self) -> None:
         """Nothing is opened before it is needed."""
-        self._batches: Iterator[Mapping[str, Any]] | None = None
+        self._feeds: dict[str, Feed] | None = None
+        self._given: dict[str, Feed] | None = None
+        self._epochs: dict[str, int] = {}
+        """The size of an epoch of each module, where a saved run had found it out."""
         self._has_seen_data = False
         """The connectors have learned from the recording."""
+        self._beside: Beside | None = None
 
     def check_stop(self, stop: Stop) -> None:
         """Also where returns are never measured."""
@@ -78,85 +109,261 @@ class OfflineAlgorithm(Algorithm[C]):
             raise SettingsError("`stop.env_steps` is set, but no steps are sampled here: use `updates` or `seconds`.")
         super().check_stop(stop)
 
-    def training_step(self) -> Update:
-        """``updates_per_iteration`` gradient steps, and an evaluation when it is due."""
-        config = self.config
-        if self._batches is None:
-            with self.timed("open"):
-                self._batches = self._open()
-        with self.timed("update"):
-            num = config.updates_per_iteration * config.accumulate
-            update = self.student.learner.update_from(islice(self._batches, num))
-        interval = config.evaluation_interval
-        if config.env is not None and interval and (self.iteration + 1) % interval == 0:
-            with self.timed("evaluate"):
-                self._evaluate()
-        return update
+    # -- learning -----------------------------------------------------------------------------------------------
 
-    def _evaluate(self) -> None:
-        runner = self.new_runner(None, self.config.evaluation_episodes, self._seed, self.callbacks)
-        try:
-            runner.collect(num_episodes=self.config.evaluation_episodes, explore=False)
-            self.take_finished(runner.take_finished())
-        finally:
-            runner.close()
-
-    def _open(self) -> Iterator[Mapping[str, Any]]:
-        """Endless batches, from where the run stands."""
-        start = self.learner.updates * self.config.accumulate
-        if self._fits_in_memory():
-            return self.batches_of(self._prepared(self.recording.read()), start)
-        if any(overrides(c, "offline") for c in (*self.connectors.connectors, *self.to_learner.connectors)):
-            raise SettingsError(
-                f"{self.config.data} is to be streamed, which connectors can't be applied to yet: set in_memory=True, "
-                "or leave the connectors out."
-            )
-        return self.batches_of(self.recording, start)
-
-    def batches_of(self, data: "Experience | Recording", start: int) -> Iterator[Mapping[str, Any]]:
-        """Endless batches of ``batch_size`` single steps in random order.
-
-        An algorithm may make others, and may look at the module to do so: a batch is asked for only when the gradient
-        step on the one before it has been made.
+    def learn_from(self, batches: Iterable[Any] | Mapping[str, Iterable[Any]] | None) -> None:
+        """Learn from these batches instead of the recording's; None: from the recording again.
 
         Args:
-            data: In memory, as the module sees it; or the recording, to be streamed.
-            start: The first batch to give, as if that many had been taken before.
+            batches: Columns ``[B, ...]`` by name, as the module sees them, or Experience for a recurrent module; by
+                module id where there are several modules. They are not part of a checkpoint.
         """
-        size = self.config.batch_size
-        if not isinstance(data, Experience):
-            return data.batches(size, columns=self.columns, seed=self._seed, start=start)
-        from etude.recordings import sample_batches
+        from etude.algorithms.feeding import Feed
 
-        return sample_batches(data, size, columns=self.columns, seed=self._seed, start=start)
+        if batches is None:
+            self._given = None
+            return
+        given = batches if isinstance(batches, Mapping) else {next(iter(self.students)): batches}
+        if given.keys() != self.students.keys():
+            raise SettingsError(f"there are batches for {sorted(given)}, but the modules are {sorted(self.students)}.")
+        self._given = {name: Feed(own, self.students[name]) for name, own in given.items()}
+
+    def training_step(self) -> Update:
+        """``updates_per_iteration`` gradient steps of each module, and an evaluation when it is due."""
+        from etude.algorithms.feeding import report
+
+        feeds = self._given
+        if feeds is None:
+            if self._feeds is None:
+                with self.timed("open"):
+                    self._feeds = self._opened()
+            feeds = self._feeds
+        self.before_update(self.env_steps)
+        begin = time.perf_counter()
+        updates = {name: self._updated(name, feed) for name, feed in self.learner.chosen(feeds).items()}
+        seconds = time.perf_counter() - begin
+        self.data_flow, self.bottleneck = report(feeds, seconds, self.config.num_workers)
+        self.took("wait", self.data_flow["wait"])
+        self.took("update", seconds - self.data_flow["wait"])
+        interval = self.config.evaluation_interval
+        if self.config.env is not None and interval and (self.iteration + 1) % interval == 0:
+            with self.timed("evaluate"):
+                self._evaluate()
+        several = len(self.students) > 1
+        return Update(
+            together({name: update.losses for name, update in updates.items()}, several=several),
+            together({name: update.metrics for name, update in updates.items()}, several=several) | self._left_out(),
+        )
+
+    def _left_out(self) -> dict[str, float]:
+        """The steps that could not be learned from, over the lifetime, by kind."""
+        if self._given is not None:
+            return {}
+        early = sum(feed.pipeline.left_out for feed in (self._feeds or {}).values() if feed.pipeline)
+        found = {"early_or_dropped": early} | self.recording.left_out
+        return {f"left_out/{kind}": float(count) for kind, count in found.items() if count}
+
+    def _updated(self, name: str, feed: "Feed") -> Update:
+        with self.settings_of(name):
+            num = self.config.updates_per_iteration * self.config.accumulate
+            return self.students[name].learner.update_from(feed.take(num))
+
+    def _evaluate(self) -> None:
+        num = self.config.evaluation_episodes
+        if not self.config.evaluate_beside:
+            runner = self.new_runner(None, num, self._seed, self.callbacks)
+            try:
+                parts = runner.collect_each(num_episodes=num, explore=False)
+                self.take_finished(runner.take_finished())
+                self.recorder.take(self, by_student(parts), tag=f"@{self.updates}")  # all name their episodes alike
+            finally:
+                runner.close()
+            return
+        if self._beside is not None:
+            self.take_finished(self._beside.finished())
+            self.recorder.take(self, by_student(self._beside.parts), tag=f"@{self._beside.updates}")
+        students = {
+            name: dataclasses.replace(student, module=copy.deepcopy(student.module))
+            for name, student in self.students.items()
+        }
+        assert self.config.env is not None
+        runner = runner_for(self.config, self.config.env, num, students, self._seed, self.callbacks)
+        self._beside = Beside(runner, num, self.updates)
+
+    # -- the way of the data ------------------------------------------------------------------------------------
+
+    def _opened(self) -> "dict[str, Feed]":
+        """What feeds each module, from where the run stands."""
+        feeds = {}
+        for name in self.students:
+            with self.settings_of(name):
+                feeds[name] = self._feed(name)
+        self._has_seen_data = True
+        return feeds
+
+    def _feed(self, name: str) -> "Feed":
+        from etude.algorithms.feeding import Feed
+        from etude.recordings.pipeline import DataPipeline, Flow
+
+        config, student = self.config, self.students[name]
+        early, fresh = _parted(student.to_learner)
+        prepare = self._preparation(name, student, early)
+        columns = self._columns_read(student, early)
+        in_memory = self._hold(fresh)
+        source = self._source(columns, in_memory)
+        if not self._has_seen_data:
+            self._learn(name, prepare, source, columns)
+        make, size = self._made(student, fresh)
+        seed = self._seed
+        if config.modules is not None:
+            seed = int(np.random.SeedSequence([seed, *name.encode()]).generate_state(1)[0])
+        pipeline = DataPipeline(
+            source,
+            columns,
+            prepare,
+            make,
+            size,
+            Flow(
+                buffer_size=config.buffer_size,
+                num_workers=config.num_workers,
+                worker_kind=config.worker_kind,
+                prefetch=0 if in_memory == "prepared" else config.prefetch,
+                seed=seed,
+            ),
+            by_segments=student.module.recurrent,
+            hold_prepared=in_memory == "prepared",
+            epoch_size=self._epochs.get(name),
+            to_device=None if config.device == "cpu" else partial(as_tensors, device=config.device),
+        )
+        start = student.learner.updates * config.accumulate
+        return Feed(pipeline.batches(start), student, fresh, pipeline)
+
+    def _preparation(self, name: str, student: Student, early: list[Connector]) -> "Preparation":
+        from etude.algorithms.feeding import SegmentsOf
+        from etude.recordings.preparation import Preparation
+
+        select = None
+        if self.config.modules is not None and (len(self.students) > 1 or self.config.module_of is not None):
+            select = SegmentsOf(name, tuple(self.students), self.config.module_of)
+        return Preparation(student.connectors, Pipeline(early), select=select, own=self.config.prelearner)
+
+    def _made(self, student: Student, fresh: list[Connector]) -> tuple[Any, int]:
+        """Whether batches are of steps or of segments, and how many of these."""
+        from etude.recordings.pipeline import Cuts, Steps
+
+        config = self.config
+        if student.module.recurrent:
+            derived = [root for root in self.columns if root in (col.NEXT_OBS, col.TERMINATED, col.TRUNCATED)]
+            if fresh or derived:
+                raise SettingsError(
+                    f"{self.name} needs {'values along time' if fresh else ', '.join(derived)}, which recordings can't "
+                    "give a recurrent module: take a network without a memory, with `frame_stack` perhaps, or bc."
+                )
+            return Cuts(config.max_segment_length, config.burn_in), max(
+                1, config.batch_size // config.max_segment_length
+            )
+        return Cuts(config.max_segment_length) if fresh else Steps(self.columns), config.batch_size
+
+    def _columns_read(self, student: Student, early: list[Connector]) -> tuple[str, ...] | None:
+        """The step columns to read; None is all."""
+        wanted = dict.fromkeys(col.OBS if root == col.NEXT_OBS else root for root in self.columns)
+        for root in (col.TERMINATED, col.TRUNCATED):
+            wanted.pop(root, None)
+        looking = [c for c in (*student.connectors.connectors, *student.to_learner.connectors) if _looks(c)]
+        there = self.recording.columns
+        if self.config.prelearner is not None or any(connector.needs is None for connector in looking):
+            kept = [name for name in there if name in wanted or name not in _MADE_UP]
+            return tuple(kept)
+        wanted |= dict.fromkeys(root for connector in looking for root in connector.needs or ())
+        made = [root for root in wanted if not col.under(there, root)]
+        if made and any(_looks(connector) for connector in early):  # one of them may add it
+            wanted = {root: None for root in wanted if root not in made}
+        return tuple(wanted)
+
+    def _hold(self, fresh: list[Connector]) -> str:
+        """What is held in memory: nothing, what was ``recorded``, or what is ``prepared``."""
+        mode = self.config.mode
+        if mode == "materialize_mapped_data" and fresh:
+            raise SettingsError(
+                f"`mode` is materialize_mapped_data, but {fresh[0].name} asks the module, which changes while it "
+                "learns: what it gives can't be held. Take materialize_data, stream or auto."
+            )
+        if mode == "auto":
+            return "prepared" if self._fits_in_memory() else "nothing"
+        return {"stream": "nothing", "materialize_data": "recorded"}.get(mode, "prepared")
+
+    def _source(self, columns: tuple[str, ...] | None, hold: str) -> "Parted":
+        from etude.recordings.pipeline import PIECE_ROWS, InMemory
+
+        if hold == "nothing":
+            return self.recording
+        exp = self.recording.read(columns=columns)
+        return InMemory(exp, sys.maxsize if hold == "prepared" else PIECE_ROWS)
+
+    def _learn(self, name: str, prepare: "Preparation", source: "Parted", columns: tuple[str, ...] | None) -> None:
+        """Let connectors learn from the recording what they know of observations."""
+        learning = [
+            c for c in (*prepare.connectors.connectors, *prepare.to_learner.connectors) if overrides(c, "update")
+        ]
+        if not learning:
+            return
+        if self.config.obs_filter == "data":
+            for k in range(source.num_parts):
+                prepare.learn(source.part(k, columns))
+            return
+        stored = self.recording.meta.get("filter")
+        if stored is None:
+            raise DataError(
+                f"{self.config.data} has no observation filter stored with it: take obs_filter='data', which reads the "
+                "data once for it."
+            )
+        state_from_json(prepare.connectors, stored[name] if self.config.modules is not None else stored)
 
     def _fits_in_memory(self) -> bool:
-        if self.config.in_memory is not None:
-            return self.config.in_memory
         parts = leaves(Tuple((self.recording.obs_space, self.recording.action_space)), "row").values()
         row = sum(int(np.prod(leaf_shape(leaf))) * leaf_dtype(leaf).itemsize for leaf in parts)
-        return (row + 64) * self.recording.num_steps <= MEMORY_LIMIT
+        most = MEMORY_LIMIT // (row + 64)
+        return self.recording.rows_up_to(most) <= most
 
-    def _prepared(self, exp: Experience) -> Experience:
-        if not self._has_seen_data:
-            self.connectors.update(exp)
-        seen = self.connectors.offline(exp)
-        if not self._has_seen_data:
-            self.to_learner.update(seen)
-            self._has_seen_data = True
-        return self.to_learner.offline(seen, self.module)
+    # -- state --------------------------------------------------------------------------------------------------
 
     def components(self) -> dict[str, Component]:
-        """Also ``data``: whether the connectors have learned from the recording."""
-        return {
-            **super().components(),
-            "data": Component(
-                lambda: {"was_seen": self._has_seen_data},
-                lambda state: setattr(self, "_has_seen_data", state["was_seen"]),
-            ),
-        }
+        """Also ``data``: whether the connectors have learned from the recording, and how large its epochs are."""
+        return {**super().components(), "data": Component(self._data_state, self._set_data)}
+
+    def _data_state(self) -> dict[str, Any]:
+        found = {name: feed.pipeline.epoch_size for name, feed in (self._feeds or {}).items() if feed.pipeline}
+        known = {name: size for name, size in found.items() if size is not None}
+        return {"was_seen": self._has_seen_data, "epochs": self._epochs | known}
+
+    def _set_data(self, state: Mapping[str, Any]) -> None:
+        self._has_seen_data, self._epochs = state["was_seen"], dict(state["epochs"])
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go on from `get_state`."""
         super().set_state(state)
-        self._batches = None  # to be opened where the run stands
+        self._close_feeds()  # to be opened where the run stands
+
+    def _close_feeds(self) -> None:
+        for feed in (self._feeds or {}).values():
+            feed.close()
+        self._feeds = None
+
+    def close(self) -> None:
+        """End what reads and what evaluates, and what is recorded."""
+        if hasattr(self, "_feeds"):  # not so where making the modules failed
+            self._close_feeds()
+            if self._beside is not None:
+                self._beside.close()
+        super().close()
+
+
+def _parted(to_learner: Pipeline) -> tuple[list[Connector], list[Connector]]:
+    """The learner's connectors before the first that asks the module, and those from there on."""
+    connectors = to_learner.connectors
+    first = next((i for i, connector in enumerate(connectors) if connector.uses_module), len(connectors))
+    return connectors[:first], connectors[first:]
+
+
+def _looks(connector: Connector) -> bool:
+    return overrides(connector, "offline") or overrides(connector, "update")

@@ -3,8 +3,8 @@
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from gymnasium import Env
@@ -21,17 +21,19 @@ from etude.experience import Experience
 from etude.runners import CallbackLike, Finished, Lengths, Runner
 from etude.spaces import Space, leaf_shape, leaves
 
-if TYPE_CHECKING:
-    from etude.recordings import RecordingWriter
-
 _RULES = ("max_steps", "restart_failed", "max_restarts", "check")  # what holds for an env wherever it is
 _AT_A_TIME = 4  # episodes of each slot that are held in memory together
 
 
 def play(
-    runner: Runner, num_episodes: int, *, explore: bool, updates: int, to: "RecordingWriter | None" = None
+    runner: Runner,
+    num_episodes: int,
+    *,
+    explore: bool,
+    updates: int,
+    to: Callable[[Mapping[str, Experience]], None] | None = None,
 ) -> Evaluation:
-    """Play whole episodes, write them down where ``to`` says so, and close the runner."""
+    """Play whole episodes, give them by module id to ``to``, and close the runner."""
     begin = time.perf_counter()
     at_a_time = _AT_A_TIME * runner.arena.num_slots
     parts: list[Finished] = []
@@ -42,8 +44,7 @@ def play(
             parts.append(runner.take_finished())
             faulty += int(runner.stats().get("faulty_episodes", 0))
             if to is not None:
-                for exp in experience.values():
-                    to.write(exp)
+                to(by_student(experience))
     finally:
         runner.close()
     seconds = time.perf_counter() - begin

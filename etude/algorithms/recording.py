@@ -2,7 +2,7 @@
 """Episodes that an algorithm plays, written to a recording."""
 
 import os
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,14 @@ from etude.algorithms import saving
 from etude.algorithms.base import Algorithm
 from etude.algorithms.playing import play
 from etude.algorithms.result import Evaluation
-from etude.algorithms.students import MAIN
+from etude.algorithms.students import MAIN, Spaces, spaces_in
+from etude.connectors.stored import learns, state_to_json
 from etude.envs import EnvLike, env_name
-from etude.errors import SettingsError
-from etude.recordings import Recording, RecordingWriter
+from etude.errors import DataError
+from etude.places import located
+from etude.recordings import Recording
+from etude.recordings.compression import CompressionLike
+from etude.recordings.module_writers import Kind, ModuleWriters, folders_of
 
 
 def record(
@@ -26,38 +30,86 @@ def record(
     seed: int | None,
     explore: bool,
     append: bool,
+    compression: CompressionLike | None,
+    max_rows_per_file: int,
+    max_file_size: int,
 ) -> Evaluation:
     """See `Algorithm.record`."""
-    if append and seed is not None and any(Path(path).glob("*.parquet")):
-        there = Recording.open(path).num_episodes
-        seed = int(np.random.SeedSequence([seed, there]).generate_state(1)[0])  # else they might be there already
+    folder = os.fspath(path)
+    if append and seed is not None:
+        there = _num_episodes(folder, kinds_of(algorithm))
+        if there:  # else these episodes might be there already
+            seed = int(np.random.SeedSequence([seed, there]).generate_state(1)[0])
     runner = algorithm.new_runner(env, num_episodes, seed)
+    where = env if env is not None else algorithm.config.env
+    assert where is not None  # new_runner has seen to that
+    try:
+        kinds = kinds_of(algorithm, spaces_in(runner.arena, list(algorithm.students), algorithm.config.module_of))
+        writers = ModuleWriters(
+            folder,
+            kinds,
+            columns=algorithm.recorded,
+            layout="table",  # whole episodes come anyway
+            append=append,
+            env=env_name(where),
+            meta=meta_of(algorithm, explore=explore, seed=seed),
+            compression=compression,
+            max_rows_per_file=max_rows_per_file,
+            max_file_size=max_file_size,
+        )
+    except BaseException:
+        runner.close()
+        raise
+    try:
+        return play(
+            runner,
+            num_episodes,
+            explore=explore,
+            updates=algorithm.updates,
+            to=lambda parts: writers.take(parts, kinds),
+        )
+    finally:
+        writers.close()
+
+
+def kinds_of(algorithm: Algorithm[Any], spaces: Mapping[str, Spaces] | None = None) -> dict[str, Kind]:
+    """For each module the spaces of what is recorded of it: observations as the env gives them, actions as it chooses.
+
+    Args:
+        algorithm: Whose modules.
+        spaces: Those on the env's side, where it is not the env of training.
+    """
+    given = algorithm.spaces if spaces is None else spaces
+    return {name: (given[name][0], student.module.action_space) for name, student in algorithm.students.items()}
+
+
+def meta_of(algorithm: Algorithm[Any], *, explore: bool, seed: int | None) -> dict[str, Any]:
+    """What is kept beside the data: who acted, and under ``filter`` what its connectors have learned.
+
+    ``filter`` is what `etude.connectors.stored.state_to_json` gives, by module id where there are ``modules``; it is
+    there where a connector learns.
+    """
+    students = algorithm.students
     several = algorithm.config.modules is not None
-    nets = {name: saving.name_of(type(student.module.net)) for name, student in algorithm.students.items()}
-    first = next(iter(algorithm.students.values()))
-    meta = {
+    nets = {name: saving.name_of(type(student.module.net)) for name, student in students.items()}
+    learned = {name: state_to_json(s.connectors) for name, s in students.items() if learns(s.connectors)}
+    meta: dict[str, Any] = {
         "algorithm": saving.name_of(type(algorithm)),
         "module": nets if several else nets[MAIN],
-        "connectors": [repr(connector) for connector in first.connectors.connectors],
+        "connectors": [repr(connector) for connector in next(iter(students.values())).connectors.connectors],
         "explore": explore,
         "seed": seed,
         "updates": algorithm.updates,
     }
-    where = env if env is not None else algorithm.config.env
-    assert where is not None  # new_runner has seen to that
-    if len(runner.arena.kinds) > 1:
-        runner.close()
-        raise SettingsError(
-            f"the agents of {env_name(where)} have different spaces, which one recording can't hold yet: record "
-            "envs whose agents have equal spaces."
-        )
-    with RecordingWriter(
-        path,
-        obs_space=runner.arena.kinds[0].obs_space,
-        action_space=first.module.action_space,
-        env=env_name(where),
-        meta=meta,
-        columns=algorithm.recorded,
-        append=append,
-    ) as writer:
-        return play(runner, num_episodes, explore=explore, updates=algorithm.updates, to=writer)
+    if learned:
+        meta["filter"] = learned if several else learned[MAIN]
+    return meta
+
+
+def _num_episodes(path: str, kinds: Mapping[str, Kind]) -> int:
+    """The episodes that are there already; 0 where nothing can be read."""
+    folder = next(iter(folders_of(kinds).values()))
+    try:
+        return Recording.open(located(path) / folder if folder else located(path)).num_episodes
+    except DataError:
+        return 0  # if something is there that can't be read, the writer says so

@@ -81,6 +81,14 @@ class Result:
     resumed: str | None = None
     """After a checkpoint was loaded, in the first result: how the running episodes went on: ``get_state`` (through
     the env's own methods), ``snapshot``, ``new episodes: why``, or ``no episode was running``."""
+    data: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Offline, how the data flowed in this iteration: seconds of ``read``, ``decode``, ``connectors`` (prelearner
+    included) and ``shuffle``, of all workers together, and of ``wait``, in which the learner had none;
+    ``steps_per_s`` that came out of the connectors, ``mb_per_s`` read from files as far as they tell, and ``queue``,
+    the blocks that were ready when one was taken, in the mean. {} otherwise."""
+    bottleneck: str = ""
+    """Offline, what this iteration took longest for: ``update``, where data was waited for less than a tenth of the
+    time; else the slowest of ``read``, ``decode``, ``connectors`` and ``shuffle``."""
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain data."""

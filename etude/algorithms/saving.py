@@ -4,19 +4,30 @@
 import dataclasses
 import importlib
 import inspect
+import os
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from etude.connectors import Connector, FunctionConnector
+from etude.connectors import Connector, FunctionConnector, PreLearner
 from etude.errors import CheckpointError
 from etude.runners import Callback
 from etude.settings import from_dict, merged, settings_inside, typed
+from etude.urls import without_credentials
 
 C = TypeVar("C")
 
 REF = "$ref"
 MADE = "$made"
 UNSAVED = "$unsaved"
+
+
+_MADE_BY_ARGUMENTS = (Connector, Callback, PreLearner)
+"""What is made again of its class and the arguments that it keeps."""
+
+
+def _is_source(cls: type) -> bool:
+    """Whether it says where recorded data is; asked by name, since its module needs pyarrow."""
+    return cls.__module__.startswith("etude.recordings.formats.") and dataclasses.is_dataclass(cls)
 
 
 def name_of(thing: Any) -> str:
@@ -42,13 +53,17 @@ def find(name: str, what: str, remedy: str = "") -> Any:
 
 def to_plain(value: Any) -> Any:
     """A setting as plain data. What has no name to be found by is marked, so that loading can ask for it."""
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, bool | int | float):
         return value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if isinstance(value, str):
+        return without_credentials(value)  # a URL of data may hold some
+    if dataclasses.is_dataclass(value) and not isinstance(value, type) and not _is_source(type(value)):
         return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, FunctionConnector):
         return to_plain(value.fn)
-    if isinstance(value, Connector | Callback):
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, _MADE_BY_ARGUMENTS) or _is_source(type(value)):
         return _made_again(value)
     if isinstance(value, list | tuple):
         return [to_plain(item) for item in value]
@@ -66,7 +81,7 @@ def _is_found_by_name(value: Any) -> bool:
         return False
 
 
-def _made_again(thing: Connector | Callback) -> Any:
+def _made_again(thing: Any) -> Any:
     """A thing by its class and the arguments it was made with, which it keeps as attributes of the same names."""
     names = inspect.signature(type(thing)).parameters
     arguments = {name: to_plain(getattr(thing, name)) for name in names if hasattr(thing, name)}
@@ -87,9 +102,9 @@ def from_plain(value: Any, what: str) -> Any:
             return find(value[REF], what, f": {remedy}")
         if MADE in value:
             made = find(value[MADE], what, f": {remedy}")
-            if not (isinstance(made, type) and issubclass(made, Connector | Callback)):
+            if not (isinstance(made, type) and (issubclass(made, _MADE_BY_ARGUMENTS) or _is_source(made))):
                 raise CheckpointError(
-                    f"{what} names {value[MADE]}, which is no connector or callback: the checkpoint is not sound."
+                    f"{what} names {value[MADE]}, which is nothing that settings hold: the checkpoint is not sound."
                 )
             return made(**{name: from_plain(item, what) for name, item in value["with"].items()})
         if UNSAVED in value:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias, cast
 
+from etude import urls
 from etude.atomic import sync, write_atomically
 from etude.errors import CheckpointError
 
@@ -143,34 +144,17 @@ def folder_at(where: Where) -> Folder:
         CheckpointError: nothing here knows such URLs.
     """
     url = os.fspath(where)
-    if "://" not in url:
+    if not urls.is_url(url):
         return LocalFolder(Path(url))
-    from pyarrow import ArrowException
-    from pyarrow.fs import FileSystem, LocalFileSystem
+    from pyarrow.fs import LocalFileSystem
 
-    try:
-        system, path = FileSystem.from_uri(url)
-    except (ArrowException, OSError) as error:
-        return _by_fsspec(url, error)
-    return LocalFolder(Path(path)) if isinstance(system, LocalFileSystem) else RemoteFolder(system, path, url)
+    system, path = urls.system_of(url, CheckpointError)
+    if isinstance(system, LocalFileSystem):
+        return LocalFolder(Path(path))
+    return RemoteFolder(system, path, urls.redacted(url))
 
 
 def inside(where: Where, name: str) -> str:
     """The path or URL of ``name`` in the folder ``where``."""
     text = os.fspath(where)
-    return f"{text.rstrip('/')}/{name}" if "://" in text else str(Path(text) / name)
-
-
-def _by_fsspec(url: str, reason: Exception) -> Folder:
-    from pyarrow.fs import FSSpecHandler, PyFileSystem
-
-    try:
-        import fsspec.core  # type: ignore[import-untyped]
-
-        system, path = fsspec.core.url_to_fs(url)
-    except (ImportError, ValueError, OSError) as error:
-        raise CheckpointError(
-            f"can't open {url}: pyarrow says: {str(reason).rstrip('.')}; fsspec says: {str(error).rstrip('.')}. "
-            "Install fsspec and its driver for such URLs (as s3fs for s3://), or give a path."
-        ) from error
-    return RemoteFolder(PyFileSystem(FSSpecHandler(system)), path, url)
+    return urls.inside(text, name) if urls.is_url(text) else str(Path(text) / name)

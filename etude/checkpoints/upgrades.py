@@ -11,11 +11,12 @@ from typing import Any, TypeAlias
 Document: TypeAlias = dict[str, Any]
 """A manifest as it lies on the disk: ``tree`` and ``meta`` are encoded (see `etude.checkpoints.codec`)."""
 
-VERSION = 2
+VERSION = 3
 """Of the format that is written.
 
 1: one SHA-256 for the whole safetensors file; the state of an algorithm by student.
 2: a CRC-32 for each array; the state of an algorithm is a flat dict of components.
+3: MARWIL's average is a connector's; offline runs keep the size of their epochs, and have a `mode`.
 """
 
 
@@ -44,5 +45,24 @@ def _from_1(document: Document) -> Document:
     return {**document, "tree": components | {name: tree[name] for name in ("figures", "counters", "seed")}}
 
 
-UPGRADES: dict[int, Callable[[Document], Document]] = {1: _from_1}
+def _from_2(document: Document) -> Document:
+    """What offline algorithms keep."""
+    tree, meta = document["tree"], document["meta"]
+    if not (isinstance(tree, dict) and isinstance(meta, dict) and isinstance(meta.get("config"), dict)):
+        return document
+    tree, config = dict(tree), dict(meta["config"])
+    if "in_memory" in config:
+        config["mode"] = {True: "materialize_data", False: "stream"}.get(config.pop("in_memory"), "auto")
+    if "data" in tree:
+        tree["data"] = {**tree["data"], "epochs": {}}
+    if "advantages" in tree and config.get("beta"):
+        average = tree.pop("advantages")
+        learner = {"connectors": [{"name": "gae", "state": {}}]}
+        learner["connectors"].append({"name": "advantage_weights", "state": {"mean_square": average}})
+        tree["connectors/main"] = {**tree["connectors/main"], "learner": learner}
+    tree.pop("advantages", None)
+    return {**document, "tree": tree, "meta": {**meta, "config": config}}
+
+
+UPGRADES: dict[int, Callable[[Document], Document]] = {1: _from_1, 2: _from_2}
 """What brings a manifest of a version to the next one."""

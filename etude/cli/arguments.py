@@ -9,10 +9,13 @@ from typing import Any, Literal, NamedTuple
 
 from etude.algorithms import (
     BC,
+    CQL,
     DQN,
+    IQL,
     MARWIL,
     PPO,
     SAC,
+    TD3BC,
     Algorithm,
     AlgorithmConfig,
     Checkpoints,
@@ -20,12 +23,13 @@ from etude.algorithms import (
     config_class,
     load,
 )
-from etude.algorithms.config import ModuleLike, ModulesLike, TrainedLike
+from etude.algorithms.config import DataLike, ModuleLike, ModulesLike, TrainedLike
 from etude.algorithms.keeping import check_metric
 from etude.algorithms.saving import find, name_of
 from etude.checkpoints import load_meta
 from etude.cli import files, flags, folders, words
 from etude.cli.logs import Log
+from etude.connectors import PreLearnerLike
 from etude.connectors.pipeline import BY_NAME, ConnectorLike
 from etude.errors import SettingsError
 from etude.learners import Schedule
@@ -38,6 +42,9 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "sac": SAC,
     "bc": BC,
     "marwil": MARWIL,
+    "iql": IQL,
+    "cql": CQL,
+    "td3_bc": TD3BC,
 }
 """The algorithms that come with Etude, by their names."""
 
@@ -249,5 +256,7 @@ _CONVERTERS: dict[Any, Any] = {
     ModulesLike | None: _imported("modules", "Class"),
     ModuleOf | None: _imported("module_of", "function"),
     TrainedLike | None: _trained,
+    DataLike | None: str,
+    PreLearnerLike | None: _imported("prelearner", "function"),
     tuple[ConnectorLike, ...]: _connector,
 }

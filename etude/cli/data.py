@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``etude data``: look into recordings. Imports no torch."""
+"""``etude data``: look into recordings, and make others of them. Imports no torch."""
 
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from etude.cli import files, flags
+from etude.cli import data_editing, files, flags
 from etude.errors import SettingsError
 from etude.settings import nearest, settings
 
@@ -30,9 +30,12 @@ class ConvertOptions(DataOptions):
     to: str
     """The folder of the new recording."""
 
+    format: str = "etude"
+    """What to write: `etude`; `rllib-episodes` or `rllib-table`, which RLlib reads; or `minari`."""
+
 
 def main(args: list[str]) -> int:
-    """Run ``etude data info|validate|convert ...``."""
+    """Run ``etude data info|validate|convert|merge|...``."""
     if not args or args[0] in ("-h", "--help"):
         listed = "\n".join(f"  {name:<10}{about}" for name, (_, about) in COMMANDS.items())
         sys.stdout.write(f"usage: etude data COMMAND PATH [--json]\n\ncommands:\n{listed}\n")
@@ -43,10 +46,11 @@ def main(args: list[str]) -> int:
         hint = f"Nearest: `{near}`." if near else f"There are {', '.join(COMMANDS)}."
         raise SettingsError(f"etude data has no command `{name}`. {hint}")
     command, about = COMMANDS[name]
-    if name == "convert" and len(rest) > 1 and not rest[1].startswith("-"):
+    if name in ("convert", "filter", "sample") and len(rest) > 1 and not rest[1].startswith("-"):
         rest = [rest[0], "--to", *rest[1:]]
-    takes = ConvertOptions if name == "convert" else DataOptions
-    return command(flags.options(takes, rest, prog=f"etude data {name}", about=about, positional="path"))
+    takes = TAKES.get(name, DataOptions)
+    positional = "paths" if name == "merge" else "path"
+    return command(flags.options(takes, rest, prog=f"etude data {name}", about=about, positional=positional))
 
 
 def info(options: DataOptions) -> int:
@@ -75,28 +79,38 @@ def validate(options: DataOptions) -> int:
 
 
 def convert(options: ConvertOptions) -> int:
-    """Write the recording anew in Etude's format."""
+    """Write the recording anew, in Etude's format or another tool's."""
     from etude.recordings import Recording
     from etude.recordings import convert as write
 
-    written = write(Recording.open(options.path), options.to)
+    written = write(Recording.open(options.path), options.to, options.format)
     found = {"path": str(written.path), "steps": written.num_steps, "episodes": written.num_episodes}
     if options.json:
-        files.print_json(found)
+        files.print_json({**found, "format": written.format, "notes": list(written.notes)})
     else:
         sys.stdout.write(f"{found['path']}: {found['steps']:,} steps of {found['episodes']:,} episodes.\n")
+        sys.stdout.writelines(f"  {note}\n" for note in written.notes)
     return 0
 
 
 COMMANDS: Mapping[str, tuple[Callable[[Any], int], str]] = {
     "info": (info, "What a recording holds, counted over every row."),
-    "convert": (convert, "Write a recording of any kind that can be read, as A B, in Etude's format."),
+    "convert": (convert, "Write a recording of any kind that can be read, as A B, in Etude's format or another."),
     "validate": (validate, "Look at every row, and name every problem; exit code 1 where there is one."),
+    **data_editing.COMMANDS,
 }
+
+TAKES: Mapping[str, type] = {"convert": ConvertOptions, **data_editing.TAKES}
+"""What commands take that take more than `DataOptions`."""
 
 
 def _version(found: Mapping[str, Any]) -> str:
     return "" if found["version"] is None else f", version {found['version']}"
+
+
+def _shown(name: str, value: Any) -> str:
+    """A line of the recording's meta; of what connectors have learned, that it is there."""
+    return "learned statistics of the connectors" if name == "filter" else str(value)
 
 
 def _described(found: Mapping[str, Any], obs_space: Any, action_space: Any) -> list[str]:
@@ -117,6 +131,6 @@ def _described(found: Mapping[str, Any], obs_space: Any, action_space: Any) -> l
         "obs": str(obs_space),
         "action": str(action_space),
         "files": f"{found['files']:,}, {found['bytes'] / 1e6:,.2f} MB",
-        **{name: str(value) for name, value in found["meta"].items() if value not in (None, [], "")},
+        **{name: _shown(name, value) for name, value in found["meta"].items() if value not in (None, [], "")},
     }
     return [f"{name:<11}{text}" for name, text in rows.items()]

@@ -15,6 +15,7 @@ from etude.checkpoints import remove_tree
 from etude.checkpoints.folders import MANIFEST
 from etude.errors import SettingsError
 from etude.metrics.plot import METRICS_FILE
+from etude.urls import redacted
 
 if sys.platform != "win32":
     import fcntl
@@ -31,8 +32,8 @@ def chosen(out: str | None, resume: str | None, env: Any, owner: str) -> Path:
     if out is not None:
         if "://" in out:
             raise SettingsError(
-                f"`out` is {out!r}, but a run is written to a folder on this machine: give one. Algorithm.save takes "
-                "URLs, and so does a copy afterwards."
+                f"`out` is {redacted(out)!r}, but a run is written to a folder on this machine: give one. "
+                "Algorithm.save takes URLs, and so does a copy afterwards."
             )
         return Path(out)
     if resume is not None:

@@ -152,6 +152,8 @@ def figures(result: "Result") -> Mapping[str, str]:
         longest = sorted(result.turn_ms.items(), key=lambda item: -item[1])[:3]
         spent = ", ".join(f"{name} {ms:.2g}" for name, ms in longest)
         shown["turn"] = f"{sum(result.turn_ms.values()):.2g} ms ({spent})"
+    if result.bottleneck:
+        shown["data"] = _data(result)
     for name, spread in result.custom.items():
         shown[name] = f"{spread['mean']:,.5g} ({spread['min']:,.5g} … {spread['max']:,.5g})"
     if result.faulty_episodes:
@@ -208,3 +210,14 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}" if minutes else f"{rest} s"
+
+
+def _data(result: "Result") -> str:
+    """How the data flows."""
+    wait, update = result.times.get("wait", 0.0), result.times.get("update", 0.0)
+    share = wait / (wait + update) if wait + update else 0.0
+    rate = result.data.get("steps_per_s", 0.0)
+    read = f"{rate:,.0f} steps/s read, " if rate else ""
+    left_out = sum(count for name, count in result.metrics.items() if name.startswith("left_out/"))
+    told = f", {left_out:,.0f} left out" if left_out else ""
+    return f"{read}{share:.0%} waited for, slowest: {result.bottleneck}{told}"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``etude evaluate`` and ``etude record``: let a trained run play whole episodes."""
+"""``etude evaluate`` and ``etude record``: let a trained run play whole episodes, or see what it would earn."""
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from etude.cli import files, flags, live
 from etude.errors import SettingsError
@@ -40,6 +40,39 @@ class PlayOptions:
 
 
 @settings
+class EvaluateOptions(PlayOptions):
+    """What `etude evaluate` takes. What comes after `on` goes with it alone."""
+
+    on: str | None = None
+    """A recording of held-out episodes: estimate from them what the policy would earn, and play nothing."""
+
+    methods: str | None = None
+    """Estimators, with commas between: is, wis, pdis, wpdis, dm, dr, wdr and fqe; none is all of them. Those from dm on
+    fit action values, which takes most of the time."""
+
+    gamma: float = 0.99
+    """Discount of rewards, 0 to 1."""
+
+    confidence: float = 0.95
+    """Of the intervals, between 0 and 1."""
+
+    greedy: bool = False
+    """Estimate what the most likely actions would earn; else what drawn ones would."""
+
+    behaviour: Literal["recorded", "fit"] = "recorded"
+    """Where the probabilities of the policy that played are from: what was recorded, or a fit to its actions."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("env", "explore") if self.on is not None else ():
+            if getattr(self, name):
+                raise SettingsError(
+                    f"`{name}` is for playing, but with `on` nothing is played: leave one of them out. The policy "
+                    "draws its actions there, unless it is `greedy`."
+                )
+
+
+@settings
 class RecordOptions(PlayOptions):
     """What `etude record` takes."""
 
@@ -49,14 +82,29 @@ class RecordOptions(PlayOptions):
     append: bool = False
     """Add to the recording that is there; else one that is there is an error."""
 
+    compression: str | None = None
+    """A codec for all columns, such as `zstd:3`, or codecs by column: `obs/camera=zstd:3,obs=lz4`. None: LZ4 for
+    numbers, Zstandard for images."""
+
+    max_rows_per_file: int = 1_048_576
+    """A file holds at most this many steps, at least 1."""
+
+    max_file_size: int = 268_435_456
+    """A file is closed once it has this many bytes, at least 1."""
+
     quiet: bool = False
     """Print nothing but errors."""
 
 
 def evaluate(args: list[str]) -> int:
     """Run ``etude evaluate RUN ...``."""
-    about = "Let a trained run play whole episodes, and report their returns."
-    options = flags.options(PlayOptions, args, prog="etude evaluate", about=about, positional="run")
+    about = (
+        "Let a trained run play whole episodes, and report their returns; with --on, estimate these from episodes that "
+        "another policy played."
+    )
+    options = flags.options(EvaluateOptions, args, prog="etude evaluate", about=about, positional="run")
+    if options.on is not None:
+        return evaluate_held_out(options, options.on)
     algorithm = loaded(options)
     try:
         found = algorithm.evaluate(options.episodes, env=options.env, seed=options.seed, explore=options.explore)
@@ -66,6 +114,33 @@ def evaluate(args: list[str]) -> int:
         files.print_json(found.to_dict() | {"run": options.run})
     else:
         sys.stdout.write(summary(found) + "\n")
+    return 0
+
+
+def evaluate_held_out(options: EvaluateOptions, data: str) -> int:
+    """Run ``etude evaluate RUN --on DATA ...``."""
+    from etude.algorithms import load
+    from etude.evaluation import METHODS, evaluate_each_on
+
+    algorithm = load(options.run)
+    try:
+        found = evaluate_each_on(
+            algorithm,
+            data,
+            methods=METHODS if options.methods is None else options.methods.split(","),
+            gamma=options.gamma,
+            confidence=options.confidence,
+            seed=options.seed or 0,
+            explore=not options.greedy,
+            behaviour=options.behaviour,
+        )
+    finally:
+        algorithm.close()
+    if options.json:
+        modules = {name: result.to_dict() for name, result in found.items()}
+        files.print_json({"run": options.run, "on": data, "modules": modules})
+    else:
+        sys.stdout.write("\n\n".join(map(str, found.values())) + "\n")
     return 0
 
 
@@ -82,6 +157,9 @@ def record(args: list[str]) -> int:
             seed=options.seed,
             explore=options.explore,
             append=options.append,
+            compression=options.compression,
+            max_rows_per_file=options.max_rows_per_file,
+            max_file_size=options.max_file_size,
         )
     finally:
         algorithm.close()

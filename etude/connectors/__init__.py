@@ -2,28 +2,35 @@
 """Connectors: transformations between env and module, each one class for acting and for recorded Experience."""
 
 from etude.connectors.actions import ClipAction, RescaleAction
-from etude.connectors.advantages import GAE, NormalizeAdvantages
+from etude.connectors.advantages import GAE, AdvantageWeights, NormalizeAdvantages
 from etude.connectors.base import Connector, Inputs
 from etude.connectors.frame_stack import FrameStack
 from etude.connectors.function import FunctionConnector
+from etude.connectors.n_step import NStep
 from etude.connectors.next_obs import NextObs
 from etude.connectors.normalize import NormalizeObs
 from etude.connectors.pipeline import Pipeline, connector_from, overrides
+from etude.connectors.prelearner import Connect, PreLearner, PreLearnerLike
 from etude.connectors.previous import PrevActionReward
 from etude.connectors.rewards import ClipReward
 
 __all__ = [
     "GAE",
+    "AdvantageWeights",
     "ClipAction",
     "ClipReward",
+    "Connect",
     "Connector",
     "FrameStack",
     "FunctionConnector",
     "Inputs",
+    "NStep",
     "NextObs",
     "NormalizeAdvantages",
     "NormalizeObs",
     "Pipeline",
+    "PreLearner",
+    "PreLearnerLike",
     "PrevActionReward",
     "RescaleAction",
     "connector_from",

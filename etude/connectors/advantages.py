@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connectors on the learner's side only: advantages and value targets."""
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,9 @@ class GAE(Connector):
         lambda_: 0 (one step, biased) to 1 (Monte Carlo); 0.95 as in Schulman et al. 2017, "Proximal
             policy optimization algorithms".
     """
+
+    needs = (col.OBS, col.REWARD)
+    uses_module = True
 
     def __init__(self, gamma: float = 0.99, lambda_: float = 0.95) -> None:
         for name, value in (("gamma", gamma), ("lambda_", lambda_)):
@@ -77,6 +81,8 @@ def _values(module: "Module | None", exp: Experience, ends: NDArray[np.int64] | 
 class NormalizeAdvantages(Connector):
     """Brings the column ``advantage`` to mean 0 and deviation 1 over all steps that are trained on; float32."""
 
+    needs = ()
+
     def offline(self, exp: Experience, module: "Module | None" = None) -> Experience:
         """Normalises; statistics are over all of ``exp`` but lookback, in float64."""
         advantage = column(exp, col.ADVANTAGE, "NormalizeAdvantages")
@@ -85,3 +91,52 @@ class NormalizeAdvantages(Connector):
             return exp
         scaled = (advantage - trained.mean()) / (trained.std() + 1e-8)
         return exp.with_steps(advantage=scaled.astype(np.float32))
+
+
+class AdvantageWeights(Connector):
+    """Adds the column ``weight``: how much each step is imitated, ``exp(beta * advantage / c)``; float32.
+
+    ``c ** 2`` is a moving average of squared advantages, so that the scale of rewards does not matter (Wang et al.
+    2018, "Exponentially weighted imitation learning for batched historical data", algorithm 1). Goes behind `GAE`.
+
+    Args:
+        beta: How much more a step weighs that turned out better, at least 0.
+        rate: How far the average goes to the squared advantages of each batch, above 0, at most 1.
+        max_weight: The most that a step can weigh, at least 1.
+    """
+
+    needs = ()
+
+    def __init__(self, beta: float = 1.0, rate: float = 0.01, max_weight: float = 20.0) -> None:
+        check_range(
+            "AdvantageWeights",
+            beta=(beta >= 0, f"at least 0, not {beta}"),
+            rate=(0 < rate <= 1, f"greater than 0, at most 1, not {rate}"),
+            max_weight=(max_weight >= 1, f"at least 1, not {max_weight}"),
+        )
+        self.beta, self.rate, self.max_weight = beta, rate, max_weight
+        self.mean_square: float | None = None
+        """The moving average of squared advantages; None before the first `update`."""
+
+    def update(self, exp: Experience) -> None:
+        """Takes the squared advantages of a batch into the average, unless they are not finite."""
+        square = float(np.square(column(exp, col.ADVANTAGE, "AdvantageWeights")).mean())
+        before = square if self.mean_square is None else self.mean_square
+        mean_square = before + self.rate * (square - before)
+        if math.isfinite(mean_square):  # else the learner skips this batch, and the next ones are to be right again
+            self.mean_square = mean_square
+
+    def offline(self, exp: Experience, module: "Module | None" = None) -> Experience:
+        """Weighs all steps, lookback included."""
+        advantage = column(exp, col.ADVANTAGE, "AdvantageWeights")
+        exponent = advantage * (self.beta / (math.sqrt(self.mean_square or 0.0) + 1e-8))
+        weight = np.exp(np.minimum(exponent, math.log(self.max_weight)))
+        return exp.with_steps(**{col.WEIGHT: weight})
+
+    def state_dict(self) -> dict[str, Any]:
+        """``mean_square``."""
+        return {"mean_square": self.mean_square}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from that average."""
+        self.mean_square = state["mean_square"]

@@ -52,6 +52,13 @@ class Connector:
     context: int = 0
     """How many earlier steps of an episode `offline` must see to make a step's observation: the lookback it needs."""
 
+    needs: tuple[str, ...] | None = None
+    """The step columns, by name or root, that `offline` and `update` look at: of recordings, others need not be read.
+    None: it is not known, all of them."""
+
+    uses_module: bool = False
+    """`offline` asks the module something: where the module learns meanwhile, it is called for each batch anew."""
+
     @property
     def name(self) -> str:
         """What `Pipeline.add` finds it by: the class's name in snake case."""

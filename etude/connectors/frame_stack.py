@@ -90,6 +90,8 @@ class FrameStack(Connector):
         k: How many frames, 1 or more; 4 as in Mnih et al. 2015, "Human-level control through deep RL".
     """
 
+    needs = (col.OBS,)
+
     def __init__(self, k: int = 4) -> None:
         check_range("FrameStack", k=(isinstance(k, int) and k >= 1, f"a whole number of at least 1, not {k!r}"))
         self.k = k

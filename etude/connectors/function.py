@@ -32,6 +32,8 @@ class FunctionConnector(Connector):
         fn: Works on each row by itself, remembers nothing, and does not write to what it is given.
     """
 
+    needs = (col.OBS,)
+
     def __init__(self, fn: Callable[[Any], Any]) -> None:
         self.fn = fn
         self._nest: Nester

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 class NextObs(Connector):
     """Adds ``next_obs`` for losses that look at it: the observation after each step."""
 
+    needs = (col.OBS,)
+
     def offline(self, exp: Experience, module: "Module | None" = None) -> Experience:
         """The columns ``next_obs...``."""
         return exp.with_steps(**{col.NEXT_OBS + name[len(col.OBS) :]: c for name, c in exp.next_obs().items()})

@@ -61,6 +61,8 @@ class NormalizeObs(Connector):
             ``VecNormalize`` of OpenAI Baselines takes, and most PPO results with it.
     """
 
+    needs = (col.OBS,)
+
     def __init__(self, clip: float = 10.0) -> None:
         check_range("NormalizeObs", clip=(clip > 0, f"above 0, not {clip}"))
         self.clip = float(clip)

@@ -66,6 +66,8 @@ class PrevActionReward(Connector):
 
     context = 1
 
+    needs = (col.OBS, col.ACTION, col.REWARD)
+
     def __init__(self) -> None:
         self._codes: dict[str, _Code] = {}
         self._width = 0

@@ -24,6 +24,8 @@ class ClipReward(Connector):
         sign: Take only the sign of the reward (-1, 0 or 1), before clipping.
     """
 
+    needs = (col.REWARD,)
+
     def __init__(self, low: float = -1.0, high: float = 1.0, *, sign: bool = False) -> None:
         check_range("ClipReward", low=(low <= high, f"at most high ({high}), not {low}"))
         self.low, self.high, self.sign = low, high, sign

@@ -98,17 +98,33 @@ def _link(storage: Storage, lane: NDArray[Any], chain_rows: Index) -> None:
     storage.after[:] = capacity
     if not num:
         return
-    by_age = (storage.oldest + np.arange(num)) % capacity
-    rows = by_age[np.argsort(lane[by_age], kind="stable")]
     age = (table["tail"][chain_rows] - storage.oldest) % capacity
     chains = chain_rows[np.lexsort((age, table["lane"][chain_rows]))]
     count, tail = table["count"][chains], table["tail"][chains]
     ends = np.cumsum(count)
-    storage.chain[rows] = np.repeat(chains, count)
-    storage.t[rows] = np.arange(num) + np.repeat(table["t_next"][chains] - ends, count)
-    storage.after[rows[:-1]] = rows[1:]
+    chain = np.repeat(chains, count)
+    t = np.arange(num)
+    t += np.repeat(table["t_next"][chains] - ends, count)
+    if storage.chains.num_lanes == 1:  # each step follows the one before it: nothing to look up
+        at, rest = slice(storage.oldest, storage.oldest + num), max(0, storage.oldest + num - capacity)
+        following = np.arange(storage.oldest + 1, storage.oldest + 1 + num)
+        following[num - rest - 1 :] -= capacity if rest else 0
+        for column, values in ((storage.chain, chain), (storage.t, t), (storage.after, following)):
+            column[at][: num - rest] = values[: num - rest]
+            column[:rest] = values[num - rest :]
+        table["head"][chains] = (ends - count + storage.oldest) % capacity
+    else:
+        by_lane = np.argsort(_by_age(lane, storage.oldest), kind="stable")
+        rows = by_lane + storage.oldest
+        rows[rows >= capacity] -= capacity
+        storage.chain[rows], storage.t[rows] = chain, t
+        storage.after[rows[:-1]] = rows[1:]
+        table["head"][chains] = rows[ends - count]
     storage.after[tail] = capacity
-    table["head"][chains] = rows[ends - count]
+
+
+def _by_age(column: NDArray[Any], oldest: int) -> NDArray[Any]:
+    return np.concatenate([column[oldest:], column[:oldest]])
 
 
 def _keys(table: Mapping[str, NDArray[Any]]) -> list[tuple[Any, Any, Any]]:

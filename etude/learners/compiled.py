@@ -31,7 +31,8 @@ class _LossModule(nn.Module):
     def forward(self, columns: dict[str, torch.Tensor]) -> tuple[torch.Tensor, tuple["Figures", ...]]:
         with self.autocast():
             loss = self.loss(self.module, Batch(columns, self.module))
-            return loss.total, (loss.parts, loss.logged, loss.kept)
+            resting = dict.fromkeys(loss.resting, loss.total.detach())  # only tensors come out of a traced loss
+            return loss.total, (loss.parts, loss.logged, loss.kept, resting)
 
 
 class CompiledStep:
@@ -94,17 +95,20 @@ class CompiledStep:
             return total, figures
 
         flats = [group.flat.data for group in self._groups]
-        grads, (total, (losses, figures, kept)) = grad_and_value(loss_of, has_aux=True)(flats)
+        grads, (total, (losses, figures, kept, resting)) = grad_and_value(loss_of, has_aux=True)(flats)
         learner, figures = self._learner, dict(figures)
         check = total
         for name, group, grad in zip(learner.optimizers, self._groups, grads, strict=True):
+            if name in resting:
+                continue
             norm = clip(group, grad, learner.limit(name), learner.grad_clip_by)
             if learner.grad_clip is not None or learner.log_grad_norms:
                 figures["grad_norm" if name == "all" else f"grad_norm/{name}"] = norm
             check = check + norm
         is_fine = check.isfinite()
-        for i, (optimizer, grad) in enumerate(zip(self._optimizers, grads, strict=True)):
-            optimizer.traced_step(grad, rates[i], is_fine)
+        for i, (name, optimizer, grad) in enumerate(zip(learner.optimizers, self._optimizers, grads, strict=True)):
+            if name not in resting:
+                optimizer.traced_step(grad, rates[i], is_fine)
         return {name: part.detach() for name, part in losses.items()}, figures, kept, is_fine
 
 

@@ -19,6 +19,7 @@ class Loss:
         self.parts = parts
         self.logged: dict[str, torch.Tensor] = {}
         self.kept: dict[str, torch.Tensor] = {}
+        self.resting: frozenset[str] = frozenset()
 
     def log(self, **figures: torch.Tensor) -> "Loss":
         """Scalar tensors to be logged beside the parts, without a say in the gradient."""
@@ -28,6 +29,11 @@ class Loss:
     def keep(self, **rows: torch.Tensor) -> "Loss":
         """Tensors ``[B, ...]``, a result for each row, for whoever made the batch (`ModuleLearner.kept`)."""
         self.kept.update({name: row.detach() for name, row in rows.items()})
+        return self
+
+    def rest(self, *optimizers: str) -> "Loss":
+        """Optimizers that make no step this time, such as that of a policy that is trained every other step only."""
+        self.resting = self.resting.union(optimizers)
         return self
 
     @property

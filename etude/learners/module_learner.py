@@ -21,7 +21,7 @@ from etude.learners.nonfinite import what_was_not_finite
 from etude.learners.optimizers import MakeOptimizer, Optimizer, check_owners, make_optimizer
 from etude.learners.schedules import Schedule, value_at
 from etude.learners.seeding import seeded
-from etude.learners.sequences import Sequences, sequence_batches
+from etude.learners.sequences import Sequences, batch_of, sequence_batches
 from etude.learners.splits import SequenceRule, Split
 from etude.learners.updates import Figures, Update, means_of
 from etude.modules import Module
@@ -107,6 +107,7 @@ class ModuleLearner:
         self.kept: Figures = {}
         """What the loss kept of the latest batch, by row; see `Loss.keep`."""
         self._skipped_in_a_row = self._env_steps = self._gathered = 0
+        self._resting: frozenset[str] = frozenset()
         self._are_owners_checked = False
         self._compiled: CompiledStep | None = None
         self._compile = compile
@@ -239,18 +240,28 @@ class ModuleLearner:
             for i, size in enumerate(sizes):
                 yield Batch(MinibatchColumns(epoch, i), self.module, size=size)
 
-    def update_from(self, batches: Iterable[Mapping[str, Array]]) -> Update:
+    def update_from(self, batches: Iterable[Mapping[str, Array] | Experience]) -> Update:
         """Update once from each batch of columns ``[B, ...]``; a generator goes on after its batch's step is made.
 
+        A recurrent module learns from Experience: each segment is a sequence, which it begins with its initial state,
+        and where there is lookback, walks through that first, without gradients.
+
         Raises:
-            ModuleError: the module is recurrent, and such batches have no order in time.
+            ModuleError: the module is recurrent, and a batch is of single steps, which have no order in time.
         """
+        return self._update_all(map(self._batch_of, batches))
+
+    def _batch_of(self, given: Mapping[str, Array] | Experience) -> Batch:
+        if isinstance(given, Experience):
+            if self.module.recurrent:
+                return batch_of(given, self.module, self.device)
+            given = given.steps
         if self.module.recurrent:
             raise ModuleError(
                 f"{type(self.module.net).__name__} is recurrent, and can't learn from batches of single steps, which "
-                "have no order in time. Take a network without a memory here, or learn from Experience (as PPO does)."
+                "have no order in time. Take a network without a memory here, or give batches of Experience."
             )
-        return self._update_all(Batch(as_tensors(columns, self.device), self.module) for columns in batches)
+        return Batch(as_tensors(given, self.device), self.module)
 
     def _update_all(self, batches: Iterable[Batch]) -> Update:
         self._check_owners()
@@ -298,6 +309,7 @@ class ModuleLearner:
             total = loss.total
         (total / self.accumulate if self.accumulate > 1 else total).backward()  # type: ignore[no-untyped-call]
         self._gathered += 1
+        self._resting = loss.resting
         self.steps_trained += batch.size
         self.kept = loss.kept
         parts, figures = {name: part.detach() for name, part in loss.parts.items()}, dict(loss.logged)
@@ -319,7 +331,7 @@ class ModuleLearner:
             with torch.no_grad():
                 self.on_gradients(self.module)
         norms = {}
-        for name, optimizer in self.optimizers.items():
+        for name, optimizer in self._moving().items():
             group = optimizer.parameters
             norms[name] = clip(group, group.grad, self.limit(name), self.grad_clip_by)
         return norms
@@ -328,8 +340,14 @@ class ModuleLearner:
         """What the gradients of an optimizer are clipped to."""
         return self.grad_clip.get(optimizer) if isinstance(self.grad_clip, Mapping) else self.grad_clip
 
+    def _moving(self) -> dict[str, Optimizer]:
+        """The optimizers that the latest loss lets make a step."""
+        if not self._resting:
+            return self.optimizers
+        return {name: optimizer for name, optimizer in self.optimizers.items() if name not in self._resting}
+
     def _apply(self) -> None:
-        for name, optimizer in self.optimizers.items():
+        for name, optimizer in self._moving().items():
             optimizer.step(self.lr[name])
         if self.after_step is not None:
             with torch.no_grad():

@@ -147,9 +147,11 @@ def sequence_batches(
     burn_in = _in_order(columns, ranges(starts - before, before), np.add.reduceat(before, bounds[:-1]).tolist(), device)
     for i, size in enumerate(steps):
         own = slice(bounds[i], bounds[i + 1])
-        state = module.state_from(MinibatchColumns(states, i))
         if rule.start == "zeros":
-            state = {name: torch.zeros_like(column) for name, column in state.items()}
+            shapes = {name: zeros.shape for name, zeros in module.initial_state().items()}
+            state = {name: torch.zeros(counts[i], *shape, device=device) for name, shape in shapes.items()}
+        else:
+            state = module.state_from(MinibatchColumns(states, i))
         walked = None
         if before[own].any():
             obs = MinibatchColumns(burn_in, i)
@@ -161,3 +163,13 @@ def _in_order(
     columns: Mapping[str, torch.Tensor], rows: Index, sizes: list[int], device: torch.device | str
 ) -> Shuffled:
     return Shuffled(columns, torch.from_numpy(rows).to(device), sizes)
+
+
+def batch_of(exp: Experience, module: "Module", device: torch.device | str) -> Batch:
+    """All segments of ``exp`` as one batch, for a recurrent module: each begins with its initial state.
+
+    What is lookback is walked through first, without gradients.
+    """
+    rule = SequenceRule(max(1, int(exp.lengths.max(initial=1))), int(exp.segments.lookback.max(initial=0)), "zeros")
+    (batch,) = sequence_batches(exp.to(device).steps, Sequences.of(exp, rule), Split(count=1), rule, module, device)
+    return batch

@@ -91,8 +91,11 @@ class SoftModule(Module):
 
     def sample(self, obs: Any) -> tuple[Tensor, Tensor]:
         """Actions ``[B, action_size]`` as critics see them, and their log-densities ``[B]``, with gradients."""
-        _, inputs = self(obs).bound()
-        noise = torch.randn(len(inputs), self.action_size, device=inputs.device)
+        return self.draw(self(obs).bound()[1])
+
+    def draw(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """The same of ``dist_inputs`` ``[..., 2 * action_size]``: ``[..., action_size]`` and ``[...]``."""
+        noise = torch.randn(*inputs.shape[:-1], self.action_size, device=inputs.device)
         action, logp = self._scaled_dist.rsample(inputs, noise)
         return action[ACTION].reshape(noise.shape), logp
 
@@ -131,10 +134,13 @@ class _RandomAtFirst:
         return self._usual.finish(obs, extras, action)
 
 
-def check_box(action_space: Space) -> None:
-    """Raise a SettingsError where actions are no Box of floats."""
+def check_box(
+    action_space: Space,
+    name: str = "SAC",
+    others: str = "DQN or PPO for Discrete actions, PPO for others",
+) -> None:
+    """Raise a SettingsError where actions are no Box of floats, which algorithm ``name`` needs; ``others`` do not."""
     if not (isinstance(action_space, spaces.Box) and np.dtype(action_space.dtype).kind == "f"):
         raise SettingsError(
-            f"the action space is {action_space}, but SAC draws the actions of a Box of floats only. Take DQN or PPO "
-            "for Discrete actions, PPO for others."
+            f"the action space is {action_space}, but {name} draws the actions of a Box of floats only. Take {others}."
         )

@@ -14,6 +14,9 @@ from etude.modules.networks import NetworkConfig
 from etude.spaces import Space
 
 NUM_CRITICS = 2
+_CHUNK = 2048
+"""Rows that are computed at once where there are many: what lies between layers then stays in the cache, which makes it
+twice as fast."""
 
 
 class TwinCritic(nn.Module):
@@ -46,23 +49,53 @@ class TwinCritic(nn.Module):
             self.register_parameter(f"weight_{i}", nn.Parameter(weight.uniform_(-limit, limit)))
             self.register_parameter(f"bias_{i}", nn.Parameter(bias.uniform_(-limit, limit)))
 
-    def forward(self, obs: Mapping[str, Tensor], action: Tensor, *, frozen: bool = False) -> Tensor:
+    def forward(
+        self, obs: Mapping[str, Tensor], action: Tensor, *, frozen: bool = False, first_only: bool = False
+    ) -> Tensor:
         """``[2, B]``: what each critic says.
 
         Args:
             obs: Columns of observations, each ``[B, *shape]``.
             action: ``[B, action_size]``.
             frozen: Gradients flow to ``action`` alone.
+            first_only: Ask the first critic alone: ``[1, B]``.
         """
-        encoded = [encoder(obs) for encoder in self.encoders]
+        num = 1 if first_only else NUM_CRITICS
+        encoded = [encoder(obs) for encoder in self.encoders[:num]]
         if frozen:
             encoded = [part.detach() for part in encoded]
         inputs = [torch.cat((part, action), -1) for part in encoded]
-        x = inputs[0].expand(NUM_CRITICS, -1, -1) if len(inputs) == 1 else torch.stack(inputs)
+        x = inputs[0].expand(num, -1, -1) if len(inputs) == 1 else torch.stack(inputs)
+        return self._values(x, frozen)
+
+    def many(self, obs: Mapping[str, Tensor], actions: Tensor) -> Tensor:
+        """``[2, B, n]``: what each critic says of several actions for each observation, which is encoded once.
+
+        Args:
+            obs: Columns of observations, each ``[B, *shape]``.
+            actions: ``[B, n, action_size]``; or ``[2, B, n, action_size]``, others for each critic.
+        """
+        n = actions.shape[-2]
+        encoded = [encoder(obs) for encoder in self.encoders]
+        states = encoded[0] if len(encoded) == 1 else torch.stack(encoded)
+        lead = (NUM_CRITICS,) if states.dim() > 2 or actions.dim() > 3 else ()
+        rows = max(1, _CHUNK // n)
+        values = []
+        for state, action in zip(torch.split(states, rows, -2), torch.split(actions, rows, -3), strict=True):
+            size = (*lead, state.shape[-2], n, -1)
+            x = torch.cat((state.unsqueeze(-2).expand(size), action.expand(size)), -1)
+            x = x.flatten(-3, -2).expand(NUM_CRITICS, -1, -1)
+            values.append(self._values(x, frozen=False).reshape(NUM_CRITICS, -1, n))
+        return torch.cat(values, 1) if len(values) > 1 else values[0]
+
+    def _values(self, x: Tensor, frozen: bool) -> Tensor:
+        num = len(x)
         for i in range(self._num_layers):
             weight, bias = getattr(self, f"weight_{i}"), getattr(self, f"bias_{i}")
             if frozen:
                 weight, bias = weight.detach(), bias.detach()
+            if num < NUM_CRITICS:
+                weight, bias = weight[:num], bias[:num]
             x = torch.bmm(x, weight).add_(bias)
             if i + 1 < self._num_layers:
                 x = self.activation(x)

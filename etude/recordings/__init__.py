@@ -2,22 +2,39 @@
 """Recordings: Experience at rest, as a folder of Parquet files and one ``recording.json``."""
 
 from etude.recordings.batches import sample_batches
-from etude.recordings.convert import convert
-from etude.recordings.formats.parts import Problem
+from etude.recordings.converting import convert
+from etude.recordings.edited import Edited
+from etude.recordings.editing import filter_recording, sample_recording, split_recording
+from etude.recordings.formats.custom import CustomSource, read_binary, read_text
+from etude.recordings.formats.custom_rows import RawRow
+from etude.recordings.formats.parts import Parts, Problem
 from etude.recordings.formats.source import Source
+from etude.recordings.manifest import Header
+from etude.recordings.merging import merge_recordings
 from etude.recordings.recording import Recording
 from etude.recordings.segment_batches import sample_segments
 from etude.recordings.validate import Report, validate
 from etude.recordings.writer import RecordingWriter
 
 __all__ = [
+    "CustomSource",
+    "Edited",
+    "Header",
+    "Parts",
     "Problem",
+    "RawRow",
     "Recording",
     "RecordingWriter",
     "Report",
     "Source",
     "convert",
+    "filter_recording",
+    "merge_recordings",
+    "read_binary",
+    "read_text",
     "sample_batches",
+    "sample_recording",
     "sample_segments",
+    "split_recording",
     "validate",
 ]

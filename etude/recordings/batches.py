@@ -5,7 +5,7 @@ import itertools
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -17,9 +17,13 @@ from etude.errors import DataError
 from etude.experience import Experience
 
 T = TypeVar("T", Columns, Experience)
+Item = TypeVar("Item")
 
 DERIVED: Final = (col.NEXT_OBS, col.TERMINATED, col.TRUNCATED)
 """Columns that batches can have beside those on the disk."""
+Ahead: TypeAlias = Callable[[Iterator[Any]], Iterator[Any]]
+"""Gives the same blocks, perhaps made ahead; see `Prefetched`."""
+
 BLOCK_BYTES: Final = 8 * 2**20
 BLOCK_ROWS: Final = 16_384
 BLOCK_BATCHES: Final = 16
@@ -34,7 +38,9 @@ def steps_of(exp: Experience, roots: Sequence[str]) -> Columns:
     """
     out: dict[str, Any] = {}
     for root in roots:
-        if root == col.NEXT_OBS:
+        if root in DERIVED and col.under(exp.steps, root):  # a connector has made it
+            out.update(col.subtree(exp.steps, root))
+        elif root == col.NEXT_OBS:
             _check_next_obs(exp)
             out.update(col.renamed(exp.next_obs(), col.OBS, col.NEXT_OBS))
         elif root == col.TERMINATED:
@@ -90,15 +96,15 @@ def sample_batches(
         DataError: a column does not exist, or there are no steps.
     """
     steps = steps_of(exp, list(exp.steps) if columns is None else columns)
-    source = Rows(lambda _: steps, 1, 0, lambda: rows_of(steps))
+    source = Rows(lambda order: (steps for _ in order), 1, 0, lambda: rows_of(steps))
     return batches_of(source, batch_size, seed=seed, epochs=epochs, start=start)
 
 
 class Rows(NamedTuple, Generic[T]):
     """Where batches come from: groups of rows that are loaded one at a time."""
 
-    load: Callable[[int], T]
-    """The rows of a group."""
+    loaded: Callable[[Iterable[int]], Iterator[T]]
+    """The rows of some groups, in the order asked."""
     num_groups: int
     """How many groups."""
     num_rows: int
@@ -115,15 +121,13 @@ def batches_of(
     buffer_size: int = 1,
     seed: int = 0,
     epochs: int | None = None,
-    prefetch: int = 0,
     start: int = 0,
+    ahead: Ahead | None = None,
 ) -> Iterator[Columns]:
-    """Batches from any source; see `Recording.batches` for the arguments."""
+    """Batches from any source; see `Recording.batches` for the arguments, and `Ahead`."""
     first, skip = checked_start(source, batch_size, buffer_size, start)
     blocks = _epochs(source, batch_size, buffer_size if shuffle else None, seed, first, epochs)
-    if prefetch:
-        blocks = Prefetched(blocks, prefetch)
-    return _rebatched(blocks, batch_size, skip)
+    return _rebatched(blocks if ahead is None else ahead(blocks), batch_size, skip)
 
 
 def checked_start(source: Rows[T], batch_size: int, buffer_size: int, start: int) -> tuple[int, int]:
@@ -140,22 +144,22 @@ def _epochs(
     """Blocks of rows of one epoch after the other, in the order in which they are to be given."""
     whole = None
     if buffer_size is not None and source.num_rows <= buffer_size:  # loaded once, in memory for all epochs
-        parts = [source.load(k) for k in range(source.num_groups)]
+        parts = list(source.loaded(range(source.num_groups)))
         whole = _joined(parts) if parts else {}
     for epoch in itertools.count(first) if epochs is None else range(first, epochs):
         rng = np.random.default_rng([seed, epoch])
-        rows = 0
+        given = 0
         blocks: Iterator[Columns]
         if buffer_size is None:
-            blocks = (b for k in range(source.num_groups) for b in _cut(source.load(k), None, batch_size))
+            blocks = (b for rows in source.loaded(range(source.num_groups)) for b in _cut(rows, None, batch_size))
         elif whole is not None:
             blocks = _cut(whole, rng.permutation(rows_of(whole)), batch_size)
         else:
             blocks = _shuffled(source, batch_size, buffer_size, rng)
         for block in blocks:
-            rows += rows_of(block)
+            given += rows_of(block)
             yield block
-        if not rows:
+        if not given:
             raise DataError("there are no steps to make batches of.")
 
 
@@ -163,16 +167,19 @@ def _shuffled(source: Rows[Columns], batch_size: int, buffer_size: int, rng: np.
     """One epoch through the buffer: filled with groups, emptied to half of its size at random, and so on."""
     parts: list[Columns] = []
     rows, kept = 0, buffer_size // 2
-    order = rng.permutation(source.num_groups)
-    for i, group in enumerate(order):
-        parts.append(source.load(int(group)))
-        rows += rows_of(parts[-1])
+    order = rng.permutation(source.num_groups).tolist()
+    for i, part in enumerate(source.loaded(order)):
+        parts.append(part)
+        rows += rows_of(part)
         if rows >= buffer_size and i + 1 < len(order):
             pool, index = _joined(parts), rng.permutation(rows)
+            parts.clear()
             yield from _cut(pool, index[kept:], batch_size)
             parts, rows = [_taken(pool, index[:kept])], kept
     if rows:
-        yield from _cut(_joined(parts), rng.permutation(rows), batch_size)
+        pool = _joined(parts)
+        parts.clear()
+        yield from _cut(pool, rng.permutation(rows), batch_size)
 
 
 def rows_of(batch: Columns) -> int:
@@ -224,43 +231,52 @@ def _rebatched(blocks: Iterator[Columns], batch_size: int, skip: int) -> Iterato
         yield rest
 
 
-_Ready: TypeAlias = "queue.Queue[Columns | BaseException | None]"
+class _Item(NamedTuple, Generic[Item]):
+    """What a thread has made: an item, or how it came to its end."""
+
+    value: Item | None = None
+    error: BaseException | None = None
 
 
-class Prefetched(Iterator[Columns]):
+class Prefetched(Iterator[Item]):
     """An iterator whose items are made ahead by a thread, at most ``depth`` of them; the thread ends with it."""
 
-    def __init__(self, items: Iterator[Columns], depth: int) -> None:
-        ready: _Ready = queue.Queue(depth)
+    def __init__(self, items: Iterator[Item], depth: int) -> None:
+        ready: queue.Queue[_Item[Item]] = queue.Queue(depth)
         stop = threading.Event()
         thread = threading.Thread(target=_produce, args=(items, ready, stop), name="etude-reader", daemon=True)
         self._ready = ready
         self.close = weakref.finalize(self, _stop, ready, stop, thread)
         thread.start()
 
-    def __next__(self) -> Columns:
-        item = self._ready.get() if self.close.alive else None
-        if isinstance(item, dict):
-            return item
+    @property
+    def depth(self) -> int:
+        """How many items are there now."""
+        return self._ready.qsize()
+
+    def __next__(self) -> Item:
+        item = self._ready.get() if self.close.alive else _Item()
+        if item.value is not None:
+            return item.value
         self.close()
-        if item is None:
+        if item.error is None:
             raise StopIteration
-        raise item
+        raise item.error
 
 
-def _produce(items: Iterator[Columns], ready: _Ready, stop: threading.Event) -> None:
+def _produce(items: Iterator[Item], ready: "queue.Queue[_Item[Item]]", stop: threading.Event) -> None:
     end: BaseException | None = None
     try:
         for item in items:
-            ready.put(item)
+            ready.put(_Item(item))
             if stop.is_set():
                 return
     except Exception as error:  # noqa: BLE001 - raised again where the items are taken
         end = error
-    ready.put(end)
+    ready.put(_Item(None, end))
 
 
-def _stop(ready: _Ready, stop: threading.Event, thread: threading.Thread) -> None:
+def _stop(ready: "queue.Queue[Any]", stop: threading.Event, thread: threading.Thread) -> None:
     stop.set()
     while thread.is_alive():
         try:

@@ -3,16 +3,20 @@
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from etude import columns as col
 from etude.experience.arrow import SHAPE_KEY
+from etude.filesystems import AnyPath
 from etude.recordings.files import DataFile
 from etude.recordings.manifest import MANIFEST, Header, Manifest
 
+_KEY_TYPES = {
+    **dict.fromkeys((col.T_INDEX, col.LOOKBACK), (pa.types.is_signed_integer,)),
+    **dict.fromkeys((col.TERMINATED, col.TRUNCATED), (pa.types.is_boolean,)),
+}
 REQUIRED = (col.EPISODE_ID, col.T_INDEX, col.TERMINATED, col.TRUNCATED)
 
 
@@ -21,7 +25,7 @@ class Fault(NamedTuple):
 
     kind: str
     """A word for it, as in `etude.recordings.Problem`."""
-    path: Path
+    path: AnyPath
     """The file."""
     message: str
     """What is wrong, where, and what to do."""
@@ -49,7 +53,17 @@ def fault_of(file: DataFile, first: DataFile, wanted: Header | None) -> Fault | 
 
 
 def _column_fault(file: DataFile, first: DataFile) -> Fault | None:
-    missing = [name for name in REQUIRED if name not in file.schema.names]
+    names = file.schema.names
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        what = f"has the column `{twice}` more than once. Leave one of them out."
+        return Fault("wrong_type", file.path, f"{file.path}: {what}")
+    for name, kinds in _KEY_TYPES.items():
+        if name in names and not any(is_kind(file.schema.field(name).type) for is_kind in kinds):
+            what = f"column `{name}` is of type {file.schema.field(name).type}, which it can't be. Restore it."
+            return Fault("wrong_type", file.path, f"{file.path}: {what}")
+    finals = [col.FINAL_OBS + name[len(col.OBS) :] for name in col.under(names, col.OBS)]
+    missing = [name for name in (*REQUIRED, *finals) if name not in names]
     difference = (missing[0], None, None) if missing else first_difference(file.schema, first.schema)
     if difference is None:
         return None
@@ -70,7 +84,7 @@ def first_difference(schema: pa.Schema, other: pa.Schema) -> tuple[str, str | No
     None where all are the same. Neither their order matters nor whether they may be null.
     """
     for name in dict.fromkeys([*other.names, *schema.names]):
-        own, wanted = (_type_of(s.field(name)) if name in s.names else None for s in (schema, other))
+        own, wanted = (_type_of(s.field(s.names.index(name))) if name in s.names else None for s in (schema, other))
         if own != wanted:
             return name, own, wanted
     return None
@@ -78,11 +92,16 @@ def first_difference(schema: pa.Schema, other: pa.Schema) -> tuple[str, str | No
 
 def _type_of(field: pa.Field) -> str:
     """The type of a column in words, with the shape of its rows where they have several axes."""
-    shape = json.loads((field.metadata or {}).get(SHAPE_KEY, b"[]"))
-    return f"{field.type} of shape {shape}" if len(shape) > 1 else str(field.type)
+    said = (field.metadata or {}).get(SHAPE_KEY, b"[]")
+    try:
+        shape = json.loads(said)
+    except ValueError:
+        shape = repr(said)
+    is_plain = isinstance(shape, list) and len(shape) < 2
+    return str(field.type) if is_plain else f"{field.type} of shape {shape}"
 
 
-def lost_files(folder: Path, manifest: Manifest, files: Sequence[DataFile]) -> list[Fault]:
+def lost_files(folder: AnyPath, manifest: Manifest, files: Sequence[DataFile]) -> list[Fault]:
     """Files that ``recording.json`` lists and that are not there, or have other rows, by their footers in ``files``."""
     rows = {file.path: file.num_rows for file in files}
     faults = []

@@ -3,8 +3,8 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,13 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from etude import columns as col
+from etude.anywhere import in_arrow, relative
 from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.arrow import KEYS, from_table
+from etude.filesystems import AnyPath, RemotePath
+from etude.recordings import footers
+from etude.recordings.layers import reading
 from etude.recordings.manifest import HEADER_KEY, MANIFEST, Header
 
 
@@ -26,7 +30,7 @@ from etude.recordings.manifest import HEADER_KEY, MANIFEST, Header
 class DataFile:
     """One Parquet file, its footer read."""
 
-    path: Path
+    path: AnyPath
     metadata: pq.FileMetaData
     schema: pa.Schema
     header: Header | None
@@ -45,7 +49,7 @@ class DataFile:
     def _opened(self) -> pq.ParquetFile:
         """Opened anew each time: an open file keeps what was read from it, and handles are few."""
         keys = [name for name in (col.EPISODE_ID, col.AGENT_ID, col.MODULE_ID) if name in self.schema.names]
-        return pq.ParquetFile(self.path, metadata=self.metadata, read_dictionary=keys, page_checksum_verification=True)
+        return footers.opened(self.path, self.metadata, keys)
 
     def read_group(self, group: int, names: Sequence[str], where: pc.Expression | None) -> pa.Table:
         """Some columns of one row group; with ``where``, only the rows for which it holds.
@@ -57,10 +61,21 @@ class DataFile:
             self._check_filter(where)
             return self._scanned(group, list(names), where)
         try:
-            with self._opened() as parquet:
+            with reading(partial(self._bytes_of, group, names)), self._opened() as parquet:
                 return parquet.read_row_group(group, columns=list(names))
         except (pa.ArrowException, OSError) as error:
             raise self._unreadable(group, error) from error
+
+    def _bytes_of(self, group: int, names: Sequence[str]) -> int:
+        """What some columns of a row group take in the file."""
+        found = self.metadata.row_group(group)
+        roots, wanted = self._roots, set(names)
+        return sum(found.column(i).total_compressed_size for i, root in enumerate(roots) if root in wanted)
+
+    @cached_property
+    def _roots(self) -> list[str]:
+        """The column in the schema that each column of the file is a part of."""
+        return [self.metadata.schema.column(i).path.split(".")[0] for i in range(self.metadata.num_columns)]
 
     def _scanned(
         self, group: int, columns: Sequence[str] | Mapping[str, pc.Expression], where: pc.Expression | None
@@ -68,8 +83,9 @@ class DataFile:
         """Columns, or what is computed from them, of the rows of one row group for which ``where`` holds."""
         try:
             checked = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+            path, system = in_arrow(self.path if isinstance(self.path, RemotePath) else self.path.absolute())
             fragment = ds.ParquetFileFormat(default_fragment_scan_options=checked).make_fragment(
-                str(self.path.absolute()), filesystem=pa.fs.LocalFileSystem(), row_groups=[group]
+                str(path), filesystem=system or pa.fs.LocalFileSystem(), row_groups=[group]
             )
             return fragment.to_table(schema=self.schema, columns=columns, filter=where)
         except (pa.ArrowException, OSError) as error:
@@ -111,6 +127,9 @@ class DataFile:
             DataError: the table is not one of Experience.
         """
         exp = from_table(table)
+        if (exp.segments.t_start < 0).any():
+            t = int(exp.segments.t_start.min())
+            raise DataError(f"{self.path}: row group {group}: column `{col.T_INDEX}` is {t}, but counts steps from 0.")
         if group and table.num_rows and not _is_marked(table):
             exp.segments.lookback[0] = self._lookback_before(group)
         np.minimum(exp.segments.lookback, exp.lengths, out=exp.segments.lookback)
@@ -156,10 +175,17 @@ class DataFile:
         return 0
 
     def first_row(self, group: int, names: Sequence[str]) -> Experience:
-        """Some columns of the first row of a row group, without decoding the rest."""
-        with self._opened() as parquet:
-            for batch in parquet.iter_batches(batch_size=1, row_groups=[group], columns=list(names)):
-                return Experience.from_table(pa.Table.from_batches([batch]))
+        """Some columns of the first row of a row group, without decoding the rest.
+
+        Raises:
+            DataError: the bytes can't be decoded.
+        """
+        try:
+            with self._opened() as parquet:
+                for batch in parquet.iter_batches(batch_size=1, row_groups=[group], columns=list(names)):
+                    return Experience.from_table(pa.Table.from_batches([batch]))
+        except (pa.ArrowException, OSError) as error:
+            raise self._unreadable(group, error) from error
         return Experience.from_table(self.schema.empty_table().select(list(names)))
 
     def names_for(self, roots: Sequence[str] | None) -> list[str]:
@@ -172,13 +198,13 @@ class DataFile:
         return [name for name in names if name in KEYS or any(col.is_under(name, root) for root in wanted)]
 
 
-def data_files(folder: Path) -> list[Path]:
+def data_files(folder: AnyPath) -> list[AnyPath]:
     """The Parquet files under ``folder`` in the order of their names; hidden ones are left out."""
-    found = (path for path in folder.rglob("*.parquet") if path.is_file())
-    return sorted(p for p in found if not any(part[0] in "._" for part in p.relative_to(folder).parts))
+    found = [path for path in folder.rglob("*.parquet") if path.is_file()]
+    return sorted(p for p in found if not any(part[0] in "._" for part in relative(p, folder).parts))
 
 
-def find_files(path: Path) -> list[Path]:
+def find_files(path: AnyPath) -> list[AnyPath]:
     """The data files of the recording at ``path``, a folder or one Parquet file.
 
     Raises:
@@ -202,26 +228,31 @@ def find_files(path: Path) -> list[Path]:
     return files
 
 
-def open_file(path: Path) -> DataFile:
+def open_file(path: AnyPath) -> DataFile:
     """Read a file's footer.
 
     Raises:
         DataError: it is not a whole Parquet file, or carries a header that can't be read.
     """
-    try:
-        metadata = pq.read_metadata(path)
-        schema = metadata.schema.to_arrow_schema()
-        _ = schema.names  # decodes them
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"{path}: is not a whole Parquet file: it was cut off or overwritten ({_first_line(error)}). "
-            "Restore it from a copy, or move it away to read the rest."
-        ) from error
+    return _described(path, footers.footer(path))
+
+
+def open_files(paths: Sequence[AnyPath]) -> Iterator["DataFile | DataError"]:
+    """Read the files' footers, in order, as `open_file` does; what it would raise is given in the file's place."""
+    for path, found in zip(paths, footers.footers(paths), strict=True):
+        try:
+            yield _described(path, footers.whole(found))
+        except DataError as error:
+            yield error
+
+
+def _described(path: AnyPath, metadata: pq.FileMetaData) -> DataFile:
+    schema = metadata.schema.to_arrow_schema()
     raw = (schema.metadata or {}).get(HEADER_KEY)
     return DataFile(path, metadata, schema, None if raw is None else _parse(raw, path))
 
 
-def _parse(raw: bytes, path: Path) -> Header:
+def _parse(raw: bytes, path: AnyPath) -> Header:
     try:
         data: Any = json.loads(raw)
     except ValueError as error:

@@ -8,12 +8,12 @@ lost one is noticed. It is replaced after each file that appears; one killed in 
 import dataclasses
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from etude import columns as col
-from etude.atomic import write_atomically
+from etude.anywhere import replace
 from etude.errors import DataError, SpaceError
+from etude.filesystems import AnyPath
 from etude.spaces import Space, leaves, space_from_json, space_to_json
 
 FORMAT: Final = "etude-recording"
@@ -49,7 +49,7 @@ class Header:
         }
 
     @classmethod
-    def from_json(cls, data: Any, where: Path) -> "Header":
+    def from_json(cls, data: Any, where: AnyPath) -> "Header":
         """The inverse of `to_json`.
 
         Raises:
@@ -104,14 +104,14 @@ class Manifest:
     files: dict[str, dict[str, int]]
     """For each data file, by its path relative to the folder: ``rows`` and ``bytes``."""
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: AnyPath) -> None:
         """Replace ``recording.json`` in ``folder``, whole or not at all."""
         totals = {"files": len(self.files), "rows": sum(f["rows"] for f in self.files.values())}
         data = {**self.header.to_json(), "totals": totals, "files": self.files}
-        write_atomically(folder / MANIFEST, (json.dumps(data, indent=2) + "\n").encode())
+        replace(folder / MANIFEST, (json.dumps(data, indent=2) + "\n").encode())
 
     @classmethod
-    def read(cls, folder: Path) -> "Manifest | None":
+    def read(cls, folder: AnyPath) -> "Manifest | None":
         """``recording.json`` of ``folder``, or None where there is none.
 
         Raises:
@@ -129,6 +129,8 @@ class Manifest:
             ) from error
         header = Header.from_json(data, path)
         files = data.get("files", {})
-        if not isinstance(files, dict) or not all(isinstance(f, dict) and "rows" in f for f in files.values()):
+        if not isinstance(files, dict) or not all(
+            isinstance(f, dict) and type(f.get("rows")) is int for f in files.values()
+        ):
             raise DataError(f"{path}: `files` is not a list of files with their rows. Move {MANIFEST} away to go on.")
         return cls(header, files)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Etude's own recordings as parts: the row groups of Parquet files."""
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pyarrow.compute as pc
 
@@ -10,8 +9,9 @@ from etude import columns as col
 from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.arrow import KEYS
+from etude.filesystems import AnyPath
 from etude.recordings.faults import fault_of, lost_files
-from etude.recordings.files import DataFile, find_files, open_file
+from etude.recordings.files import DataFile, find_files, open_files
 from etude.recordings.formats.parts import Problem
 from etude.recordings.manifest import FORMAT, Header, Manifest
 from etude.recordings.pieces import continues
@@ -20,31 +20,51 @@ from etude.recordings.pieces import continues
 class OwnParts:
     """The row groups of a recording in Etude's format. See `etude.recordings.formats.parts.Parts`.
 
+    Args:
+        path: The folder, or one file.
+        given: The files, where they were given one by one; None is all under ``path``.
+        faults: Where given, files that can't be used are left out and named here.
+
     Raises:
         DataError: a file is broken or missing, or the files do not belong together.
     """
 
     format = FORMAT
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self, path: AnyPath, given: Sequence[AnyPath] | None = None, faults: list[Problem] | None = None
+    ) -> None:
         self.path = path
-        files = [open_file(file) for file in find_files(path)]
-        manifest = Manifest.read(path) if path.is_dir() else None
+        self._given = given
+        paths = find_files(path) if given is None else [file for one in given for file in find_files(one)]
+        manifest = self._manifest(path, faults)
+        listed = {path / name: entry["rows"] for name, entry in manifest.files.items()} if manifest else {}
+        files = list(_usable(zip(paths, open_files(paths), strict=True), listed, faults))
         header = manifest.header if manifest else next((file.header for file in files if file.header), None)
-        for file in files:
-            fault = fault_of(file, files[0], header)
+        like = next((file for file in files if file.header), files[0] if files else None)
+        for file in list(files):
+            fault = fault_of(file, like or file, header)
             if fault:
-                raise DataError(fault.message)
-        assert header is not None  # a file without one is a fault
-        if manifest:
-            for lost in lost_files(path, manifest, files):
-                raise DataError(lost.message)
+                _refuse(Problem(fault.kind, fault.message, str(file.path), count=file.num_rows), faults)
+                files.remove(file)
+        for lost in lost_files(path, manifest, files) if manifest else ():
+            _refuse(Problem(lost.kind, lost.message, str(lost.path), count=listed.get(lost.path, 0)), faults)
+        if header is None or not files:
+            assert faults  # a file without a header is a fault
+            raise DataError(faults[0].message)
         self.header: Header = header
         self._files: tuple[DataFile, ...] = tuple(files)
         self._groups = [(file, group) for file in self._files for group in range(file.num_groups)]
 
+    def _manifest(self, path: AnyPath, faults: list[Problem] | None) -> Manifest | None:
+        try:
+            return Manifest.read(path) if path.is_dir() else None
+        except DataError as error:
+            _refuse(Problem("manifest", str(error), str(path), count=0), faults)
+            return None
+
     @property
-    def files(self) -> list[Path]:
+    def files(self) -> list[AnyPath]:
         """The data files, in order."""
         return [file.path for file in self._files]
 
@@ -80,12 +100,27 @@ class OwnParts:
             return exp
         if k + 1 < len(self._groups):
             next_file, next_group = self._groups[k + 1]
-            following = next_file.first_row(next_group, names)
+            try:
+                following = next_file.first_row(next_group, names)
+            except DataError:  # it is said when that row group is loaded
+                return exp
             if following.num_segments and continues(exp, following):
                 segments.has_final_obs[-1] = True
                 for name, values in exp.final_obs.items():
                     values[-1] = following.steps[name][0]
         return exp
+
+    def keys(self, k: int) -> Experience:
+        """Row group ``k`` without step columns, but as it is with them: reads key columns and one of ``final_obs``."""
+        file, group = self._groups[k]
+        names = [name for name in file.schema.names if name in KEYS]
+        return file.load(group, [*names, *col.under(file.schema.names, col.FINAL_OBS)[:1]], None)
+
+    def where_is(self, k: int, row: int) -> str:
+        """A row of row group ``k`` in words; rows are counted from 0 in their file."""
+        file, group = self._groups[k]
+        before = sum(int(file.metadata.row_group(g).num_rows) for g in range(group))
+        return f"{file.path}, row group {group}, row {before + row}"
 
     def nothing(self, columns: Sequence[str] | None) -> Experience:
         """No rows, with these columns."""
@@ -104,4 +139,23 @@ class OwnParts:
         """Every fault, found by looking at every row."""
         from etude.recordings.validate import validate
 
-        yield from validate(self.path).problems
+        yield from validate(self.path if self._given is None else list(self._given)).problems
+
+
+def _usable(
+    files: Iterable[tuple[AnyPath, DataFile | DataError]],
+    listed: Mapping[AnyPath, int],
+    faults: list[Problem] | None,
+) -> Iterator[DataFile]:
+    """The files that can be opened."""
+    for path, file in files:
+        if isinstance(file, DataFile):
+            yield file
+        else:
+            _refuse(Problem("truncated_file", str(file), str(path), count=listed.get(path, 0)), faults)
+
+
+def _refuse(problem: Problem, faults: list[Problem] | None) -> None:
+    if faults is None:
+        raise DataError(problem.message)
+    faults.append(problem)

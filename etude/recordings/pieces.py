@@ -37,8 +37,8 @@ def copied(exp: Experience) -> Experience:
     return Experience(steps, exp.offsets.copy(), exp.segments[np.arange(exp.num_segments)], final_obs)
 
 
-def gathered(parts: Iterable[Experience], most_rows: int) -> Experience | None:
-    """All ``parts``, at most ``most_rows`` rows together, in memory of its own; None where there are none.
+def gathered(parts: Iterable[Experience], expected_rows: int) -> Experience | None:
+    """All ``parts``, about ``expected_rows`` rows together, in memory of its own; None where there are none.
 
     As `Experience.concat`, but each part may go as soon as it is copied, which halves the memory.
     """
@@ -50,14 +50,17 @@ def gathered(parts: Iterable[Experience], most_rows: int) -> Experience | None:
             continue
         for name, column in part.steps.items():
             if name not in steps:
-                steps[name] = np.empty((most_rows, *column.shape[1:]), np.asarray(column).dtype)
-            steps[name][rows : rows + part.num_steps] = column
+                steps[name] = np.empty((expected_rows, *column.shape[1:]), np.asarray(column).dtype)
+            held = steps[name]
+            if rows + part.num_steps > len(held):  # little by little, and in place where the system can do that
+                held.resize((rows + max(part.num_steps, rows // 8), *held.shape[1:]), refcheck=False)
+            held[rows : rows + part.num_steps] = column
         rows += part.num_steps
         heads.append(Experience({}, part.offsets, part.segments, part.final_obs))
     if not heads:
         return None
     whole = Experience.concat(heads) if len(heads) > 1 else heads[0]
-    if rows < most_rows // 2:
+    if any(rows < len(column) // 2 for column in steps.values()):
         steps = {name: column[:rows].copy() for name, column in steps.items()}
     return Experience(
         {name: column[:rows] for name, column in steps.items()}, whole.offsets, whole.segments, whole.final_obs

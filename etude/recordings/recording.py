@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recordings: Experience at rest, read whole, as a stream, or as batches. Needs neither the env nor torch."""
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
@@ -12,17 +11,20 @@ from etude import columns as col
 from etude.columns import Columns
 from etude.errors import DataError
 from etude.experience import Experience
-from etude.recordings.batches import DERIVED, Rows, batches_of, steps_of
-from etude.recordings.formats.parts import Parts, chosen
+from etude.filesystems import AnyPath
+from etude.recordings.batches import DERIVED, Prefetched, Rows, batches_of, steps_of
+from etude.recordings.formats.parts import Parts, Problem, chosen
+from etude.recordings.joined import loaded
 from etude.recordings.manifest import Header
-from etude.recordings.opening import opened
+from etude.recordings.opening import Place, opened
 from etude.recordings.own import OwnParts
 from etude.recordings.pieces import copied, gathered, in_order, pieces
+from etude.recordings.screening import Counts, OnBad, ScreenedParts, check_mode
 from etude.recordings.segment_batches import cut_segments, segment_batches_of
 from etude.spaces import Space
 
 if TYPE_CHECKING:
-    from etude.recordings.formats.source import Source
+    from etude.recordings.opening import DataLike
     from etude.recordings.validate import Report
 
 
@@ -33,24 +35,45 @@ class Recording:
     rows, or about 64 MiB where rows are large; of other tools, a file or as many rows) in all but `read`.
     """
 
-    def __init__(self, path: Path, parts: Parts) -> None:
+    def __init__(self, path: Place, parts: Parts) -> None:
         self.path = path
+        self.notes: tuple[str, ...] = ()
+        """What could not be kept, in words, where `etude.recordings.convert` has just written it."""
         self._parts = parts
+        self._given: tuple[Any, ...] = (path, None, None)
         self._num_steps: int | None = None
         self._num_episodes: int | None = None
 
     @classmethod
-    def open(cls, path: "str | os.PathLike[str] | Source") -> "Recording":
+    def open(cls, path: "DataLike", *, on_bad: "OnBad | None" = None, filesystem: Any = None) -> "Recording":
         """Open the recording at ``path``: a folder, or one file of it; or a table that a `Source` describes.
+
+        A path may be a URL (``s3://bucket/run``) and a glob (``runs/*/data``); a list of any of these is read as one
+        recording, whose episode ids then begin with the number of the recording in it (``0-``), unless all are files of
+        one kind. ``filesystem`` is the pyarrow or fsspec file system that paths are in; None is what a URL names, or
+        this machine.
 
         Etude's own recordings, RLlib's (episodes, tables, JSON), Minari's, and HDF5 and NPZ files in the manner of D4RL
         are told apart by what is in them.
+
+        ``on_bad`` says what to do with bad data (`etude.recordings.screening`): ``strict`` raises where it is read,
+        ``repair`` mends what can be and leaves out the rest, ``skip`` leaves out whole segments, and `left_out` counts.
+        None does not look at values.
 
         Raises:
             DataError: there is none, it is empty or of an unknown format, a file is broken or missing, or the files do
                 not belong together; the message names the file and what to do.
         """
-        return cls(*opened(path))
+        check_mode(on_bad)
+        faults: list[Problem] | None = None if on_bad in (None, "strict") else []
+        place, parts = opened(path, filesystem, faults)
+        found = cls(place, parts if on_bad is None else ScreenedParts(parts, on_bad, str(place), faults or ()))
+        found._given = (path, on_bad, filesystem)
+        return found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To worker processes goes what it was opened with, and they open it themselves."""
+        return _opened_again, self._given
 
     # -- what it is ------------------------------------------------------------------------------------------
 
@@ -85,7 +108,7 @@ class Recording:
         return self.header.meta
 
     @property
-    def files(self) -> list[Path]:
+    def files(self) -> list[AnyPath]:
         """The data files, in order."""
         return self._parts.files
 
@@ -101,6 +124,21 @@ class Recording:
             self._num_steps = sum(self._parts.rows(k) for k in range(self._parts.num_parts))
         return self._num_steps
 
+    def rows_up_to(self, most: int) -> int:
+        """As `num_steps`; or, where there are more than ``most``, only the rows of the first parts that have as many.
+
+        Counting the rows of another tool's recording may take decoding them.
+        """
+        if self._num_steps is not None:
+            return self._num_steps
+        rows = 0
+        for k in range(self._parts.num_parts):
+            rows += self._parts.rows(k)
+            if rows > most and k + 1 < self._parts.num_parts:
+                return rows
+        self._num_steps = rows
+        return rows
+
     @property
     def num_episodes(self) -> int:
         """The distinct episode ids; reads these the first time."""
@@ -114,6 +152,29 @@ class Recording:
 
     def __repr__(self) -> str:
         return f"Recording({str(self.path)!r}: {self.num_steps:,} steps in {len(self.files)} files, env {self.env!r})"
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """The rows that ``on_bad`` has left out so far, by kind of fault; parts not yet read may add to it."""
+        return self._parts.left_out if isinstance(self._parts, ScreenedParts) else {}
+
+    @property
+    def met(self) -> dict[str, int]:
+        """The faults that ``on_bad`` has met so far by kind, those that could be mended included."""
+        return self._parts.met if isinstance(self._parts, ScreenedParts) else {}
+
+    def counts(self, k: int) -> "Counts | None":
+        """What ``on_bad`` found in part ``k``, for `count` where it was read in another process; None without it."""
+        return self._parts.counts(k) if isinstance(self._parts, ScreenedParts) else None
+
+    def count(self, k: int, counts: "Counts | None") -> None:
+        """Take in what ``on_bad`` found in part ``k`` in another process; nothing is counted twice."""
+        if counts is not None and isinstance(self._parts, ScreenedParts):
+            self._parts.count(k, counts)
+
+    def left_out_report(self) -> str:
+        """What ``on_bad`` has met and left out so far, in words; empty where nothing was."""
+        return self._parts.report() if isinstance(self._parts, ScreenedParts) else ""
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -129,7 +190,8 @@ class Recording:
             DataError: a column does not exist, or a file can't be decoded.
         """
         names = self._names(columns)
-        exp = gathered((self._load(k, names, filter) for k in range(self._parts.num_parts)), self.num_steps)
+        parts = (self._load(k, names, filter) for k in range(self._parts.num_parts))
+        exp = gathered(parts, self.num_steps if isinstance(self._parts, OwnParts) else self._num_steps or 0)
         if exp is None:
             return self._nothing(names)
         return in_order(exp).join()
@@ -191,7 +253,8 @@ class Recording:
                 where = self._parts.files[0] if len(self._parts.files) == 1 else f"{self.path}, part {k}"
                 raise DataError(str(error) if str(self.path) in str(error) else f"{where}: {error}") from error
 
-        source = Rows(load, self._parts.num_parts, self.num_steps, self._num_trained)
+        num_rows = self.rows_up_to(buffer_size)
+        source = Rows(partial(map, load), self._parts.num_parts, num_rows, partial(self._num_trained, names))
         return batches_of(
             source,
             batch_size,
@@ -199,8 +262,8 @@ class Recording:
             buffer_size=buffer_size,
             seed=seed,
             epochs=epochs,
-            prefetch=prefetch,
             start=start,
+            ahead=partial(Prefetched, depth=prefetch) if prefetch else None,
         )
 
     def segment_batches(
@@ -225,8 +288,26 @@ class Recording:
         def load(k: int) -> Experience:
             return cut_segments(copied(self._load(k, names, None)), max_len)
 
-        source = Rows(load, self._parts.num_parts, self.num_steps, self._num_trained)
+        num_rows = self.rows_up_to(buffer_size)
+        source = Rows(partial(map, load), self._parts.num_parts, num_rows, partial(self._num_trained, names))
         return segment_batches_of(source, batch_size, buffer_size=buffer_size, seed=seed, epochs=epochs, start=start)
+
+    @property
+    def num_parts(self) -> int:
+        """The pieces that can be loaded one at a time."""
+        return self._parts.num_parts
+
+    def part(self, k: int, columns: Sequence[str] | None = None) -> Experience:
+        """Part ``k``, views: whole segments, but for those that the disk has in pieces.
+
+        Args:
+            k: Which.
+            columns: The step columns, by name or root; None is all.
+
+        Raises:
+            DataError: a column does not exist, or the part can't be decoded.
+        """
+        return self._load(k, self._names(columns), None)
 
     def validate(self) -> "Report":
         """Look at every row and report every problem; see `etude.recordings.validate`."""
@@ -247,18 +328,21 @@ class Recording:
 
     def _load(self, k: int, names: Sequence[str], where: pc.Expression | None) -> Experience:
         """Part k, with only the rows for which ``where`` holds."""
-        if isinstance(self._parts, OwnParts):
-            return self._parts.load(k, names, where)
-        if where is None:
-            return self._parts.load(k, names)
-        kept = Experience.from_table(self._parts.load(k).to_table().filter(where))
-        steps = {name: kept.steps[name] for name in names}
-        final_obs = {name: column for name, column in kept.final_obs.items() if name in names}
-        return Experience(steps, kept.offsets, kept.segments, final_obs)
+        return loaded(self._parts, k, names, where)
 
     def _nothing(self, names: Sequence[str]) -> Experience:
-        return self._parts.nothing(names) if isinstance(self._parts, OwnParts) else self._parts.load(0, names)[:0]
+        if isinstance(self._parts, OwnParts | ScreenedParts):
+            return self._parts.nothing(names)
+        return self._parts.load(0, names)[:0]
 
-    def _num_trained(self) -> int:
-        """The steps that are not lookback."""
-        return sum(int(self._load(k, (), None).trained().sum()) for k in range(self._parts.num_parts))
+    def _num_trained(self, names: Sequence[str]) -> int:
+        """The steps that are not lookback; ``on_bad`` may leave out some for what is in the columns ``names``."""
+        needed = names if isinstance(self._parts, ScreenedParts) else ()
+        return sum(int(self._load(k, needed, None).trained().sum()) for k in range(self._parts.num_parts))
+
+
+def _opened_again(path: Any, on_bad: "OnBad | None", filesystem: Any) -> Recording:
+    recording = Recording.open(path, on_bad=on_bad, filesystem=filesystem)
+    if isinstance(recording._parts, ScreenedParts):
+        recording._parts.index()  # of several workers, none loads all parts
+    return recording

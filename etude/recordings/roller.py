@@ -1,47 +1,65 @@
 # SPDX-License-Identifier: Apache-2.0
 """Row groups into Parquet files that roll, and that appear whole or not at all."""
 
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from etude import columns as col
-from etude.atomic import publish
+from etude.anywhere import aside_of, publish_at, relative
 from etude.errors import DataError
 from etude.experience import Experience
+from etude.filesystems import AnyPath
+from etude.recordings.compression import Codec, codec_of
 from etude.recordings.faults import first_difference
 from etude.recordings.files import DataFile, data_files, open_file
 from etude.recordings.manifest import HEADER_KEY, MANIFEST, Header, Manifest
 
+PREFIX: Final = "part"
+"""What the names of data files begin with."""
+
 
 class FileRoller:
-    """The files of one writer; used by its thread alone, but for `check`."""
+    """The files of one writer; used by its thread alone, but for `check` and ``header``."""
 
-    def __init__(self, folder: Path, header: Header, max_rows: int, max_bytes: int, append: bool) -> None:
+    def __init__(
+        self,
+        folder: AnyPath,
+        header: Header,
+        max_rows: int,
+        max_bytes: int,
+        append: bool,
+        prefix: str = PREFIX,
+        codecs: Mapping[str, Codec] | None = None,
+    ) -> None:
         self.failure: Exception | None = None
         self.published_rows = 0
         self._folder, self._max_rows, self._max_bytes = folder, max_rows, max_bytes
-        self._header = header.dumps()
+        self._prefix, self._codecs = prefix, dict(codecs or {})
+        self.header = header
+        """Goes into files that are begun from now on, and into ``recording.json`` when the next one appears."""
+        header.dumps()  # at once, if it can't be kept
         self._writer: pq.ParquetWriter | None = None
         self._schema: pa.Schema | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._there = _files_there(folder, header, append)
             listed = {
-                file.path.relative_to(folder).as_posix(): {"rows": file.num_rows, "bytes": file.path.stat().st_size}
+                relative(file.path, folder).as_posix(): {"rows": file.num_rows, "bytes": file.path.stat().st_size}
                 for file in self._there
             }
             self._manifest = Manifest(header, listed)
-            for left_over in folder.glob(".*.tmp"):
+            for left_over in folder.glob(f".{prefix}-*.tmp"):  # not those of others, who may be at work
                 left_over.unlink()
             # Until something is appended, the header stays what it was.
             Manifest((self._there[-1].header if self._there else None) or header, listed).write(folder)
         except OSError as error:
             raise DataError(f"{folder}: can't write a recording here: {error}.") from error
-        numbers = [int(name[5:10]) for name in self._manifest.files if name[:5] == "part-" and name[5:10].isdigit()]
-        self._next = max(numbers, default=-1) + 1
+        numbers = [number_of(name, prefix) for name in self._manifest.files]
+        self.next_number = max((number for number in numbers if number is not None), default=-1) + 1
+        """That of the file which is begun next."""
 
     def check(self, exp: Experience) -> None:
         """Compare the columns with those of the files that were there before.
@@ -76,13 +94,13 @@ class FileRoller:
             self.publish()
 
     def _open(self, schema: pa.Schema) -> None:
-        self._schema = _on_disk(schema).with_metadata({HEADER_KEY: self._header})
-        self._path = self._folder / f"part-{self._next:05d}.parquet"
-        self._aside = self._folder / f".{self._path.name}.tmp"
-        self._next += 1
+        self._schema = _on_disk(schema).with_metadata({HEADER_KEY: self.header.dumps()})
+        self._path = self._folder / f"{self._prefix}-{self.next_number:05d}.parquet"
+        self._aside = aside_of(self._path)
+        self.next_number += 1
         self._rows = 0
         self._sink = pa.OSFile(str(self._aside), "wb")
-        self._writer = pq.ParquetWriter(self._sink, self._schema, **_parquet_options(schema))
+        self._writer = pq.ParquetWriter(self._sink, self._schema, **_parquet_options(schema, self._codecs))
 
     def publish(self) -> None:
         """Close the file and give it its real name."""
@@ -91,10 +109,11 @@ class FileRoller:
         self._writer.close()
         self._writer = None
         self._sink.close()
-        publish(self._aside, self._path)
+        size = self._aside.stat().st_size
+        publish_at(self._aside, self._path)
         self.published_rows += self._rows
-        self._manifest.files[self._path.name] = {"rows": self._rows, "bytes": self._path.stat().st_size}
-        self._manifest.write(self._folder)
+        self._manifest.files[self._path.name] = {"rows": self._rows, "bytes": size}
+        Manifest(self.header, self._manifest.files).write(self._folder)
 
     def abandon(self) -> None:
         """After a failure: let go of the unfinished file."""
@@ -108,20 +127,27 @@ class FileRoller:
             pass  # the first failure is the one that is told
 
 
+def number_of(name: str, prefix: str = PREFIX) -> int | None:
+    """The number of a data file by its name; None where it is not of this series."""
+    digits = name.removeprefix(f"{prefix}-").removesuffix(".parquet")
+    return int(digits) if name == f"{prefix}-{digits}.parquet" and digits.isdecimal() else None
+
+
 def _on_disk(schema: pa.Schema) -> pa.Schema:
     """Keys as plain strings: Parquet has its own dictionaries, and other readers can do more with strings."""
     fields = [field.with_type(pa.string()) if pa.types.is_dictionary(field.type) else field for field in schema]
     return pa.schema(fields)
 
 
-def _parquet_options(schema: pa.Schema) -> dict[str, Any]:
+def _parquet_options(schema: pa.Schema, codecs: Mapping[str, Codec]) -> dict[str, Any]:
     """How each column is kept: measured on CartPole, this reads half as fast again as Zstandard alone, and is smaller.
 
-    Numbers are split by bytes or differences, and then LZ4 does; images and strings take Zstandard. Dictionaries and
-    statistics on numbers would cost more than half of the speed, so only keys have them.
+    Numbers are split by bytes or differences, and then LZ4 does; images and strings take Zstandard; columns that
+    ``codecs`` names take those. Dictionaries and statistics on numbers would cost more than half of the speed, so only
+    keys have them.
     """
     keys = [name for name in (col.EPISODE_ID, col.AGENT_ID, col.MODULE_ID) if name in schema.names]
-    encodings, compression = {}, {}
+    encodings, compression, levels = {}, {}, {}
     for field in schema:
         is_list = pa.types.is_fixed_size_list(field.type)
         path = f"{field.name}.list.element" if is_list else field.name
@@ -130,10 +156,13 @@ def _parquet_options(schema: pa.Schema) -> dict[str, Any]:
             encodings[path] = "BYTE_STREAM_SPLIT"
         elif kind in (pa.int32(), pa.int64()) and not is_list:
             encodings[path] = "DELTA_BINARY_PACKED"
-        compression[path] = "lz4" if path in encodings else "zstd"
+        codec = codec_of(field.name, codecs) or (Codec("lz4") if path in encodings else Codec("zstd", 1))
+        compression[path] = codec.name
+        if codec.level is not None:
+            levels[path] = codec.level
     return {
         "compression": compression,
-        "compression_level": {path: 1 for path, name in compression.items() if name == "zstd"},
+        "compression_level": levels,
         "use_dictionary": keys,
         "column_encoding": encodings,
         "write_statistics": [col.EPISODE_ID],  # lets a filter on episodes skip row groups
@@ -141,7 +170,7 @@ def _parquet_options(schema: pa.Schema) -> dict[str, Any]:
     }
 
 
-def _files_there(folder: Path, header: Header, append: bool) -> list[DataFile]:
+def _files_there(folder: AnyPath, header: Header, append: bool) -> list[DataFile]:
     """The data files that ``folder`` holds already; none, unless ``append``."""
     paths = data_files(folder)
     if paths and not append:

@@ -10,7 +10,7 @@ from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.arrays import Index, take
 from etude.experience.experience import offsets_of
-from etude.recordings.batches import BLOCK_BATCHES, BLOCK_BYTES, BLOCK_ROWS, Rows, checked_start, steps_of
+from etude.recordings.batches import BLOCK_BATCHES, BLOCK_BYTES, BLOCK_ROWS, Ahead, Rows, checked_start, steps_of
 from etude.recordings.pieces import row_bytes
 
 
@@ -41,13 +41,13 @@ def sample_segments(
     cut = cut_segments(exp, max_len)
     if columns is not None:
         cut = Experience(steps_of(cut, columns), cut.offsets, cut.segments, cut.final_obs)
-    source = Rows(lambda _: cut, 1, 0, lambda: cut.num_steps)
+    source = Rows(lambda order: (cut for _ in order), 1, 0, lambda: cut.num_steps)
     return segment_batches_of(source, batch_size, seed=seed, epochs=epochs, start=start)
 
 
-def cut_segments(exp: Experience, max_len: int) -> Experience:
-    """The steps of ``exp`` that are trained on, in segments of at most ``max_len``."""
-    return _without_lookback(exp).join().cut(max_len)
+def cut_segments(exp: Experience, max_len: int, lookback: int = 0) -> Experience:
+    """The steps of ``exp`` that are trained on, in segments of at most ``max_len``, after ``lookback`` of others."""
+    return _without_lookback(exp).join().cut(max_len, lookback=lookback)
 
 
 def _without_lookback(exp: Experience) -> Experience:
@@ -73,10 +73,17 @@ def segment_batches_of(
     seed: int = 0,
     epochs: int | None = None,
     start: int = 0,
+    by_segments: bool = False,
+    ahead: Ahead | None = None,
 ) -> Iterator[Experience]:
-    """Batches from any source of segments without lookback; see `Recording.segment_batches` for the arguments."""
+    """Batches from any source of segments; see `Recording.segment_batches` for the arguments, and `Ahead`.
+
+    With ``by_segments``, a batch is ``batch_size`` whole segments, which may have lookback, and ``start`` counts such.
+    """
     first, skip = checked_start(source, batch_size, buffer_size, start)
-    return _rebatched(_epochs(source, batch_size, buffer_size, seed, first, epochs), batch_size, skip)
+    blocks = _epochs(source, batch_size, buffer_size, seed, first, epochs)
+    blocks = blocks if ahead is None else ahead(blocks)
+    return _whole(blocks, batch_size, skip) if by_segments else _rebatched(blocks, batch_size, skip)
 
 
 def _epochs(
@@ -85,7 +92,7 @@ def _epochs(
     """Blocks of segments of one epoch after the other, in the order in which they are to be given."""
     whole = None
     if source.num_rows <= buffer_size:  # loaded once, in memory for all epochs
-        whole = Experience.concat([source.load(k) for k in range(source.num_groups)])
+        whole = Experience.concat(list(source.loaded(range(source.num_groups))))
     for epoch in itertools.count(first) if epochs is None else range(first, epochs):
         rng = np.random.default_rng([seed, epoch])
         if whole is not None:
@@ -106,18 +113,20 @@ def _shuffled(
     """One epoch through the buffer: filled with groups, emptied to half of its size at random, and so on."""
     parts: list[Experience] = []
     steps = 0
-    order = rng.permutation(source.num_groups)
-    for i, group in enumerate(order):
-        parts.append(source.load(int(group)))
-        steps += parts[-1].num_steps
+    order = rng.permutation(source.num_groups).tolist()
+    for i, part in enumerate(source.loaded(order)):
+        parts.append(part)
+        steps += part.num_steps
         if steps >= buffer_size and i + 1 < len(order):
             pool = Experience.concat(parts)
+            parts.clear()
             index = rng.permutation(len(pool))
             kept = int(np.searchsorted(np.cumsum(pool.lengths[index]), buffer_size // 2, side="right"))
             yield from _in_blocks(pool, index[kept:], batch_size)
             parts = [pool.select(index[:kept])]
             steps = parts[0].num_steps
     pool = Experience.concat(parts)
+    parts.clear()
     yield from _in_blocks(pool, rng.permutation(len(pool)), batch_size)
 
 
@@ -147,4 +156,18 @@ def _rebatched(blocks: Iterator[Experience], batch_size: int, skip: int) -> Iter
             batch, rest = rest.split(batch_size)
             yield batch
     if rest is not None and rest.num_steps:
+        yield rest
+
+
+def _whole(blocks: Iterator[Experience], batch_size: int, skip: int) -> Iterator[Experience]:
+    """The segments of ``blocks`` but the first ``skip``, exactly ``batch_size`` at a time; the last may be fewer."""
+    rest: Experience | None = None
+    for block in blocks:
+        at = min(skip, len(block))
+        skip -= at
+        rest = block[at:] if rest is None else Experience.concat([rest, block[at:]])
+        while len(rest) >= batch_size:
+            batch, rest = rest[:batch_size], rest[batch_size:]
+            yield batch
+    if rest is not None and len(rest):
         yield rest

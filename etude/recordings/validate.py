@@ -2,10 +2,8 @@
 """Validation: every row of a recording looked at, every problem named with its place and a remedy."""
 
 import dataclasses
-import os
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,13 +12,17 @@ from gymnasium import spaces
 from etude import columns as col
 from etude.errors import DataError
 from etude.experience import Experience
+from etude.filesystems import AnyPath
 from etude.recordings.faults import fault_of, lost_files
-from etude.recordings.files import DataFile, find_files, open_file
-from etude.recordings.formats import open_foreign
+from etude.recordings.files import DataFile, find_files, open_files
 from etude.recordings.formats.parts import Parts, Problem
 from etude.recordings.manifest import Header, Manifest
-from etude.recordings.opening import is_own
+from etude.recordings.opening import Found, found, place_of
 from etude.recordings.pieces import continues
+from etude.recordings.tolerance import load_rest
+
+if TYPE_CHECKING:
+    from etude.recordings.opening import DataLike
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,56 +45,88 @@ class Report:
         head = f"{self.path}: {self.files} files, {self.rows:,} rows, {self.episodes:,} episodes"
         if self.ok:
             return f"{head}: no problems."
-        return "\n".join([f"{head}: {len(self.problems)} problem(s).", *map(str, self.problems)])
+        lines = [f"  {kind}: {text}" for kind, text in self.summary().items()]
+        each = [f"{problem} [{_ABLE[problem.repairable]}]" for problem in self.problems]
+        return "\n".join([f"{head}: {len(self.problems)} problem(s).", *lines, *each])
+
+    def summary(self) -> dict[str, str]:
+        """For each kind of problem, how many there are, of how many rows, and whether they can be repaired."""
+        out = {}
+        for kind in sorted({problem.kind for problem in self.problems}):
+            alike = [problem for problem in self.problems if problem.kind == kind]
+            able = sum(problem.repairable for problem in alike)
+            some = f"{able:,} of them {_ABLE[True]}" if 0 < able < len(alike) else _ABLE[able > 0]
+            rows = sum(problem.count for problem in alike)
+            out[kind] = f"{len(alike):,} problem{'s' * (len(alike) > 1)}, {rows:,} row{'s' * (rows > 1)}; {some}"
+        return out
 
     def to_json(self) -> dict[str, Any]:
         """As JSON data."""
         return {**dataclasses.asdict(self), "ok": self.ok}
 
 
-def validate(path: str | os.PathLike[str]) -> Report:
-    """Look at every row of the recording at ``path``, a folder or one Parquet file, in bounded memory.
+def validate(path: "DataLike", *, filesystem: Any = None) -> Report:
+    """Look at every row of the recording at ``path``, of whatever `Recording.open` takes, in bounded memory.
 
     Found are: files that are missing, have other rows than listed, are cut off, can't be decoded or are of another
     format; other spaces or columns than the rest; empty rows, NaN and infinity in observations, actions and rewards;
-    discrete values outside their space; steps that are there twice; episodes that go on after their end; ends without
-    a final observation.
+    discrete values outside their space; steps that are there twice; episodes that go on after their end; segments that
+    stand behind later ones of their episode; segments, other than terminated ones, of which it is not known what
+    follows. What can't be read does not hide the rest. `Problem.repairable` says what `etude.recordings.screening` can
+    mend, or leave out so that the rest can be used.
 
     Raises:
         DataError: there is nothing at ``path`` that could be a recording.
     """
-    path = Path(path)
-    foreign = None if not path.exists() or is_own(path) else open_foreign(path)
-    if foreign is not None:
-        return _report_of(path, foreign)
-    paths = find_files(path)
-    check = _Check(path)
+    faults: list[Problem] = []
+    try:
+        recordings = found(path, filesystem, faults)
+        where = str(place_of(path, filesystem, recordings))
+        reports = [_validated(recording, where) for recording in recordings]
+    except DataError:
+        if not faults:
+            raise
+        return Report(str(path), len({problem.file for problem in faults}), 0, 0, tuple(faults))
+    if faults:
+        unread = len({problem.file for problem in faults if problem.row is None})  # of the others, lines
+        reports.append(Report(where, unread, 0, 0, tuple(faults)))
+    if len(reports) == 1:
+        return reports[0]
+    files, rows, episodes = (sum(getattr(r, name) for r in reports) for name in ("files", "rows", "episodes"))
+    return Report(where, files, rows, episodes, tuple(p for report in reports[::-1] for p in report.problems))
+
+
+def _validated(recording: Found, where: str) -> Report:
+    if not recording.is_own or recording.path is None:
+        return _report_of(where, recording.open())
+    paths = [file for path in recording.files or [recording.path] for file in find_files(path)]
+    check = _Check(recording.path)
     files = check.open(paths)
     for file in files:
         check.rows_of(file)
     check.ends(None)
     check.overlaps()
-    return Report(str(path), len(paths), check.rows, len(check.episodes), tuple(check.problems))
+    return Report(where, len(paths), check.rows, len(check.episodes), tuple(check.problems))
 
 
-def _report_of(path: Path, parts: Parts) -> Report:
+def _report_of(where: str, parts: Parts) -> Report:
     """On another tool's recording."""
     problems = tuple(parts.problems())
     rows, episodes = 0, set()
     for k in range(parts.num_parts):
         try:
-            exp = parts.load(k, ())
+            exp = load_rest(parts, k, ())[0]
         except DataError:
             continue  # one of the problems
         rows += exp.num_steps
         episodes.update(exp.segments.episode_id.tolist())
-    return Report(str(path), len(parts.files), rows, len(episodes), problems)
+    return Report(where, len(parts.files), rows, len(episodes), problems)
 
 
 class _Check:
     """The state of one validation: what is known so far of every agent's episode."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: AnyPath) -> None:
         self.path = path
         self.problems: list[Problem] = []
         self.rows = 0
@@ -103,14 +137,14 @@ class _Check:
         self._header: Header | None = None
         self._held: tuple[Experience, DataFile, int] | None = None  # the rows before, their file and first row
 
-    def open(self, paths: list[Path]) -> list[DataFile]:
+    def open(self, paths: list[AnyPath]) -> list[DataFile]:
         """The files that can be looked into."""
         files = []
-        for path in paths:
-            try:
-                files.append(open_file(path))
-            except DataError as error:
-                self.problems.append(Problem("truncated_file", str(error), str(path), repairable=len(paths) > 1))
+        for path, file in zip(paths, open_files(paths), strict=True):
+            if isinstance(file, DataError):
+                self.problems.append(Problem("truncated_file", str(file), str(path), repairable=len(paths) > 1))
+            else:
+                files.append(file)
         manifest = None
         try:
             manifest = Manifest.read(self.path) if self.path.is_dir() else None
@@ -118,7 +152,7 @@ class _Check:
             self.problems.append(Problem("manifest", str(error), str(self.path), repairable=True))
         if manifest:
             for lost in lost_files(self.path, manifest, files):
-                self.problems.append(Problem(lost.kind, lost.message, str(lost.path)))
+                self.problems.append(Problem(lost.kind, lost.message, str(lost.path), repairable=True))
         self._header = manifest.header if manifest else next((file.header for file in files if file.header), None)
         first = next((file for file in files if file.header), None)
         for file in files:
@@ -141,7 +175,7 @@ class _Check:
                 exp = None if empty else file.experience_of(table, group)
             except (DataError, pa.ArrowException) as error:
                 text = str(error) if str(file.path) in str(error) else f"{file.path}: row group {group}: {error}"
-                self.problems.append(Problem("undecodable", text, str(file.path), row_group=group))
+                self.problems.append(Problem("undecodable", text, str(file.path), None, None, rows, True, group))
                 exp = None
             if exp is not None:
                 self.rows += rows
@@ -216,7 +250,7 @@ class _Check:
         if self._held is None:
             return
         exp, file, start = self._held
-        unknown = np.flatnonzero(~exp.segments.has_final_obs)
+        unknown = np.flatnonzero(~exp.segments.has_final_obs & ~exp.segments.terminated)
         goes_on = following is not None and following.num_segments > 0 and continues(exp, following)
         if goes_on and len(unknown) and unknown[-1] == exp.num_segments - 1:
             unknown = unknown[:-1]
@@ -235,9 +269,12 @@ class _Check:
         a, b = spans[:-1], spans[1:]
         same = (a[:, 0] == b[:, 0]) & (a[:, 1] == b[:, 1])
         names = {code: episode for episode, code in self.episodes.items()}
-        for is_bad, kind in ((same & (b[:, 2] < a[:, 3]), "duplicate"), (same & (a[:, 6] == 1), "after_end")):
+        twice, ended = same & (b[:, 2] < a[:, 3]), same & (a[:, 6] == 1)
+        behind = (b[:, 4] < a[:, 4]) | ((b[:, 4] == a[:, 4]) & (b[:, 5] < a[:, 5]))
+        kinds = {"duplicate": twice, "after_end": ended & ~twice, "out_of_order": same & behind & ~twice & ~ended}
+        for kind, is_bad in kinds.items():
             told: set[int] = set()
-            for i in np.flatnonzero(is_bad & (b[:, 2] >= a[:, 3]) if kind == "after_end" else is_bad):
+            for i in np.flatnonzero(is_bad):
                 episode = int(b[i, 0])
                 if episode not in told:
                     told.add(episode)
@@ -248,9 +285,12 @@ class _Check:
         if kind == "duplicate":
             what = f"{here}: episode {episode!r} has step t {int(b[2])} a second time; it is in {there} already"
             remedy = "Was a file copied, or an episode recorded twice? Move one of them away, or give it another id."
-        else:
+        elif kind == "after_end":
             what = f"{here}: episode {episode!r} goes on at t {int(b[2])}, after its end in {there}"
             remedy = "Two episodes may share one id: give each its own."
+        else:
+            what = f"{here}: episode {episode!r} goes on at t {int(b[2])}, but stands before t {int(a[2])}, in {there}"
+            remedy = "Put the files in order by their names, or read it with on_bad='repair'."
         file = str(self._files[int(b[4])].path)
         problem = Problem(kind, f"{what}. {remedy}", file, int(b[5]), col.EPISODE_ID, int(b[3] - b[2]), True)
         self.problems.append(problem)
@@ -265,6 +305,7 @@ class _Check:
         return Problem(kind, message, str(file.path), row, name, count, True, group)
 
 
+_ABLE = {True: "repairable", False: "not repairable"}
 _REMEDIES = {
     "empty": "Fill it, or leave these rows out with a filter.",
     "nan": "Leave the episode out with a filter, or mend the env that gave it.",

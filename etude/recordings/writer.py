@@ -8,7 +8,6 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, TypeAlias
 
@@ -18,15 +17,21 @@ from etude import columns as col
 from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.arrays import describe
+from etude.experience.arrow import KEYS
+from etude.filesystems import RemotePath
+from etude.places import located
+from etude.recordings.compression import CompressionLike, check_roots, codecs
 from etude.recordings.manifest import Header
 from etude.recordings.pieces import copied, first_piece, row_bytes
-from etude.recordings.roller import FileRoller
+from etude.recordings.roller import PREFIX, FileRoller
 from etude.spaces import Space, leaf_dtype, leaf_shape
 
 ROW_GROUP_ROWS: Final = 65_536
 """The most rows of a row group; 16k cost 10-15 % of the reading speed."""
 ROW_GROUP_BYTES: Final = 64 * 2**20
 """About the most bytes of a row group in memory: what readers must hold at once."""
+MAX_ROWS_PER_FILE: Final = 16 * ROW_GROUP_ROWS
+MAX_FILE_SIZE: Final = 256 * 2**20
 MAX_SECONDS: Final = 300.0
 """Rows that have waited this long are put on the disk at the next write, however few they are."""
 
@@ -39,41 +44,57 @@ class RecordingWriter:
     Segments are kept whole, but for those that are longer than a row group, which are cut as `Experience.split` cuts.
 
     Args:
-        path: The folder; made where it does not exist.
+        path: The folder, or its URL, such as ``s3://bucket/run``; made where it does not exist.
         obs_space: The space of the observations as recorded.
         action_space: The space of the actions as recorded.
         env: The id of the env, for readers.
         meta: More to keep beside the data, as JSON data: connectors, the module's identity, the seed.
         columns: The step columns to keep, by name or root; None keeps all.
         max_rows_per_file: A file holds at most this many rows.
-        max_bytes_per_file: A file is closed once it has this many bytes.
+        max_file_size: A file is closed once it has this many bytes.
+        compression: A codec for all columns, or codecs by column or root of columns, of which the longest counts:
+            ``{"obs/camera": "zstd:3", "obs": "lz4"}``. What holds for ``obs`` holds for ``final_obs``. None: LZ4 for
+            numbers, Zstandard for images and strings. Known are none, snappy, lz4, gzip, brotli and zstd, with a level
+            behind a colon.
+        prefix: What the names of the files begin with. Writers at work in one folder at one time need different ones.
         append: Add files to the recording that is there, if any: the columns must be the same; else a recording there
             is an error.
+        filesystem: The pyarrow or fsspec file system that ``path`` is in; None is what its URL names, or this machine.
+            Behind a URL, a file is made on this machine first, and is sent when it is whole.
 
     Raises:
         DataError: the folder holds a recording and ``append`` is False, or one with other spaces.
+        SettingsError: a codec is not known.
     """
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | RemotePath,
         *,
         obs_space: Space,
         action_space: Space,
         env: str | None = None,
         meta: Mapping[str, Any] | None = None,
         columns: Sequence[str] | None = None,
-        max_rows_per_file: int = 16 * ROW_GROUP_ROWS,
-        max_bytes_per_file: int = 256 * 2**20,
+        max_rows_per_file: int = MAX_ROWS_PER_FILE,
+        max_file_size: int = MAX_FILE_SIZE,
+        compression: CompressionLike | None = None,
+        prefix: str = PREFIX,
         append: bool = False,
+        filesystem: Any = None,
     ) -> None:
-        if max_rows_per_file < 1 or max_bytes_per_file < 1:
-            raise ValueError("max_rows_per_file and max_bytes_per_file must be at least 1.")
-        self.path = Path(path)
+        if max_rows_per_file < 1 or max_file_size < 1:
+            raise ValueError("max_rows_per_file and max_file_size must be at least 1.")
+        if prefix[:1] in ("", ".", "_") or "/" in prefix:
+            raise ValueError(
+                f"prefix is {prefix!r}, but must begin with another character than `.` and `_`, without `/`."
+            )
+        self.path = located(path, filesystem)
         self.header = Header(obs_space, action_space, env, dict(meta or {}))
-        self._files = FileRoller(self.path, self.header, max_rows_per_file, max_bytes_per_file, append)
+        self._codecs = codecs(compression)
+        self._files = FileRoller(self.path, self.header, max_rows_per_file, max_file_size, append, prefix, self._codecs)
         self._columns = None if columns is None else tuple(columns)
-        self._limits = (max_rows_per_file, max_bytes_per_file)
+        self._limits = (max_rows_per_file, max_file_size)
         self._group_rows = 0
         self._described: dict[str, str] = {}
         self._pending: list[Experience] = []
@@ -95,6 +116,21 @@ class RecordingWriter:
     def num_steps(self) -> int:
         """Rows that are on the disk for good, in this writer's files."""
         return self._files.published_rows
+
+    @property
+    def next_file(self) -> int:
+        """The number of the file that is begun next. After `flush`, all that was written is in files before it."""
+        return self._files.next_number
+
+    def set_meta(self, meta: Mapping[str, Any]) -> None:
+        """Keep ``meta`` in place of what was given before, in files that are begun from now on, and for the whole.
+
+        Raises:
+            DataError: it holds something that JSON can't.
+        """
+        header = dataclasses.replace(self.header, meta=dict(meta))
+        header.dumps()
+        self.header = self._files.header = header
 
     def write(self, exp: Experience) -> None:
         """Take ``exp`` to be written; its arrays may be used again as soon as this returns.
@@ -194,6 +230,8 @@ class RecordingWriter:
                     f"column `{name}` is {described[name]}, but its space {leaf} is {wanted}. Convert the column, or "
                     "give the writer the space that fits."
                 )
+        finals = [col.FINAL_OBS + name[len(col.OBS) :] for name in exp.final_obs]
+        check_roots(self._codecs, [*described, *finals, *KEYS])
         self._files.check(exp)
         self._described = described
         rows, size = self._limits[0], row_bytes(exp)

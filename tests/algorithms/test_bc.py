@@ -55,9 +55,9 @@ def test_no_env_is_needed_and_every_step_is_seen_once_an_epoch(recording: Path) 
     assert np.isnan(result.return_mean)
 
 
-@pytest.mark.parametrize("in_memory", [True, False])
-def test_learns_from_memory_and_from_a_stream(recording: Path, in_memory: bool) -> None:
-    config = BCConfig(data=str(recording), in_memory=in_memory, seed=0, batch_size=64, updates_per_iteration=20)
+@pytest.mark.parametrize("mode", ["stream", "materialize_data", "materialize_mapped_data"])
+def test_learns_from_memory_and_from_a_stream(recording: Path, mode: Any) -> None:
+    config = BCConfig(data=str(recording), mode=mode, seed=0, batch_size=64, updates_per_iteration=20)
     algorithm = BC(config)
     first, *_, last = (algorithm.train() for _ in range(4))
     assert last.losses["imitation"] < first.losses["imitation"]
@@ -110,12 +110,6 @@ def test_a_goal_that_is_never_measured_is_refused(recording: Path) -> None:
         BC(BCConfig(data=str(recording))).fit(Stop(return_mean=1))
     with pytest.raises(SettingsError, match="over at least 20 episodes, but results are over 5 only"):
         BC(BCConfig(data=str(recording), env=Echo, evaluation_episodes=5)).fit(Stop(return_mean=1))
-
-
-def test_streaming_with_connectors_on_observations_is_refused(recording: Path) -> None:
-    algorithm = BC(BCConfig(data=str(recording), in_memory=False, connectors=("normalize_obs",)))
-    with pytest.raises(SettingsError, match="is to be streamed, which connectors can't be applied to"):
-        algorithm.train()
 
 
 def test_a_column_that_was_not_recorded_is_named(recording: Path) -> None:

@@ -33,10 +33,10 @@ def test_ppo_masters_cartpole(expert: Algorithm[Any]) -> None:
     assert expert.evaluate(20, seed=1).return_mean >= 450
 
 
-@pytest.mark.parametrize("in_memory", [True, False])
-def test_bc_clones_the_expert_from_a_recording_alone(expert: Algorithm[Any], in_memory: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["auto", "stream"])
+def test_bc_clones_the_expert_from_a_recording_alone(expert: Algorithm[Any], mode: Any, tmp_path: Path) -> None:
     expert.record(tmp_path / "data", 60, seed=2)
-    config = BCConfig(data=str(tmp_path / "data"), env="CartPole-v1", seed=0, in_memory=in_memory)
+    config = BCConfig(data=str(tmp_path / "data"), env="CartPole-v1", seed=0, mode=mode)
     result = BC(config).fit(Stop(return_mean=450, updates=1500))
     assert result.return_mean >= 450
 

@@ -16,14 +16,14 @@ from toy_envs import Echo
 import etude
 from etude.algorithms import BC, MARWIL, PPO, BCConfig, MARWILConfig, PPOConfig, Result
 from etude.cli.main import main
-from etude.connectors import GAE
-from etude.errors import DataError, EtudeError, ModuleError, SettingsError
+from etude.connectors import GAE, AdvantageWeights, Connect
+from etude.errors import DataError, ModuleError, SettingsError
 from etude.experience import Experience, Segments
 from etude.learners import Batch, Loss
 from etude.modules import Module, NetworkConfig, Output
 from etude.recordings import RecordingWriter
 
-MEMORY = pytest.mark.parametrize("in_memory", [True, False])
+MODES = pytest.mark.parametrize("mode", ["auto", "stream", "materialize_data"])
 
 
 def record(path: Path, exp: Experience, obs_size: int, actions: int) -> str:
@@ -50,7 +50,7 @@ def episodes() -> Experience:
         6,
         episode_id=[f"e{i}" for i in range(6)],
         terminated=np.array([end == "terminated" for end in ENDS]),
-        truncated=np.array([end == "truncated" for end in ENDS]),
+        truncated=np.array([end in ("truncated", "unknown") for end in ENDS]),
         has_final_obs=np.array([end != "unknown" for end in ENDS]),
     )
     steps = {
@@ -62,6 +62,13 @@ def episodes() -> Experience:
     final = np.stack([np.arange(6) / 6, np.array(LENGTHS) / 10], 1).astype(np.float32)
     final[~segments.has_final_obs] = 0
     return Experience(steps, offsets.astype(np.int64), segments, {"obs": final})
+
+
+def average(algorithm: MARWIL) -> float | None:
+    """The moving average of squared advantages."""
+    weights = algorithm.to_learner.connectors[-1]
+    assert isinstance(weights, AdvantageWeights)
+    return weights.mean_square
 
 
 class Watched(MARWIL):
@@ -117,14 +124,14 @@ def after(module: Module, episode: int, t: int, value: float) -> float:
     return float(following)
 
 
-@MEMORY
+@MODES
 @pytest.mark.parametrize("max_segment_length", [7, 1000])
 def test_weights_are_those_of_the_paper_by_the_values_of_now(
-    in_memory: bool, max_segment_length: int, tmp_path: Path
+    mode: Any, max_segment_length: int, tmp_path: Path
 ) -> None:
     config = MARWILConfig(
         data=record(tmp_path / "data", episodes(), 2, 3),
-        in_memory=in_memory,
+        mode=mode,
         batch_size=20,
         updates_per_iteration=30,
         lr=0.02,
@@ -139,7 +146,7 @@ def test_weights_are_those_of_the_paper_by_the_values_of_now(
     algorithm = Watched(config)
     result = algorithm.train()
     assert algorithm.checked == 30
-    assert algorithm.mean_square == pytest.approx(algorithm.mean, rel=1e-3)
+    assert average(algorithm) == pytest.approx(algorithm.mean, rel=1e-3)
     assert result.losses.keys() == {"policy", "value"}
     assert 0 < result.metrics["weight"] <= MOST
 
@@ -181,9 +188,8 @@ def bandit() -> Experience:
 
 
 class WrongSign(MARWIL):
-    def setup(self) -> None:
-        super().setup()
-        self.gae = Negated(self.config.gamma, self.config.lambda_)
+    def learner_connectors(self) -> list[Any]:
+        return [Negated(self.config.gamma, self.config.lambda_), *super().learner_connectors()[1:]]
 
 
 class Negated(GAE):
@@ -195,10 +201,14 @@ class Negated(GAE):
 class Stale(MARWIL):
     """Advantages come from the value function as it was at the start."""
 
+    def learner_connectors(self) -> list[Any]:
+        return [OfOld(self.config.gamma, self.config.lambda_), *super().learner_connectors()[1:]]
+
     def setup(self) -> None:
         super().setup()
-        self.gae = OfOld(self.config.gamma, self.config.lambda_)
-        self.gae.module = copy.deepcopy(self.module)
+        of_old = self.to_learner.connectors[0]
+        assert isinstance(of_old, OfOld)
+        of_old.module = copy.deepcopy(self.module)
 
 
 class OfOld(GAE):
@@ -249,7 +259,7 @@ def test_the_policy_is_the_recorded_one_tilted_by_advantages(
     error = np.abs(learned - expected).max()
     assert (error < 0.02) if is_right else (error > 0.1), learned
     if beta and is_right:
-        assert trained.mean_square == pytest.approx(c**2, rel=0.05)
+        assert average(trained) == pytest.approx(c**2, rel=0.05)
 
 
 # -- beta = 0 is BC ---------------------------------------------------------------------------------------------------
@@ -262,9 +272,9 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-@MEMORY
-def test_with_beta_0_it_is_bc_to_the_last_bit(recording: str, in_memory: bool) -> None:
-    same: Any = {"data": recording, "seed": 3, "batch_size": 48, "updates_per_iteration": 20, "in_memory": in_memory}
+@MODES
+def test_with_beta_0_it_is_bc_to_the_last_bit(recording: str, mode: Any) -> None:
+    same: Any = {"data": recording, "seed": 3, "batch_size": 48, "updates_per_iteration": 20, "mode": mode}
     bc, marwil = BC(BCConfig(**same)), MARWIL(MARWILConfig(**same, beta=0.0))
     for _ in range(3):
         a, b = bc.train(), marwil.train()
@@ -272,7 +282,7 @@ def test_with_beta_0_it_is_bc_to_the_last_bit(recording: str, in_memory: bool) -
     weights, others = bc.module.state_dict(), marwil.module.state_dict()
     assert weights.keys() == others.keys()
     assert all(torch.equal(weights[name], others[name]) for name in weights)
-    assert marwil.mean_square is None
+    assert not marwil.to_learner.connectors
     weighed = MARWIL(MARWILConfig(**same, beta=1e-3)).module.state_dict()
     assert weighed.keys() > weights.keys()
 
@@ -281,13 +291,13 @@ def test_with_beta_0_it_is_bc_to_the_last_bit(recording: str, in_memory: bool) -
 
 
 def facts(result: Result) -> str:
-    clocks = ("seconds", "times", "sample_steps_per_s", "resumed", "turn_ms")
+    clocks = ("seconds", "times", "data", "bottleneck", "sample_steps_per_s", "resumed", "turn_ms")
     row = result.to_dict().items()
     return json.dumps({k: v for k, v in row if k not in clocks and not k.startswith("duration")}, default=str)
 
 
 @pytest.mark.parametrize(
-    "given", [{"connectors": ("normalize_obs",)}, {"in_memory": False}, {"lambda_": 0.9, "max_segment_length": 6}]
+    "given", [{"connectors": ("normalize_obs",)}, {"mode": "stream"}, {"lambda_": 0.9, "max_segment_length": 6}]
 )
 def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(
     recording: str, given: dict[str, Any], tmp_path: Path
@@ -301,20 +311,26 @@ def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(
     resumed = etude.load(tmp_path)
     assert [facts(resumed.train()) for _ in range(5)] == [facts(result) for result in expected]
     assert isinstance(resumed, MARWIL)
-    assert resumed.mean_square == algorithm.mean_square
+    assert average(resumed) == average(algorithm)
     for a, b in zip(resumed.module.parameters(), algorithm.module.parameters(), strict=True):
         assert torch.equal(a, b)
 
 
+def spoiled(exp: Experience, connect: Connect) -> Experience:
+    reward = exp.steps["reward"].copy()
+    reward[5] = np.nan
+    return connect(exp.with_steps(reward=reward))
+
+
 def test_a_batch_that_is_not_finite_is_skipped_and_spoils_nothing(tmp_path: Path) -> None:
-    exp = episodes()
-    exp.steps["reward"][5] = np.nan
-    data = record(tmp_path / "data", exp, 2, 3)
-    algorithm = MARWIL(MARWILConfig(data=data, batch_size=10, updates_per_iteration=18, seed=0))
+    data = record(tmp_path / "data", episodes(), 2, 3)
+    config = MARWILConfig(data=data, batch_size=10, updates_per_iteration=18, seed=0, prelearner=spoiled)
+    algorithm = MARWIL(config)
     result = algorithm.train()
     assert 2 <= result.metrics["skipped_steps"] <= 4  # of 18 batches, which are two epochs
-    assert algorithm.mean_square is not None
-    assert np.isfinite(algorithm.mean_square)
+    mean = average(algorithm)
+    assert mean is not None
+    assert np.isfinite(mean)
     assert all(np.isfinite(p.detach().numpy()).all() for p in algorithm.module.parameters())
 
 
@@ -351,7 +367,7 @@ def test_a_network_without_values_or_with_a_memory_is_refused(recording: str) ->
     with pytest.raises(ModuleError, match="PolicyAlone gives no values, which are needed here"):
         MARWIL(MARWILConfig(data=recording, module=PolicyAlone)).train()
     MARWIL(MARWILConfig(data=recording, module=PolicyAlone, beta=0.0)).train()
-    with pytest.raises(ModuleError, match="is recurrent"):
+    with pytest.raises(SettingsError, match="marwil needs values along time, which recordings can't give a recurrent"):
         MARWIL(MARWILConfig(data=recording, network=NetworkConfig(recurrent="gru"))).train()
 
 
@@ -359,15 +375,15 @@ def test_rewards_are_needed_unless_beta_is_0(tmp_path: Path) -> None:
     exp = episodes()
     del exp.steps["reward"]
     data = record(tmp_path / "data", exp, 2, 3)
-    for in_memory in (True, False):
+    for mode in ("auto", "stream"):
         with pytest.raises(DataError, match="no column `reward`"):
-            MARWIL(MARWILConfig(data=data, in_memory=in_memory)).train()
-        MARWIL(MARWILConfig(data=data, in_memory=in_memory, beta=0.0)).train()
+            MARWIL(MARWILConfig(data=data, mode=mode)).train()
+        MARWIL(MARWILConfig(data=data, mode=mode, beta=0.0)).train()
 
 
-def test_streaming_with_connectors_is_refused(recording: str) -> None:
-    algorithm = MARWIL(MARWILConfig(data=recording, in_memory=False, connectors=("normalize_obs",)))
-    with pytest.raises(EtudeError, match="is to be streamed, which connectors can't be applied to"):
+def test_what_asks_the_module_cannot_be_held_in_memory(recording: str) -> None:
+    algorithm = MARWIL(MARWILConfig(data=recording, mode="materialize_mapped_data"))
+    with pytest.raises(SettingsError, match="gae asks the module, which changes while it learns: what it gives can't"):
         algorithm.train()
 
 

@@ -15,7 +15,7 @@ from some_envs import Simulated
 from toy_envs import Echo, OwnNet, Toil, double, make_acrobot
 
 import etude
-from etude.algorithms import BC, PPO, Algorithm, BCConfig, PPOConfig, Result
+from etude.algorithms import BC, PPO, Algorithm, BCConfig, PPOConfig, Result, saving
 from etude.checkpoints import load_tree, save_tree
 from etude.connectors import Connector, FrameStack, NormalizeObs
 from etude.errors import CheckpointError, SettingsError
@@ -26,6 +26,8 @@ CLOCKS = (
     "sample_steps_per_s",
     "resumed",
     "turn_ms",
+    "data",
+    "bottleneck",
     *(f"duration_{x}" for x in ("mean", "min", "max")),
 )
 
@@ -75,7 +77,7 @@ MAKERS: dict[str, Any] = {
     ),
     "BC in memory": lambda data: bc(data, connectors=("normalize_obs",)),
     "BC in memory, no seed": lambda data: bc(data, seed=None),
-    "BC streamed": lambda data: bc(data, in_memory=False),
+    "BC streamed": lambda data: bc(data, mode="stream"),
 }
 
 
@@ -240,7 +242,7 @@ def test_a_checkpoint_can_not_name_what_is_run_when_it_is_loaded(tmp_path: Path)
     tree, meta = load_tree(tmp_path)
     meta["config"]["connectors"] = [call]
     save_tree(tmp_path, tree, meta=meta)
-    with pytest.raises(CheckpointError, match="names subprocess:Popen, which is no connector"):
+    with pytest.raises(CheckpointError, match="names subprocess:Popen, which is nothing that settings hold"):
         etude.load(tmp_path)
     assert not touched.exists()
 
@@ -251,3 +253,9 @@ def test_the_form_of_the_module_is_as_it_was_saved(tmp_path: Path) -> None:
         etude.load(tmp_path, squash=True)
     with pytest.raises(CheckpointError, match="`network` can't be other than it was saved"):
         etude.load(tmp_path, network=etude.NetworkConfig(activation="relu"))
+
+
+def test_a_checkpoint_keeps_no_credentials():
+    """Of a URL of data, what is no secret stays, so that it can be read again with credentials from elsewhere."""
+    plain = saving.to_plain({"data": ["s3://KEY:SECRET@bucket/x?region=eu-west-1&secret_key=S", "runs/a"]})
+    assert plain == {"data": ["s3://bucket/x?region=eu-west-1", "runs/a"]}

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from signalling import ROUNDS, TARGETS, Signalling
+from signalling import ROUNDS, TARGETS, WORDS, Signalling
 
 import etude
 from etude.algorithms import PPO, PPOConfig, Stop
 from etude.envs import make_arena
-from etude.errors import EtudeError, SettingsError
+from etude.errors import DataError, EtudeError, SettingsError
 
 
 def config(**given: Any) -> PPOConfig:
@@ -86,9 +86,14 @@ def test_one_module_can_not_act_for_agents_with_different_spaces() -> None:
         PPO(config(modules=None)).train()
 
 
-def test_what_can_not_be_recorded_says_so(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"have different spaces, which one recording can't hold yet"):
-        PPO(config()).record(tmp_path / "data", 2)
+def test_agents_of_different_spaces_are_recorded_apart(tmp_path: Path) -> None:
+    PPO(config()).record(tmp_path / "data", 2, seed=1)
+    speaker, listener = (etude.Recording.open(tmp_path / "data" / name) for name in ("speaker", "listener"))
+    assert (speaker.action_space.n, listener.action_space.n) == (WORDS, TARGETS)
+    theirs = [set(recording.read().segments.episode_id) for recording in (speaker, listener)]
+    assert theirs[0] == theirs[1]
+    with pytest.raises(DataError, match="space is"):
+        etude.Recording.open(tmp_path / "data")
 
 
 def test_evaluation_is_by_module() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of older versions load. ``version_1`` was saved by the Etude that wrote version 1, after an iteration."""
+"""Checkpoints of older versions load. Each was saved by the Etude that wrote that version, after an iteration."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ from etude.checkpoints import load_tree
 from etude.checkpoints.upgrades import UPGRADES, VERSION
 from etude.errors import CheckpointError
 
-FIRST = Path(__file__).parent / "version_1"
+FIRST, SECOND = (Path(__file__).parent / f"version_{n}" for n in (1, 2))
 
 
 def test_every_older_version_can_be_upgraded():
@@ -105,3 +105,16 @@ def test_offline_algorithms_of_version_1():
             "counters": {"iteration": 1},
             "mine": [4],
         }
+
+
+def test_a_run_of_version_2_goes_on(tmp_path):
+    algorithm = etude.load(SECOND)
+    assert algorithm.config.mode == "stream"  # it said in_memory=False
+    gae, weights = algorithm.to_learner.connectors
+    assert (gae.name, weights.mean_square) == ("gae", 79.36725457916259)
+    assert (algorithm.iteration, algorithm.updates) == (1, 3)
+    etude.PPO(etude.PPOConfig(env="CartPole-v1", num_envs=2, num_steps=64, seed=0)).record(
+        tmp_path / "data", 4, seed=1, explore=True
+    )
+    algorithm = etude.load(SECOND, data=str(tmp_path / "data"))
+    assert algorithm.train().updates == 6

@@ -70,7 +70,7 @@ def test_help_and_unknown_commands(capsys):
     assert main(["data", "inof"]) == 2
     assert "etude data has no command `inof`. Nearest: `info`." in capsys.readouterr().err
     assert main(["data", "zzz"]) == 2
-    assert "There are info, convert, validate." in capsys.readouterr().err
+    assert "There are info, convert, validate, merge, split, filter, sample." in capsys.readouterr().err
     assert main(["data", "info"]) == 2
     assert "info needs a value for `path`" in capsys.readouterr().err
 
@@ -115,3 +115,14 @@ def test_recordings_of_others_are_read_and_converted(suffix, tmp_path, capsys):
     assert main(["data", "validate", str(tmp_path / "ours")]) == 0
     exp = Recording.open(tmp_path / "ours").read(columns=["obs", "reward"])
     np.testing.assert_array_equal(exp.steps["obs"], arrays["observations"])
+
+
+def test_convert_to_other_tools_formats(recording, tmp_path, capsys):
+    out = tmp_path / "cartpole-v0"
+    assert main(["data", "convert", str(recording), str(out), "--format", "minari", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["episodes"], found["format"], len(found["notes"])) == (4, "minari-hdf5", 1)
+    assert main(["data", "convert", str(recording), str(tmp_path / "rllib"), "--format", "rllib-episodes"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'rllib'}: {found['steps']:,} steps of 4 episodes.\n"
+    assert main(["data", "convert", str(out), str(tmp_path / "table"), "--format", "rllib-tables"]) == 2
+    assert "Nearest: `rllib-table`" in capsys.readouterr().err

@@ -3,13 +3,14 @@ import dataclasses
 import json
 import signal
 
+import pyarrow.parquet as pq
 import pytest
-from cli_runs import MADE, Interrupted, trained
+from cli_runs import MADE, SMALL, Interrupted, trained
 
 from etude.algorithms import Evaluation
 from etude.cli.main import main
 from etude.cli.play import summary
-from etude.recordings import Recording
+from etude.recordings import Recording, validate
 
 
 @pytest.fixture(scope="module")
@@ -107,3 +108,33 @@ def test_errors(run, tmp_path, capsys, args, message):
     text = capsys.readouterr()
     assert message in text.err
     assert text.out == ""
+
+
+def test_how_a_recording_is_written(tmp_path, capsys):
+    run = trained(tmp_path / "run")
+    how = ["--compression", "obs=zstd:3,none", "--max-rows-per-file", "50"]
+    assert (
+        main(["record", str(run), "--episodes", "3", "--to", str(tmp_path / "r"), "--seed", "1", "--quiet", *how]) == 0
+    )
+    files = Recording.open(tmp_path / "r").files
+    assert len(files) > 1
+    group = pq.read_metadata(files[0]).row_group(0)
+    found = {group.column(i).path_in_schema.partition(".")[0]: group.column(i).compression for i in range(4, 9)}
+    assert (found["obs"], found["reward"]) == ("ZSTD", "UNCOMPRESSED")
+    assert main(["record", str(run), "--to", str(tmp_path / "s"), "--compression", "zip"]) == 2
+    assert "`compression` is 'zip'; known are none" in capsys.readouterr().err
+
+
+def test_training_is_recorded_and_goes_on(tmp_path, capsys):
+    run = trained(tmp_path / "run", "--record", str(tmp_path / "r"), "--record.compression", "zstd:3")
+    recording = Recording.open(tmp_path / "r")
+    assert recording.num_steps == 128  # two iterations of 64 steps
+    assert main(["train", "ppo", "--resume", str(run), "--stop.updates", "8", "--quiet"]) == 0
+    recording = Recording.open(tmp_path / "r")
+    assert recording.num_steps == recording.info()["agent_steps"] == 256
+    assert validate(tmp_path / "r").ok
+    assert main(["data", "info", str(tmp_path / "r")]) == 0
+    assert "updates    8" in capsys.readouterr().out
+    again = ["--record.path", str(tmp_path / "r"), "--out", str(tmp_path / "other")]
+    assert main([*SMALL, *again]) == 2
+    assert "holds a recording of" in capsys.readouterr().err

@@ -614,3 +614,27 @@ def test_steps_trained_are_counted() -> None:
     other = ModuleLearner(make(), loss)
     other.load_state_dict(learner.state_dict())
     assert (other.steps_trained, other.updates) == (214, 8)
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch about itself
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_optimizer_rests_where_the_loss_says_so(compiled: bool) -> None:
+    module = make()
+
+    def halves(module: Any, batch: Any) -> Loss:
+        out = module(batch.obs)
+        return Loss(value=out.value.square().mean()).rest("policy")
+
+    policy = [p for name, p in module.net.named_parameters() if name.startswith("policy") or name == "log_std"]
+    others = [p for name, p in module.net.named_parameters() if not (name.startswith("policy") or name == "log_std")]
+    groups = {"policy": policy, "value": others}
+    learner = ModuleLearner(module, halves, parameters=groups, grad_clip=1.0, compile=compiled, seed=0)
+    before = [[p.detach().clone() for p in group] for group in groups.values()]
+    update = learner.update_from(some_batches(2))
+    moved = [
+        any(not torch.equal(a, b) for a, b in zip(old, group, strict=True))
+        for old, group in zip(before, groups.values(), strict=True)
+    ]
+    assert moved == [False, True]
+    assert "grad_norm/value" in update.metrics
+    assert "grad_norm/policy" not in update.metrics

@@ -83,7 +83,7 @@ def test_files_roll_by_bytes(tmp_path):
     rng = np.random.default_rng(0)
     exp = numbered([100] * 40)
     exp = exp.with_steps(obs=rng.normal(size=exp.steps["obs"].shape).astype(np.float32))
-    record(tmp_path, exp, max_bytes_per_file=20_000)
+    record(tmp_path, exp, max_file_size=20_000)
     sizes = [f.stat().st_size for f in Recording.open(tmp_path).files]
     assert len(sizes) > 2
     assert max(sizes) < 2 * 20_000
@@ -248,7 +248,7 @@ def test_a_full_disk_is_told_and_what_was_published_stays(tmp_path, monkeypatch)
     writer = RecordingWriter(tmp_path, obs_space=OBS, action_space=ACTION)
     writer.write(numbered([4]))
     writer.flush()
-    monkeypatch.setattr(roller_module, "publish", full)
+    monkeypatch.setattr(roller_module, "publish_at", full)
     writer.write(numbered([5], first=1))
     with pytest.raises(DataError, match=r"writing failed after 4 rows were on the disk: .*No space left"):
         writer.close()

@@ -7,7 +7,6 @@ was observed after the last step of an episode is not known.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -19,6 +18,7 @@ from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.experience import offsets_of
 from etude.experience.segments import Segments
+from etude.filesystems import AnyPath
 from etude.recordings.formats.grouping import cut_long, grouped, not_finite
 from etude.recordings.formats.inferring import inferred, nested, reserved
 from etude.recordings.formats.parts import Problem, chosen
@@ -39,7 +39,7 @@ DONE: Final = ("dones", "done")
 class ArrayFile(Protocol):
     """A file of named arrays."""
 
-    path: Path
+    path: AnyPath
 
     def arrays(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]] | None]:
         """Shape and dtype by name (groups with a slash); None for what is not plain numbers."""
@@ -76,7 +76,7 @@ class FlatParts:
         for name in ("observations", "actions"):
             if not any(col.is_under(stored, name) for stored in arrays):
                 raise DataError(f"{file.path}: there is no array `{name}`; there are {', '.join(arrays) or 'none'}.")
-        lengths = [found[0][0] for stored, found in arrays.items() if col.is_under(stored, "actions") and found]
+        lengths = [f[0][0] for stored, f in arrays.items() if col.is_under(stored, "actions") and f and f[0]]
         out: dict[str, _Column] = {}
         for stored, found in arrays.items():
             root, _, rest = stored.partition(SEPARATOR)
@@ -241,6 +241,11 @@ class FlatParts:
         )
         return Experience(steps, offsets, segments, final_obs)
 
+    def where_is(self, k: int, row: int) -> str:
+        """A row of part ``k`` in words."""
+        first = self._parts[k]
+        return f"{self.files[int(self._file_of[first])]}, row {int(self._start[first]) + row}"
+
     def _read(self, f: int, name: str, start: int, stop: int) -> NDArray[Any]:
         column = self._columns[name]
         values = self._files[f].read(column.stored, start, stop)
@@ -275,7 +280,8 @@ class FlatParts:
             try:
                 exp = self.load(k)
             except DataError as error:
-                yield Problem("unreadable", str(error), str(file), int(self._start[self._parts[k]]), count=self.rows(k))
+                row = int(self._start[self._parts[k]])
+                yield Problem("unreadable", str(error), str(file), row, count=self.rows(k), repairable=True)
                 continue
             for found in not_finite(exp):
                 row = int(self._start[self._parts[k] + found.segment]) + found.step

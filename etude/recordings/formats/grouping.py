@@ -2,7 +2,6 @@
 """Segments put into parts of bounded size, and the numbers in a part looked at."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +9,7 @@ from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.experience import Experience
+from etude.filesystems import AnyPath
 from etude.recordings.formats.parts import MAX_ROWS, Problem
 
 
@@ -45,7 +45,7 @@ class NotFinite(NamedTuple):
     rows: int
     """How many rows have it."""
 
-    def problem(self, where: str, file: Path, row: int) -> Problem:
+    def problem(self, where: str, file: AnyPath | str, row: int) -> Problem:
         """As a Problem at a place, in words and as a row (from 0) of a file."""
         more = f" ({self.rows:,} rows like it)" if self.rows > 1 else ""
         text = f"{where}: column `{self.column}` {self.what}{more}. Leave the episode out, or mend what wrote it."
@@ -56,20 +56,21 @@ def not_finite(exp: Experience) -> Iterator[NotFinite]:
     """What is not finite in observations, actions and rewards, the final observations among them."""
     for root in (col.OBS, col.ACTION, col.REWARD):
         for name, values in col.subtree(exp.steps, root).items():
-            rows = _bad_rows(np.asarray(values))
+            rows = bad_rows(np.asarray(values))
             if len(rows):
                 i = int(np.searchsorted(exp.offsets, rows[0], side="right")) - 1
                 value = np.asarray(values)[rows[0]]
-                yield NotFinite(i, int(rows[0] - exp.offsets[i]), name, f"holds {_shown(value)}", len(rows))
+                yield NotFinite(i, int(rows[0] - exp.offsets[i]), name, f"holds {shown(value)}", len(rows))
     known = np.flatnonzero(exp.segments.has_final_obs)
     for name, values in exp.final_obs.items():
-        bad = known[_bad_rows(np.asarray(values)[known])]
+        bad = known[bad_rows(np.asarray(values)[known])]
         if len(bad):
-            what = f"holds {_shown(np.asarray(values)[bad[0]])} in the observation that follows"
+            what = f"holds {shown(np.asarray(values)[bad[0]])} in the observation that follows"
             yield NotFinite(int(bad[0]), int(exp.lengths[bad[0]]) - 1, name, what, len(bad))
 
 
-def _bad_rows(values: NDArray[Any]) -> NDArray[np.int64]:
+def bad_rows(values: NDArray[Any]) -> NDArray[np.int64]:
+    """The rows that hold NaN or infinity; where there are none, one sum tells it."""
     if values.dtype.kind != "f" or not len(values):
         return np.zeros(0, np.int64)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -78,7 +79,8 @@ def _bad_rows(values: NDArray[Any]) -> NDArray[np.int64]:
     return np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """The first number of a row that is not finite, and its component."""
     flat = np.asarray(value).reshape(-1)
     at = int(np.argmax(~np.isfinite(flat)))
     return f"{flat[at]}" + (f" in component {at}" if np.asarray(value).ndim else "")

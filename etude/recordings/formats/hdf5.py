@@ -2,13 +2,13 @@
 """D4RL-style HDF5 files: long arrays, a row a step; see `etude.recordings.formats.flat_arrays`."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from etude.errors import DataError
+from etude.filesystems import AnyPath
 from etude.recordings.formats.flat_arrays import FlatParts
 from etude.recordings.formats.hdf5_files import Opener, names_of, opened
 
@@ -17,7 +17,7 @@ DEEPEST: Final = 8
 """Groups in groups that are looked into; links may make circles."""
 
 
-def detect(path: Path) -> bool:
+def detect(path: AnyPath) -> bool:
     """Whether ``path`` is an HDF5 file that holds ``observations`` and ``actions`` at its top."""
     if not path.is_file() or path.suffix not in SUFFIXES:
         return False
@@ -28,7 +28,7 @@ def detect(path: Path) -> bool:
         return False
 
 
-def open_parts(paths: Sequence[Path]) -> FlatParts:
+def open_parts(paths: Sequence[AnyPath]) -> FlatParts:
     """Open files that have the same arrays.
 
     Raises:
@@ -38,7 +38,7 @@ def open_parts(paths: Sequence[Path]) -> FlatParts:
 
 
 class _File:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: AnyPath) -> None:
         self.path = path
         self._opener = Opener(path)
         self._arrays: dict[str, tuple[tuple[int, ...], np.dtype[Any]] | None] = {}

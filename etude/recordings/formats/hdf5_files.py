@@ -5,16 +5,17 @@ An HDF5 file may point to other files (external links, external and virtual stor
 than itself; neither is followed. Nothing in HDF5 that h5py reads as a number runs code.
 """
 
+import contextlib
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from etude.errors import DataError
+from etude.filesystems import AnyPath, RemotePath
 
 BROKEN: Final = (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError, MemoryError, OverflowError)
 """What h5py raises where bytes make no sense."""
@@ -36,7 +37,7 @@ def h5py_module() -> Any:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Any]:
+def opened(path: AnyPath) -> Iterator[Any]:
     """The root group (low level) of an HDF5 file; it is closed at the end.
 
     Raises:
@@ -44,13 +45,14 @@ def opened(path: Path) -> Iterator[Any]:
     """
     h5py = h5py_module()
     try:
-        with h5py.File(path, "r") as file:
-            yield file["/"].id
+        with contextlib.ExitStack() as stack:
+            source = stack.enter_context(path.open("rb")) if isinstance(path, RemotePath) else path
+            yield stack.enter_context(h5py.File(source, "r"))["/"].id
     except BROKEN as error:
         raise unreadable(path, error) from error
 
 
-def unreadable(path: Path, error: BaseException) -> DataError:
+def unreadable(path: AnyPath, error: BaseException) -> DataError:
     """What to say where the library can't make sense of a file."""
     first = (str(error).splitlines() or [type(error).__name__])[0]
     return DataError(f"{path}: can't be read as HDF5 ({first}). Restore it from a copy, or download it again.")
@@ -64,10 +66,11 @@ def names_of(group: Any) -> list[str]:
 class Opener:
     """Opens datasets of one file and checks them; remembers the types that it has seen, which is what costs time."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: AnyPath) -> None:
         self._path = path
         self._h5py = h5py_module()
         self._known: list[tuple[Any, np.dtype[Any]]] = []
+        self._in_memory: dict[np.dtype[Any], Any] = {}
         self._size = path.stat().st_size
 
     def group(self, parent: Any, name: str, where: str) -> Any:
@@ -145,4 +148,6 @@ class Opener:
             space, memory = dataset.get_space(), self._h5py.h5s.create_simple(out.shape)
             space.select_hyperslab((start, *(0,) * (out.ndim - 1)), out.shape)
         if out.size:
-            dataset.read(memory, space, out)
+            if out.dtype not in self._in_memory:
+                self._in_memory[out.dtype] = self._h5py.h5t.py_create(out.dtype)
+            dataset.read(memory, space, out, self._in_memory[out.dtype])

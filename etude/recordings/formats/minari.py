@@ -7,7 +7,6 @@ an env said at its reset has no step to stand at and is left out: ``info/<name>`
 
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +17,7 @@ from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.experience import offsets_of
 from etude.experience.segments import Segments
+from etude.filesystems import AnyPath
 from etude.recordings.formats.grouping import grouped, not_finite
 from etude.recordings.formats.inferring import fitting, widened
 from etude.recordings.formats.minari_arrow import ArrowEpisodes
@@ -32,14 +32,14 @@ NAMES: Final = {col.REWARD: "rewards", col.TERMINATED: "terminations", col.TRUNC
 ROOTS: Final = {col.OBS: "observations", col.ACTION: "actions"}
 
 
-def detect(path: Path) -> bool:
+def detect(path: AnyPath) -> bool:
     """Whether ``path`` is a Minari dataset, its ``data`` folder, its HDF5 file, or a folder that holds datasets."""
     if path.is_file():
         return path.name == FILE and (path.parent / METADATA).is_file()
     return path.is_dir() and bool(_datasets(path))
 
 
-def open_parts(path: Path) -> "MinariParts":
+def open_parts(path: AnyPath) -> "MinariParts":
     """Open the dataset at ``path``: its folder, the ``data`` folder in it, or a folder that holds only this dataset.
 
     Raises:
@@ -56,12 +56,12 @@ def open_parts(path: Path) -> "MinariParts":
     return MinariParts(found[0])
 
 
-def _datasets(path: Path) -> list[Path]:
+def _datasets(path: AnyPath) -> list[AnyPath]:
     """The ``data`` folders at or under ``path``, three levels down at most (namespaces may nest)."""
     for folder in (path, path / "data"):
         if _is_dataset(folder):
             return [folder]
-    found: list[Path] = []
+    found: list[AnyPath] = []
     level = [path]
     for _ in range(3):
         level = sorted(sub for folder in level for sub in folder.iterdir() if sub.is_dir())
@@ -70,7 +70,7 @@ def _datasets(path: Path) -> list[Path]:
     return found
 
 
-def _is_dataset(folder: Path) -> bool:
+def _is_dataset(folder: AnyPath) -> bool:
     metadata = folder / METADATA
     if not metadata.is_file():
         return False
@@ -85,7 +85,7 @@ def _is_dataset(folder: Path) -> bool:
 class MinariParts:
     """One dataset, its episodes in the order of their numbers; see `etude.recordings.formats.parts.Parts`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: AnyPath) -> None:
         self.folder = folder
         self._metadata = read_metadata(folder / METADATA)
         kind = str(self._metadata.get("data_format", "hdf5"))
@@ -199,6 +199,31 @@ class MinariParts:
         """
         return self._load(int(self._parts[k]), int(self._parts[k + 1]), columns)
 
+    def load_rest(self, k: int, columns: Sequence[str] | None = None) -> tuple[Experience, list[Problem]]:
+        """Part ``k`` without the episodes that can't be read, and these; see `load`."""
+        first, stop = int(self._parts[k]), int(self._parts[k + 1])
+        try:
+            return self._load(first, stop, columns), []
+        except DataError:
+            good, problems = [self._load(first, first, columns)], []
+            for i in range(first, stop):
+                try:
+                    good.append(self._load(i, i + 1, columns))
+                except DataError as error:
+                    problems.append(self._unreadable(error, i))
+        return Experience.concat(good), problems
+
+    def _unreadable(self, error: DataError, i: int) -> Problem:
+        rows = int(self._episodes.lengths[i])
+        return Problem("unreadable", str(error), str(self.folder), count=rows, repairable=True)
+
+    def where_is(self, k: int, row: int) -> str:
+        """A row of part ``k`` in words."""
+        lengths = self._episodes.lengths[self._parts[k] : self._parts[k + 1]]
+        i = int(np.searchsorted(np.cumsum(lengths), row, side="right"))
+        where = self._reader.where(self._episodes.names[int(self._parts[k]) + i])
+        return f"{where}, step {row - int(lengths[:i].sum())}"
+
     def _load(self, first: int, stop: int, columns: Sequence[str] | None) -> Experience:
         names = chosen(self.columns, columns, str(self.folder))
         lengths = self._episodes.lengths[first:stop]
@@ -252,11 +277,9 @@ class MinariParts:
             try:
                 exp = self._load(i, i + 1, None)
             except DataError as error:
-                yield Problem(
-                    "unreadable", str(error), str(self.folder), count=int(self._episodes.lengths[i]), repairable=True
-                )
+                yield self._unreadable(error, i)
                 continue
-            file = Path(where.split(": ")[0])
+            file = where.split(": ")[0]
             for found in not_finite(exp):
                 yield found.problem(f"{where}, step {found.step}", file, found.step)
 
@@ -272,7 +295,7 @@ class MinariParts:
                 yield Problem("lost_rows", text, str(self.folder / METADATA), repairable=True)
 
 
-def _reader(folder: Path, kind: str) -> Reader:
+def _reader(folder: AnyPath, kind: str) -> Reader:
     if kind == "hdf5":
         if not (folder / FILE).is_file():
             raise DataError(f"{folder}: there is no {FILE}, though {METADATA} says `data_format` hdf5. Restore it.")

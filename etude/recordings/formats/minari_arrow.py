@@ -6,7 +6,6 @@ The last row holds the final observation; its action, reward and flags are paddi
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from etude.anywhere import input_file
 from etude.errors import DataError
+from etude.filesystems import AnyPath
+from etude.recordings import footers
 from etude.recordings.formats.minari_episodes import Column, Episodes, decoded_images
 from etude.recordings.formats.table_inputs import check_names
 
@@ -22,11 +24,11 @@ from etude.recordings.formats.table_inputs import check_names
 class ArrowEpisodes:
     """Reads episodes by number; see `etude.recordings.formats.minari_episodes.Reader`."""
 
-    def __init__(self, folder: Path, suffix: str) -> None:
+    def __init__(self, folder: AnyPath, suffix: str) -> None:
         self._folder = folder
         self._suffix = suffix
 
-    def files(self) -> list[Path]:
+    def files(self) -> list[AnyPath]:
         """All files of all episodes."""
         return [path for name in self._names() for path in self._files_of(name)]
 
@@ -42,8 +44,9 @@ class ArrowEpisodes:
         inside = [path for path in self._folder.iterdir() if path.is_dir() and path.name.isdecimal()]
         return [path.name for path in sorted(inside, key=lambda path: int(path.name))]
 
-    def _files_of(self, name: str) -> list[Path]:
-        files = sorted((self._folder / name).glob(f"*{self._suffix}"))
+    def _files_of(self, name: str) -> list[AnyPath]:
+        found: list[Any] = list((self._folder / name).glob(f"*{self._suffix}"))
+        files = sorted(found)
         if not files:
             raise DataError(f"{self._folder / name}: there is no {self._suffix} file of this episode. Restore it.")
         return files
@@ -62,18 +65,18 @@ class ArrowEpisodes:
             return sum(self._parquet(path).metadata.num_rows for path in self._files_of(name))
         return sum(self._table(path).num_rows for path in self._files_of(name))
 
-    def _parquet(self, path: Path) -> pq.ParquetFile:
+    def _parquet(self, path: AnyPath) -> pq.ParquetFile:
         try:
-            return pq.ParquetFile(path, page_checksum_verification=True)
+            return footers.opened(path)
         except (pa.ArrowException, OSError) as error:
             raise _unreadable(path, error) from error
 
-    def _table(self, path: Path) -> pa.Table:
+    def _table(self, path: AnyPath) -> pa.Table:
         """One file; Arrow's is mapped, so that only the columns in use are read."""
         try:
             if self._suffix == ".parquet":
                 return self._parquet(path).read()
-            table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+            table = pa.ipc.open_file(input_file(path, mapped=True)).read_all()
             table.validate(full=True)  # buffers and offsets may be anything in a broken file
             check_names(table.schema)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -92,7 +95,7 @@ class ArrowEpisodes:
         out: dict[str, Column | None] = {}
         table = self._episode(name)
         if "infos" in table.column_names:
-            for path in _paths(table.schema.field("infos").type, ()):
+            for path in _paths(table.schema.field(table.column_names.index("infos")).type, ()):
                 try:
                     out["/".join(path)] = self.column(name, ("infos", *path), image=False)
                 except DataError:
@@ -163,6 +166,8 @@ class ArrowEpisodes:
 def _member(table: pa.Table, path: Sequence[str], where: str) -> pa.Array:
     if path[0] not in table.column_names:
         raise DataError(f"{where} is missing; there are {', '.join(table.column_names)}.")
+    if table.column_names.count(path[0]) > 1:
+        raise DataError(f"{where} is there more than once.")
     column = table[path[0]]
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     for member in path[1:]:
@@ -178,7 +183,7 @@ def _paths(kind: pa.DataType, path: tuple[str, ...]) -> list[tuple[str, ...]]:
     return [p for field in kind for p in _paths(field.type, (*path, field.name))]
 
 
-def _seed(path: Path) -> int | None:
+def _seed(path: AnyPath) -> int | None:
     try:
         data = json.loads(path.read_text())
     except FileNotFoundError:
@@ -189,6 +194,6 @@ def _seed(path: Path) -> int | None:
     return seed if isinstance(seed, int) else None
 
 
-def _unreadable(path: Path, error: Exception) -> DataError:
+def _unreadable(path: AnyPath, error: Exception) -> DataError:
     first = (str(error).splitlines() or [type(error).__name__])[0]
     return DataError(f"{path}: can't be read ({first}). Restore it from a copy, or move the episode's folder away.")

@@ -4,7 +4,6 @@
 import dataclasses
 import io
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from etude.errors import DataError
+from etude.filesystems import AnyPath
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Episodes:
 class Reader(Protocol):
     """Reads one layout. A column's path is made of Minari's names: ``("observations", "pos")``."""
 
-    def files(self) -> list[Path]:
+    def files(self) -> list[AnyPath]:
         """The data files."""
 
     def where(self, name: str) -> str:

@@ -3,13 +3,13 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from etude.errors import DataError
+from etude.filesystems import AnyPath
 from etude.recordings.formats.hdf5_files import MOST_PACKED, Opener, h5py_module, names_of, opened
 from etude.recordings.formats.minari_episodes import Column, Episodes, decoded_images
 
@@ -19,11 +19,11 @@ FILE = "main_data.hdf5"
 class Hdf5Episodes:
     """Reads episodes by number; see `etude.recordings.formats.minari_episodes.Reader`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: AnyPath) -> None:
         self.path = folder / FILE
         self._opener = Opener(self.path)
 
-    def files(self) -> list[Path]:
+    def files(self) -> list[AnyPath]:
         """The one file."""
         return [self.path]
 
@@ -56,15 +56,15 @@ class Hdf5Episodes:
 
     def _whole_number(self, group: Any, name: bytes) -> int | None:
         """A number that an episode carries; it is looked for rather than asked for, which takes HDF5 less time."""
-        h5a = h5py_module().h5a
+        h5py = h5py_module()
         try:
-            attribute = h5a.open(group, name)
+            attribute = h5py.h5a.open(group, name)
         except KeyError:
             return None
         if attribute.shape != () or attribute.dtype.kind not in "iu":
             return None
         value = np.zeros((), np.int64)
-        attribute.read(value)
+        attribute.read(value, h5py.h5t.NATIVE_INT64)
         return int(value)
 
     def infos(self, name: str) -> dict[str, Column | None]:

@@ -3,7 +3,6 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -11,12 +10,13 @@ from gymnasium import spaces
 
 from etude.columns import SEPARATOR
 from etude.errors import DataError, SpaceError
+from etude.filesystems import AnyPath
 from etude.spaces import Space, leaves
 
 METADATA: Final = "metadata.json"
 
 
-def read_metadata(path: Path) -> dict[str, Any]:
+def read_metadata(path: AnyPath) -> dict[str, Any]:
     """The object in ``metadata.json``."""
     try:
         data = json.loads(path.read_text())
@@ -93,3 +93,22 @@ def _made(data: Any) -> Space:
     if kind == "Tuple":
         return spaces.Tuple([_made(sub) for sub in data["subspaces"]])
     raise SpaceError(f"a {kind} space. Etude handles Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple.")
+
+
+def json_of(space: Space) -> dict[str, Any]:
+    """A space as Minari describes it, to be written as JSON: the inverse of `space_of`."""
+    if isinstance(space, spaces.Box):
+        bounds = {"low": space.low.tolist(), "high": space.high.tolist()}
+        return {"type": "Box", "dtype": str(space.dtype), "shape": list(space.shape), **bounds}
+    if isinstance(space, spaces.Discrete):
+        return {"type": "Discrete", "dtype": "int64", "start": int(space.start), "n": int(space.n)}
+    if isinstance(space, spaces.MultiDiscrete):
+        own = {"nvec": space.nvec.tolist(), "start": space.start.tolist()}
+        return {"type": "MultiDiscrete", "dtype": str(space.dtype), **own}
+    if isinstance(space, spaces.MultiBinary):
+        return {"type": "MultiBinary", "n": list(space.shape) if len(space.shape) > 1 else int(space.shape[0])}
+    if isinstance(space, spaces.Dict):
+        return {"type": "Dict", "subspaces": {str(key): json_of(sub) for key, sub in space.spaces.items()}}
+    if isinstance(space, spaces.Tuple):
+        return {"type": "Tuple", "subspaces": [json_of(sub) for sub in space.spaces]}
+    raise SpaceError(f"a {type(space).__name__} space can't be written for Minari.")

@@ -7,7 +7,6 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import IO, Any, Final
 
 import numpy as np
@@ -15,6 +14,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from etude.errors import DataError
+from etude.filesystems import AnyPath
 from etude.recordings.formats.flat_arrays import FlatParts
 
 MOST_PACKED: Final = 1100
@@ -26,19 +26,19 @@ _BROKEN = (
 )
 
 
-def detect(path: Path) -> bool:
+def detect(path: AnyPath) -> bool:
     """Whether ``path`` is an ``.npz`` file that holds ``observations`` and ``actions``."""
     if not path.is_file() or path.suffix != ".npz":
         return False
     try:
-        with zipfile.ZipFile(path) as archive:
+        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             roots = {name.removesuffix(".npy").split("/")[0] for name in archive.namelist()}
     except _BROKEN:
         return False
     return {"observations", "actions"} <= roots
 
 
-def open_parts(paths: Sequence[Path]) -> FlatParts:
+def open_parts(paths: Sequence[AnyPath]) -> FlatParts:
     """Open files that have the same arrays. An array is held whole while it is in use: compressed files have no rows.
 
     Raises:
@@ -48,13 +48,13 @@ def open_parts(paths: Sequence[Path]) -> FlatParts:
 
 
 class _File:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: AnyPath) -> None:
         self.path = path
         self._members: dict[str, tuple[tuple[int, ...], np.dtype[Any]] | None] = {}
         self._loaded: dict[str, NDArray[Any]] = {}
         size = path.stat().st_size
         try:
-            with zipfile.ZipFile(path) as archive:
+            with path.open("rb") as file, zipfile.ZipFile(file) as archive:
                 for info in archive.infolist():
                     if info.filename.endswith(".npy"):
                         name = info.filename.removesuffix(".npy")
@@ -77,7 +77,11 @@ class _File:
         """Some rows of an array."""
         if name not in self._loaded:
             try:
-                with zipfile.ZipFile(self.path) as archive, archive.open(f"{name}.npy") as stream:
+                with (
+                    self.path.open("rb") as file,
+                    zipfile.ZipFile(file) as archive,
+                    archive.open(f"{name}.npy") as stream,
+                ):
                     self._loaded[name] = npy.read_array(stream, allow_pickle=False)
             except _BROKEN as error:
                 raise self._unreadable(error) from error

@@ -3,12 +3,12 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Final, Protocol
 
 from etude import columns as col
 from etude.errors import DataError
 from etude.experience import Experience
+from etude.filesystems import AnyPath
 from etude.recordings.manifest import Header
 from etude.settings import nearest
 
@@ -53,7 +53,7 @@ class Parts(Protocol):
         """The spaces, the env's id where it is known, and what else holds for the whole, in ``meta``."""
 
     @property
-    def files(self) -> list[Path]:
+    def files(self) -> list[AnyPath]:
         """The data files, in order."""
 
     @property

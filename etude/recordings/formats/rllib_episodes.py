@@ -6,12 +6,10 @@ several times: rows that repeat another byte by byte are read once and counted i
 """
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from etude import columns as col
@@ -20,6 +18,8 @@ from etude.errors import DataError, SpaceError
 from etude.experience import Experience
 from etude.experience.experience import offsets_of
 from etude.experience.segments import Segments
+from etude.filesystems import AnyPath
+from etude.recordings import footers
 from etude.recordings.formats import rllib_columns as words
 from etude.recordings.formats.parts import Problem, chosen
 from etude.recordings.formats.rllib_arrow import largest
@@ -34,11 +34,11 @@ _PART_BYTES: Final = 12 << 20
 """Documents of about this size make a part: some 50,000 steps of CartPole."""
 
 
-def detect(path: Path) -> bool:
+def detect(path: AnyPath) -> bool:
     """Whether a Parquet file is of this format, by its schema."""
     try:
-        return is_episodes(pq.read_schema(path))
-    except (pa.ArrowException, OSError):
+        return is_episodes(footers.schema_of(path))
+    except DataError:
         return False
 
 
@@ -50,7 +50,7 @@ def is_episodes(schema: pa.Schema) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
-def open_parts(paths: Path | Sequence[Path]) -> "RLlibEpisodes":
+def open_parts(paths: AnyPath | Sequence[AnyPath]) -> "RLlibEpisodes":
     """Open a recording: a folder, a file or several of them.
 
     Raises:
@@ -64,7 +64,7 @@ class RLlibEpisodes:
 
     format = "rllib-episodes"
 
-    def __init__(self, files: Sequence[Path]) -> None:
+    def __init__(self, files: Sequence[AnyPath]) -> None:
         self.files = list(files)
         self._parquet = ParquetFiles(files)
         for i, path in enumerate(files):
@@ -178,11 +178,24 @@ class RLlibEpisodes:
 
     def load(self, k: int, columns: Sequence[str] | None = None) -> Experience:
         """Part ``k``: one segment for each agent's episode or chunk; see `Parts.load`."""
-        names = chosen(self.columns, columns, str(self.files[0]))
-        pieces = [self._piece(e, names, place) for place in self._parts[k] for e in self._read(*place)]
-        exp = self._joined([piece for piece in pieces if piece is not None], names)
+        exp, problems = self.load_rest(k, columns)
+        if problems:
+            raise DataError(problems[0].message)
         self._rows[k] = exp.num_steps
         return exp
+
+    def load_rest(self, k: int, columns: Sequence[str] | None = None) -> tuple[Experience, list[Problem]]:
+        """Part ``k`` without the rows that can't be read, and these."""
+        names = chosen(self.columns, columns, str(self.files[0]))
+        pieces: list[Piece] = []
+        problems = []
+        for place in self._parts[k]:
+            try:
+                found = [self._piece(episode, names, place) for episode in self._read(*place)]
+                pieces += [piece for piece in found if piece is not None]
+            except DataError as error:
+                problems.append(self._unreadable(error, place))
+        return self._joined(pieces, names), problems
 
     def _read(self, group: int, row: int) -> list[Episode]:
         try:
@@ -232,9 +245,7 @@ class RLlibEpisodes:
             try:
                 pieces = [(e, self._piece(e, self.columns, place)) for e in self._read(*place)]
             except DataError as error:
-                yield Problem(
-                    "unreadable", str(error), str(self._file(place)), self._parquet.file_row(*place), ITEM, 1, True
-                )
+                yield self._unreadable(error, place)
                 continue
             for episode, piece in pieces:
                 yield from self._problems_of(episode, piece, place, seen)
@@ -269,11 +280,14 @@ class RLlibEpisodes:
                     what = f"{who}: `{name}` holds {whole[tuple(bad[0])]} at {at} ({len(bad)} numbers like it)"
                     yield self._problem("nan", f"{what}. Leave the episode out, or mend the env that gave it", place)
 
+    def _unreadable(self, error: DataError, place: tuple[int, int]) -> Problem:
+        return Problem("unreadable", str(error), str(self._file(place)), self._parquet.file_row(*place), ITEM, 1, True)
+
     def _problem(self, kind: str, what: str, place: tuple[int, int]) -> Problem:
         row = self._parquet.file_row(*place)
         return Problem(kind, f"{self._parquet.place(*place)}: {what}.", str(self._file(place)), row, ITEM, 1, True)
 
-    def _file(self, place: tuple[int, int]) -> Path:
+    def _file(self, place: tuple[int, int]) -> AnyPath:
         return self.files[self._parquet.groups[place[0]][0]]
 
 

@@ -2,22 +2,23 @@
 """Parquet files of other tools: found, opened, and read row group by row group, with errors that name them."""
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from etude.anywhere import relative
 from etude.errors import DataError
+from etude.filesystems import AnyPath
+from etude.recordings import footers
 
 
-def found_files(paths: Path | Iterable[Path], suffixes: Sequence[str]) -> list[Path]:
+def found_files(paths: AnyPath | Iterable[AnyPath], suffixes: Sequence[str]) -> list[AnyPath]:
     """The files with these suffixes: those given, and those in the folders given, in the order of their full paths.
 
     Raises:
         DataError: there are none.
     """
-    given = [paths] if isinstance(paths, Path) else list(paths)
-    files: dict[Path, None] = {}
+    given = [paths] if isinstance(paths, AnyPath) else list(paths)
+    files: dict[AnyPath, None] = {}
     for path in given:
         if not path.exists():
             raise DataError(f"{path}: there is no such file or folder. Give what the recording was written to.")
@@ -25,7 +26,7 @@ def found_files(paths: Path | Iterable[Path], suffixes: Sequence[str]) -> list[P
             files[path] = None
             continue
         inside = sorted(p for p in path.rglob("*") if p.is_file() and p.suffix in suffixes)
-        files.update(dict.fromkeys(p for p in inside if not any(q[0] in "._" for q in p.relative_to(path).parts)))
+        files.update(dict.fromkeys(p for p in inside if not any(q[0] in "._" for q in relative(p, path).parts)))
     if not files:
         where = ", ".join(map(str, given))
         raise DataError(f"{where}: holds no {' or '.join(suffixes)} file. Give what the recording was written to.")
@@ -39,9 +40,9 @@ class ParquetFiles:
         DataError: a file is not whole.
     """
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    def __init__(self, paths: Sequence[AnyPath]) -> None:
         self.paths = list(paths)
-        self.metadata = [_metadata(path) for path in self.paths]
+        self.metadata = [footers.whole(found) for found in footers.footers(self.paths)]
         self.groups = [(f, g) for f, m in enumerate(self.metadata) for g in range(m.num_row_groups)]
         """Every row group: the index of its file, and its own in it."""
         self.group_rows = [self.metadata[f].row_group(g).num_rows for f, g in self.groups]
@@ -68,12 +69,7 @@ class ParquetFiles:
             return held[1]
         file, own = self.groups[group]
         try:
-            with pq.ParquetFile(
-                self.paths[file],
-                metadata=self.metadata[file],
-                read_dictionary=list(text_codes),
-                page_checksum_verification=True,
-            ) as parquet:
+            with footers.opened(self.paths[file], self.metadata[file], text_codes) as parquet:
                 table = parquet.read_row_group(own, columns=list(columns))
                 table.validate()
         except (pa.ArrowException, OSError, KeyError, ValueError) as error:
@@ -84,6 +80,18 @@ class ParquetFiles:
         self._last = (key, table)
         return table
 
+    def check(self, group: int, column: str) -> None:
+        """Raise a DataError where what the footer says of a column makes no sense.
+
+        Arrow ends the process where it is asked for that; opening the column finds it first.
+        """
+        file, own = self.groups[group]
+        try:
+            with footers.opened(self.paths[file], self.metadata[file]) as parquet:
+                next(parquet.iter_batches(batch_size=1, row_groups=[own], columns=[column]), None)
+        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+            raise DataError(f"{self.paths[file]}: row group {own} can't be decoded ({_first_line(error)}).") from error
+
     def place(self, group: int, row: int) -> str:
         """Where a row of a row group is, in words; rows are counted from 0 in their file."""
         return f"{self.paths[self.groups[group][0]]}: row {self.file_row(group, row)}"
@@ -92,18 +100,6 @@ class ParquetFiles:
         """The index, in its file, of a row of a row group."""
         file, own = self.groups[group]
         return row + sum(int(self.metadata[file].row_group(g).num_rows) for g in range(own))
-
-
-def _metadata(path: Path) -> pq.FileMetaData:
-    try:
-        metadata = pq.read_metadata(path)
-        _ = metadata.schema.to_arrow_schema().names  # decodes them
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"{path}: is not a whole Parquet file: it was cut off or overwritten ({_first_line(error)}). "
-            "Restore it from a copy, or move it away to read the rest."
-        ) from error
-    return metadata
 
 
 def _first_line(error: Exception) -> str:

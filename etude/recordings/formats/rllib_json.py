@@ -7,7 +7,6 @@ order of ``t`` where it is there. An agent's rows that are written again on a la
 """
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -17,6 +16,7 @@ from etude import columns as col
 from etude.columns import Columns
 from etude.errors import DataError
 from etude.experience import Experience
+from etude.filesystems import AnyPath
 from etude.recordings.formats import rllib_columns as words
 from etude.recordings.formats.parts import MAX_ROWS, Problem, chosen
 from etude.recordings.formats.rllib_arrow import largest
@@ -30,7 +30,7 @@ _HEAD: Final = 1 << 16
 _REMEDY: Final = "Leave this line out, or restore the file from a copy"
 
 
-def detect(path: Path) -> bool:
+def detect(path: AnyPath) -> bool:
     """Whether a file is of this format, by the beginning of its first line."""
     if path.suffix not in (".json", ".jsonl"):
         return False
@@ -42,13 +42,17 @@ def detect(path: Path) -> bool:
     return b'"SampleBatch"' in head or b'"MultiAgentBatch"' in head or (b'"obs"' in head and b'"rewards"' in head)
 
 
-def open_parts(paths: Path | Sequence[Path]) -> "RLlibJson":
+def open_parts(paths: AnyPath | Sequence[AnyPath], faults: list[Problem] | None = None) -> "RLlibJson":
     """Open a recording: a folder, a file or several of them. Every line is looked at once.
+
+    Args:
+        paths: Where it is.
+        faults: Where given, lines that can't be read are left out and named here.
 
     Raises:
         DataError: there is none, or a line can't be read; the message names the file and the line.
     """
-    return RLlibJson(found_files(paths, (".json", ".jsonl")))
+    return RLlibJson(found_files(paths, (".json", ".jsonl")), faults)
 
 
 class _Line(NamedTuple):
@@ -70,7 +74,7 @@ class RLlibJson:
 
     format = "rllib-json"
 
-    def __init__(self, files: Sequence[Path]) -> None:
+    def __init__(self, files: Sequence[AnyPath], faults: list[Problem] | None = None) -> None:
         self.files = list(files)
         self._trajectories = Trajectories()
         self._lines: list[_Line] = []
@@ -78,8 +82,9 @@ class RLlibJson:
         self._ranges: dict[str, tuple[Any, Any]] = {}
         self._dropped: set[str] = set()
         for i in range(len(files)):
-            for number, start, line in self._read_lines(i):
-                self._look_at(i, number, start, line)
+            self._look_through(i, faults)
+        if not self._lines and faults:
+            raise DataError(faults[0].message)
         if not self._lines:
             raise DataError(f"{files[0]}: holds no batches: it is empty. Record some, or give another folder.")
         self._parts: list[list[_Line]] = [[]]
@@ -103,12 +108,30 @@ class RLlibJson:
         except OSError as error:
             raise DataError(f"{self.files[file]}: can't be read ({error}).") from error
 
+    def _look_through(self, file: int, faults: list[Problem] | None) -> None:
+        """Look at every line of a file; with ``faults``, those that can't be read are named there."""
+        path, at = self.files[file], 0
+        try:
+            for number, start, line in self._read_lines(file):
+                at = number
+                try:
+                    self._look_at(file, number, start, line)
+                except DataError as error:
+                    if faults is None:
+                        raise
+                    faults.append(Problem("unreadable", str(error), str(path), number - 1, repairable=True))
+        except DataError as error:
+            if faults is None:
+                raise
+            faults.append(Problem("unreadable", str(error), str(path), at, repairable=True))
+
     def _look_at(self, file: int, number: int, start: int, line: bytes) -> None:
         try:
             batches = batches_of(line)
+            columns = [self._columns(batch, None) for batch in batches]  # first: a line that fails leaves no trace
             found = [self._trajectories.rows_of(batch, f"{self.files[file].stem}-{number}") for batch in batches]
-            for batch in batches:
-                self._widen(self._columns(batch, None))
+            for own in columns:
+                self._widen(own)
         except DataError as error:
             raise DataError(f"{self.files[file]}: line {number}: {error}. {_REMEDY}.") from error
         if found and sum(len(code) for code, _, _ in found):

@@ -106,9 +106,9 @@ def linked(obs: Columns, next_obs: Columns) -> NDArray[np.bool_]:
 
 def _raw(column: NDArray[Any]) -> NDArray[Any]:
     """The bytes of each row, as whole words where they fit."""
-    flat = np.ascontiguousarray(column).reshape(len(column), -1)
-    if not flat.size:
+    if not column.size:
         return np.zeros((len(column), 0), np.uint8)
+    flat = np.ascontiguousarray(column).reshape(len(column), -1)
     width = flat.shape[1] * flat.itemsize
     return flat.view(np.uint64 if width % 8 == 0 else np.uint32 if width % 4 == 0 else np.uint8)
 

@@ -97,3 +97,33 @@ def _npy(raw: bytes) -> NDArray[Any]:
     if dtype.kind not in "biuf" or math.prod(shape) * dtype.itemsize != len(raw) - file.tell():
         raise ValueError(f"its bounds say shape {shape} of {dtype}, which is not what their bytes hold")
     return np.frombuffer(raw, dtype, offset=file.tell()).reshape(shape, order="F" if fortran else "C")
+
+
+def map_of(space: Space) -> dict[str, Any]:
+    """The map that RLlib writes for a space: the inverse of `space_of`.
+
+    Raises:
+        DataError: RLlib has no map for it: a MultiDiscrete whose numbers do not begin at 0.
+    """
+    if isinstance(space, spaces.Box):
+        low, high = _text_of(space.low), _text_of(space.high)
+        return {"space": "box", "low": low, "high": high, "shape": list(space.shape), "dtype": space.dtype.str}
+    if isinstance(space, spaces.Discrete):
+        return {"space": "discrete", "n": int(space.n), "start": int(space.start)}
+    if isinstance(space, spaces.MultiDiscrete):
+        if space.start.any():
+            raise DataError(f"RLlib's recordings can't hold {space}: the numbers of a MultiDiscrete begin at 0 there")
+        return {"space": "multi-discrete", "nvec": _text_of(space.nvec), "dtype": space.dtype.str}
+    if isinstance(space, spaces.MultiBinary):
+        return {"space": "multi-binary", "n": space.n if isinstance(space.n, int) else list(space.shape)}
+    if isinstance(space, spaces.Tuple):
+        return {"space": "tuple", "spaces": [map_of(part) for part in space.spaces]}
+    if isinstance(space, spaces.Dict):
+        return {"space": "dict", "spaces": {str(key): map_of(part) for key, part in space.spaces.items()}}
+    raise DataError(f"RLlib's recordings can't hold a {type(space).__name__} space")
+
+
+def _text_of(array: NDArray[Any]) -> str:
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=False)
+    return base64.b64encode(zlib.compress(file.getvalue())).decode()

@@ -7,12 +7,10 @@ paths, which is RLlib's order of time. Without ``eps_id`` every row is a segment
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from etude import columns as col
@@ -21,6 +19,8 @@ from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.arrays import ranges
 from etude.experience.experience import offsets_of
+from etude.filesystems import AnyPath
+from etude.recordings import footers
 from etude.recordings.formats import rllib_columns as words
 from etude.recordings.formats.parts import MAX_ROWS, Problem, chosen
 from etude.recordings.formats.rllib_files import found_files
@@ -31,11 +31,11 @@ from etude.recordings.manifest import Header
 from etude.spaces import Space
 
 
-def detect(path: Path) -> bool:
+def detect(path: AnyPath) -> bool:
     """Whether a Parquet file is of this format, by its schema."""
     try:
-        return is_table(pq.read_schema(path))
-    except (pa.ArrowException, OSError):
+        return is_table(footers.schema_of(path))
+    except DataError:
         return False
 
 
@@ -45,7 +45,7 @@ def is_table(schema: pa.Schema) -> bool:
     return {"eps_id", "obs"} <= names or ({"obs", "actions", "rewards"} <= names and bool(names & {*ENDS, "new_obs"}))
 
 
-def open_parts(paths: Path | Sequence[Path]) -> "RLlibTable":
+def open_parts(paths: AnyPath | Sequence[AnyPath]) -> "RLlibTable":
     """Open a recording: a folder, a file or several of them.
 
     Raises:
@@ -59,7 +59,7 @@ class RLlibTable:
 
     format = "rllib-table"
 
-    def __init__(self, files: Sequence[Path]) -> None:
+    def __init__(self, files: Sequence[AnyPath]) -> None:
         self.files = list(files)
         self._table = TableFiles(files)
         self._parquet = self._table.parquet
@@ -130,7 +130,8 @@ class RLlibTable:
 
     def _sample(self) -> pa.Table:
         run = self._parts[0][0][1]
-        return self._parquet.read(run.group, list(self._table.fields)).slice(run.start, min(1000, run.stop - run.start))
+        names = sorted(name for name in self._table.fields if name not in KEYS)  # as `load` reads them: they are kept
+        return self._parquet.read(run.group, names).slice(run.start, min(1000, run.stop - run.start))
 
     def _num_copies(self) -> int:
         """How many episodes stand there again: copies that end, or one for each that has rows twice without an end."""
@@ -180,7 +181,7 @@ class RLlibTable:
             rows.cut_where_time_jumps()
         elif order_needs_obs:
             in_time(rows, col.subtree(steps, col.OBS), next_obs, self._suspect)
-        segments = segments_of(rows, self._naming(part), bool(next_obs))
+        segments = segments_of(rows, self._naming(part), "new_obs" in self._table.fields)
         last = rows.order[rows.offsets[1:] - 1]
         finals = {n: next_obs[n][last] if next_obs else np.zeros_like(steps[n][last]) for n in obs if n in names}
         kept = {name: steps[name] if rows.in_order else steps[name][rows.order] for name in names}
@@ -200,7 +201,9 @@ class RLlibTable:
         pieces: list[Columns] = []
         for group, which in by_group.items():
             pieces.append(self._rows_of(group, [part[i][1] for i in which], sources))
-        whole = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+        whole = pieces[0]
+        if len(pieces) > 1:
+            whole = {name: np.concatenate([piece[name] for piece in pieces]) for name in whole}
         order = [i for which in by_group.values() for i in which]
         if order != sorted(order):
             lengths = np.array([part[i][1].stop - part[i][1].start for i in order])
@@ -282,5 +285,5 @@ class RLlibTable:
         place = self._parquet.place(run.group, run.start)
         return Problem(kind, f"{place}: {what}.", str(self._file(run)), row, column, count, True)
 
-    def _file(self, run: Run) -> Path:
+    def _file(self, run: Run) -> AnyPath:
         return self.files[self._parquet.groups[run.group][0]]

@@ -2,7 +2,6 @@
 """The files of one of RLlib's tables: their columns by our names, and which rows belong to which episode."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.columns import Columns
 from etude.errors import DataError
+from etude.filesystems import AnyPath
 from etude.recordings.formats import rllib_columns as words
 from etude.recordings.formats.rllib_arrow import RowError, columns_of, largest
 from etude.recordings.formats.rllib_files import ParquetFiles
@@ -21,6 +21,7 @@ ENDS: Final = ("terminateds", "truncateds", "dones")
 KEYS: Final = ("eps_id", "agent_id", "module_id", "t")
 REQUIRED: Final = ("obs", "actions", "rewards")
 OWN: Final = {"obs": col.OBS, "actions": col.ACTION, "rewards": col.REWARD}
+_OTHERS: Final = {"new_obs": col.NEXT_OBS, "infos": col.INFO}
 REMEDY: Final = "Leave this row out, or write the recording again"
 
 
@@ -31,7 +32,7 @@ class TableFiles:
         DataError: a file is not whole, lacks a column that is needed, or one that the first file has.
     """
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    def __init__(self, paths: Sequence[AnyPath]) -> None:
         self.paths = list(paths)
         self.parquet = ParquetFiles(paths)
         self.fields = self._checked_fields()
@@ -58,6 +59,9 @@ class TableFiles:
                     f"{path}: has no column `{lost[0]}`, but {self.paths[0]} has. A recording has the same columns "
                     "everywhere: move one of them to a folder of its own."
                 )
+        twice = [name for name in first.names if first.names.count(name) > 1]
+        if twice:
+            raise DataError(f"{self.paths[0]}: has the column `{twice[0]}` more than once. Leave one of them out.")
         return {name: first.field(name) for name in first.names}
 
     @property
@@ -93,10 +97,10 @@ class TableFiles:
 
     def _codes(self, table: pa.Table, codes: dict[tuple[str, str | None], int], group: int) -> NDArray[np.int64]:
         """int64 ``[rows]``: the episode and agent of each row, as a number."""
-        texts: list[tuple[NDArray[np.int64], list[str | None]]] = []
+        texts: list[tuple[NDArray[np.int32], list[str | None]]] = []
         for name in KEYS[:3]:
-            if name not in table.schema.names:
-                texts.append((np.zeros(table.num_rows, np.int64), [None]))
+            if name not in table.schema.names or (name != "eps_id" and table[name].null_count == table.num_rows):
+                texts.append((np.zeros(table.num_rows, np.int32), [None]))
                 continue
             coded = table[name].combine_chunks()
             coded = pa.concat_arrays(coded.chunks) if isinstance(coded, pa.ChunkedArray) else coded
@@ -105,17 +109,25 @@ class TableFiles:
                 row = int(np.flatnonzero(coded.is_null().to_numpy(zero_copy_only=False))[0])
                 raise DataError(f"{self.parquet.place(group, row)}: column `eps_id` is empty. {REMEDY}.")
             coded.validate(full=True)
-            index = coded.indices.fill_null(-1).to_numpy().astype(np.int64)
-            texts.append((index, [*(str(v) for v in coded.dictionary.to_pylist()), None]))
+            index = coded.indices.fill_null(-1) if coded.null_count else coded.indices
+            texts.append(
+                (index.to_numpy().astype(np.int32, copy=False), [*(str(v) for v in coded.dictionary.to_pylist()), None])
+            )
         (eps, eps_names), (agent, agent_names), (module, module_names) = texts
-        both = eps * len(agent_names) + agent % len(agent_names)
+        if not len(eps):
+            return np.zeros(0, np.int64)
+        new = eps[1:] != eps[:-1]
+        if len(agent_names) > 1:
+            new |= agent[1:] != agent[:-1]
+        heads = np.append(0, np.flatnonzero(new) + 1)
+        both = eps[heads].astype(np.int64) * len(agent_names) + agent[heads] % len(agent_names)
         distinct, first, inverse = np.unique(both, return_index=True, return_inverse=True)
         own = np.empty(len(distinct), np.int64)
         for i in np.argsort(first):
-            row = first[i]
+            row = heads[first[i]]
             own[i] = codes.setdefault((str(eps_names[eps[row]]), agent_names[agent[row]]), len(codes))
             self.modules.setdefault(int(own[i]), module_names[module[row]])
-        return np.asarray(own[inverse.reshape(-1)], np.int64)
+        return np.repeat(own[inverse.reshape(-1)], np.diff(heads, append=len(eps)))
 
     def not_the_same(self, episodes: dict[int, list[Run]]) -> list[int]:
         """Those of these episodes, which end several times, whose rows up to each end are not the same rows again."""
@@ -151,7 +163,7 @@ class TableFiles:
         Raises:
             DataError: it can't be read as numbers; the file and row are named.
         """
-        root = OWN.get(name) or (col.NEXT_OBS if name == "new_obs" else name if name in (*KEYS, *ENDS) else None)
+        root = OWN.get(name) or _OTHERS.get(name) or (name if name in (*KEYS, *ENDS) else None)
         try:
             return columns_of(table[name], table.schema.field(name), root or words.own_name(name))
         except DataError as error:
@@ -176,15 +188,17 @@ class TableFiles:
         if not (pa.types.is_integer(kind) or pa.types.is_struct(kind)):
             return False
         file, own = self.parquet.groups[group]
-        row_group = self.parquet.metadata[file].row_group(own)
-        for i in range(row_group.num_columns):
-            column = row_group.column(i)
+        metadata = self.parquet.metadata[file]
+        self.parquet.check(group, name)
+        for i in range(metadata.num_columns):
             try:
-                path = column.path_in_schema.replace(".", col.SEPARATOR)
+                path = metadata.schema.column(i).path.replace(".", col.SEPARATOR)
             except UnicodeDecodeError:
                 return False
-            leaf = root + path[len(name) :]
-            if not col.is_under(path, name) or column.physical_type not in ("INT32", "INT64"):
+            if not col.is_under(path, name):
+                continue
+            leaf, column = root + path[len(name) :], metadata.row_group(own).column(i)
+            if column.physical_type not in ("INT32", "INT64"):
                 continue
             if not column.is_stats_set or not column.statistics.has_min_max:
                 return False

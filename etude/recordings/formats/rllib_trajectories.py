@@ -40,8 +40,9 @@ class Trajectories:
             number = np.cumsum(done) - done
             episodes = np.array([f"{place}-{batch.policy or 0}-{n}" for n in number.tolist()], object)
             t = None
-        if t is not None and len(t) and int(t.min()) < 0:
-            raise DataError(f"`t` is {int(t.min())} in one row; steps count from 0")
+        if t is not None and len(t) and not 0 <= int(t.min()) <= int(t.max()) < 2**62:
+            odd = int(t.min()) if t.min() < 0 else int(t.max())
+            raise DataError(f"`t` is {odd} in one row; steps count from 0")
         new = np.ones(batch.num, bool)
         new[1:] = (episodes[1:] != episodes[:-1]) | (agents[1:] != agents[:-1]) | done[:-1]
         if t is not None:

@@ -2,12 +2,15 @@
 """`Source`: a table of steps, and a map from our columns to its own."""
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from etude import columns as col
 from etude.columns import SEPARATOR
 from etude.errors import DataError, SettingsError
+from etude.filesystems import RemotePath
+from etude.places import shown
 from etude.settings import nearest
 from etude.spaces import Space
 
@@ -60,7 +63,7 @@ class Source:
     """
 
     data: Any
-    """A path, glob, folder or list of them (Parquet, JSON, CSV, Arrow IPC; told by suffix), or a table in memory:
+    """A path, URL, glob, folder or list of them (Parquet, JSON, CSV, Arrow IPC; told by suffix), or a table in memory:
     pyarrow's, or one that hands itself over as Arrow (pandas, polars, a Ray dataset)."""
     columns: Mapping[str, str | Sequence[str]] = dataclasses.field(default_factory=dict)
     """For each of our columns the table's: ``obs``, ``action``, ``next_obs``, ``reward``, ``terminated``,
@@ -75,6 +78,12 @@ class Source:
     """As `obs_space`."""
     env: str | None = None
     """The id of the env, where it is known."""
+    filesystem: Any = dataclasses.field(default=None, repr=False)
+    """The pyarrow or fsspec file system that paths are in; None is what a URL names, or this machine."""
+
+    def __repr__(self) -> str:
+        """Without credentials, which a URL may hold."""
+        return f"Source({described(self.data)}, {dict(self.columns)!r})"
 
     def __post_init__(self) -> None:
         for name, own in self.columns.items():
@@ -112,3 +121,14 @@ class Source:
             if not col.under(out, root):
                 raise DataError(f"`{root}` is not mapped: name its column; the table has {', '.join(names)}.")
         return out
+
+
+def is_paths(data: Any) -> bool:
+    """Whether ``data`` is a path or URL, or a list of them, and no table."""
+    several = data if isinstance(data, list | tuple) and data else [data]
+    return all(isinstance(part, str | os.PathLike | RemotePath) for part in several)
+
+
+def described(data: Any) -> str:
+    """The data of a `Source` in words, without credentials."""
+    return shown(data) if is_paths(data) else "the table"

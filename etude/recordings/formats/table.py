@@ -2,9 +2,7 @@
 """Any table, a row a step: Parquet, JSON, CSV, Arrow, or a table in memory, with a map from our columns to its own."""
 
 import math
-import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +16,7 @@ from etude.experience import Experience
 from etude.experience.segments import Segments
 from etude.recordings.formats.grouping import not_finite
 from etude.recordings.formats.parts import Problem, chosen
-from etude.recordings.formats.source import DONE, FLAGS, KEYS, Source
+from etude.recordings.formats.source import DONE, FLAGS, KEYS, Source, described
 from etude.recordings.formats.table_columns import Plan, TableColumns
 from etude.recordings.formats.table_index import Index, index_of
 from etude.recordings.formats.table_inputs import BROKEN, Group, groups_of
@@ -40,9 +38,9 @@ class TableParts:
     format: Final = "table"
 
     def __init__(self, source: Source) -> None:
-        groups = groups_of(source.data)
+        groups = groups_of(source.data, source.filesystem)
         self.files = list(dict.fromkeys(group.file for group in groups if group.file))
-        self._where = str(self.files[0]) if len(self.files) == 1 else _shown(source.data)
+        self._where = str(self.files[0]) if len(self.files) == 1 else described(source.data)
         groups = [group for group in groups if group.num_rows]
         if not groups:
             raise DataError(f"{self._where}: there are no rows.")
@@ -108,6 +106,14 @@ class TableParts:
                 raise DataError(self._order_problem(kind, inside).message)
         return exp
 
+    def load_rest(self, k: int, columns: Sequence[str] | None = None) -> tuple[Experience, list[Problem]]:
+        """Part ``k`` as it stands, even where steps are there twice or after the end of their episode."""
+        return self._load(k, columns), []
+
+    def where_is(self, k: int, row: int) -> str:
+        """A row of part ``k`` in words."""
+        return self._place(self._index.row_at(int(self._index.offsets[self._index.parts[k]]) + row))
+
     def _load(self, k: int, columns: Sequence[str] | None) -> Experience:
         index, names = self._index, chosen(self.columns, columns, self._where)
         which = slice(int(index.parts[k]), int(index.parts[k + 1]))
@@ -170,12 +176,13 @@ class TableParts:
                 exp = self._load(k, None)
             except DataError as error:
                 group, row = self._group_of(index.row_at(first))
-                yield Problem("unreadable", str(error), str(group.file or self._where), row, count=self.rows(k))
+                where = str(group.file or self._where)
+                yield Problem("unreadable", str(error), where, row, count=self.rows(k), repairable=True)
                 continue
             yield from self._not_chained(k, first)
             for found in not_finite(exp):
                 group, row = self._group_of(index.row_at(first + int(exp.offsets[found.segment]) + found.step))
-                file = group.file or Path(self._where)
+                file = group.file or self._where
                 yield found.problem(group.place(row), file, group.first + row)
 
     def _not_chained(self, k: int, first: int) -> Iterator[Problem]:
@@ -221,11 +228,3 @@ _FAULTS = {
         "Two episodes may share one id: give each its own, or map `t` without it.",
     ),
 }
-
-
-def _shown(data: Any) -> str:
-    if isinstance(data, str | os.PathLike):
-        return str(data)
-    if isinstance(data, list | tuple) and all(isinstance(part, str | Path) for part in data):
-        return ", ".join(map(str, data[:3]))
-    return "the table"

@@ -2,20 +2,22 @@
 """Tables from files and from memory, as groups of rows that are read one at a time."""
 
 import dataclasses
-import glob
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.json
-import pyarrow.parquet as pq
 
+from etude.anywhere import input_file, input_stream
 from etude.errors import DataError
+from etude.filesystems import AnyPath, RemotePath
+from etude.places import Systems, expanded, shown
+from etude.recordings import footers
 from etude.recordings.formats.parts import MAX_ROWS
+from etude.recordings.formats.source import is_paths
 
 SUFFIXES: Final = {
     **dict.fromkeys((".parquet", ".pq"), "parquet"),
@@ -35,7 +37,7 @@ class Group:
     num_rows: int
     read: Callable[[Sequence[str]], pa.Table]
     """Some of the columns."""
-    file: Path | None = None
+    file: AnyPath | None = None
     first: int = 0
     """The place of its first row in the file, or in the table."""
 
@@ -44,8 +46,8 @@ class Group:
         return f"{self.file or 'the table'}, row {self.first + row}"
 
 
-def groups_of(data: Any) -> list[Group]:
-    """The rows of ``data``: a path, glob, folder, or list of such; or a table in memory.
+def groups_of(data: Any, filesystem: Any = None) -> list[Group]:
+    """The rows of ``data``: a path, URL, glob, folder, or list of such, in ``filesystem``; or a table in memory.
 
     Tables are pyarrow's, or of any library that hands them over in Arrow's way (``__arrow_c_stream__`` as pandas and
     polars have it, ``to_arrow()``, or ``iter_batches(batch_format="pyarrow")`` as a Ray dataset has it: all its rows
@@ -54,27 +56,30 @@ def groups_of(data: Any) -> list[Group]:
     Raises:
         DataError: there is nothing there, or it can't be read.
     """
-    if isinstance(data, list | tuple) and data and all(isinstance(d, str | Path) for d in data):
-        return [group for path in data for group in groups_of(path)]
-    if isinstance(data, str | Path):
-        return [group for path in _files(str(data)) for group in _file_groups(path)]
-    return _table_groups(_table(data), None)
+    if not is_paths(data):
+        return _table_groups(_table(data), None)
+    known: Systems = {}
+    several = data if isinstance(data, list | tuple) else [data]
+    files = [file for place in several for file in _files(place, filesystem, known)]
+    list(footers.footers([file for file in files if isinstance(file, RemotePath) and _kind(file) == "parquet"]))
+    return [group for file in files for group in _file_groups(file)]
 
 
-def _files(path: str) -> list[Path]:
-    if Path(path).is_file():
-        return [Path(path)]
-    if Path(path).is_dir():
-        inside = sorted(p for p in Path(path).rglob("*") if p.is_file() and not p.name.startswith((".", "_")))
-        found = [p for p in inside if _kind(p)]
-    else:
-        found = [Path(p) for p in sorted(glob.glob(path, recursive=True)) if Path(p).is_file()]
+def _files(given: Any, filesystem: Any, known: Systems) -> list[AnyPath]:
+    found: list[AnyPath] = []
+    for place in expanded(given, filesystem, known):
+        path: Any = place.listed() if isinstance(place, RemotePath) and place.listing is None else place
+        if path.is_dir():
+            inside = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith((".", "_")))
+            found += [p for p in inside if _kind(p)]
+        elif path.is_file():
+            found.append(path)
     if not found:
-        raise DataError(f"{path}: there is no file of a table here. Known are {', '.join(SUFFIXES)}.")
+        raise DataError(f"{shown(given)}: there is no file of a table here. Known are {', '.join(SUFFIXES)}.")
     return found
 
 
-def _kind(path: Path) -> str | None:
+def _kind(path: AnyPath) -> str | None:
     suffixes = [s for s in path.suffixes if s not in (".gz", ".bz2", ".zst")]
     kind = SUFFIXES.get(suffixes[-1]) if suffixes else None
     if kind is None:
@@ -84,7 +89,7 @@ def _kind(path: Path) -> str | None:
     return kind
 
 
-def _file_groups(path: Path) -> Iterator[Group]:
+def _file_groups(path: AnyPath) -> Iterator[Group]:
     try:
         kind = _kind(path)
         if kind == "parquet":
@@ -106,22 +111,22 @@ def check_names(fields: Iterable[pa.Field]) -> None:
         check_names(field.type.field(i) for i in range(field.type.num_fields))
 
 
-def unreadable(path: Path | None, error: BaseException) -> DataError:
+def unreadable(path: AnyPath | None, error: BaseException) -> DataError:
     """What to say where bytes make no sense."""
     first = (str(error).splitlines() or [type(error).__name__])[0]
     return DataError(f"{path or 'the table'}: can't be read ({first}). Restore it from a copy, or leave it out.")
 
 
-def _parquet_groups(path: Path) -> Iterator[Group]:
-    with pq.ParquetFile(path) as parquet:
-        schema, metadata = parquet.schema_arrow, parquet.metadata
+def _parquet_groups(path: AnyPath) -> Iterator[Group]:
+    metadata = footers.footer(path)
+    schema = metadata.schema.to_arrow_schema()
     check_names(schema)
     first = 0
     for k in range(metadata.num_row_groups):
         rows = metadata.row_group(k).num_rows
 
         def read(names: Sequence[str], k: int = k, rows: int = rows) -> pa.Table:
-            with pq.ParquetFile(path, metadata=metadata, page_checksum_verification=True) as opened:
+            with footers.opened(path, metadata) as opened:
                 table = opened.read_row_group(k, columns=list(names))
             if table.num_rows != rows:
                 raise ValueError(f"row group {k} has {table.num_rows} rows, not {rows}")
@@ -131,17 +136,17 @@ def _parquet_groups(path: Path) -> Iterator[Group]:
         first += rows
 
 
-def _ipc_groups(path: Path) -> Iterator[Group]:
+def _ipc_groups(path: AnyPath) -> Iterator[Group]:
     with path.open("rb") as file:
         is_file = file.read(6) == b"ARROW1"
     if not is_file:  # a stream: no way to its middle
-        with pa.OSFile(str(path)) as source:
+        with input_file(path) as source:
             table = pa.ipc.open_stream(source).read_all()
         table.validate(full=True)
         check_names(table.schema)
         yield from _table_groups(table, path)
         return
-    with pa.memory_map(str(path)) as source:
+    with input_file(path, mapped=True) as source:
         reader = pa.ipc.open_file(source)
         schema, num = reader.schema, reader.num_record_batches
         check_names(schema)
@@ -151,7 +156,7 @@ def _ipc_groups(path: Path) -> Iterator[Group]:
 
         def read(names: Sequence[str], k: int = k) -> pa.Table:
             options = pa.ipc.IpcReadOptions(included_fields=[schema.get_field_index(name) for name in names])
-            with pa.memory_map(str(path)) as source:
+            with input_file(path, mapped=True) as source:
                 batch = pa.ipc.open_file(source, options=options).get_batch(k)
                 batch.validate(full=True)
                 return pa.Table.from_batches([batch]).select(list(names))
@@ -160,36 +165,41 @@ def _ipc_groups(path: Path) -> Iterator[Group]:
         first += rows
 
 
-def _text_table(path: Path, kind: str) -> pa.Table:
+def _text_table(path: AnyPath, kind: str) -> pa.Table:
     if kind == "csv":
         return _csv(path)
-    with pa.input_stream(str(path)) as file:
+    with input_stream(path) as file:
         head = file.read(256)
         if head.lstrip().startswith(b"["):
             return pa.Table.from_pylist(json.loads(head + file.read()))
     size = min(max(path.stat().st_size, 2**20), 2**26)
     try:
-        return pa.json.read_json(path, read_options=pa.json.ReadOptions(block_size=size))
+        return pa.json.read_json(_input(path), read_options=pa.json.ReadOptions(block_size=size))
     except pa.ArrowInvalid:
         _check_lines(path)
         raise
 
 
-def _csv(path: Path) -> pa.Table:
+def _csv(path: AnyPath) -> pa.Table:
     parse = pa.csv.ParseOptions(delimiter="\t" if ".tsv" in path.suffixes else ",")
     try:
-        return pa.csv.read_csv(path, parse_options=parse)
+        return pa.csv.read_csv(_input(path), parse_options=parse)
     except pa.ArrowInvalid:
         # Types are taken from the first block, but numbers that are whole at first may have a fraction later: once more
         # in one block. What is broken is so again, and without threads its row is known.
         size = min(max(path.stat().st_size * 20, 2**20), 2**31 - 1)
         options = pa.csv.ReadOptions(block_size=size, use_threads=False)
-        return pa.csv.read_csv(path, read_options=options, parse_options=parse)
+        return pa.csv.read_csv(_input(path), read_options=options, parse_options=parse)
 
 
-def _check_lines(path: Path) -> None:
+def _input(path: AnyPath) -> Any:
+    """What Arrow's readers of text take."""
+    return input_stream(path) if isinstance(path, RemotePath) else path
+
+
+def _check_lines(path: AnyPath) -> None:
     """Raise a ValueError that names the first line that is not JSON; Arrow counts from the last block."""
-    with pa.input_stream(str(path)) as file:
+    with input_stream(path) as file:
         for number, line in enumerate(io.BufferedReader(file), 1):
             try:
                 json.loads(line)
@@ -218,7 +228,7 @@ def _table(data: Any) -> pa.Table:
     return table
 
 
-def _table_groups(table: pa.Table, path: Path | None) -> list[Group]:
+def _table_groups(table: pa.Table, path: AnyPath | None) -> list[Group]:
     def group(first: int) -> Group:
         part = table.slice(first, MAX_ROWS)
         return Group(table.schema, part.num_rows, lambda names: part.select(list(names)), path, first)

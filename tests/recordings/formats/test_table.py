@@ -111,7 +111,7 @@ def test_folders_globs_and_lists(tmp_path: Path) -> None:
         parts = open_parts(Source(data, columns=COLUMNS))
         assert parts.files == paths
         assert everything(parts).lengths.tolist() == [3, 4, 5]
-    with pytest.raises(DataError, match=r"\*\.orc: there is no file of a table here\. Known are \.parquet"):
+    with pytest.raises(DataError, match=r"\*\.orc: no file or folder fits this glob"):
         open_parts(Source(str(tmp_path / "*.orc"), columns=COLUMNS))
     (tmp_path / "c.orc").write_bytes(b"ORC")
     with pytest.raises(DataError, match="what kind of table this is can't be told"):
@@ -401,7 +401,7 @@ def test_whole_numbers_that_have_a_fraction_later(tmp_path: Path) -> None:
         ("a.jsonl", '{"o": 1.0, "a": 0}\n{"o": 1.0, "a"', r"a\.jsonl: can't be read \(line 2 is not JSON: "),
         ("a.csv", "o,a\n1,2\n3,4\n5\n", r"a\.csv: can't be read \(.*Row #4: Expected 2 columns, got 1"),
         ("a.json", '[{"o": 1.0, "a"', r"a\.json: can't be read"),
-        ("a.parquet", "PAR1", r"a\.parquet: can't be read \(.*Restore it from a copy"),
+        ("a.parquet", "PAR1", r"a\.parquet: is not a whole Parquet file: .*Restore it from a copy"),
     ],
 )
 def test_broken_text_is_named(tmp_path: Path, name: str, text: str, message: str) -> None:

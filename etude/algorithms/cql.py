@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CQL: conservative Q-learning (Kumar et al. 2020, "Conservative Q-learning for offline reinforcement learning", arXiv
+2006.04779)."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import torch
+from gymnasium import spaces
+from torch import nn
+from torch.nn import functional as F
+
+from etude.algorithms.config import ModuleLike, OfflineConfig
+from etude.algorithms.conservative import soft_maximum
+from etude.algorithms.critics import TRANSITION, not_recurrent, one_step_target
+from etude.algorithms.offline import OfflineAlgorithm
+from etude.errors import ModuleError, SettingsError
+from etude.learners import Batch, Loss, Schedule
+from etude.modules import Module, NetworkConfig, make_module
+from etude.modules.conservative_module import ConservativeModule
+from etude.modules.distributions import SquashedGaussian
+from etude.modules.q_module import QModule
+from etude.modules.soft_module import check_box
+from etude.settings import settings
+from etude.spaces import Space
+
+
+@settings
+class CQLConfig(OfflineConfig):
+    """Settings of CQL. The recording needs rewards, and what was observed after each step."""
+
+    alpha: float | None = None
+    """Weight of the penalty, above 0: more trusts the recorded actions more. None: 5 for Box actions, 1 for Discrete
+    ones, as in Kumar et al. 2020, their published code."""
+
+    threshold: float | None = None
+    """For Box actions: `alpha` is learned from there on, so that the penalty, which is how much more all actions
+    together are worth than the recorded one, becomes this much, as values go (Kumar et al. 2020, eq. 30). None: it
+    stays."""
+
+    num_actions: int = 10
+    """For Box actions: how many are drawn for the penalty uniformly, and as many by the policy for what was observed
+    and for what was observed next, at least 1. Default: Kumar et al. 2020, appendix F."""
+
+    gradient_actions: int | None = 4
+    """For Box actions: through how many of these the penalty's gradient goes, drawn by their share in it, so that the
+    mean is the same; at least 1. None: through all, which takes three times as long. Default: measured, returns are no
+    worse."""
+
+    temperature: float | None = None
+    """For Box actions: weight of the policy's entropy, above 0; None: it is learned, as in SAC."""
+
+    target_entropy: float | None = None
+    """What the entropy is to be then, in nats, with actions scaled to [-1, 1]; None: minus the numbers in an action."""
+
+    dueling: bool = False
+    """For Discrete actions: values of states and advantages of actions apart (Wang et al. 2016)."""
+
+    gamma: float = 0.99
+    """Discount of future rewards, 0 to 1. Default: Kumar et al. 2020."""
+
+    tau: float = 0.005
+    """How far target networks move after each gradient step, above 0, at most 1. Default: Haarnoja et al. 2018."""
+
+    lr: Schedule = 3e-4
+    """Learning rate of Adam for all that is learned. Default: Kumar et al. 2020 for critics."""
+
+    grad_clip: float | None = None
+    """Limit that gradients are clipped to, see `grad_clip_by`; None leaves them as they are, as in Kumar et al."""
+
+    batch_size: int = 256
+    """Steps in a gradient step, at least 1. Default: Kumar et al. 2020."""
+
+    updates_per_iteration: int = 1000
+    """Gradient steps between two results, at least 1."""
+
+    squash: bool = True
+    """Hold actions inside their bounds by tanh; it can't be left out here, where actions are drawn between them."""
+
+    network: NetworkConfig = NetworkConfig(hidden=(256, 256), activation="relu", separate=False)
+    """The shape of policy and critics. Default: Haarnoja et al. 2018."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check(
+            alpha=(self.alpha is None or self.alpha > 0, "greater than 0, or none"),
+            num_actions=(self.num_actions >= 1, "at least 1"),
+            gradient_actions=(self.gradient_actions is None or self.gradient_actions >= 1, "at least 1, or none"),
+            temperature=(self.temperature is None or self.temperature > 0, "greater than 0, or none"),
+            gamma=(0 <= self.gamma <= 1, "between 0 and 1"),
+            tau=(0 < self.tau <= 1, "above 0 and at most 1"),
+            squash=(self.squash, "true: actions are drawn between their bounds"),
+        )
+
+
+class CQL(OfflineAlgorithm[CQLConfig]):
+    """Critics that say too little rather than too much of actions that were not recorded: CQL(H), eq. 4.
+
+    For Box actions on soft actor-critic, for Discrete ones on double DQN.
+    """
+
+    name = "cql"
+    columns = TRANSITION
+
+    def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
+        """As SAC's for Box actions, see `ConservativeModule`; as DQN's for Discrete ones, see `QModule`."""
+        config = self.config
+        if isinstance(action_space, spaces.Discrete):
+            if config.threshold is not None:
+                raise SettingsError(
+                    "`threshold` is set, but for Discrete actions `alpha` is not learned: leave it out."
+                )
+            made = make_module(given, obs_space, action_space, config.network, value=config.dueling)
+            not_recurrent(made, self.name)
+            return made if isinstance(made, QModule) else QModule(made.net, obs_space, action_space)
+        check_box(action_space, "CQL", "IQL, which learns any actions")
+        network = dataclasses.replace(config.network, state_dependent_std=True)
+        made = make_module(given, obs_space, action_space, network, squash=True, value=False)
+        not_recurrent(made, self.name)
+        if isinstance(made, ConservativeModule):
+            return made
+        assert isinstance(made.dist, SquashedGaussian)
+        start = 1.0 if config.temperature is None else config.temperature
+        alpha = 5.0 if config.alpha is None else config.alpha
+        module = ConservativeModule(made.net, obs_space, action_space, made.dist, network, start, alpha)
+        module.log_temperature.requires_grad_(config.temperature is None)
+        module.log_alpha.requires_grad_(config.threshold is not None)
+        return module
+
+    def parameter_groups(self, module: Module) -> Mapping[str, Sequence[nn.Parameter]] | None:
+        """For Box actions ``actor``, ``critic`` and, where they are learned, ``temperature`` and ``alpha``."""
+        if isinstance(module, QModule):
+            return None
+        soft = _soft(module)
+        groups = {
+            "actor": [p for p in soft.net.parameters() if p.requires_grad],
+            "critic": [p for p in soft.critic.parameters() if p.requires_grad],
+        }
+        for name, parameter in (("temperature", soft.log_temperature), ("alpha", soft.log_alpha)):
+            if parameter.requires_grad:
+                groups[name] = [parameter]
+        return groups
+
+    def loss(self, module: Module, batch: Batch) -> Loss:
+        """Eq. 4 of Kumar et al. 2020, and for Box actions the losses of SAC's policy and temperature."""
+        return self._of_values(module, batch) if isinstance(module, QModule) else self._of_box(_soft(module), batch)
+
+    def _of_values(self, net: QModule, batch: Batch) -> Loss:
+        """Double DQN with Huber's loss; the penalty is the logarithm of the sum over actions, less the recorded one."""
+        config = self.config
+        with torch.no_grad():
+            following = batch.next_obs
+            best = net.best_of(net.target_values(following), net.values(following))
+            target = one_step_target(batch, config.gamma, best)
+        values = net.values(batch.obs)
+        recorded = net.values_of(values, batch.action)
+        gap = (values.logsumexp(-1) - recorded).mean()
+        alpha = 1.0 if config.alpha is None else config.alpha
+        return Loss(td=F.smooth_l1_loss(recorded, target), conservative=alpha * gap).log(q=recorded.mean(), gap=gap)
+
+    def _of_box(self, soft: ConservativeModule, batch: Batch) -> Loss:
+        """The target is without entropy, as in the published code of Kumar et al. (``deterministic_backup``)."""
+        config = self.config
+        temperature, alpha = soft.log_temperature.detach().exp(), soft.log_alpha.detach().exp()
+        obs, following = soft.columns_of(batch.obs), soft.columns_of(batch.next_obs)
+        _, inputs = soft(batch.obs).bound()
+        recorded = soft.scaled(batch.action).clamp(-1.0, 1.0)
+        with torch.no_grad():
+            _, next_inputs = soft(batch.next_obs).bound()
+            next_action, _ = soft.draw(next_inputs)
+            target = one_step_target(batch, config.gamma, soft.target_critic(following, next_action).amin(0))
+        policies = (inputs.detach(), next_inputs)
+        maximum, values = soft_maximum(soft, obs, policies, recorded, config.num_actions, config.gradient_actions)
+        gap = (maximum - values).mean(1)
+        action, logp = soft.draw(inputs)
+        worth = soft.critic(obs, action, frozen=True).amin(0)
+        excess = gap if config.threshold is None else gap - config.threshold
+        parts = {
+            "actor": (temperature * logp - worth).mean(),
+            "critic": 0.5 * (values - target).square().mean(1).sum(),
+            "conservative": (alpha * excess).sum(),
+        }
+        if soft.log_temperature.requires_grad:
+            entropy = -float(soft.action_size) if config.target_entropy is None else config.target_entropy
+            parts["temperature"] = -(soft.log_temperature * (logp.detach().mean() + entropy)).sum()
+        if soft.log_alpha.requires_grad:
+            parts["alpha"] = -(soft.log_alpha.exp() * excess.detach().mean()).sum()
+        figures = {"temperature": temperature.squeeze(0), "alpha": alpha.squeeze(0), "entropy": -logp.mean()}
+        return Loss(**parts).log(q=values.mean(), gap=gap.mean(), **figures)
+
+    def after_step(self, module: Module) -> None:
+        """Moves the target networks."""
+        follower = module.follower if isinstance(module, QModule) else _soft(module).follower
+        follower.follow(self.config.tau)
+
+
+def _soft(module: Module) -> ConservativeModule:
+    if not isinstance(module, ConservativeModule):
+        raise ModuleError(f"{type(module).__name__} is no ConservativeModule: let make_module() give one.")
+    return module

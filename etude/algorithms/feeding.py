@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What feeds the learner of a module with batches, and how that goes."""
+
+import dataclasses
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from etude.algorithms.students import Student
+from etude.connectors import Connector, overrides
+from etude.errors import DataError
+from etude.experience import Experience
+from etude.recordings.layers import CONNECTORS, READ, SHUFFLE, Spent
+from etude.recordings.pipeline import DataPipeline
+from etude.runners import Episode, ModuleOf
+
+_FEW = 0.1
+"""A learner that waits for less of its time than this is itself the slowest."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SegmentsOf:
+    """Gives the segments that one of several modules learns from.
+
+    These are those of the agents that ``module_of`` names it for; without one, those that it acted in by the recording;
+    where that does not say, those of the agent of its name.
+    """
+
+    module_id: str
+    module_ids: tuple[str, ...]
+    module_of: ModuleOf | None
+
+    def __call__(self, exp: Experience) -> Experience:
+        """The segments of this module.
+
+        Raises:
+            DataError: a segment is of none of the modules.
+        """
+        of = self._modules(exp)
+        unknown = sorted({str(name) for name in of} - set(self.module_ids))
+        if unknown:
+            raise DataError(
+                f"the recording has segments of {', '.join(unknown)}, but the `modules` are "
+                f"{', '.join(self.module_ids)}: let `module_of` say which of these learns from each agent's."
+            )
+        return exp.select(of == self.module_id)
+
+    def _modules(self, exp: Experience) -> NDArray[np.object_]:
+        segments = exp.segments
+        if self.module_of is None:
+            named = segments.module_id != None  # noqa: E711 - an array, element by element
+            return np.where(named, segments.module_id, segments.agent_id)
+        known: dict[tuple[Any, str], str] = {}
+        of = np.empty(exp.num_segments, object)
+        for i, key in enumerate(zip(segments.agent_id.tolist(), segments.episode_id.tolist(), strict=True)):
+            if key not in known:
+                known[key] = self.module_of(key[0], Episode(key[1], 0, 0))
+            of[i] = known[key]
+        return of
+
+
+class Feed:
+    """Batches for one module, and the last touch that they get by its connectors that ask the module.
+
+    Args:
+        batches: Columns, or Experience for a module with a memory or connectors that look along time.
+        student: Who learns.
+        fresh: Connectors of its learner that see each batch just before it is learned from.
+        pipeline: Where the batches come from, if there is one.
+    """
+
+    def __init__(
+        self,
+        batches: Iterable[Any],
+        student: Student,
+        fresh: Sequence[Connector] = (),
+        pipeline: DataPipeline | None = None,
+    ) -> None:
+        self._batches = iter(batches)
+        self._module, self._fresh, self.pipeline = student.module, fresh, pipeline
+        self.waited = 0.0
+        """Seconds that the learner was not learning."""
+        self._connecting = 0.0
+        self._depths: list[int] = []
+        self._told = Spent()
+
+    def take(self, num: int) -> Iterator[Any]:
+        """The next ``num`` batches.
+
+        Raises:
+            DataError: there are none left.
+        """
+        for i in range(num):
+            if self.pipeline is not None and self.pipeline.depth is not None:
+                self._depths.append(self.pipeline.depth)
+            begin = time.perf_counter()
+            batch = next(self._batches, None)
+            if batch is None:
+                if not i:
+                    raise DataError("the batches given have come to their end: give endless ones, or stop earlier.")
+                return
+            if self._fresh:
+                batch = self._seen(batch)
+            self.waited += time.perf_counter() - begin
+            yield batch
+
+    def _seen(self, exp: Experience) -> Any:
+        begin = time.perf_counter()
+        self._module.eval()
+        for connector in self._fresh:
+            if overrides(connector, "update"):
+                connector.update(exp)
+            exp = connector.offline(exp, self._module)
+        self._module.train()
+        self._connecting += time.perf_counter() - begin
+        return exp if self._module.recurrent else exp.steps
+
+    def told(self) -> tuple[Spent, float, list[int]]:
+        """What was spent since this was last asked, the seconds waited, and how many blocks were ready each time."""
+        spent, waited, depths = Spent(), self.waited, self._depths
+        if self.pipeline is not None:
+            spent.add(self.pipeline.spent)
+        spent.seconds[CONNECTORS] += self._connecting
+        new = dataclasses.replace(
+            spent,
+            seconds={layer: max(0.0, s - self._told.seconds[layer]) for layer, s in spent.seconds.items()},
+            rows=spent.rows - self._told.rows,
+            bytes=spent.bytes - self._told.bytes,
+        )
+        self._told, self.waited, self._depths = spent, 0.0, []
+        return new, waited, depths
+
+    def close(self) -> None:
+        """End the workers."""
+        if self.pipeline is not None:
+            self.pipeline.close()
+
+
+def report(feeds: Mapping[str, Feed], seconds: float, num_workers: int) -> tuple[dict[str, float], str]:
+    """How the data flowed in an iteration, see `Result.data`, and the name of the slowest layer.
+
+    Args:
+        feeds: All that fed.
+        seconds: What the updates took, waiting included.
+        num_workers: Which the work of reading, decoding and connecting was shared by.
+    """
+    spent, waited, depths = Spent(), 0.0, list[int]()
+    for feed in feeds.values():
+        own = feed.told()
+        spent.add(own[0])
+        waited += own[1]
+        depths += own[2]
+    figures = dict(spent.seconds)
+    figures["wait"] = waited
+    figures["steps_per_s"] = spent.rows / seconds if seconds else 0.0
+    if spent.bytes or spent.seconds[READ]:
+        figures["mb_per_s"] = spent.bytes / 1e6 / seconds if seconds else 0.0
+    if depths:
+        figures["queue"] = sum(depths) / len(depths)
+    shared = {layer: took / (1 if layer == SHUFFLE else max(1, num_workers)) for layer, took in spent.seconds.items()}
+    slowest = max(shared, key=lambda layer: shared[layer])
+    return figures, "update" if waited <= _FEW * seconds else slowest

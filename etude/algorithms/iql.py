@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""IQL: implicit Q-learning (Kostrikov, Nair & Levine 2021, "Offline reinforcement learning with implicit Q-learning",
+arXiv 2110.06169)."""
+
+import torch
+
+from etude.algorithms.config import ModuleLike, OfflineConfig
+from etude.algorithms.critics import TRANSITION, not_recurrent, one_step_target
+from etude.algorithms.offline import OfflineAlgorithm
+from etude.errors import ModuleError
+from etude.learners import Batch, Loss, Schedule
+from etude.modules import Module, NetworkConfig, make_module
+from etude.modules.critic_module import CriticModule
+from etude.settings import settings
+from etude.spaces import Space
+
+
+@settings
+class IQLConfig(OfflineConfig):
+    """Settings of IQL. The recording needs rewards, and what was observed after each step."""
+
+    expectile: float = 0.7
+    """Which expectile of the actions' values a state is worth, above 0 and below 1: 0.5 is their mean (SARSA), close to
+    1 the best action that was recorded. Default: Kostrikov et al. 2021 for locomotion; 0.9 in their mazes."""
+
+    beta: float = 3.0
+    """How much more an action is imitated that is worth more than its state, at least 0, in units of 1 / reward: it
+    weighs exp(beta * advantage). 0 is BC. Default: Kostrikov et al. 2021 for locomotion; 10 in their mazes, 0.5 for
+    data of people."""
+
+    max_weight: float = 100.0
+    """The most that a step can weigh, at least 1. Default: Kostrikov et al. 2021, their published code."""
+
+    gamma: float = 0.99
+    """Discount of future rewards, 0 to 1. Default: Kostrikov et al. 2021."""
+
+    tau: float = 0.005
+    """How far the critics' target networks move after each gradient step, above 0, at most 1. Default: Kostrikov et al.
+    2021."""
+
+    lr: Schedule = 3e-4
+    """Learning rate of Adam. Default: Kostrikov et al. 2021."""
+
+    grad_clip: float | None = None
+    """Limit that gradients are clipped to, see `grad_clip_by`; None leaves them as they are, as in Kostrikov et al."""
+
+    batch_size: int = 256
+    """Steps in a gradient step, at least 1. Default: Kostrikov et al. 2021."""
+
+    updates_per_iteration: int = 1000
+    """Gradient steps between two results, at least 1."""
+
+    network: NetworkConfig = NetworkConfig(hidden=(256, 256), activation="relu")
+    """The shape of policy, value function and critics. Default: Kostrikov et al. 2021."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check(
+            expectile=(0 < self.expectile < 1, "above 0 and below 1"),
+            beta=(self.beta >= 0, "at least 0"),
+            max_weight=(self.max_weight >= 1, "at least 1"),
+            gamma=(0 <= self.gamma <= 1, "between 0 and 1"),
+            tau=(0 < self.tau <= 1, "above 0 and at most 1"),
+        )
+
+
+class IQL(OfflineAlgorithm[IQLConfig]):
+    """Learns what recorded actions are worth, never asking for others, and imitates the better ones; for any actions.
+
+    A state is worth an upper expectile of its recorded actions' values, which stands for the best of them.
+    """
+
+    name = "iql"
+    columns = TRANSITION
+
+    def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
+        """A policy and a value function with critics and their targets; see `CriticModule`."""
+        config = self.config
+        made = make_module(given, obs_space, action_space, config.network, squash=config.squash)
+        not_recurrent(made, self.name)
+        if isinstance(made, CriticModule):
+            return made
+        return CriticModule(made.net, obs_space, action_space, made.dist, config.network)
+
+    def loss(self, module: Module, batch: Batch) -> Loss:
+        """Kostrikov et al. 2021: values by eq. 5, critics by eq. 6, policy by eq. 7.
+
+        All at the weights before the step, so that values and advantages are computed once.
+        """
+        config, net = self.config, _critics(module)
+        obs, action = net.columns_of(batch.obs), net.encoded(batch.action)
+        with torch.no_grad():
+            worth = net.target_critic(obs, action).amin(0)
+            target = one_step_target(batch, config.gamma, net.values(batch.next_obs))
+        out = net(batch.obs)
+        advantage = worth - (net.values(batch.obs) if out.value is None else out.value)
+        share = torch.where(advantage.detach() < 0, 1.0 - config.expectile, config.expectile)
+        weight = (config.beta * advantage.detach()).exp().clamp(max=config.max_weight)
+        values = net.critic(obs, action)
+        return Loss(
+            policy=-(weight * out.logp(batch.action)).mean(),
+            value=(share * advantage.square()).mean(),
+            critic=(values - target).square().mean(1).sum(),
+        ).log(weight=weight.mean(), q=values.mean())
+
+    def after_step(self, module: Module) -> None:
+        """Moves the critics' targets."""
+        _critics(module).follower.follow(self.config.tau)
+
+
+def _critics(module: Module) -> CriticModule:
+    if not isinstance(module, CriticModule):
+        raise ModuleError(f"{type(module).__name__} is no CriticModule: let make_module() give one.")
+    return module

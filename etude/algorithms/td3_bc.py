@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TD3+BC (Fujimoto & Gu 2021, "A minimalist approach to offline reinforcement learning", arXiv 2106.06860)."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from etude.algorithms.config import ModuleLike, OfflineConfig
+from etude.algorithms.critics import TRANSITION, not_recurrent, one_step_target
+from etude.algorithms.offline import OfflineAlgorithm
+from etude.errors import ModuleError
+from etude.learners import Batch, Loss, Schedule
+from etude.modules import Module, Network, NetworkConfig, make_module
+from etude.modules.deterministic_module import DeterministicModule
+from etude.modules.distributions import SquashedGaussian
+from etude.modules.soft_module import check_box
+from etude.settings import settings
+from etude.spaces import Space
+
+_LOG_STD = math.log(0.1)
+"""Of the noise where it explores: Fujimoto et al. 2018."""
+
+
+@settings
+class TD3BCConfig(OfflineConfig):
+    """Settings of TD3+BC. The recording needs rewards, and what was observed after each step.
+
+    The paper also normalises observations: ``connectors=("normalize_obs",)``.
+    """
+
+    alpha: float = 2.5
+    """Weight of what the critic says against the squared distance to the recorded actions, at least 0: 0 imitates, more
+    trusts the critic more. Critics are divided by their mean magnitude, so that the scale of rewards does not matter.
+    Default: Fujimoto & Gu 2021."""
+
+    policy_delay: int = 2
+    """Gradient steps of the critics for each of the policy and of all targets, at least 1. Default: Fujimoto et al.
+    2018."""
+
+    target_noise: float = 0.2
+    """Standard deviation of the noise on the target policy's actions, at least 0, with actions scaled to [-1, 1].
+    Default: Fujimoto et al. 2018."""
+
+    target_noise_clip: float = 0.5
+    """The most that this noise moves an action, at least 0. Default: Fujimoto et al. 2018."""
+
+    gamma: float = 0.99
+    """Discount of future rewards, 0 to 1. Default: Fujimoto & Gu 2021."""
+
+    tau: float = 0.005
+    """How far targets move at a time, above 0, at most 1. Default: Fujimoto & Gu 2021."""
+
+    lr: Schedule = 3e-4
+    """Learning rate of Adam. Default: Fujimoto & Gu 2021."""
+
+    grad_clip: float | None = None
+    """Limit that gradients are clipped to, see `grad_clip_by`; None leaves them as they are, as in Fujimoto & Gu."""
+
+    batch_size: int = 256
+    """Steps in a gradient step, at least 1. Default: Fujimoto & Gu 2021."""
+
+    updates_per_iteration: int = 1000
+    """Gradient steps between two results, at least 1."""
+
+    squash: bool = True
+    """Hold actions inside their bounds by tanh; it can't be left out here."""
+
+    network: NetworkConfig = NetworkConfig(hidden=(256, 256), activation="relu")
+    """The shape of policy and critics. Default: Fujimoto & Gu 2021."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check(
+            alpha=(self.alpha >= 0, "at least 0"),
+            policy_delay=(self.policy_delay >= 1, "at least 1"),
+            target_noise=(self.target_noise >= 0, "at least 0"),
+            target_noise_clip=(self.target_noise_clip >= 0, "at least 0"),
+            gamma=(0 <= self.gamma <= 1, "between 0 and 1"),
+            tau=(0 < self.tau <= 1, "above 0 and at most 1"),
+            squash=(self.squash, "true: the policy is a tanh"),
+        )
+
+
+class TD3BC(OfflineAlgorithm[TD3BCConfig]):
+    """Twin delayed critics with a deterministic policy that stays near the recorded actions; for Box actions.
+
+    Where it explores (recording, `evaluate(explore=True)`), it adds normal noise of 0.1 before the tanh.
+    """
+
+    name = "td3_bc"
+    columns = TRANSITION
+
+    def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
+        """A policy with its target, critics with theirs; see `DeterministicModule`."""
+        check_box(action_space, "TD3+BC", "IQL, which learns any actions, or CQL or DQN for Discrete ones")
+        network = dataclasses.replace(self.config.network, log_std_init=_LOG_STD, state_dependent_std=False)
+        made = make_module(given, obs_space, action_space, network, squash=True, value=False)
+        not_recurrent(made, self.name)
+        if isinstance(made, DeterministicModule):
+            return made
+        assert isinstance(made.dist, SquashedGaussian)
+        if isinstance(made.net, Network) and made.net.log_std is not None:
+            made.net.log_std.requires_grad_(False)
+        module = DeterministicModule(made.net, obs_space, action_space, made.dist, network)
+        module.update_due(self.config.policy_delay)
+        return module
+
+    def parameter_groups(self, module: Module) -> Mapping[str, Sequence[nn.Parameter]]:
+        """Optimizers ``actor`` and ``critic``."""
+        net = _deterministic(module)
+        return {
+            "actor": [p for p in net.net.parameters() if p.requires_grad],
+            "critic": [p for p in net.critic.parameters() if p.requires_grad],
+        }
+
+    def loss(self, module: Module, batch: Batch) -> Loss:
+        """Critics: Fujimoto et al. 2018, algorithm 1; every `policy_delay` steps the policy: Fujimoto & Gu 2021, eq. 5.
+
+        The policy's gradient does not reach the critics.
+        """
+        config, net = self.config, _deterministic(module)
+        obs, action = net.columns_of(batch.obs), net.encoded(batch.action)
+        with torch.no_grad():
+            following = net.target_action(batch.next_obs)
+            noise = torch.randn_like(following) * config.target_noise
+            following = following + noise.clamp(-config.target_noise_clip, config.target_noise_clip)
+            after = net.target_critic(net.columns_of(batch.next_obs), following.clamp(-1.0, 1.0)).amin(0)
+            target = one_step_target(batch, config.gamma, after)
+        values = net.critic(obs, action)
+        critic = (values - target).square().mean(1).sum()
+        if not net.is_policy_due:
+            return Loss(critic=critic).log(q=values.mean()).rest("actor")
+        chosen = net.action(batch.obs)
+        worth = net.critic(obs, chosen, frozen=True, first_only=True)
+        scale = config.alpha / worth.detach().abs().mean()
+        distance = (chosen - action).square().mean()
+        return Loss(critic=critic, actor=distance - scale * worth.mean()).log(q=values.mean(), distance=distance)
+
+    def after_step(self, module: Module) -> None:
+        """Moves the targets where the policy was moved, and counts."""
+        net = _deterministic(module)
+        if net.is_policy_due:
+            net.follow(self.config.tau)
+        net.count_step(self.config.policy_delay)
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from `get_state`."""
+        super().set_state(state)
+        for name, student in self.students.items():
+            with self.settings_of(name):
+                _deterministic(student.module).update_due(self.config.policy_delay)
+
+
+def _deterministic(module: Module) -> DeterministicModule:
+    if not isinstance(module, DeterministicModule):
+        raise ModuleError(f"{type(module).__name__} is no DeterministicModule: let make_module() give one.")
+    return module

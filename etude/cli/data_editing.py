@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``etude data merge|split|filter|sample``: new recordings out of others. Imports no torch."""
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from etude.cli import files
+from etude.settings import settings
+
+if TYPE_CHECKING:
+    from etude.recordings.edited import Edited
+
+
+@settings
+class MergeOptions:
+    """What `merge` takes."""
+
+    paths: tuple[str, ...]
+    """The recordings, in order."""
+
+    to: str
+    """The folder of the new recording."""
+
+    json: bool = False
+    """Print one JSON object on standard output."""
+
+
+@settings
+class SplitOptions:
+    """What `split` takes."""
+
+    path: str
+    """The recording: a folder, or one file."""
+
+    to_train: str
+    """The folder of the new recording to learn from."""
+
+    to_validation: str
+    """The folder of the new recording to measure on."""
+
+    fraction: float = 0.9
+    """How many of the episodes are to learn from, between 0 and 1."""
+
+    seed: int = 0
+    """Which episodes these are, at least 0."""
+
+    json: bool = False
+    """Print one JSON object on standard output."""
+
+
+@settings
+class FilterOptions:
+    """What `filter` takes."""
+
+    path: str
+    """The recording: a folder, or one file."""
+
+    to: str
+    """The folder of the new recording."""
+
+    min_return: float | None = None
+    """Keep episodes whose rewards, over all agents, sum to at least this."""
+
+    max_return: float | None = None
+    """Keep episodes whose rewards sum to at most this."""
+
+    min_length: int | None = None
+    """Keep episodes of at least so many steps, of the agent that has most."""
+
+    max_length: int | None = None
+    """Keep episodes of at most so many steps."""
+
+    where: str | None = None
+    """Keep episodes for which an expression holds: `done and mean(reward) > 0.5 and max(abs(obs[0])) < 2`. Figures are
+    return, length, steps, agents, terminated, truncated, done and episode_id; and sum, mean, min, max, any and all over
+    columns."""
+
+    json: bool = False
+    """Print one JSON object on standard output."""
+
+
+@settings
+class SampleOptions:
+    """What `sample` takes."""
+
+    path: str
+    """The recording: a folder, or one file."""
+
+    to: str
+    """The folder of the new recording."""
+
+    episodes: int | None = None
+    """How many whole episodes to draw."""
+
+    steps: int | None = None
+    """Draw whole episodes until they have so many steps together."""
+
+    seed: int = 0
+    """Which are drawn, at least 0."""
+
+    json: bool = False
+    """Print one JSON object on standard output."""
+
+
+def merge(options: MergeOptions) -> int:
+    """Make one recording of several."""
+    from etude.recordings import Recording, merge_recordings
+
+    recordings = [Recording.open(path) for path in options.paths]
+    return _told(merge_recordings(recordings, options.to), as_json=options.json)
+
+
+def split(options: SplitOptions) -> int:
+    """Make two recordings of one."""
+    from etude.recordings import Recording, split_recording
+
+    recording, own = Recording.open(options.path), options
+    done = split_recording(recording, own.to_train, own.to_validation, fraction=own.fraction, seed=own.seed)
+    return _told(done, as_json=options.json)
+
+
+def filter_episodes(options: FilterOptions) -> int:
+    """Write some of the episodes anew, by what they are."""
+    from etude.recordings import Recording, filter_recording
+
+    done = filter_recording(
+        Recording.open(options.path),
+        options.to,
+        min_return=options.min_return,
+        max_return=options.max_return,
+        min_length=options.min_length,
+        max_length=options.max_length,
+        where=options.where,
+    )
+    return _told(done, as_json=options.json)
+
+
+def sample(options: SampleOptions) -> int:
+    """Write some of the episodes anew, drawn at random."""
+    from etude.recordings import Recording, sample_recording
+
+    recording, own = Recording.open(options.path), options
+    done = sample_recording(recording, own.to, episodes=own.episodes, steps=own.steps, seed=own.seed)
+    return _told(done, as_json=options.json)
+
+
+def _told(done: "Edited", *, as_json: bool) -> int:
+    if as_json:
+        files.print_json(done.to_json())
+    else:
+        sys.stdout.write(f"{done}\n")
+    return 0
+
+
+COMMANDS: Mapping[str, tuple[Callable[[Any], int], str]] = {
+    "merge": (merge, "Make one recording of several, as A B ... --to C; episodes that share an id stay apart."),
+    "split": (split, "Deal the episodes out, at random, to a recording to learn from and one to measure on."),
+    "filter": (filter_episodes, "Write the episodes that are asked for, as A B: by return, length or an expression."),
+    "sample": (sample, "Write some episodes, as A B, drawn at random."),
+}
+
+TAKES: Mapping[str, type] = {
+    "merge": MergeOptions,
+    "split": SplitOptions,
+    "filter": FilterOptions,
+    "sample": SampleOptions,
+}

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From any recording that can be read to one of Etude's, or to another tool's format."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Final
+
+from etude.atomic import sync
+from etude.errors import DataError, SettingsError
+from etude.filesystems import RemotePath
+from etude.recordings.exporting import WRITERS, exported
+from etude.recordings.recording import Recording
+from etude.recordings.writer import RecordingWriter
+from etude.settings import nearest
+from etude.urls import is_url, redacted
+
+FORMATS: Final = ("etude", *WRITERS)
+
+
+def convert(recording: Recording, path: str | os.PathLike[str], format: str = "etude") -> Recording:
+    """Write all of ``recording``, a piece at a time, to a new one at ``path``; gives that one.
+
+    Args:
+        recording: What to write: one of any kind that can be read.
+        path: A folder, which must not hold anything yet. Another tool's format appears there whole or not at all; of
+            Etude's own, each file.
+        format: ``etude``; ``rllib-episodes`` or ``rllib-table``, which RLlib reads; or ``minari``, where the folder's
+            name must be that of a dataset, such as ``cartpole-v0``. What such a format has no place for is said in the
+            ``notes`` of the recording that is given.
+
+    Raises:
+        DataError: something can't be read, there is something already, nothing to write, or what the format can't
+            hold: several agents, episodes that lack steps, a space.
+        SettingsError: the format is unknown.
+    """
+    if format not in FORMATS:
+        near = nearest(format, FORMATS)
+        hint = f" Nearest: `{near}`." if near else ""
+        raise SettingsError(f"format is {format!r}; known are {', '.join(FORMATS)}.{hint}")
+    if format != "etude":
+        return _for_others(recording, path, format)
+    pieces = recording.stream()
+    first = next(pieces, None)
+    if first is None:
+        raise DataError(f"{recording.path}: holds no steps, so that there is nothing to convert.")
+    meta = {"converted_from": {"path": str(recording.path), "format": recording.format}, **recording.meta}
+    with RecordingWriter(
+        path, obs_space=recording.obs_space, action_space=recording.action_space, env=recording.env, meta=meta
+    ) as writer:
+        writer.write(first)
+        for exp in pieces:
+            writer.write(exp)
+    return Recording.open(path)
+
+
+def _for_others(recording: Recording, where: str | os.PathLike[str], format: str) -> Recording:
+    """Write another tool's format beside its folder, and then all of it to its name at one stroke."""
+    if isinstance(where, RemotePath) or is_url(os.fspath(where)):
+        raise DataError(
+            f"{redacted(str(where))}: {format} is written to local folders alone. Write it to one, and copy that."
+        )
+    path = Path(where)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise DataError(f"{path}: is there already, and is not empty. Choose another folder, or remove it.")
+    aside = path.with_name(f".{path.name}.tmp")
+    shutil.rmtree(aside, ignore_errors=True)  # what a killed writer left
+    try:
+        aside.mkdir(parents=True)
+        notes = exported(recording, aside, format, path)
+        for inside in (*aside.rglob("*"), aside):
+            sync(inside)
+        if path.exists():
+            path.rmdir()
+        os.replace(aside, path)
+        sync(path.parent)
+    except OSError as error:
+        raise DataError(f"{path}: can't be written: {error}.") from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    written = Recording.open(path)
+    written.notes = tuple(notes)
+    return written

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The footers of Parquet files: what is read of a recording before any data is."""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from etude.anywhere import in_arrow
+from etude.errors import DataError
+from etude.filesystems import AnyPath, RemotePath
+from etude.urls import first_line
+
+_AT_ONCE: Final = 24
+"""Footers that are asked for at one time where each is a round trip to a server."""
+
+BROKEN: Final = (pa.ArrowException, OSError, UnicodeDecodeError)
+
+
+def footer(path: AnyPath) -> pq.FileMetaData:
+    """The footer of a file; of a listed folder's file behind a URL, it is read once.
+
+    Raises:
+        DataError: it is not a whole Parquet file, or can't be read.
+    """
+    kept = path.listing.kept if isinstance(path, RemotePath) and path.listing else {}
+    found = kept.get(str(path))
+    if found is None:
+        found = kept[str(path)] = _read(path)
+    return found
+
+
+def footers(paths: Sequence[AnyPath]) -> Iterator[pq.FileMetaData | DataError]:
+    """The footers of files, in order, or what is wrong with one; those behind URLs are read several at a time."""
+    if len(paths) < 2 or not isinstance(paths[0], RemotePath):
+        yield from map(_tried, paths)
+        return
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="etude-footers") as pool:
+        yield from pool.map(_tried, paths)
+
+
+def whole(found: pq.FileMetaData | DataError) -> pq.FileMetaData:
+    """A footer of `footers`; raises what is wrong with it."""
+    if isinstance(found, DataError):
+        raise found
+    return found
+
+
+def opened(path: AnyPath, metadata: pq.FileMetaData | None = None, keys: Sequence[str] = ()) -> pq.ParquetFile:
+    """A file, its pages checked as they are read; columns among ``keys`` come dictionary-encoded."""
+    source, system = in_arrow(path)
+    return pq.ParquetFile(
+        source, filesystem=system, metadata=metadata, read_dictionary=list(keys), page_checksum_verification=True
+    )
+
+
+def schema_of(path: AnyPath) -> pa.Schema:
+    """The Arrow schema of a file; raises as `footer` does."""
+    return footer(path).schema.to_arrow_schema()
+
+
+def _tried(path: AnyPath) -> pq.FileMetaData | DataError:
+    try:
+        return footer(path)
+    except DataError as error:
+        return error
+
+
+def _read(path: AnyPath) -> pq.FileMetaData:
+    source, system = in_arrow(path)
+    try:
+        metadata = pq.read_metadata(source, filesystem=system)
+        _ = metadata.schema.to_arrow_schema().names  # decodes them
+    except BROKEN as error:
+        if isinstance(error, OSError) and isinstance(path, RemotePath):
+            raise DataError(
+                f"{path}: can't be read ({first_line(error)}). Try again where the connection broke; else, may the "
+                "credentials that are found here read it?"
+            ) from error
+        raise DataError(
+            f"{path}: is not a whole Parquet file: it was cut off or overwritten ({first_line(error)}). "
+            "Restore it from a copy, or move it away to read the rest."
+        ) from error
+    return metadata

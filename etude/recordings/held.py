@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Episodes that are held back until they have ended, so that each is written as a whole."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from etude.experience import Experience, Segments
+from etude.experience.experience import offsets_of
+from etude.recordings.pieces import copied
+
+HELD_BYTES: Final = 256 * 2**20
+"""The most memory that unfinished episodes take: beyond it, those that were added to longest ago are given out cut."""
+
+_NAMES: Final = ("episode_id", "agent_id", "module_id")
+
+
+@dataclasses.dataclass
+class _Chunk:
+    """Pieces that came together."""
+
+    exp: Experience
+    left: int
+    """How many of its segments are still held."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of its columns."""
+        return sum(int(column.nbytes) for column in (*self.exp.steps.values(), *self.exp.final_obs.values()))
+
+
+@dataclasses.dataclass
+class _Episode:
+    """What is held of one episode."""
+
+    places: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    """Of its pieces: the chunk, and which of the chunk's segments."""
+    running: set[tuple[str | None, str | None]] = dataclasses.field(default_factory=set)
+    """The agents, each with its module, of which an end has not come yet."""
+
+
+class HeldEpisodes:
+    """Takes pieces of episodes as they come, and gives episodes out when all their agents that were seen have ended.
+
+    Args:
+        max_bytes: The most memory held.
+    """
+
+    def __init__(self, max_bytes: int = HELD_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._size = 0
+        self._chunks: dict[int, _Chunk] = {}
+        self._next_chunk = 0
+        self._episodes: dict[str, _Episode] = {}  # those added to last are at the end
+
+    def add(self, exp: Experience) -> list[Experience]:
+        """Take ``exp``, which has no lookback; gives what can be written now. Views, and what was held.
+
+        Segments of an episode come joined, each agent's behind another's.
+        """
+        segments = exp.segments
+        plain = np.array([agent is None for agent in segments.agent_id.tolist()], bool)
+        whole = plain & segments.done & (segments.t_start == 0)
+        out = [exp.select(whole)] if whole.any() else []
+        touched = self._put(copied(exp.select(~whole)))
+        ended = [name for name in touched if not self._episodes[name].running]
+        out += self._released(ended)
+        while self._size > self._max_bytes:
+            out += self._released([next(iter(self._episodes))])
+        return out
+
+    def rest(self) -> list[Experience]:
+        """All that is held, which is held no more."""
+        return self._released(list(self._episodes))
+
+    def _put(self, exp: Experience) -> list[str]:
+        """Hold all of ``exp``; gives the episodes in it."""
+        if not exp.num_segments:
+            return []
+        chunk = self._chunks[self._next_chunk] = _Chunk(exp, exp.num_segments)
+        self._size += chunk.size
+        rows = zip(*(getattr(exp.segments, name).tolist() for name in (*_NAMES, "done")), strict=True)
+        touched: dict[str, None] = {}
+        for i, (name, agent, module, done) in enumerate(rows):
+            if name not in touched:
+                touched[name] = None
+                self._episodes[name] = self._episodes.pop(name) if name in self._episodes else _Episode()
+            episode = self._episodes[name]
+            episode.places.append((self._next_chunk, i))
+            (episode.running.discard if done else episode.running.add)((agent, module))
+        self._next_chunk += 1
+        return list(touched)
+
+    def _released(self, names: list[str]) -> list[Experience]:
+        """These episodes, one behind another, which are held no more; nothing where there are none."""
+        out = self._joined(names)
+        for name in names:
+            for k, _ in self._episodes.pop(name).places:
+                self._chunks[k].left -= 1
+                if not self._chunks[k].left:
+                    self._size -= self._chunks.pop(k).size
+        return out
+
+    def _joined(self, names: list[str]) -> list[Experience]:
+        by_chunk: dict[int, list[int]] = {}
+        for name in names:
+            for k, i in self._episodes[name].places:
+                by_chunk.setdefault(k, []).append(i)
+        parts = [self._chunks[k].exp.select(some) for k, some in by_chunk.items()]
+        return [_in_order(Experience.concat(parts)).join()] if parts else []
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """What is held, as plain data and arrays; None where that is nothing."""
+        if not self._episodes:
+            return None
+        (exp,) = self._joined(list(self._episodes))
+        segments = {name: getattr(exp.segments, name) for name in exp.segments.__slots__}
+        return {
+            "steps": dict(exp.steps),
+            "offsets": exp.offsets,
+            "segments": {name: v.tolist() if name in _NAMES else v for name, v in segments.items()},
+            "final_obs": dict(exp.final_obs),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Go on from `state_dict`."""
+        self._size, self._chunks, self._episodes = 0, {}, {}
+        if state is not None:
+            segments = Segments.of(len(state["offsets"]) - 1, **state["segments"])
+            exp = Experience(dict(state["steps"]), np.asarray(state["offsets"]), segments, dict(state["final_obs"]))
+            self._put(copied(exp))
+
+
+def _in_order(exp: Experience) -> Experience:
+    """Episodes behind each other, in each the agents, and of each of these the segments in order of time."""
+    ids, agents = exp.segments.episode_id.tolist(), exp.segments.agent_id.tolist()
+    episodes, keys = {name: i for i, name in enumerate(dict.fromkeys(ids))}, dict[Any, int]()
+    episode = np.array([episodes[name] for name in ids])
+    agent = np.array([keys.setdefault(key, len(keys)) for key in zip(ids, agents, strict=True)])
+    order = np.lexsort((exp.segments.t_start, agent, episode))
+    return exp if (order[1:] > order[:-1]).all() else exp.select(order)
+
+
+def without_first(exp: Experience, counts: NDArray[np.int64]) -> Experience:
+    """``exp`` without the first ``counts[i]`` rows of each segment ``i``; segments of which nothing is left go."""
+    counts = np.clip(counts, 0, exp.lengths)
+    if not counts.any():
+        return exp
+    lengths = exp.lengths - counts
+    rows = np.arange(exp.num_steps) - np.repeat(exp.offsets[:-1], exp.lengths) >= np.repeat(counts, exp.lengths)
+    segments = exp.segments.replace(
+        t_start=exp.segments.t_start + counts, lookback=np.maximum(exp.segments.lookback - counts, 0)
+    )
+    left = lengths > 0
+    return Experience(
+        {name: column[rows] for name, column in exp.steps.items()},
+        offsets_of(lengths[left]),
+        segments[left],
+        {name: column[left] for name, column in exp.final_obs.items()},
+    )

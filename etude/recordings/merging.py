@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several recordings made one."""
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from etude import columns as col
+from etude.errors import DataError, SettingsError
+from etude.experience import Experience
+from etude.experience.arrays import describe
+from etude.recordings.edited import Edited, Part, check_apart, counted, told_where
+from etude.recordings.recording import Recording
+from etude.recordings.writer import RecordingWriter
+from etude.spaces import space_to_json
+
+
+def merge_recordings(recordings: Sequence[Recording], path: str | os.PathLike[str]) -> Edited:
+    """Write all of several recordings, one after the other, to a new one.
+
+    Episodes whose ids were there before get others, with the recording's number behind them. Columns that are not in
+    all recordings are left out; other columns of numbers that differ in type are made of the type that holds both.
+
+    Args:
+        recordings: Of equal spaces, of any format.
+        path: The folder of the new recording.
+
+    Raises:
+        DataError: spaces differ, or a column has other shapes; something can't be read or written, or is there already.
+        SettingsError: there are none.
+    """
+    if not recordings:
+        raise SettingsError("there is nothing to merge: give recordings.")
+    _check_spaces(recordings)
+    check_apart([path], recordings)
+    dtypes, left_out = _columns(recordings)
+    names = _Names()
+    renamings = [names.of(recording, i + 1) for i, recording in enumerate(recordings)]
+    envs = {recording.env for recording in recordings}
+    first = recordings[0]
+    written: list[int] = []
+    with (
+        RecordingWriter(
+            path,
+            obs_space=first.obs_space,
+            action_space=first.action_space,
+            env=envs.pop() if len(envs) == 1 else None,
+            meta=_meta(recordings),
+        ) as writer,
+        told_where([str(writer.path)]),
+    ):
+        for recording, renamed in zip(recordings, renamings, strict=True):
+            for exp in recording.stream(columns=list(dtypes)):
+                writer.write(_fitted(exp, dtypes, renamed.ids))
+                written.append(int(exp.trained().sum()))
+    notes = [
+        f"{counted(len(renamed.ids), 'episode')} of {recording.path} got other ids, since theirs were there already: "
+        f"{next(iter(renamed.ids.items()))[0]!r} is {next(iter(renamed.ids.values()))!r} now, and so on."
+        for recording, renamed in zip(recordings, renamings, strict=True)
+        if renamed.ids
+    ]
+    notes += [f"left out the column `{name}`, which {where} does not have" for name, where in left_out.items()]
+    if len({recording.env for recording in recordings}) > 1:
+        notes.append(f"the env is not kept: they are of {', '.join(str(r.env) for r in recordings)}")
+    total = sum(renamed.episodes for renamed in renamings)
+    return Edited((Part(str(writer.path), total, sum(written)),), notes=tuple(notes))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Renamed:
+    episodes: int
+    """In the recording."""
+    ids: Mapping[str, str]
+    """New ids by those that were there before."""
+
+
+class _Names:
+    """The ids of all episodes until now."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+
+    def of(self, recording: Recording, number: int) -> _Renamed:
+        """What is to be renamed in the next recording."""
+        own: dict[str, None] = {}
+        for exp in recording.stream(columns=()):
+            own.update(dict.fromkeys(exp.segments.episode_id.tolist()))
+        ids = {}
+        for name in own:
+            if name in self._taken:
+                new = f"{name}~{number}"
+                while new in self._taken or new in own:
+                    new += "~"
+                ids[name] = new
+        self._taken.update(ids.get(name, name) for name in own)
+        return _Renamed(len(own), ids)
+
+
+def _check_spaces(recordings: Sequence[Recording]) -> None:
+    first = recordings[0]
+    for other in recordings[1:]:
+        for what, a, b in (
+            ("obs", first.obs_space, other.obs_space),
+            ("action", first.action_space, other.action_space),
+        ):
+            if space_to_json(a) != space_to_json(b):
+                raise DataError(
+                    f"{other.path}: its `{what}` space is {b}, but that of {first.path} is {a}. Only recordings of "
+                    "equal spaces can be merged."
+                )
+
+
+def _columns(recordings: Sequence[Recording]) -> tuple[dict[str, np.dtype[Any]], dict[str, str]]:
+    """The dtypes of the columns that all have; and for each other column, a recording that does not have it."""
+    everyone = dict.fromkeys(name for recording in recordings for name in recording.columns)
+    lacking = {name: next((str(r.path) for r in recordings if name not in r.columns), None) for name in everyone}
+    common = [name for name, where in lacking.items() if where is None]
+    dtypes: dict[str, np.dtype[Any]] = {}
+    shapes: dict[str, str] = {}
+    for recording in recordings:
+        exp = next(recording.stream(columns=common), None)
+        if exp is None:
+            raise DataError(f"{recording.path}: holds no steps, so that there is nothing to merge.")
+        for name in common:
+            column = np.asarray(exp.steps[name])
+            known = dtypes.setdefault(name, column.dtype)
+            shape = shapes.setdefault(name, describe(column))
+            if describe(column) == shape:
+                continue
+            is_number = column.dtype.kind in "biuf" and known.kind in "biuf"
+            if not is_number or column.shape[1:] != _shape(shape) or _is_of_a_space(name):
+                raise DataError(
+                    f"{recording.path}: column `{name}` is {describe(column)}, but {shape} in {recordings[0].path}. "
+                    "Convert one of them."
+                )
+            dtypes[name] = np.result_type(known, column.dtype)
+    return dtypes, {name: where for name, where in lacking.items() if where is not None}
+
+
+def _shape(described: str) -> tuple[int, ...]:
+    inside = described.partition("[")[2].rstrip("]")
+    return tuple(int(size) for size in inside.split(",")) if inside else ()
+
+
+def _is_of_a_space(name: str) -> bool:
+    return col.is_under(name, col.OBS) or col.is_under(name, col.ACTION)
+
+
+def _fitted(exp: Experience, dtypes: Mapping[str, np.dtype[Any]], ids: Mapping[str, str]) -> Experience:
+    segments = exp.segments
+    if ids:
+        new = np.empty(len(segments), object)
+        new[:] = [ids.get(name, name) for name in segments.episode_id.tolist()]
+        segments = segments.replace(episode_id=new)
+    steps = {name: np.asarray(exp.steps[name]).astype(dtype, copy=False) for name, dtype in dtypes.items()}
+    return Experience(steps, exp.offsets, segments, exp.final_obs)
+
+
+def _meta(recordings: Sequence[Recording]) -> dict[str, Any]:
+    """What all say alike, and of each what it says else."""
+    first = recordings[0].meta
+    alike = {name: value for name, value in first.items() if all(r.meta.get(name) == value for r in recordings[1:])}
+    each = [
+        {
+            "path": str(recording.path),
+            "format": recording.format,
+            "env": recording.env,
+            "meta": {name: value for name, value in recording.meta.items() if name not in alike},
+        }
+        for recording in recordings
+    ]
+    return {**alike, "merged_from": each}

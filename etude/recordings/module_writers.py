@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What several modules live through, written to one recording, or to one for each where their spaces differ."""
+
+import dataclasses
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+from urllib.parse import quote
+
+import numpy as np
+
+from etude import columns as col
+from etude.errors import DataError, SettingsError
+from etude.experience import Experience
+from etude.filesystems import AnyPath
+from etude.places import located
+from etude.recordings.held import HeldEpisodes, without_first
+from etude.recordings.recording import Recording
+from etude.recordings.roller import number_of
+from etude.recordings.writer import ROW_GROUP_ROWS, RecordingWriter
+from etude.spaces import Space
+
+Layout: TypeAlias = Literal["episodes", "table"]
+Kind: TypeAlias = tuple[Space, Space]
+"""The spaces of observations and actions as recorded."""
+
+
+@dataclasses.dataclass
+class _Series:
+    """The files of one folder."""
+
+    kind: Kind
+    writer: RecordingWriter
+    held: HeldEpisodes | None
+    """None where steps are written as they come."""
+    there: dict[tuple[str, str | None], int]
+    """By episode and agent: the step up to which files have them, though the run was set back to before that."""
+
+    def take(self, exp: Experience) -> None:
+        for part in [exp] if self.held is None else self.held.add(exp):
+            self._write(part)
+
+    def _write(self, exp: Experience) -> None:
+        if self.there:
+            keys = zip(exp.segments.episode_id.tolist(), exp.segments.agent_id.tolist(), strict=True)
+            ends = np.array([self.there.get(key, 0) for key in keys], np.int64)
+            exp = without_first(exp, ends - exp.segments.t_start)
+        self.writer.write(exp)
+
+    def close(self) -> None:
+        try:
+            for part in self.held.rest() if self.held is not None else []:
+                self._write(part)
+        finally:
+            self.writer.close()
+
+
+class ModuleWriters:
+    """Writes the raw experience of modules below one path.
+
+    Modules of equal spaces share the recording at the path. Where spaces differ, each module has its own in a folder of
+    its name below; an episode has the same id in all of them.
+
+    Args:
+        path: The folder.
+        kinds: The spaces of each module, by its id.
+        columns: The step columns to keep, by name or root; ``env_t`` is kept where there is one.
+        layout: ``episodes`` holds unfinished ones back until they end (see `HeldEpisodes`); ``table`` writes steps as
+            they come.
+        append: Add to what is there; else a recording there is an error.
+        state: From `state_dict`, of a run that goes on: what files have of later steps is not written again.
+        options: More for each `RecordingWriter`.
+
+    Raises:
+        DataError: there is a recording already, or one with other spaces.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        kinds: Mapping[str, Kind],
+        *,
+        columns: Sequence[str],
+        layout: Layout = "episodes",
+        append: bool = False,
+        state: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        self._root = located(path)
+        self._columns = tuple(columns)
+        self._folders = folders_of(kinds)
+        """By module, below the root; empty is the root itself."""
+        if state is not None and state["path"] != str(self._root):
+            state = None  # the run goes on, but records to another place
+        self._series: dict[str, _Series] = {}
+        for name, folder in self._folders.items():
+            if folder not in self._series:
+                self._series[folder] = self._open(folder, kinds[name], layout, append, state, options)
+        # Also on garbage collection and at the interpreter's exit: there, what was made last is finished first.
+        self._finish = weakref.finalize(self, _close, self._series)
+        newest = max(series.writer.next_file for series in self._series.values())
+        # Runs of one seed name their episodes alike: those of a further run get other names.
+        self._tag = str(state["tag"]) if state is not None else f"+{newest}" if newest else ""
+        self._rows = 0
+        """Since the meta was set."""
+
+    def _open(
+        self,
+        folder: str,
+        kind: Kind,
+        layout: Layout,
+        append: bool,
+        state: Mapping[str, Any] | None,
+        options: Mapping[str, Any],
+    ) -> _Series:
+        where = self._root / folder if folder else self._root
+        writer = RecordingWriter(
+            where, obs_space=kind[0], action_space=kind[1], append=append or state is not None, **options
+        )
+        series = _Series(kind, writer, HeldEpisodes() if layout == "episodes" else None, {})
+        before = None if state is None else state["folders"].get(folder)
+        if before is not None:
+            series.there = written_since(where, int(before["next_file"]), writer.next_file)
+            if series.held is not None:
+                series.held.load_state_dict(before["held"])
+        return series
+
+    def take(self, parts: Mapping[str, Experience], kinds: Mapping[str, Kind], tag: str = "") -> None:
+        """Write raw experience, by module id.
+
+        Args:
+            parts: Lookback is left out: those steps came before.
+            kinds: The spaces of each module.
+            tag: Put behind the ids of episodes.
+
+        Raises:
+            DataError: a write failed.
+            SettingsError: a module has come whose spaces are other than those of all before.
+        """
+        by_folder: dict[str, list[Experience]] = {}
+        for name, exp in parts.items():
+            if exp.num_segments:
+                folder = self._folder_of(name, kinds[name])
+                by_folder.setdefault(folder, []).append(self._prepared(exp.numpy(), self._tag + tag))
+        for folder, exps in by_folder.items():
+            self._series[folder].take(Experience.concat(exps))
+            self._rows += sum(exp.num_steps for exp in exps)
+
+    def _folder_of(self, name: str, kind: Kind) -> str:
+        if name not in self._folders:
+            alike = [folder for folder, series in self._series.items() if repr(series.kind) == repr(kind)]
+            if not alike:
+                raise SettingsError(
+                    f"module {name!r} has the spaces {kind[0]} and {kind[1]}, which none had when the recording "
+                    f"{self._root} was begun: let `record.path` name another folder."
+                )
+            self._folders[name] = alike[0]
+        return self._folders[name]
+
+    def _prepared(self, exp: Experience, tag: str) -> Experience:
+        exp = without_first(exp, exp.segments.lookback)
+        for root in self._columns:
+            if not col.under(exp.steps, root):
+                raise DataError(f"there is no column `{root}` to record; there are {', '.join(exp.steps)}.")
+        kept = [root for root in (*self._columns, col.ENV_T) if root != col.ENV_T or root in exp.steps]
+        steps = {name: c for name, c in exp.steps.items() if any(col.is_under(name, root) for root in kept)}
+        segments = exp.segments
+        if tag:
+            ids = np.empty(len(segments), object)
+            ids[:] = [f"{episode}{tag}" for episode in segments.episode_id.tolist()]
+            segments = segments.replace(episode_id=ids)
+        return Experience(steps, exp.offsets, segments, exp.final_obs)
+
+    @property
+    def meta_is_due(self) -> bool:
+        """Whether so much was written that `set_meta` should be called again."""
+        return self._rows >= ROW_GROUP_ROWS
+
+    def set_meta(self, meta: Mapping[str, Any]) -> None:
+        """See `RecordingWriter.set_meta`."""
+        self._rows = 0
+        for series in self._series.values():
+            series.writer.set_meta(meta)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it stands, with the unfinished episodes that are held; everything else is on the disk then."""
+        for series in self._series.values():
+            series.writer.flush()
+        return self._state()
+
+    def close(self) -> dict[str, Any]:
+        """Put everything on the disk, unfinished episodes too; gives the state to go on from.
+
+        Raises:
+            DataError: a write failed.
+        """
+        self._finish()
+        return self._state()
+
+    def _state(self) -> dict[str, Any]:
+        folders = {
+            folder: {
+                "next_file": series.writer.next_file,
+                "held": None if series.held is None else series.held.state_dict(),
+            }
+            for folder, series in self._series.items()
+        }
+        return {"path": str(self._root), "tag": self._tag, "folders": folders}
+
+
+def _close(every: dict[str, _Series]) -> None:
+    errors = []
+    for series in every.values():
+        try:
+            series.close()
+        except Exception as error:  # noqa: BLE001 - the others are to be closed first
+            errors.append(error)
+    if errors:
+        raise errors[0]
+
+
+def folders_of(kinds: Mapping[str, Kind]) -> dict[str, str]:
+    """The folder of each module, by its id: of its own where spaces differ, else none (empty)."""
+    if len({repr(kind) for kind in kinds.values()}) == 1:
+        return dict.fromkeys(kinds, "")
+    return {name: quote(name, safe="") if name.strip(".") else f"%{name}" for name in kinds}
+
+
+def written_since(folder: AnyPath, first: int, stop: int) -> dict[tuple[str, str | None], int]:
+    """By episode and agent, the step after the last one in the files from number ``first`` up to ``stop``."""
+    ends: dict[tuple[str, str | None], int] = {}
+    if first >= stop:
+        return ends
+    for file in Recording.open(folder).files:
+        number = number_of(file.name)
+        if number is not None and first <= number < stop:
+            for exp in Recording.open(file).stream(columns=()):
+                segments = exp.segments
+                keys = zip(segments.episode_id.tolist(), segments.agent_id.tolist(), strict=True)
+                for key, end in zip(keys, (segments.t_start + exp.lengths).tolist(), strict=True):
+                    ends[key] = max(end, ends.get(key, 0))
+    return ends

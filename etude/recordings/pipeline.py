@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The way from a recording to the learner: parts, read and prepared by workers, a buffer, batches made ahead."""
+
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+from etude import columns as col
+from etude.columns import Columns
+from etude.experience import Experience
+from etude.recordings.batches import Prefetched, Rows, batches_of, rows_of, steps_of
+from etude.recordings.crew import Crew, WorkerKind
+from etude.recordings.layers import CONNECTORS, SHUFFLE, Spent, loading
+from etude.recordings.pieces import pieces
+from etude.recordings.preparation import Preparation
+from etude.recordings.segment_batches import cut_segments, segment_batches_of
+
+PIECE_ROWS = 65_536
+"""Experience in memory is prepared in pieces of so many rows at most, or of one segment."""
+
+
+class Parted(Protocol):
+    """What a pipeline begins with: a recording, or what was read of one."""
+
+    @property
+    def num_parts(self) -> int:
+        """The parts."""
+
+    def part(self, k: int, columns: Sequence[str] | None = None) -> Experience:
+        """Part ``k``: whole segments; ``columns`` are names or roots, None is all."""
+
+    def counts(self, k: int) -> Any:
+        """What was found bad in part ``k``, to be told where it is counted."""
+
+    def count(self, k: int, counts: Any) -> None:
+        """Take in what was found bad in part ``k``, perhaps in another process; nothing is counted twice."""
+
+
+class InMemory:
+    """Experience in memory, as parts of bounded size."""
+
+    def __init__(self, exp: Experience, max_rows: int = PIECE_ROWS) -> None:
+        self._pieces = list(pieces(exp, max_rows))
+
+    @property
+    def num_parts(self) -> int:
+        """The pieces."""
+        return len(self._pieces)
+
+    def part(self, k: int, columns: Sequence[str] | None = None) -> Experience:
+        """Piece ``k``, with all its columns."""
+        return self._pieces[k]
+
+    def counts(self, k: int) -> None:
+        """Nothing: it was counted when it was read."""
+
+    def count(self, k: int, counts: None) -> None:
+        """Nothing to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """Makes single steps of Experience: these columns, by name or root, or derived; and those ``added`` on the way."""
+
+    roots: tuple[str, ...]
+
+    def __call__(self, exp: Experience, added: Sequence[str]) -> Columns:
+        """The steps that are trained on."""
+        return steps_of(
+            exp, [*self.roots, *(name for name in added if not any(col.is_under(name, root) for root in self.roots))]
+        )
+
+    def rows(self, made: Columns) -> int:
+        """How many there are."""
+        return rows_of(made)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cuts:
+    """Cuts Experience to segments of at most ``max_len`` steps to train on, after ``burn_in`` steps of lookback."""
+
+    max_len: int
+    burn_in: int = 0
+
+    def __call__(self, exp: Experience, added: Sequence[str]) -> Experience:
+        """These segments, with all their columns."""
+        return cut_segments(exp, self.max_len, self.burn_in)
+
+    def rows(self, made: Experience) -> int:
+        """How many steps are trained on."""
+        return int(made.num_steps - made.segments.lookback.sum())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    """What a worker does with a part."""
+
+    source: Parted
+    columns: tuple[str, ...] | None
+    prepare: Preparation
+    make: Any  # Steps or Cuts
+
+    def __call__(self, k: int) -> tuple[Any, Spent]:
+        spent = Spent()
+        with loading(spent):
+            exp = self.source.part(k, self.columns)
+        with spent.on(CONNECTORS):
+            chosen = self.prepare.chosen(exp)
+            prepared = self.prepare(chosen)
+            made = self.make(prepared, [name for name in prepared.steps if name not in chosen.steps])
+        spent.rows = self.make.rows(made)
+        spent.left_out = max(0, int(chosen.num_steps - chosen.segments.lookback.sum()) - spent.rows)
+        spent.bad = self.source.counts(k)
+        return made, spent
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flow:
+    """How the data flows."""
+
+    buffer_size: int = 65_536
+    """Rows that are shuffled together."""
+    num_workers: int = 0
+    """Workers that read and prepare; 0: the thread that makes batches does it."""
+    worker_kind: WorkerKind = "threads"
+    """What they are."""
+    prefetch: int = 2
+    """Blocks of batches made ahead by a thread; 0: none."""
+    seed: int = 0
+    """The order depends on this alone."""
+
+
+class DataPipeline:
+    """Endless batches for one module, each step once an epoch; equal for equal seeds, whatever workers there are.
+
+    Args:
+        source: Where the experience comes from.
+        columns: The step columns to read, by name or root; None is all.
+        prepare: What stands between; see `Preparation`.
+        make: Whether batches are of steps or of segments, and which.
+        batch_size: Steps in a batch; or, of segments with ``by_segments``, how many of these.
+        hold_prepared: Keep in memory what came out of ``prepare``.
+        epoch_size: The steps (or segments) of an epoch, where a run before has found that out.
+        to_device: Brings a batch to where the learner is, ahead of it.
+    """
+
+    def __init__(
+        self,
+        source: Parted,
+        columns: tuple[str, ...] | None,
+        prepare: Preparation,
+        make: Steps | Cuts,
+        batch_size: int,
+        flow: Flow,
+        *,
+        by_segments: bool = False,
+        hold_prepared: bool = False,
+        epoch_size: int | None = None,
+        to_device: Callable[[Columns], Any] | None = None,
+    ) -> None:
+        self._source, self._make, self._flow = source, make, flow
+        self._size, self._by_segments, self._hold = batch_size, by_segments, hold_prepared
+        self._crew: Crew[tuple[Any, Spent]] = Crew(
+            _Job(source, columns, prepare, make), flow.num_workers, flow.worker_kind
+        )
+        self._to_device = to_device
+        self._ahead: Prefetched[Any] | None = None
+        self._moved: Prefetched[Any] | None = None
+        self.epoch_size = epoch_size
+        """The steps, or segments, of an epoch; None until the first has been read."""
+        self.left_out = 0
+        """Steps of an epoch that were to be trained on, but can't be: see `Spent.left_out`."""
+        self.spent = Spent()
+        """Since the beginning."""
+
+    def batches(self, start: int = 0) -> Iterator[Any]:
+        """From batch ``start`` on, as if those before it had been taken.
+
+        Raises:
+            DataError: something can't be read, or does not hold what is wanted.
+        """
+        flow = self._flow
+        rows = 0 if self._hold else sys.maxsize  # what fits in the buffer is kept there
+        source = Rows(self._loaded, self._source.num_parts, rows, lambda: self.epoch_size or sys.maxsize)
+        if isinstance(self._make, Steps):
+            made: Iterator[Any] = batches_of(
+                source,
+                self._size,
+                buffer_size=flow.buffer_size,
+                seed=flow.seed,
+                start=start,
+                ahead=self._made_ahead,
+            )
+        else:
+            made = segment_batches_of(
+                source,
+                self._size,
+                buffer_size=flow.buffer_size,
+                seed=flow.seed,
+                start=start,
+                by_segments=self._by_segments,
+                ahead=self._made_ahead,
+            )
+        if self._to_device is None or not isinstance(self._make, Steps):
+            return made
+        self._moved = Prefetched(map(self._to_device, made), max(1, flow.prefetch))
+        return self._moved
+
+    def _loaded(self, order: Iterable[int]) -> Iterator[Any]:
+        """Parts, ready to be shuffled."""
+        numbers = list(order)
+        size = left_out = 0
+        # the thread that waits for parts is the one that shuffles, whose own time is the rest of what a block takes
+        loaded = _each_timed(self._crew.done(numbers), lambda seconds: self._add_shuffle(-seconds))
+        for k, (made, spent) in zip(numbers, loaded, strict=True):
+            self.spent.add(spent)
+            self._source.count(k, spent.bad)
+            size += len(made) if self._by_segments else spent.rows
+            left_out += spent.left_out
+            yield made
+        self.epoch_size, self.left_out = size, left_out
+
+    def _made_ahead(self, blocks: Iterator[Any]) -> Iterator[Any]:
+        blocks = _each_timed(blocks, self._add_shuffle)
+        if not self._flow.prefetch:
+            return blocks
+        self._ahead = Prefetched(blocks, self._flow.prefetch)
+        return self._ahead
+
+    def _add_shuffle(self, seconds: float) -> None:
+        self.spent.seconds[SHUFFLE] += seconds
+
+    @property
+    def depth(self) -> int | None:
+        """How many blocks of batches are ready; None where none are made ahead."""
+        return None if self._ahead is None else self._ahead.depth
+
+    def close(self) -> None:
+        """End all workers; also done when the pipeline is forgotten."""
+        for thread in (self._moved, self._ahead):
+            if thread is not None:
+                thread.close()
+        self._crew.close()
+
+
+def _each_timed(items: Iterator[Any], note: Callable[[float], None]) -> Iterator[Any]:
+    while True:
+        begin = time.perf_counter()
+        item = next(items, None)
+        note(time.perf_counter() - begin)
+        if item is None:
+            return
+        yield item

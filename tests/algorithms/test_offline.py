@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Learning from recordings: where the data is, who learns from what, and what is told of it."""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from toy_envs import Echo
+
+import etude
+from etude.algorithms import BC, MARWIL, PPO, BCConfig, MARWILConfig, OfflineAlgorithm, OfflineConfig, PPOConfig
+from etude.connectors import GAE, Connect, PreLearner
+from etude.errors import CheckpointError, DataError, SettingsError
+from etude.experience import Experience, Segments
+from etude.learners import Batch, Loss
+from etude.modules import Module, NetworkConfig
+from etude.recordings import Recording, RecordingWriter
+
+BOX = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+
+def written(path: Path, exp: Experience, actions: int = 2, **options: Any) -> str:
+    with RecordingWriter(path, obs_space=BOX, action_space=gym.spaces.Discrete(actions), **options) as writer:
+        writer.write(exp)
+    return str(path)
+
+
+def shouting(num: int = 20, length: int = 12, **segments: Any) -> Experience:
+    """Episodes of two agents: `low` always chooses 0, `high` always 1, whatever is seen."""
+    agents = np.array(["low", "high"] * num, object)
+    rng = np.random.default_rng(0)
+    rows = len(agents) * length
+    own = {"episode_id": [f"e{i // 2}" for i in range(len(agents))], "agent_id": agents}
+    own["terminated"] = np.ones(len(agents), bool)
+    return Experience(
+        {
+            "obs": rng.normal(size=(rows, 2)).astype(np.float32),
+            "action": np.repeat((agents == "high").astype(np.int64), length),
+            "reward": np.ones(rows),
+        },
+        np.arange(0, rows + 1, length),
+        Segments.of(len(agents), **(own | segments)),
+        {"obs": rng.normal(size=(len(agents), 2)).astype(np.float32)},
+    )
+
+
+@pytest.fixture(scope="module")
+def echo(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Echo asks for the observed number as the action; this is an expert's recording, as one could write it down."""
+    path = tmp_path_factory.mktemp("offline") / "data"
+    PPO(PPOConfig(env=Echo, seed=0, num_envs=1)).record(path, 40, seed=1, explore=True)
+    return str(path)
+
+
+def sure(module: Module) -> list[float]:
+    """The probability of action 1."""
+    with torch.no_grad():
+        inputs = module(torch.zeros(1, 2)).dist_inputs
+    assert inputs is not None
+    return inputs.softmax(-1)[0, 1].item()
+
+
+# -- many agents ------------------------------------------------------------------------------------------------------
+
+SHORT: Any = {"seed": 0, "batch_size": 32, "updates_per_iteration": 60, "lr": 0.01}
+
+
+@pytest.mark.parametrize("mode", ["auto", "stream"])
+@pytest.mark.parametrize("make", [lambda **s: BC(BCConfig(**s)), lambda **s: MARWIL(MARWILConfig(**s))])
+def test_each_module_learns_from_its_agents(make: Any, mode: Any, tmp_path: Path) -> None:
+    data = written(tmp_path / "data", shouting())
+    both = make(data=data, mode=mode, modules=("low", "high"), **SHORT)
+    result = both.train()
+    low, high = (sure(both.students[name].module) for name in ("low", "high"))
+    assert low < 0.1 < 0.9 < high
+    assert {name.partition("/")[0] for name in result.losses} == {"low", "high"}
+    together = make(data=data, mode=mode, **SHORT)
+    together.train()
+    assert 0.3 < sure(together.module) < 0.7
+
+
+def test_module_of_says_who_learns_from_whom(tmp_path: Path) -> None:
+    data = written(tmp_path / "data", shouting())
+
+    def other(agent: Any, episode: Any) -> str:
+        assert episode.id.startswith("e")
+        return "one" if agent == "high" else "nought"
+
+    swapped = BC(BCConfig(data=data, modules=("nought", "one"), module_of=other, **SHORT))
+    swapped.train()
+    assert sure(swapped.students["nought"].module) < 0.1 < 0.9 < sure(swapped.students["one"].module)
+
+
+def test_the_recorded_module_says_so_where_there_is_no_module_of(tmp_path: Path) -> None:
+    exp = shouting(module_id=np.array(["a", "b"] * 20, object))
+    algorithm = BC(BCConfig(data=written(tmp_path / "data", exp), modules=("a", "b"), **SHORT))
+    algorithm.train()
+    assert sure(algorithm.students["a"].module) < 0.1 < 0.9 < sure(algorithm.students["b"].module)
+
+
+def test_what_one_module_learns_does_not_depend_on_others(tmp_path: Path) -> None:
+    data = written(tmp_path / "data", shouting())
+    both = BC(BCConfig(data=data, modules=("low", "high"), **SHORT))
+    alone = BC(BCConfig(data=data, modules=("low", "high"), modules_to_train=("high",), **SHORT))
+    both.train()
+    alone.train()
+    for a, b in zip(*(x.students["high"].module.parameters() for x in (both, alone)), strict=True):
+        assert torch.equal(a, b)
+    assert alone.students["low"].learner.updates == 0
+
+
+def test_segments_of_no_module_are_an_error_that_lists_both(tmp_path: Path) -> None:
+    algorithm = BC(BCConfig(data=written(tmp_path / "data", shouting()), modules=("low", "other"), **SHORT))
+    with pytest.raises(DataError, match="has segments of high, but the `modules` are low, other: let `module_of` say"):
+        algorithm.train()
+
+
+# -- connectors -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["auto", "stream", "materialize_data", "materialize_mapped_data"])
+def test_connectors_see_the_same_wherever_the_data_is(mode: Any, tmp_path: Path) -> None:
+    class Seen(BC):
+        def loss(self, module: Module, batch: Batch) -> Loss:
+            seen.extend(map(tuple, batch["obs"].numpy().round(5).tolist()))
+            return super().loss(module, batch)
+
+    seen: list[tuple[float, ...]] = []
+    exp = shouting(num=4)
+    data = written(tmp_path / "data", exp, max_rows_per_file=30)
+    sizes: Any = {"batch_size": 16, "updates_per_iteration": 6}  # 96 steps: an epoch
+    Seen(BCConfig(data=data, mode=mode, connectors=("frame_stack:2", "normalize_obs"), **sizes, seed=0)).train()
+    obs = exp.steps["obs"].reshape(8, 12, 2)
+    stacked = np.concatenate([np.concatenate([obs[:, :1], obs[:, :-1]], 1), obs], -1).reshape(96, 4)
+    expected = (stacked - stacked.mean(0)) / stacked.std(0)
+    np.testing.assert_allclose(sorted(seen), sorted(map(tuple, expected.tolist())), atol=2e-3)
+
+
+def test_a_stored_filter_can_be_taken_instead(tmp_path: Path) -> None:
+    config = PPOConfig(env=Echo, seed=0, num_envs=2, num_steps=64, connectors=("normalize_obs",))
+    ppo = PPO(config)
+    ppo.train()
+    ppo.record(tmp_path / "data", 5, seed=1)
+    same: Any = {"data": str(tmp_path / "data"), "connectors": ("normalize_obs",), "seed": 0}
+    stored, own = BC(BCConfig(**same, obs_filter="stored")), BC(BCConfig(**same))
+    stored.train()
+    own.train()
+    assert stored.connectors.metrics() == ppo.connectors.metrics()
+    assert own.connectors.metrics() == {"normalize_obs/count": float(Recording.open(tmp_path / "data").num_steps)}
+
+
+def test_a_filter_that_was_not_stored_is_an_error(tmp_path: Path) -> None:
+    data = written(tmp_path / "data", shouting())
+    algorithm = BC(BCConfig(data=data, connectors=("normalize_obs",), obs_filter="stored"))
+    with pytest.raises(DataError, match="has no observation filter stored with it: take obs_filter='data'"):
+        algorithm.train()
+
+
+class Advantages(OfflineAlgorithm[OfflineConfig]):
+    """An algorithm of one's own whose batches need the module."""
+
+    def learner_connectors(self) -> list[Any]:
+        return [GAE(0.9, 1.0)]
+
+    def loss(self, module: Module, batch: Batch) -> Loss:
+        value = module(batch.obs).value
+        assert value is not None
+        self.newest = float((batch["value"] - value.detach()).abs().max())
+        return Loss(value=(value - batch["value_target"]).square().mean())
+
+
+def test_connectors_that_ask_the_module_see_it_as_it_is(tmp_path: Path) -> None:
+    data = written(tmp_path / "data", shouting())
+    algorithm = Advantages(OfflineConfig(data=data, batch_size=24, updates_per_iteration=1, lr=0.01, seed=0))
+    for _ in range(5):
+        algorithm.train()
+        assert algorithm.newest < 1e-5
+
+
+# -- a step of one's own ----------------------------------------------------------------------------------------------
+
+
+class OnlyAction(PreLearner):
+    """Keeps the segments in which one action was chosen at first."""
+
+    def __init__(self, action: int) -> None:
+        self.action = action
+
+    def __call__(self, exp: Experience, connect: Connect) -> Experience:
+        return connect(exp.select(exp.steps["action"][exp.offsets[:-1]] == self.action))
+
+
+def only_high(exp: Experience, connect: Connect) -> Experience:
+    return connect(exp.select(agent_id="high"))
+
+
+@pytest.mark.parametrize("own", [OnlyAction(1), only_high])
+def test_a_prelearner_stands_before_the_learner(own: Any, tmp_path: Path) -> None:
+    data = written(tmp_path / "data", shouting())
+    algorithm = BC(BCConfig(data=data, prelearner=own, num_workers=1, mode="stream", **SHORT))
+    result = algorithm.train()
+    assert sure(algorithm.module) > 0.9
+    assert result.metrics["left_out/early_or_dropped"] == 240
+    algorithm.save(tmp_path / "run")
+    loaded = etude.load(tmp_path / "run")
+    found = loaded.config.prelearner
+    assert found is own or (isinstance(found, OnlyAction) and found.action == 1)
+
+
+def test_a_prelearner_that_cannot_be_saved_is_asked_for(tmp_path: Path) -> None:
+    data = written(tmp_path / "data", shouting())
+    BC(BCConfig(data=data, prelearner=lambda exp, connect: connect(exp))).save(tmp_path / "run")
+    with pytest.raises(CheckpointError, match="give it when loading, as etude.load\\(path, prelearner=...\\)"):
+        etude.load(tmp_path / "run")
+    assert etude.load(tmp_path / "run", prelearner=only_high).config.prelearner is only_high
+
+
+# -- batches of one's own ---------------------------------------------------------------------------------------------
+
+
+def test_any_iterator_of_batches_can_stand_for_the_pipeline() -> None:
+    algorithm = BC(BCConfig(env=Echo, seed=0, updates_per_iteration=10, evaluation_interval=0, lr=0.02))
+    assert algorithm.spaces["main"][1] == Echo().action_space
+    rng = np.random.default_rng(0)
+    shape = algorithm.spaces["main"][0].shape or ()
+
+    def batches() -> Any:
+        while True:
+            yield {"obs": rng.normal(size=(32, *shape)).astype(np.float32), "action": np.ones(32, np.int64)}
+
+    algorithm.learn_from(batches())
+    first, *_, last = (algorithm.train() for _ in range(5))
+    assert last.losses["imitation"] < 0.3 < first.losses["imitation"]
+    algorithm.learn_from(itertools.islice(batches(), 12))
+    algorithm.train()
+    algorithm.train()
+    with pytest.raises(DataError, match="the batches given have come to their end"):
+        algorithm.train()
+    with pytest.raises(SettingsError, match="there are batches for \\['other'\\], but the modules are \\['main'\\]"):
+        algorithm.learn_from({"other": batches()})
+    algorithm.learn_from(None)
+    with pytest.raises(SettingsError, match="there is no recording to learn from: set `data`"):
+        algorithm.train()
+
+
+def test_neither_data_nor_env_is_an_error() -> None:
+    with pytest.raises(SettingsError, match="`data` is missing: give the recording to learn from"):
+        BCConfig()
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+
+def remembering(num: int = 64, length: int = 6) -> Experience:
+    """What is seen first says what to do to the end; later observations say nothing."""
+    rng = np.random.default_rng(0)
+    first = rng.integers(2, size=num)
+    obs = np.zeros((num, length, 2), np.float32)
+    obs[:, 0, 0] = 2 * first - 1
+    return Experience(
+        {"obs": obs.reshape(-1, 2), "action": np.repeat(first, length)},
+        np.arange(0, num * length + 1, length),
+        Segments.of(num, episode_id=[f"e{i}" for i in range(num)], terminated=np.ones(num, bool)),
+        {"obs": np.zeros((num, 2), np.float32)},
+    )
+
+
+@pytest.mark.parametrize(
+    ("recurrent", "segment", "burn_in", "learns"),
+    [("gru", 6, 0, True), ("gru", 3, 3, True), ("gru", 3, 0, False), (None, 6, 0, False)],
+)
+def test_recurrent_modules_learn_from_sequences(
+    recurrent: Any, segment: int, burn_in: int, learns: bool, tmp_path: Path
+) -> None:
+    config = BCConfig(
+        data=written(tmp_path / "data", remembering()),
+        network=NetworkConfig(hidden=(16,), recurrent=recurrent),
+        max_segment_length=segment,
+        burn_in=burn_in,
+        batch_size=48,
+        updates_per_iteration=150,
+        lr=0.01,
+        seed=0,
+    )
+    loss = BC(config).train().losses["imitation"]
+    assert (loss < 0.15) == learns, loss
+
+
+# -- what is told, and when -------------------------------------------------------------------------------------------
+
+
+def test_results_say_where_the_time_went(echo: str) -> None:
+    algorithm = BC(BCConfig(data=echo, mode="stream", seed=0, batch_size=64, updates_per_iteration=20))
+    result = algorithm.train()
+    assert result.data.keys() >= {"read", "decode", "connectors", "shuffle", "wait", "steps_per_s", "mb_per_s", "queue"}
+    assert all(value >= 0 for value in result.data.values())
+    assert result.data["read"] > 0
+    assert result.data["steps_per_s"] > 0
+    assert result.bottleneck in ("update", "read", "decode", "connectors", "shuffle")
+    assert result.times["wait"] == result.data["wait"]
+    held = BC(BCConfig(data=echo, mode="auto", seed=0, batch_size=64, updates_per_iteration=20))
+    held.train()
+    assert held.train().data["read"] == 0  # all of it is in memory
+    json.dumps(result.to_dict())
+
+
+def test_an_evaluation_can_go_beside_training(echo: str) -> None:
+    same: Any = {"data": echo, "env": Echo, "evaluation_episodes": 4, "evaluation_interval": 2, "seed": 0}
+    after, beside = BC(BCConfig(**same)), BC(BCConfig(**same, evaluate_beside=True))
+    first = [(r.episodes, r.return_mean) for r in (after.train() for _ in range(6))]
+    second = [(r.episodes, r.return_mean) for r in (beside.train() for _ in range(6))]
+    assert [episodes for episodes, _ in first] == [0, 4, 4, 8, 8, 12]
+    assert [episodes for episodes, _ in second] == [0, 0, 0, 4, 4, 8]
+    assert second[3][1] == first[1][1]  # of the weights that the module had then
+    beside.close()
+
+
+class Broken(Echo):
+    def reset(self, **options: Any) -> Any:
+        raise RuntimeError("out of order")
+
+
+def test_an_evaluation_that_fails_beside_training_is_told(echo: str) -> None:
+    algorithm = BC(BCConfig(data=echo, env=Broken, seed=0, evaluate_beside=True, updates_per_iteration=1))
+    algorithm.train()
+    with pytest.raises(Exception, match="out of order"):
+        algorithm.train()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"mode": "stream", "num_workers": 2, "buffer_size": 100},
+        {"mode": "materialize_data", "connectors": ("frame_stack:2", "normalize_obs")},
+        {"mode": "stream", "connectors": ("frame_stack:2",), "buffer_size": 50},
+        {"network": NetworkConfig(recurrent="gru"), "max_segment_length": 4, "mode": "stream"},
+    ],
+)
+def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(echo: str, given: dict[str, Any], tmp_path: Path) -> None:
+    algorithm = BC(BCConfig(data=echo, seed=1, batch_size=24, updates_per_iteration=9, **given))
+    for _ in range(3):
+        algorithm.train()
+    algorithm.save(tmp_path / "run")
+    expected = [algorithm.train().losses for _ in range(4)]
+    resumed = etude.load(tmp_path / "run")
+    assert [resumed.train().losses for _ in range(4)] == expected
+    algorithm.close()
+    resumed.close()

@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is recorded while an algorithm trains, against what its `collect` gave, step by step."""
+
+import gc
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from many_agent_envs import CartPoles
+from signalling import Signalling
+
+import etude
+from etude.algorithms import BC, DQN, PPO, SAC, BCConfig, DQNConfig, PPOConfig, SACConfig
+from etude.algorithms.recorder import RecordConfig
+from etude.connectors.stored import state_from_json
+from etude.errors import DataError, SettingsError
+from etude.recordings import Recording, validate
+
+SMALL: dict[str, Any] = {"env": "CartPole-v1", "num_envs": 3, "num_steps": 96, "epochs": 1, "seed": 1}
+
+
+def rows_of(exp: Any) -> dict[Any, Any]:
+    """Each step that is not lookback, by episode, agent and t."""
+    found: dict[Any, Any] = {}
+    t, trained, segment = exp.t(), exp.trained(), exp.segment_of_step()
+    names = sorted(name for name in exp.steps if name.partition("/")[0] in ("obs", "action", "reward", "logp"))
+    for row in np.flatnonzero(trained):
+        i = segment[row]
+        key = (exp.segments.episode_id[i], exp.segments.agent_id[i], int(t[row]))
+        assert key not in found, key
+        found[key] = tuple(exp.steps[name][row].tolist() for name in names)
+    return found
+
+
+def keeping(cls: Any, config: Any, iterations: int) -> tuple[Any, dict[Any, Any]]:
+    """An algorithm that has trained, and all that its `collect` gave."""
+    seen: dict[Any, Any] = {}
+
+    class Keeping(cls):  # type: ignore[misc]
+        def collect(self, **how: Any) -> Any:
+            parts = super().collect(**how)
+            for exp in parts.values():
+                rows = rows_of(exp)
+                assert not rows.keys() & seen.keys()
+                seen.update(rows)
+            return parts
+
+    algorithm = Keeping(config)
+    for _ in range(iterations):
+        algorithm.train()
+    return algorithm, seen
+
+
+def read(path: Path) -> dict[Any, Any]:
+    return rows_of(Recording.open(path).read())
+
+
+CASES: dict[str, Any] = {
+    "PPO": (PPO, PPOConfig, SMALL),
+    "PPO, with lookback": (PPO, PPOConfig, SMALL | {"connectors": ("frame_stack:3", "normalize_obs")}),
+    "PPO, whole episodes": (PPO, PPOConfig, SMALL | {"whole_episodes": True}),
+    "PPO, cut": (PPO, PPOConfig, SMALL | {"max_trajectory_length": 7}),
+    "PPO in workers": (PPO, PPOConfig, SMALL | {"workers": etude.Workers(num_workers=2)}),
+    "DQN": (DQN, DQNConfig, {"env": "CartPole-v1", "num_envs": 2, "iteration_steps": 150, "seed": 1}),
+    "SAC": (SAC, SACConfig, {"env": "Pendulum-v1", "iteration_steps": 150, "learning_starts": 9999, "seed": 1}),
+    "many agents": (PPO, PPOConfig, SMALL | {"env": CartPoles, "modules": ("all",), "module_of": lambda a, e: "all"}),
+}
+
+
+@pytest.mark.parametrize("layout", ["episodes", "table"])
+@pytest.mark.parametrize("case", CASES)
+def test_all_that_is_collected_is_recorded_once(case: str, layout: Any, tmp_path: Path) -> None:
+    cls, config, settings = CASES[case]
+    path = tmp_path / "r"
+    algorithm, seen = keeping(cls, config(**settings, record=RecordConfig(path=str(path), layout=layout)), 3)
+    algorithm.close()
+    assert read(path) == seen
+    recording = Recording.open(path)
+    assert (recording.env, recording.meta["explore"]) == (env_of(settings), True)
+    if layout == "episodes":
+        pieces = next(iter(recording.stream())).segments
+        keys = list(zip(pieces.episode_id, pieces.agent_id, strict=True))
+        assert len(set(keys)) == len(keys)  # each is in one piece
+        changes = sum(a != b for a, b in zip(pieces.episode_id, pieces.episode_id[1:], strict=False))
+        assert changes == len(set(pieces.episode_id)) - 1  # its agents stand together
+    assert validate(path).ok
+
+
+def env_of(settings: Any) -> str:
+    return settings["env"] if isinstance(settings["env"], str) else f"many_agent_envs:{settings['env'].__qualname__}"
+
+
+def test_modules_of_different_spaces_have_recordings_of_their_own(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"env": Signalling, "modules": ("speaker", "listener"), "num_envs": 2, "num_steps": 40}
+    record = RecordConfig(path=str(tmp_path / "r"))
+    connectors = ("normalize_obs",)
+    algorithm, seen = keeping(PPO, PPOConfig(**settings, epochs=1, record=record, connectors=connectors), 2)
+    algorithm.close()
+    speaker, listener = (read(tmp_path / "r" / name) for name in ("speaker", "listener"))
+    assert {**speaker, **listener} == seen
+    assert {key[0] for key in speaker} == {key[0] for key in listener}
+    stored = Recording.open(tmp_path / "r" / "speaker").meta["filter"]
+    assert set(stored) == {"speaker", "listener"}
+
+
+def test_what_the_connectors_know_is_stored(tmp_path: Path) -> None:
+    record = RecordConfig(path=str(tmp_path / "r"))
+    algorithm = PPO(PPOConfig(**SMALL, connectors=("normalize_obs",), record=record))
+    algorithm.train()
+    algorithm.train()
+    algorithm.record(tmp_path / "played", 2, seed=1)
+    algorithm.close()
+    known = repr(algorithm.connectors.state_dict())
+    for name in ("r", "played"):
+        fresh = etude.Pipeline(("clip_action", "normalize_obs"))
+        fresh.spaces(*algorithm.spaces["main"])
+        state_from_json(fresh, Recording.open(tmp_path / name).meta["filter"])
+        assert repr(fresh.state_dict()) == known
+    PPO(PPOConfig(**SMALL)).record(tmp_path / "plain", 1, seed=1)
+    assert "filter" not in Recording.open(tmp_path / "plain").meta
+
+
+# -- going on -------------------------------------------------------------------------------------------------------
+
+
+def run(path: Path, iterations: int, **more: Any) -> PPO:
+    algorithm = PPO(PPOConfig(**SMALL | {"record": RecordConfig(path=str(path), **more)}))
+    for _ in range(iterations):
+        algorithm.train()
+    return algorithm
+
+
+@pytest.mark.parametrize("layout", ["episodes", "table"])
+@pytest.mark.parametrize("ends", ["closed", "killed"])
+def test_a_resumed_run_writes_nothing_twice(layout: Any, ends: str, tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole", 6, layout=layout)
+    whole.close()
+    path = tmp_path / "r"
+    code = f"""
+import os, signal
+import etude
+from etude.algorithms.recorder import RecordConfig
+record = RecordConfig(path={str(path)!r}, layout={layout!r}, max_rows_per_file=30)
+algorithm = etude.PPO(etude.PPOConfig(**{SMALL!r}, record=record))
+for i in range(5):
+    algorithm.train()
+    if i == 2:
+        algorithm.save({str(tmp_path / "run")!r})
+if {ends == "killed"}:
+    os.kill(os.getpid(), signal.SIGKILL)
+algorithm.close()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == (-9 if ends == "killed" else 0), done.stderr
+    before = Recording.open(path).num_steps
+    assert 0 < before < (6 if ends == "closed" else 5) * 96
+    assert validate(path).ok
+    resumed = etude.load(tmp_path / "run")
+    for _ in range(3):
+        resumed.train()
+    resumed.close()
+    assert read(path) == read(tmp_path / "whole")
+    assert validate(path).ok
+
+
+def test_going_back_to_a_state_writes_nothing_twice(tmp_path: Path) -> None:
+    algorithm = run(tmp_path / "r", 2)
+    state = algorithm.get_state()
+    algorithm.train()
+    algorithm.set_state(state)
+    algorithm.train()
+    algorithm.close()
+    other = run(tmp_path / "other", 3)
+    other.close()
+    assert read(tmp_path / "r").keys() >= read(tmp_path / "other").keys()
+    assert validate(tmp_path / "r").ok
+
+
+def test_a_loaded_run_may_stop_recording_or_record_elsewhere(tmp_path: Path) -> None:
+    first = run(tmp_path / "r", 1)
+    first.save(tmp_path / "run")
+    first.close()
+    rows = Recording.open(tmp_path / "r").num_steps
+    silent = etude.load(tmp_path / "run", record={"path": None})
+    silent.train()
+    silent.close()
+    elsewhere = etude.load(tmp_path / "run", record={"path": str(tmp_path / "other")})
+    elsewhere.train()
+    elsewhere.close()
+    assert Recording.open(tmp_path / "other").num_steps == 96
+    played = etude.load(tmp_path / "run")
+    played.evaluate(2)
+    played.close()
+    assert Recording.open(tmp_path / "r").num_steps == rows
+    plain = PPO(PPOConfig(**SMALL))
+    plain.load(tmp_path / "run")  # of a run that recorded, into one that does not
+    plain.close()
+    mine = run(tmp_path / "mine", 1)
+    mine.load(tmp_path / "run")  # into one with a recording of its own, which goes on
+    mine.train()
+    mine.close()
+    assert Recording.open(tmp_path / "mine").num_steps == 2 * 96
+
+
+def test_a_recording_that_is_there_is_an_error_or_added_to(tmp_path: Path) -> None:
+    run(tmp_path / "r", 2).close()
+    with pytest.raises(DataError, match="holds a recording of 1 files already"):
+        run(tmp_path / "r", 0)
+    once = Recording.open(tmp_path / "r").num_episodes
+    run(tmp_path / "r", 2, append=True).close()  # the same seed: the same episodes once more, under other names
+    assert Recording.open(tmp_path / "r").num_steps == 4 * 96
+    assert Recording.open(tmp_path / "r").num_episodes == 2 * once
+    assert validate(tmp_path / "r").ok
+
+
+def test_what_is_not_closed_is_written_when_it_goes(tmp_path: Path) -> None:
+    algorithm, seen = keeping(PPO, PPOConfig(**SMALL, record=RecordConfig(path=str(tmp_path / "r"))), 2)
+    del algorithm
+    gc.collect()
+    assert read(tmp_path / "r") == seen
+
+
+def test_a_league_goes_on_in_one_recording(tmp_path: Path) -> None:
+    settings = SMALL | {"env": CartPoles, "modules": ("a",), "module_of": lambda agent, episode: "a"}
+    algorithm, seen = keeping(PPO, PPOConfig(**settings, record=RecordConfig(path=str(tmp_path / "r"))), 1)
+    algorithm.add_module("b", like="a", module_of=lambda agent, episode: "b" if agent == "cart_0" else "a")
+    algorithm.train()
+    algorithm.close()
+    assert read(tmp_path / "r") == seen
+    assert set(Recording.open(tmp_path / "r").read().segments.module_id) == {"a", "b"}
+
+
+# -- evaluations ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_evaluations_of_what_learns_offline(beside: bool, tmp_path: Path) -> None:
+    PPO(PPOConfig(**SMALL)).record(tmp_path / "data", 3, seed=1, explore=True)
+    config = BCConfig(
+        env="CartPole-v1",
+        data=str(tmp_path / "data"),
+        updates_per_iteration=5,
+        batch_size=32,
+        evaluation_episodes=2,
+        evaluate_beside=beside,
+        seed=1,
+        record=RecordConfig(path=str(tmp_path / "r")),
+    )
+    bc = BC(config)
+    for _ in range(3):
+        bc.train()
+    bc.save(tmp_path / "run")
+    bc.close()
+    resumed = etude.load(tmp_path / "run")
+    resumed.train()
+    resumed.close()
+    recording = Recording.open(tmp_path / "r")
+    assert recording.num_episodes == (4 if beside else 8)
+    assert recording.info()["unfinished"] == 0
+    assert recording.meta["explore"] is False
+    assert {name.partition("@")[2] for name in recording.read().segments.episode_id} == (
+        {"5", "10"} if beside else {"5", "10", "15", "20"}
+    )
+
+
+# -- how it is written ----------------------------------------------------------------------------------------------
+
+
+def test_compression_and_sizes(tmp_path: Path) -> None:
+    algorithm = PPO(PPOConfig(**SMALL))
+    how: dict[str, Any] = {"compression": {"obs": "zstd:5", "reward": "none"}, "max_rows_per_file": 100}
+    algorithm.record(tmp_path / "r", 20, seed=1, explore=True, **how)
+    files = Recording.open(tmp_path / "r").files
+    assert len(files) > 2
+    for file in files:
+        group = pq.read_metadata(file).row_group(0)
+        columns = [group.column(i) for i in range(group.num_columns)]
+        found = {column.path_in_schema.partition(".")[0]: column.compression for column in columns}
+        assert (found["obs"], found["final_obs"], found["reward"], found["logp"]) == (
+            "ZSTD",
+            "ZSTD",
+            "UNCOMPRESSED",
+            "LZ4",
+        )
+        assert group.num_rows <= 100
+    with pytest.raises(DataError, match="`compression` names `observation`, but there is no such column: obs, action"):
+        algorithm.record(tmp_path / "s", 1, compression={"observation": "lz4"})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"compression": "zip"}, r"`compression` is 'zip'; known are none, snappy, lz4, gzip, brotli, zstd"),
+        ({"compression": {"obs": "zstd:99"}}, "of `obs` is 'zstd:99', but a level of zstd is a number from 1 to 22"),
+        ({"compression": "obs=lz4,snappy:3"}, "`compression` is 'snappy:3', but snappy has no levels"),
+        ({"compression": "zst:3"}, "Nearest: `zstd`"),
+        ({"max_rows_per_file": 0}, "`record.max_rows_per_file` is 0, but must be at least 1"),
+        ({"layout": "rows"}, "RecordConfig.layout is 'rows'"),
+    ],
+)
+def test_settings_that_can_not_be(given: Any, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        RecordConfig(path="data", **given)
+
+
+def test_without_recording_nothing_of_it_is_loaded() -> None:
+    code = (
+        "import sys, etude; a = etude.PPO(etude.PPOConfig(env='CartPole-v1', num_steps=64)); a.train(); a.close(); "
+        "assert not a.recorder.is_on; assert 'pyarrow' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recordings out of recordings, against what is worked out in memory from all that was written."""
+
+import gymnasium as gym
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from some_recording import OBS, numbered, record
+
+from etude.errors import DataError, SettingsError
+from etude.experience import Experience
+from etude.recordings import (
+    Recording,
+    RecordingWriter,
+    filter_recording,
+    merge_recordings,
+    sample_recording,
+    split_recording,
+    validate,
+)
+
+LENGTHS = [5, 12, 3, 8, 20, 1, 7, 9]
+
+
+def by_episode(*experiences):
+    """All steps of each episode and agent, by their ids."""
+    found = {}
+    for exp in experiences:
+        for one in exp:
+            key = (one.segments.episode_id[0], one.segments.agent_id[0])
+            assert key not in found
+            found[key] = np.column_stack([one.steps["obs"], one.steps["action"], one.steps["reward"]])
+    return found
+
+
+def assert_equal(found, wanted):
+    assert found.keys() == wanted.keys()
+    for key, values in wanted.items():
+        np.testing.assert_array_equal(found[key], values)
+
+
+def scattered(path):
+    """Two agents in each episode, in pieces that stand in different files in no order."""
+    a = numbered(LENGTHS, agent_id=["a"] * 8)
+    b = numbered([n + 2 for n in LENGTHS], agent_id=["b"] * 8)
+    rng = np.random.default_rng(0)
+    pieces = [piece for one in (*a, *b) for piece in one.cut(4)]
+    record(path, *(pieces[i] for i in rng.permutation(len(pieces))), max_rows_per_file=25)
+    assert len(Recording.open(path).files) > 4
+    return Experience.concat([a, b])
+
+
+def test_split_keeps_all_that_is_of_an_episode_together(tmp_path):
+    exp = scattered(tmp_path / "r")
+    done = split_recording(Recording.open(tmp_path / "r"), tmp_path / "t", tmp_path / "v", fraction=0.7, seed=3)
+    train, valid = (Recording.open(tmp_path / name).read() for name in "tv")
+    assert_equal(by_episode(train, valid), by_episode(exp))
+    ids = [set(part.segments.episode_id) for part in (train, valid)]
+    assert not ids[0] & ids[1]
+    assert [len(part) for part in ids] == [6, 2] == [part.episodes for part in done.written]
+    assert [part.steps for part in done.written] == [train.num_steps, valid.num_steps]
+    assert done.left_out_steps == 0
+    assert Recording.open(tmp_path / "t").meta["edited_from"]["how"] == "split"
+
+
+def test_split_hangs_on_the_seed_alone(tmp_path):
+    record(tmp_path / "r", numbered(LENGTHS))
+    ids = []
+    for i, seed in enumerate((0, 0, 1)):
+        split_recording(Recording.open(tmp_path / "r"), tmp_path / f"t{i}", tmp_path / f"v{i}", fraction=0.5, seed=seed)
+        ids.append(set(Recording.open(tmp_path / f"t{i}").read().segments.episode_id))
+    assert ids[0] == ids[1] != ids[2]
+
+
+@pytest.mark.parametrize("fraction", [0.001, 0.999])
+def test_each_part_of_a_split_gets_an_episode(tmp_path, fraction):
+    record(tmp_path / "r", numbered([4, 5, 6]))
+    done = split_recording(Recording.open(tmp_path / "r"), tmp_path / "t", tmp_path / "v", fraction=fraction)
+    assert sorted(part.episodes for part in done.written) == [1, 2]
+
+
+FILTERS = [
+    ({"min_length": 8}, lambda ret, n, who: n >= 8),
+    ({"max_length": 7, "min_return": 10.0}, lambda ret, n, who: n <= 7 and ret >= 10),
+    ({"max_return": 20.0}, lambda ret, n, who: ret <= 20),
+    ({"where": "terminated and length > 3"}, lambda ret, n, who: who % 2 == 0 and n > 3),
+    ({"where": "max(obs[1]) >= 8 and min(reward) > 1"}, lambda ret, n, who: n - 1 >= 8 and who > 1),
+    ({"where": "mean(action) > 2.5"}, lambda ret, n, who: np.mean(np.arange(n) % 7) > 2.5),
+    ({"where": "all(action < 6) or episode_id == 'e4'"}, lambda ret, n, who: n <= 6 or who == 4),
+    ({"where": "sum(reward) > return - 0.001 and steps == length"}, lambda ret, n, who: True),
+]
+
+
+@pytest.mark.parametrize(("how", "holds"), FILTERS)
+def test_filter(tmp_path, how, holds):
+    exp = numbered(LENGTHS)
+    pieces = [piece for one in exp for piece in one.cut(4)]
+    record(tmp_path / "r", *pieces[::-1], max_rows_per_file=10)
+    wanted = [one for i, one in enumerate(exp) if holds(one.returns()[0], one.num_steps, i)]
+    done = filter_recording(Recording.open(tmp_path / "r"), tmp_path / "f", **how)
+    assert_equal(by_episode(Recording.open(tmp_path / "f").read()), by_episode(*wanted))
+    steps = sum(one.num_steps for one in wanted)
+    assert (done.written[0].episodes, done.written[0].steps) == (len(wanted), steps)
+    assert (done.left_out_episodes, done.left_out_steps) == (8 - len(wanted), sum(LENGTHS) - steps)
+
+
+def test_figures_of_several_agents(tmp_path):
+    scattered(tmp_path / "r")
+    filter_recording(Recording.open(tmp_path / "r"), tmp_path / "f", where="agents == 2 and steps == 2 * length - 2")
+    assert Recording.open(tmp_path / "f").num_episodes == 8
+    filter_recording(Recording.open(tmp_path / "r"), tmp_path / "g", max_length=5)
+    assert set(Recording.open(tmp_path / "g").read().segments.episode_id) == {"e2", "e5"}  # 3 + 2 and 1 + 2 steps
+
+
+def test_lookback_counts_for_nothing(tmp_path):
+    exp = numbered([6, 6], lookback=np.array([0, 4]))
+    record(tmp_path / "r", exp)
+    done = filter_recording(Recording.open(tmp_path / "r"), tmp_path / "f", max_length=2)
+    assert (done.written[0].episodes, done.written[0].steps) == (1, 2)
+    kept = Recording.open(tmp_path / "f").read()
+    assert (kept.num_steps, kept.segments.lookback.tolist()) == (6, [4])
+    done = filter_recording(Recording.open(tmp_path / "r"), tmp_path / "g", where="min(obs[1]) >= 4")
+    assert done.written[0].episodes == 1
+
+
+def test_sample_of_episodes_and_of_steps(tmp_path):
+    exp = numbered(LENGTHS)
+    record(tmp_path / "r", exp, max_rows_per_file=20)
+    recording = Recording.open(tmp_path / "r")
+    done = sample_recording(recording, tmp_path / "a", episodes=3, seed=1)
+    kept = Recording.open(tmp_path / "a").read()
+    assert kept.num_segments == done.written[0].episodes == 3
+    whole = by_episode(exp)
+    assert_equal(by_episode(kept), {key: whole[key] for key in by_episode(kept)})
+    done = sample_recording(recording, tmp_path / "b", steps=30, seed=1)
+    assert 30 <= done.written[0].steps < 30 + max(LENGTHS)
+    done = sample_recording(recording, tmp_path / "c", steps=sum(LENGTHS))
+    assert done.written[0].steps == sum(LENGTHS)
+    for how in ({"episodes": 9}, {"steps": sum(LENGTHS) + 1}):
+        with pytest.raises(DataError, match="holds 8 episodes with 65 steps, fewer than"):
+            sample_recording(recording, tmp_path / "d", **how)
+
+
+def test_merge_never_mixes_episodes_of_equal_ids(tmp_path):
+    first, second = numbered([4, 6, 5]), numbered([9, 2], first=1)
+    record(tmp_path / "a", *(piece for one in first for piece in one.cut(2)))
+    record(tmp_path / "b", second, meta={"seed": 3})
+    done = merge_recordings([Recording.open(tmp_path / name) for name in "ab"], tmp_path / "m")
+    merged = Recording.open(tmp_path / "m")
+    whole = by_episode(first) | {(f"{e}~2", agent): v for (e, agent), v in by_episode(second).items()}
+    assert_equal(by_episode(merged.read()), whole)
+    assert (done.written[0].episodes, done.written[0].steps) == (5, 26)
+    (note,) = done.notes
+    assert note.startswith(f"2 episodes of {tmp_path / 'b'} got other ids, since theirs were there already: 'e1' is 'e")
+    assert merged.env == "Numbered-v0"
+    assert [part["meta"] for part in merged.meta["merged_from"]] == [{}, {"seed": 3}]
+    assert validate(tmp_path / "m").ok
+
+
+def test_new_ids_are_new(tmp_path):
+    record(tmp_path / "a", numbered([4, 5], episode_id=["e1", "e1~2"]))
+    record(tmp_path / "b", numbered([6, 7], episode_id=["e1", "e1~2~"]))
+    merge_recordings([Recording.open(tmp_path / name) for name in "ab"], tmp_path / "m")
+    assert Recording.open(tmp_path / "m").num_episodes == 4
+
+
+def test_columns_that_differ(tmp_path):
+    a, b = numbered([4]), numbered([5], first=1)
+    record(tmp_path / "a", a.with_steps(logp=np.zeros(4, np.float32), reward=a.steps["reward"].astype(np.float32)))
+    record(tmp_path / "b", b.with_steps(value=np.zeros(5, np.float32)))
+    done = merge_recordings([Recording.open(tmp_path / name) for name in "ab"], tmp_path / "m")
+    exp = Recording.open(tmp_path / "m").read()
+    assert list(exp.steps) == ["obs", "action", "reward"]
+    assert exp.steps["reward"].dtype == np.float64
+    assert done.notes == (
+        f"left out the column `logp`, which {tmp_path / 'b'} does not have",
+        f"left out the column `value`, which {tmp_path / 'a'} does not have",
+    )
+    record(tmp_path / "c", b.with_steps(reward=np.zeros((5, 2))))
+    with pytest.raises(DataError, match=r"c: column `reward` is float64\[2\], but float32 in .*a. Convert one"):
+        merge_recordings([Recording.open(tmp_path / name) for name in "ac"], tmp_path / "n")
+
+
+def test_other_spaces_are_refused_by_name(tmp_path):
+    record(tmp_path / "a", numbered([4]))
+    with RecordingWriter(tmp_path / "b", obs_space=OBS, action_space=gym.spaces.Discrete(7)) as writer:
+        writer.write(numbered([4]))
+    with pytest.raises(DataError, match=r"b: its `action` space is Discrete\(7\), but that of .*a is Discrete\(1000\)"):
+        merge_recordings([Recording.open(tmp_path / name) for name in "ab"], tmp_path / "m")
+    assert not (tmp_path / "m").exists()
+
+
+def test_what_cannot_be_done(tmp_path):
+    record(tmp_path / "r", numbered([4, 5]))
+    recording = Recording.open(tmp_path / "r")
+    with pytest.raises(SettingsError, match="nothing to merge"):
+        merge_recordings([], tmp_path / "m")
+    with pytest.raises(SettingsError, match="`fraction` is 1, but must be between 0 and 1"):
+        split_recording(recording, tmp_path / "t", tmp_path / "v", fraction=1)
+    with pytest.raises(SettingsError, match="to one folder: give two"):
+        split_recording(recording, tmp_path / "t", tmp_path / "t")
+    with pytest.raises(DataError, match="lies in"):
+        split_recording(recording, tmp_path / "t", tmp_path / "t" / "v")
+    with pytest.raises(DataError, match="lies in"):
+        filter_recording(recording, tmp_path / "r" / "f", min_length=1)
+    with pytest.raises(SettingsError, match="`seed` is -1"):
+        sample_recording(recording, tmp_path / "s", steps=3, seed=-1)
+    with pytest.raises(SettingsError, match="one of them"):
+        sample_recording(recording, tmp_path / "s", steps=3, episodes=1)
+    with pytest.raises(SettingsError, match="must be at least 1"):
+        sample_recording(recording, tmp_path / "s", episodes=0)
+    with pytest.raises(DataError, match=r"no episode is left of 2. Their returns go from 0.006 to 5.01, and their le"):
+        filter_recording(recording, tmp_path / "f", min_length=6)
+    record(tmp_path / "one", numbered([4]))
+    with pytest.raises(DataError, match="holds 1 episode, which can't be split"):
+        split_recording(Recording.open(tmp_path / "one"), tmp_path / "t", tmp_path / "v")
+    with pytest.raises(DataError, match="holds a recording of 1 files already"):
+        sample_recording(recording, tmp_path / "one", episodes=1)
+
+
+def test_without_rewards_there_is_no_return(tmp_path):
+    record(tmp_path / "r", numbered([4, 5]), columns=["obs", "action"])
+    recording = Recording.open(tmp_path / "r")
+    assert filter_recording(recording, tmp_path / "f", min_length=5).written[0].episodes == 1
+    with pytest.raises(DataError, match="has no rewards"):
+        filter_recording(recording, tmp_path / "g", min_return=0)
+    with pytest.raises(SettingsError, match="names `return`. Figures are length"):
+        filter_recording(recording, tmp_path / "g", where="return > 0")
+
+
+def test_a_file_that_breaks_off_is_told_with_what_was_written(tmp_path):
+    record(tmp_path / "r", numbered([30, 30]), max_rows_per_file=30)
+    recording = Recording.open(tmp_path / "r")
+    file = tmp_path / "r" / "part-00001.parquet"
+    data = bytearray(file.read_bytes())
+    group = pq.read_metadata(file).row_group(0)
+    (obs,) = (group.column(i) for i in range(group.num_columns) if group.column(i).path_in_schema.startswith("obs"))
+    data[obs.data_page_offset + 60] ^= 255
+    file.write_bytes(data)
+    with pytest.raises(
+        DataError, match="row group 0 can't be read .* What was written until then is in .*f: remove it"
+    ):
+        filter_recording(recording, tmp_path / "f", min_length=1)

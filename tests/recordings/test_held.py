@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from some_recording import assert_same, numbered
+
+from etude.experience import Experience
+from etude.recordings.held import HeldEpisodes, without_first
+
+
+def pieces_of(exp, bounds):
+    """Each episode cut where told, the pieces of all in order of time."""
+    cut = [piece for one, size in zip(exp, bounds, strict=True) for piece in one.cut(size)]
+    return sorted(cut, key=lambda piece: int(piece.segments.t_start[0]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=6), st.integers(1, 4))
+def test_episodes_come_out_whole_whatever_they_were_cut_into(sizes, at_once):
+    exp = numbered([length for length, _ in sizes])
+    held = HeldEpisodes()
+    pieces = pieces_of(exp, [size for _, size in sizes])
+    out = []
+    for i in range(0, len(pieces), at_once):
+        given_now = held.add(Experience.concat(pieces[i : i + at_once]))
+        assert all(part.segments.done.all() for part in given_now)
+        out += given_now
+        state = held.state_dict()  # as if it were saved and loaded after each step
+        held = HeldEpisodes()
+        held.load_state_dict(state)
+    assert held.rest() == []
+    assert held.state_dict() is None
+    whole = Experience.concat(out)
+    order = np.argsort(whole.segments.episode_id.astype(str), kind="stable")
+    assert_same(whole.select(order), exp.select(np.argsort(exp.segments.episode_id.astype(str))))
+
+
+def test_an_episode_waits_for_all_its_agents():
+    both = numbered([6, 4], agent_id=["a", "b"], episode_id=["e", "e"])
+    a, b = both
+    held = HeldEpisodes()
+    first, second = a.cut(3)
+    assert held.add(Experience.concat([first, b])) == []
+    (out,) = held.add(second)
+    assert_same(out, both)
+
+
+def test_what_was_added_to_longest_ago_goes_first_where_memory_is_full():
+    exp = numbered([10, 10, 10])
+    one, two, three = (episode.cut(5) for episode in exp)
+    size = sum(column.nbytes for column in (*one[0].steps.values(), *one[0].final_obs.values()))
+    held = HeldEpisodes(max_bytes=2 * size)
+    assert held.add(one[0]) == []
+    assert held.add(two[0]) == []
+    (early,) = held.add(three[0])
+    assert_same(early, one[0])  # cut: its last observation is known
+    assert early.final_obs["obs"].tolist() == [[0, 5, 5]]
+    (late,) = held.add(one[1])
+    assert late.segments.t_start.tolist() == [5]
+    (rest,) = held.rest()
+    assert rest.segments.episode_id.tolist() == ["e1", "e2"]
+    assert held.rest() == []
+
+
+def test_what_is_held_is_copied():
+    (piece, rest) = numbered([8]).cut(4)
+    held = HeldEpisodes()
+    held.add(piece)
+    piece.steps["obs"][:] = 77
+    piece.segments.episode_id[:] = "gone"
+    (out,) = held.add(rest)
+    assert_same(out, numbered([8]))
+
+
+def test_rows_in_front_are_left_out():
+    exp = numbered([5, 3, 4], t_start=np.array([0, 2, 0]), lookback=np.array([0, 2, 1]))
+    left = without_first(exp, exp.segments.lookback)
+    assert left.lengths.tolist() == [5, 1, 3]
+    assert left.segments.t_start.tolist() == [0, 4, 1]
+    assert not left.segments.lookback.any()
+    assert left.steps["obs"][:, 1].tolist() == [0, 1, 2, 3, 4, 4, 1, 2, 3]
+    assert without_first(exp, np.array([5, 7, -3])).segments.episode_id.tolist() == ["e2"]
+    assert without_first(exp, np.zeros(3, np.int64)) is exp

@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+import collections
+import itertools
+import threading
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from some_recording import ACTION, OBS, numbered, record
+
+from etude.connectors import FrameStack, NormalizeObs, Pipeline
+from etude.errors import DataError, SettingsError
+from etude.experience import Experience
+from etude.recordings import Recording
+from etude.recordings.crew import Crew
+from etude.recordings.pipeline import Cuts, DataPipeline, Flow, InMemory, Steps
+from etude.recordings.preparation import Preparation, with_context
+
+LENGTHS = [1, 9, 30, 4, 200, 17, 2, 60, 33, 120]
+NUM_STEPS = sum(LENGTHS)
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    """A recording of ten episodes in several files of at most 50 rows, which cut the longer ones."""
+    path = tmp_path_factory.mktemp("pipeline") / "data"
+    record(path, numbered(LENGTHS), max_rows_per_file=50)
+    found = Recording.open(path)
+    assert found.num_parts > 8
+    return found
+
+
+def untouched() -> Preparation:
+    return Preparation(Pipeline([]), Pipeline([]))
+
+
+def make(source: Any, size: int, make: Any = None, prepare: Preparation | None = None, **how: Any) -> DataPipeline:
+    given = {name: how.pop(name) for name in ("by_segments", "hold_prepared", "epoch_size") if name in how}
+    flow = Flow(**{"buffer_size": 64, "seed": 3} | how)
+    return DataPipeline(source, None, prepare or untouched(), make or Steps(("obs", "action")), size, flow, **given)
+
+
+def taken(pipeline: DataPipeline, num: int, start: int = 0) -> list[Any]:
+    batches = pipeline.batches(start)
+    try:
+        return [next(batches) for _ in range(num)]
+    finally:
+        pipeline.close()
+
+
+def steps(batches: list[Any]) -> list[tuple[float, float]]:
+    return [tuple(row[:2].tolist()) for batch in batches for row in batch["obs"]]
+
+
+EVERY = sorted((float(i), float(t)) for i, length in enumerate(LENGTHS) for t in range(length))
+
+
+@pytest.mark.parametrize("how", [{}, {"num_workers": 3}, {"prefetch": 0}, {"buffer_size": 10_000}, {"buffer_size": 1}])
+def test_every_step_comes_once_an_epoch(recording: Recording, how: dict[str, Any]) -> None:
+    size = 14  # of 476 steps, which are 34 batches
+    batches = taken(make(recording, size, **how), 2 * NUM_STEPS // size)
+    assert {len(batch["obs"]) for batch in batches} == {size}
+    found = steps(batches)
+    assert sorted(found[:NUM_STEPS]) == EVERY
+    assert sorted(found[NUM_STEPS:]) == EVERY
+    assert found[:NUM_STEPS] != found[NUM_STEPS:]
+
+
+@pytest.mark.parametrize(
+    "how", [{"num_workers": 1}, {"num_workers": 4}, {"num_workers": 2, "worker_kind": "processes"}, {"prefetch": 0}]
+)
+def test_the_order_depends_on_the_seed_alone(recording: Recording, how: dict[str, Any]) -> None:
+    expected = steps(taken(make(recording, 20), 50))
+    assert steps(taken(make(recording, 20, **how), 50)) == expected
+    assert steps(taken(make(recording, 20, seed=4, **how), 50)) != expected
+
+
+@pytest.mark.parametrize("hold", [True, False])
+def test_memory_gives_what_the_disk_gives(recording: Recording, hold: bool) -> None:
+    source = InMemory(recording.read(), 10_000 if hold else 50)
+    found = steps(taken(make(source, NUM_STEPS // 4, hold_prepared=hold), 4))
+    assert sorted(found) == EVERY
+
+
+@pytest.mark.parametrize("start", [1, 10, 33, 40, 80])
+def test_goes_on_where_a_run_before_stood(recording: Recording, start: int) -> None:
+    first = make(recording, 14)
+    expected = steps(taken(first, start + 5))[14 * start :]
+    size = first.epoch_size if start > 34 else None  # within the first epoch, it need not be known
+    assert steps(taken(make(recording, 14, epoch_size=size), 5, start)) == expected
+    assert first.epoch_size in (NUM_STEPS, None)
+
+
+@pytest.mark.parametrize("burn_in", [0, 3])
+def test_sequences_come_whole_and_each_once_an_epoch(recording: Recording, burn_in: int) -> None:
+    pipeline = make(InMemory(recording.read()), 5, Cuts(8, burn_in), by_segments=True, hold_prepared=True)
+    num = sum(-(-length // 8) for length in LENGTHS)
+    batches = taken(pipeline, num // 5)
+    seen = collections.Counter[tuple[float, float]]()
+    for batch in batches:
+        assert len(batch) == 5
+        for exp in batch:
+            lookback = int(exp.segments.lookback[0])
+            first = exp.steps["obs"][0, :2]
+            assert lookback == min(burn_in, first[1] + lookback)
+            assert (np.diff(exp.steps["obs"][:, 1]) == 1).all()
+            assert 1 <= exp.num_steps - lookback <= 8
+            seen.update((float(row[0]), float(row[1])) for row in exp.steps["obs"][lookback:])
+    assert max(seen.values()) == 1
+    assert set(seen) <= set(EVERY)
+    assert pipeline.epoch_size == num
+
+
+@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=6), cut=st.integers(1, 12), context=st.integers(0, 5))
+@settings(max_examples=60, deadline=None)
+def test_what_connectors_can_not_know_is_not_trained_on(lengths: list[int], cut: int, context: int) -> None:
+    """A frame stack of cut segments equals that of the whole episodes wherever it is trained on."""
+    whole, stack = numbered(lengths), FrameStack(context + 1)
+    stack.spaces(OBS, ACTION)
+    expected = {(row[0], row[1]): seen for row, seen in zip(whole.steps["obs"], offline(stack, whole), strict=True)}
+    pieces = with_context(whole.cut(cut), context)
+    seen = offline(stack, pieces)
+    trained = pieces.trained()
+    for row, own in zip(pieces.steps["obs"][trained], seen[trained], strict=True):
+        np.testing.assert_array_equal(own, expected[row[0], row[1]])
+    lost = sum(
+        min(context, len(range(at, min(at + cut, length)))) for length in lengths for at in range(cut, length, cut)
+    )
+    assert whole.num_steps - trained.sum() == lost
+
+
+def offline(stack: FrameStack, exp: Experience) -> Any:
+    return stack.offline(exp).steps["obs"]
+
+
+def test_steps_that_cannot_be_trained_on_are_counted(recording: Recording) -> None:
+    stack = Pipeline(["frame_stack:3"])
+    stack.spaces(recording.obs_space, recording.action_space)
+    pipeline = make(recording, 10, prepare=Preparation(stack, Pipeline([])))
+    taken(pipeline, 60)
+    cuts = sum((recording.part(k).segments.t_start > 0).sum() for k in range(recording.num_parts))
+    assert cuts > 3
+    assert 0 < pipeline.left_out <= 2 * cuts
+    assert pipeline.epoch_size == NUM_STEPS - pipeline.left_out
+
+
+def test_connectors_are_applied_by_all_workers_alike(recording: Recording) -> None:
+    def filtered() -> Preparation:
+        connectors = Pipeline([NormalizeObs()])
+        connectors.spaces(recording.obs_space, recording.action_space)
+        prepare = Preparation(connectors, Pipeline([]))
+        for k in range(recording.num_parts):
+            prepare.learn(recording.part(k))
+        return prepare
+
+    batches = [taken(make(recording, 28, prepare=filtered(), num_workers=n), 17) for n in (0, 2)]
+    for a, b in zip(*batches, strict=True):
+        np.testing.assert_array_equal(a["obs"], b["obs"])
+    obs = np.concatenate([batch["obs"] for batch in batches[0]])
+    np.testing.assert_allclose(obs.mean(0), 0, atol=1e-3)
+
+
+def test_time_is_told_layer_by_layer(recording: Recording) -> None:
+    pipeline = make(recording, 14, num_workers=2)
+    taken(pipeline, 34)
+    assert pipeline.spent.rows >= NUM_STEPS
+    assert all(seconds > 0 for seconds in pipeline.spent.seconds.values()), pipeline.spent
+    assert pipeline.spent.bytes > 0
+
+
+# -- workers ----------------------------------------------------------------------------------------------------------
+
+
+def square(number: int) -> int:
+    return number * number
+
+
+def fails_at_5(number: int) -> int:
+    if number == 5:
+        raise DataError("part 5 is broken")
+    return number
+
+
+@pytest.mark.parametrize(("workers", "kind"), [(0, "threads"), (3, "threads"), (2, "processes")])
+def test_a_crew_gives_everything_in_order_and_errors_where_they_belong(workers: int, kind: Any) -> None:
+    crew = Crew(square, workers, kind)
+    assert list(crew.done(range(20))) == [n * n for n in range(20)]
+    crew.close()
+    broken = Crew(fails_at_5, workers, kind)
+    found = []
+    with pytest.raises(DataError, match="part 5 is broken"):
+        found.extend(broken.done(range(9)))
+    broken.close()
+
+
+def test_a_crew_holds_few_ahead() -> None:
+    asked: list[int] = []
+
+    def note(number: int) -> int:
+        asked.append(number)
+        return number
+
+    crew = Crew(note, 2, "threads")
+    done = crew.done(range(100))
+    assert next(done) == 0
+    assert len(asked) <= 4
+    crew.close()
+
+
+def test_threads_end_with_their_pipeline(recording: Recording) -> None:
+    before = threading.active_count()
+    pipeline = make(recording, 14, num_workers=2)
+    batches = pipeline.batches()
+    next(batches)
+    assert threading.active_count() > before
+    pipeline.close()
+    assert threading.active_count() == before
+
+
+def test_what_processes_can_not_be_sent_is_named(recording: Recording) -> None:
+    own = Preparation(Pipeline([]), Pipeline([]), own=lambda exp, connect: connect(exp))
+    with pytest.raises(SettingsError, match="num_workers are processes, to which this can't be sent"):
+        make(recording, 4, prepare=own, num_workers=1, worker_kind="processes")
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_memory_stays_within_the_bound_whatever_the_size_of_the_data(workers: int, tmp_path: Path) -> None:
+    """The data is ten times what the pipeline may hold."""
+    rows, buffer, part = 240_000, 2_000, 2_000
+    exp = numbered([100] * (rows // 100))
+    exp = exp.with_steps(x=np.zeros((rows, 50)))
+    row = 50 * 8 + 3 * 4 + 8 + 8
+    bound = (2 * (buffer + part) + (workers + 2) * part + 4 * buffer) * row  # as the page on the pipeline says, in rows
+    record(tmp_path, exp, max_rows_per_file=part)
+    pipeline = make(Recording.open(tmp_path), 100, Steps(("x", "obs")), buffer_size=buffer, num_workers=workers)
+    del exp
+    before, most_arrow = pa.total_allocated_bytes(), 0
+    tracemalloc.start()
+    try:
+        for _ in itertools.islice(pipeline.batches(), rows // 200):
+            most_arrow = max(most_arrow, pa.total_allocated_bytes() - before)
+        peak = tracemalloc.get_traced_memory()[1] + most_arrow
+    finally:
+        tracemalloc.stop()
+        pipeline.close()
+    assert peak < bound + 2**20, (peak, bound)
+    assert rows * row >= 10 * bound
+
+
+@pytest.mark.parametrize("how", [{}, {"num_workers": 2}, {"num_workers": 2, "worker_kind": "processes"}])
+def test_what_was_left_out_as_bad_is_counted_once_wherever_it_was_read(how: dict[str, Any], tmp_path: Path) -> None:
+    exp = numbered([20] * 10)
+    exp.steps["obs"][[3, 44, 130], 1] = np.nan
+    record(tmp_path, exp, max_rows_per_file=40)
+    source = Recording.open(tmp_path, on_bad="skip")
+    batches = taken(make(source, 20, **how), 3 * 7)
+    assert source.left_out == {"nan": 60}
+    assert len({row[0] for row in steps(batches)}) == 7

@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bad data: refused, mended or left out, and always counted."""
+
+import threading
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from some_recording import assert_same, numbered, record
+
+from etude.errors import DataError, SettingsError
+from etude.experience import Experience
+from etude.recordings import Recording, validate
+from etude.recordings.pieces import in_order
+
+
+def steps_of(exp: Experience) -> set[tuple[Any, ...]]:
+    """Every step as numbers: episode, t, obs, action, reward, next_obs where known, and how the episode ended."""
+    out = set()
+    following = exp.next_obs()["obs"]
+    t, segment = exp.t(), exp.segment_of_step()
+    for row in range(exp.num_steps):
+        s = int(segment[row])
+        last = row + 1 == exp.offsets[s + 1]
+        known = not last or exp.segments.has_final_obs[s]
+        ends = bool(last and exp.segments.terminated[s])
+        values = (exp.steps["action"][row], exp.steps["reward"][row], *exp.steps["obs"][row])
+        after = tuple(following[row].tolist()) if known else None
+        out.add((exp.segments.episode_id[s], int(t[row]), *map(float, values), after, ends))
+    return out
+
+
+def rows_of(path: Path) -> Any:
+    return pq.read_table(sorted(path.glob("*.parquet"))[0])
+
+
+def opened(path: Path, mode: Any) -> tuple[Recording, Experience]:
+    recording = Recording.open(path, on_bad=mode)
+    return recording, recording.read()
+
+
+def test_clean_data_is_the_same_in_every_mode(tmp_path: Path) -> None:
+    record(tmp_path, numbered([30, 50, 40]).cut(20), numbered([5], first=3), max_rows_per_file=45)
+    whole = Recording.open(tmp_path).read()
+    for mode in ("strict", "repair", "skip"):
+        recording, exp = opened(tmp_path, mode)
+        assert_same(exp, whole)
+        assert (recording.left_out, recording.met, recording.left_out_report()) == ({}, {}, "")
+        assert recording.num_steps == 125
+
+
+def test_an_unknown_mode(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="on_bad is 'mend'; known are strict, repair, skip"):
+        Recording.open(tmp_path, on_bad="mend")  # type: ignore[arg-type]
+
+
+def test_strict_names_file_row_column_how_many_and_what_to_do(tmp_path: Path) -> None:
+    exp = numbered([30, 30])
+    exp.steps["obs"][[44, 47, 50], 1] = np.nan
+    record(tmp_path, exp)
+    table = rows_of(tmp_path)
+    pq.write_table(table, tmp_path / "part-00000.parquet", row_group_size=20)
+    with pytest.raises(DataError) as caught:
+        opened(tmp_path, "strict")
+    assert str(caught.value) == (
+        f"{tmp_path}/part-00000.parquet, row group 2, row 44: `obs` holds NaN in component 1. 3 of 20 rows are "
+        f"affected (`etude data validate {tmp_path}` lists them). Repair with --on-bad=repair, leave it out with "
+        "--on-bad=skip, or mend the file."
+    )
+    next(Recording.open(tmp_path, on_bad="strict").batches(4, columns=["reward"]))  # not what is asked for
+
+
+def test_nan_is_cut_around(tmp_path: Path) -> None:
+    exp = numbered([10, 6])
+    exp.steps["obs"][4, 1] = np.nan
+    exp.steps["reward"][12] = np.inf
+    record(tmp_path, exp)
+    recording, mended = opened(tmp_path, "repair")
+    assert mended.lengths.tolist() == [3, 5, 2, 3]
+    assert mended.segments.t_start.tolist() == [0, 5, 0, 3]
+    assert mended.segments.episode_id.tolist() == ["e0", "e0", "e1", "e1"]
+    assert mended.final_obs["obs"][:, 1].tolist() == [3, 10, 2, 6]  # component 1 is t
+    assert mended.segments.terminated.tolist() == [False, True, False, False]
+    assert (recording.left_out, recording.met) == ({"nan": 3}, {"nan": 2})
+    assert "nan 2 times (3 rows left out). `etude data validate" in recording.left_out_report()
+    recording, rest = opened(tmp_path, "skip")
+    assert (rest.num_segments, recording.left_out) == (0, {"nan": 16})
+    assert rest.steps["obs"].shape == (0, 3)
+
+
+def test_final_observations_that_are_bad(tmp_path: Path) -> None:
+    exp = numbered([4, 5])  # e0 terminated, e1 truncated
+    exp.final_obs["obs"][:, 0] = np.nan
+    record(tmp_path, exp)
+    with pytest.raises(DataError, match=r"row 3: `final_obs` holds NaN in component 0\. 2 of 9 rows are affected"):
+        opened(tmp_path, "strict")
+    recording, mended = opened(tmp_path, "repair")
+    assert mended.lengths.tolist() == [4, 4]
+    assert mended.segments.has_final_obs.tolist() == [False, True]
+    assert mended.segments.truncated.tolist() == [False, True]
+    np.testing.assert_array_equal(mended.final_obs["obs"], [[0, 0, 0], [1, 4, 1004]])
+    assert recording.left_out == {"nan": 1}
+
+
+def test_values_outside_a_discrete_space(tmp_path: Path) -> None:
+    exp = numbered([10, 6])
+    exp.steps["action"][3] = 1000
+    record(tmp_path, exp)
+    with pytest.raises(
+        DataError, match=r"row 3: `action` is 1000, outside its space Discrete\(1000\)\. 1 of 16 rows is"
+    ):
+        opened(tmp_path, "strict")
+    recording, mended = opened(tmp_path, "repair")
+    assert mended.lengths.tolist() == [3, 6, 6]
+    assert recording.left_out == {"out_of_space": 1}
+
+
+def unfinished(lengths: list[int], which: list[int], **segments: Any) -> Experience:
+    exp = numbered(lengths, **segments)
+    exp.segments.terminated[which] = exp.segments.truncated[which] = exp.segments.has_final_obs[which] = False
+    return exp
+
+
+def test_an_episode_whose_end_is_not_known_gives_up_its_last_step(tmp_path: Path) -> None:
+    record(tmp_path, unfinished([5, 1, 4], [0, 1]))
+    with pytest.raises(DataError, match=r"row 4: `final_obs` is not known after the last step of episode 'e0'"):
+        opened(tmp_path, "strict")
+    recording, mended = opened(tmp_path, "repair")
+    assert mended.segments.episode_id.tolist() == ["e0", "e2"]
+    assert mended.final_obs["obs"][0].tolist() == [0, 4, 4]
+    assert recording.left_out == {"no_final_obs": 2}
+    assert opened(tmp_path, "skip")[1].segments.episode_id.tolist() == ["e2"]
+    assert Recording.open(tmp_path, on_bad="strict").read(columns=["reward"]).num_steps == 10  # it needs no more
+
+
+def test_copies_contradictions_and_overlaps(tmp_path: Path) -> None:
+    other = numbered([6], first=1)
+    other.steps["reward"][3] += 1
+    part = unfinished([4], [0], first=2)
+    part.segments.has_final_obs[:] = True
+    part.final_obs["obs"][:] = [2, 4, 2004]
+    record(tmp_path, numbered([5, 6]), numbered([5]), other, part, numbered([9], first=2))
+    with pytest.raises(DataError, match=r"episode 'e0' has step t 0 a second time; it is in .* already\. Repair with"):
+        opened(tmp_path, "strict")
+    recording, mended = opened(tmp_path, "repair")
+    assert mended.segments.episode_id.tolist() == ["e0", "e2"]
+    assert mended.lengths.tolist() == [5, 9]
+    assert recording.left_out == {"contradiction": 12, "duplicate": 9}
+    assert steps_of(mended) == steps_of(numbered([5])) | steps_of(numbered([9], first=2))
+    assert recording.num_steps == 14
+
+
+def test_an_episode_that_goes_on_after_its_end(tmp_path: Path) -> None:
+    record(tmp_path, numbered([3]), numbered([4], t_start=[3]))
+    with pytest.raises(DataError, match="row 3: episode 'e0' goes on at t 3, after its end in .*row 0"):
+        opened(tmp_path, "strict")
+    for mode in ("repair", "skip"):
+        recording, exp = opened(tmp_path, mode)
+        assert exp.lengths.tolist() == [3]
+        assert (recording.left_out, recording.met) == ({"after_end": 4}, {"after_end": 1})
+
+
+def cut_into_files(path: Path, exp: Experience, order: list[int], rows: int) -> None:
+    """One file for each ``rows`` rows, their names in another order; row groups do not know what follows them."""
+    record(path, exp)
+    table = rows_of(path)
+    for file in (path / "part-00000.parquet", path / "recording.json"):
+        file.unlink()
+    for i, name in enumerate(order):
+        pq.write_table(table.slice(i * rows, rows), path / f"part-{name}.parquet")
+
+
+def test_fragments_out_of_order_are_put_in_order_and_joined(tmp_path: Path) -> None:
+    cut_into_files(tmp_path, numbered([12]), [2, 0, 1], 4)
+    with pytest.raises(DataError, match="before its beginning|not known after the last step"):
+        opened(tmp_path, "strict")
+    recording, mended = opened(tmp_path, "repair")
+    assert_same(mended, numbered([12]))
+    assert recording.left_out == {}
+    assert recording.met == {"out_of_order": 1}
+    recording, rest = opened(tmp_path, "skip")
+    assert rest.num_steps + sum(recording.left_out.values()) == 12
+    assert set(recording.left_out) == {"out_of_order"}
+
+
+def test_fragments_out_of_order_in_one_part(tmp_path: Path) -> None:
+    exp = numbered([12]).cut(4).select([2, 0, 1])
+    record(tmp_path, exp)
+    assert [p.kind for p in validate(tmp_path).problems] == ["out_of_order"]
+    mended = next(iter(Recording.open(tmp_path, on_bad="repair").stream()))
+    assert_same(mended, numbered([12]))
+
+
+def test_files_and_row_groups_that_cant_be_read(tmp_path: Path) -> None:
+    record(tmp_path, numbered([20, 20, 20]), max_rows_per_file=20)
+    cut, spoilt = tmp_path / "part-00000.parquet", tmp_path / "part-00001.parquet"
+    cut.write_bytes(cut.read_bytes()[:-100])
+    spoilt.write_bytes(spoilt.read_bytes()[:4] + bytes(400) + spoilt.read_bytes()[404:])
+    with pytest.raises(DataError, match="part-00000.parquet: is not a whole"):
+        Recording.open(tmp_path, on_bad="strict")
+    for mode in ("repair", "skip"):
+        recording, exp = opened(tmp_path, mode)
+        assert exp.segments.episode_id.tolist() == ["e2"]
+        assert recording.left_out == {"truncated_file": 20, "unreadable": 20}
+        assert list(exp.steps) == ["obs", "action", "reward"]
+    for file in tmp_path.glob("*.parquet"):
+        file.write_bytes(b"PAR1")
+    with pytest.raises(DataError, match="part-00000.parquet: is not a whole"):
+        Recording.open(tmp_path, on_bad="skip")
+
+
+def test_counts_do_not_double_and_hang_on_no_order(tmp_path: Path) -> None:
+    exp = numbered([10] * 12)
+    exp.steps["obs"][[5, 37, 38, 90], 0] = np.nan
+    exp.steps["reward"][[5, 66]] = np.nan
+    record(tmp_path, exp, max_rows_per_file=10)
+    counts = []
+    for seed in range(3):
+        recording = Recording.open(tmp_path, on_bad="repair")
+        order = np.random.default_rng(seed).permutation(np.repeat(np.arange(recording.num_parts), 3)).tolist()
+
+        def load(which: list[int], recording: Recording = recording) -> None:
+            for k in which:
+                recording.part(k, ["obs"])
+                recording.part(k)
+
+        threads = [threading.Thread(target=load, args=(order[i::4],)) for i in range(4)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        counts.append((recording.left_out, recording.met))
+    assert counts[0] == counts[1] == counts[2] == ({"nan": 7}, {"nan": 6})
+
+
+def test_in_other_processes(tmp_path: Path) -> None:
+    exp = numbered([10] * 3)
+    exp.steps["obs"][[5, 17], 0] = np.nan
+    record(tmp_path, exp, numbered([10], first=1), max_rows_per_file=10)
+    here = Recording.open(tmp_path, on_bad="repair")
+    there = ForkingPickler.loads(ForkingPickler.dumps(here))  # as it is sent to one
+    for _ in range(2):
+        for k in range(there.num_parts):
+            there.part(k)
+            here.count(k, there.counts(k))
+    here.part(1)
+    # The copies of e1 contradict each other: one of them holds NaN.
+    assert here.left_out == there.left_out == {"contradiction": 20, "nan": 2}
+    strict = ForkingPickler.loads(ForkingPickler.dumps(Recording.open(tmp_path, on_bad="strict")))
+    with pytest.raises(DataError, match="episode 'e1' has step t 0 a second time"):
+        strict.part(2)
+    assert Recording.open(tmp_path).counts(0) is None
+
+
+def test_batches_give_every_step_that_is_left_once(tmp_path: Path) -> None:
+    exp = numbered([10] * 5)
+    exp.steps["reward"][[7, 23]] = np.nan
+    record(tmp_path, exp, max_rows_per_file=20)
+    for mode, left in (("repair", 48), ("skip", 30)):
+        recording = Recording.open(tmp_path, on_bad=mode)  # type: ignore[arg-type]
+        batches = recording.batches(7, columns=["obs", "reward", "next_obs"], epochs=1)
+        found = np.concatenate([batch["obs"] for batch in batches])
+        assert len({tuple(row) for row in found.tolist()}) == len(found) == left
+        again = recording.batches(7, columns=["obs", "reward"], epochs=2, start=left // 7 + 1)
+        assert sum(len(batch["obs"]) for batch in again) == 2 * left - 7 * (left // 7 + 1)
+
+
+# -- properties -----------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def spoilt(draw: Any) -> tuple[Experience, list[Experience]]:
+    """Whole episodes, and the fragments that were recorded of them: spoilt, there twice, cut off, in any order."""
+    lengths = draw(st.lists(st.integers(1, 12), min_size=1, max_size=4))
+    whole = numbered(lengths)
+    cut = whole.cut(draw(st.integers(2, 6)))
+    pieces = [cut[i] for i in range(cut.num_segments)]
+    pieces = [Experience(*_copied(piece)) for piece in pieces]
+    for _ in range(draw(st.integers(0, 4))):
+        i = draw(st.integers(0, len(pieces) - 1))
+        piece, kind = pieces[i], draw(st.sampled_from(["nan", "reward", "final", "unknown", "action", "twice", "swap"]))
+        row = draw(st.integers(0, piece.num_steps - 1))
+        if kind == "nan":
+            piece.steps["obs"][row, 0] = np.nan
+        elif kind == "reward":
+            piece.steps["reward"][row] = -np.inf
+        elif kind == "final":
+            piece.final_obs["obs"][0, 0] = np.nan
+        elif kind == "unknown":
+            piece.segments.has_final_obs[:] = False
+        elif kind == "action":
+            piece.steps["action"][row] = -1
+        elif kind == "twice":
+            pieces.append(Experience(*_copied(piece)))
+        else:
+            j = draw(st.integers(0, len(pieces) - 1))
+            pieces[i], pieces[j] = pieces[j], pieces[i]
+    return whole, pieces
+
+
+def _copied(exp: Experience) -> tuple[Any, ...]:
+    segments = exp.segments[np.arange(exp.num_segments)]
+    finals = {name: column.copy() for name, column in exp.final_obs.items()}
+    return {name: column.copy() for name, column in exp.steps.items()}, exp.offsets.copy(), segments, finals
+
+
+@given(data=spoilt(), rows=st.integers(3, 30))
+@settings(max_examples=30)
+def test_properties(tmp_path_factory: pytest.TempPathFactory, data: Any, rows: int) -> None:
+    whole, pieces = data
+    path = tmp_path_factory.mktemp("spoilt")
+    record(path, *pieces, max_rows_per_file=rows)
+    report = validate(path)
+    repaired, mended = opened(path, "repair")
+    known = {(*step[:-2], None, step[-1]) for step in steps_of(whole)}
+    assert steps_of(mended) <= steps_of(whole) | known  # nothing is made up
+    mended.validate()
+    assert in_order(mended).join().num_segments == mended.num_segments
+    # What is left is what was recorded without what is counted.
+    assert mended.num_steps + sum(repaired.left_out.values()) == sum(piece.num_steps for piece in pieces)
+    try:
+        opened(path, "strict")
+        refused = False
+    except DataError:
+        refused = True
+    truncated_alone = {p.kind for p in report.problems} == {"no_final_obs"}
+    assert refused == (not report.ok) or (truncated_alone and not refused)
+    skipped, rest = opened(path, "skip")
+    assert steps_of(rest) <= steps_of(whole) | known
+    assert rest.num_steps + sum(skipped.left_out.values()) == sum(piece.num_steps for piece in pieces)
+    if report.ok:
+        assert_same(mended, Recording.open(path).read())
+        assert_same(rest, mended)
+        assert repaired.left_out == skipped.left_out == {}
+    if mended.num_steps:
+        record(path / "mended", mended)
+        assert validate(path / "mended").ok
+        opened(path / "mended", "strict")
