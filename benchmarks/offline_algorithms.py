@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradient steps of IQL, CQL and TD3+BC, 2x256, batch 256, beside d3rlpy's where it is there; and their returns."""
+"""Gradient steps of IQL, CQL and TD3+BC, 2x256, batch 256, beside d3rlpy's where it is there; and their returns.
+
+d3rlpy asks for an old Gymnasium, and works with the present one: ``pip install --no-deps d3rlpy``, then gym,
+dataclasses-json, structlog, tqdm and scikit-learn.
+"""
 
 import importlib.util
+import logging
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +26,7 @@ PENDULUM = "Pendulum-v1"
 BATCH, UPDATES = 256, 20
 COMPILED, EVERY, PEER = "Etude, compile=True", "Etude, gradient through all actions", "d3rlpy"
 REACH = 1 / 2
-RETURN_UPDATES = 5_000
+RETURN_UPDATES = 3_000
 HIDDEN = (256, 256)
 KINDS: dict[str, tuple[str, type[OfflineAlgorithm[Any]], type[Any], str]] = {
     "IQL": (PENDULUM, IQL, IQLConfig, "IQLConfig"),
@@ -46,7 +51,7 @@ def rows(options: Options) -> Iterator[Row]:
         if has_peer:
             works[PEER] = _peer_steps(_peer(peer), data)
         times = milliseconds(race(works, options))
-        note = _returns(name, data, 100 if options.quick else RETURN_UPDATES, 1 if options.quick else 2)
+        note = _returns(name, data, 100 if options.quick else RETURN_UPDATES)
         others = [
             Figure(other, times[other], "peer" if other == PEER else "limit")
             for other in (EVERY, PEER)[:2]
@@ -90,14 +95,16 @@ def _steps(algorithm: OfflineAlgorithm[Any]) -> Work:
 
 
 def _peer(name: str, seed: int = 0) -> Any:
-    """An algorithm of d3rlpy at the same settings."""
+    """An algorithm of d3rlpy at the same settings; Discrete targets are copied there, as often as ours move by 1."""
     import d3rlpy
+    import structlog
     from d3rlpy.models.encoders import VectorEncoderFactory
 
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     d3rlpy.seed(seed)
     shape = VectorEncoderFactory(list(HIDDEN))
     if name == "DiscreteCQLConfig":
-        given: dict[str, Any] = {"encoder_factory": shape, "learning_rate": 3e-4}
+        given: dict[str, Any] = {"encoder_factory": shape, "learning_rate": 3e-4, "target_update_interval": 200}
     else:
         given = {"actor_encoder_factory": shape, "critic_encoder_factory": shape}
         given |= {"actor_learning_rate": 3e-4, "critic_learning_rate": 3e-4}
@@ -140,7 +147,7 @@ def _peer_steps(algorithm: Any, data: Path) -> Work:
     return work
 
 
-def _returns(name: str, data: Path, updates: int, seeds: int) -> str:
+def _returns(name: str, data: Path, updates: int, seeds: int = 1) -> str:
     """The mean returns of 20 episodes after as many gradient steps, by seed."""
     env, cls, config, peer = KINDS[name]
     found: dict[str, list[float]] = {ETUDE: [], PEER: []}

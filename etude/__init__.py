@@ -14,10 +14,13 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from etude.algorithms import (
         BC,
+        CQL,
         DQN,
+        IQL,
         MARWIL,
         PPO,
         SAC,
+        TD3BC,
         ActingAlgorithm,
         ActingConfig,
         Algorithm,
@@ -25,8 +28,10 @@ if TYPE_CHECKING:
         BCConfig,
         Checkpoints,
         Clip,
+        CQLConfig,
         DQNConfig,
         Evaluation,
+        IQLConfig,
         MARWILConfig,
         OfflineAlgorithm,
         OfflineConfig,
@@ -41,6 +46,7 @@ if TYPE_CHECKING:
         Stop,
         Task,
         TaskConfig,
+        TD3BCConfig,
         clip,
         load,
     )
@@ -90,10 +96,10 @@ if TYPE_CHECKING:
     from etude.runners import Callback, Episode, GameReturns, Runner, RunningEpisode
 
 _HOMES = {
-    "etude.algorithms": "BC DQN MARWIL PPO SAC ActingAlgorithm ActingConfig Algorithm AlgorithmConfig BCConfig "
-    "Checkpoints Clip DQNConfig Evaluation MARWILConfig OffPolicyAlgorithm OffPolicyConfig OfflineAlgorithm "
-    "OfflineConfig OnPolicyAlgorithm OnPolicyConfig PPOConfig RecordConfig Result SACConfig Stop Task TaskConfig "
-    "clip load",
+    "etude.algorithms": "BC CQL DQN IQL MARWIL PPO SAC TD3BC ActingAlgorithm ActingConfig Algorithm AlgorithmConfig "
+    "BCConfig CQLConfig Checkpoints Clip DQNConfig Evaluation IQLConfig MARWILConfig OffPolicyAlgorithm "
+    "OffPolicyConfig OfflineAlgorithm OfflineConfig OnPolicyAlgorithm OnPolicyConfig PPOConfig RecordConfig Result "
+    "SACConfig Stop TD3BCConfig Task TaskConfig clip load",
     "etude.connectors": "GAE AdvantageWeights ClipAction ClipReward Connector FrameStack NStep NextObs "
     "NormalizeAdvantages NormalizeObs Pipeline PreLearner PrevActionReward RescaleAction",
     "etude.envs": "InfoActionMask MultiAgentEnv PoolArena VectorArena Workers make_arena",
@@ -110,11 +116,14 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split
 
 __all__ = [
     "BC",
+    "CQL",
     "DQN",
     "GAE",
+    "IQL",
     "MARWIL",
     "PPO",
     "SAC",
+    "TD3BC",
     "ActingAlgorithm",
     "ActingConfig",
     "AdvantageWeights",
@@ -122,6 +131,7 @@ __all__ = [
     "AlgorithmConfig",
     "BCConfig",
     "Batch",
+    "CQLConfig",
     "Callback",
     "CheckpointError",
     "Checkpoints",
@@ -140,6 +150,7 @@ __all__ = [
     "FQEConfig",
     "FrameStack",
     "GameReturns",
+    "IQLConfig",
     "InfoActionMask",
     "Learner",
     "Loss",
@@ -183,6 +194,7 @@ __all__ = [
     "Source",
     "SpaceError",
     "Stop",
+    "TD3BCConfig",
     "Task",
     "TaskConfig",
     "VectorArena",

@@ -48,6 +48,7 @@ _SHARED = {
     "num_workers",
     "worker_kind",
     "prefetch",
+    "filter",
     "on_bad",
     "obs_filter",
     "updates_per_iteration",
@@ -336,6 +337,10 @@ class OfflineConfig(AlgorithmConfig):
     prelearner: PreLearnerLike | None = None
     """Your own step between the recording and the learner: a function `(exp, connect) -> Experience`, or a `PreLearner`
     with settings of its own; `connect(exp)` lets the connectors work as usual."""
+
+    filter: str | None = None
+    """Learn only from steps for which this holds, such as `reward > 0 and t < 100`: a condition on columns of single
+    numbers and texts, which readers use to read less. Steps left out cut segments."""
 
     on_bad: Literal["strict", "repair", "skip"] = "strict"
     """What happens to bad data, such as NaN or steps that are there twice: an error, or it is mended where that needs

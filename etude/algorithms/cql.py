@@ -4,6 +4,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from gymnasium import spaces
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 
 from etude.algorithms.config import ModuleLike, OfflineConfig
 from etude.algorithms.conservative import soft_maximum
-from etude.algorithms.critics import TRANSITION, not_recurrent, one_step_target
+from etude.algorithms.critics import TRANSITION, looking_ahead, not_recurrent, target_of
 from etude.algorithms.offline import OfflineAlgorithm
 from etude.errors import ModuleError, SettingsError
 from etude.learners import Batch, Loss, Schedule
@@ -59,6 +60,10 @@ class CQLConfig(OfflineConfig):
     gamma: float = 0.99
     """Discount of future rewards, 0 to 1. Default: Kumar et al. 2020."""
 
+    n_step: int = 1
+    """Rewards that a target sums, as they were recorded, before a value stands for the rest, at least 1: more carry
+    rewards back faster, but are of those who acted. Default: as in the paper."""
+
     tau: float = 0.005
     """How far target networks move after each gradient step, above 0, at most 1. Default: Haarnoja et al. 2018."""
 
@@ -88,6 +93,7 @@ class CQLConfig(OfflineConfig):
             gradient_actions=(self.gradient_actions is None or self.gradient_actions >= 1, "at least 1, or none"),
             temperature=(self.temperature is None or self.temperature > 0, "greater than 0, or none"),
             gamma=(0 <= self.gamma <= 1, "between 0 and 1"),
+            n_step=(self.n_step >= 1, "at least 1"),
             tau=(0 < self.tau <= 1, "above 0 and at most 1"),
             squash=(self.squash, "true: actions are drawn between their bounds"),
         )
@@ -101,6 +107,10 @@ class CQL(OfflineAlgorithm[CQLConfig]):
 
     name = "cql"
     columns = TRANSITION
+
+    def learner_connectors(self) -> list[Any]:
+        """What sums the rewards of `n_step` steps, where these are several."""
+        return looking_ahead(self.config.n_step, self.config.gamma)
 
     def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
         """As SAC's for Box actions, see `ConservativeModule`; as DQN's for Discrete ones, see `QModule`."""
@@ -151,7 +161,7 @@ class CQL(OfflineAlgorithm[CQLConfig]):
         with torch.no_grad():
             following = batch.next_obs
             best = net.best_of(net.target_values(following), net.values(following))
-            target = one_step_target(batch, config.gamma, best)
+            target = target_of(batch, config.gamma, best)
         values = net.values(batch.obs)
         recorded = net.values_of(values, batch.action)
         gap = (values.logsumexp(-1) - recorded).mean()
@@ -168,7 +178,7 @@ class CQL(OfflineAlgorithm[CQLConfig]):
         with torch.no_grad():
             _, next_inputs = soft(batch.next_obs).bound()
             next_action, _ = soft.draw(next_inputs)
-            target = one_step_target(batch, config.gamma, soft.target_critic(following, next_action).amin(0))
+            target = target_of(batch, config.gamma, soft.target_critic(following, next_action).amin(0))
         policies = (inputs.detach(), next_inputs)
         maximum, values = soft_maximum(soft, obs, policies, recorded, config.num_actions, config.gradient_actions)
         gap = (maximum - values).mean(1)

@@ -2,10 +2,12 @@
 """IQL: implicit Q-learning (Kostrikov, Nair & Levine 2021, "Offline reinforcement learning with implicit Q-learning",
 arXiv 2110.06169)."""
 
+from typing import Any
+
 import torch
 
 from etude.algorithms.config import ModuleLike, OfflineConfig
-from etude.algorithms.critics import TRANSITION, not_recurrent, one_step_target
+from etude.algorithms.critics import TRANSITION, looking_ahead, not_recurrent, target_of
 from etude.algorithms.offline import OfflineAlgorithm
 from etude.errors import ModuleError
 from etude.learners import Batch, Loss, Schedule
@@ -34,6 +36,10 @@ class IQLConfig(OfflineConfig):
     gamma: float = 0.99
     """Discount of future rewards, 0 to 1. Default: Kostrikov et al. 2021."""
 
+    n_step: int = 1
+    """Rewards that a target sums, as they were recorded, before a value stands for the rest, at least 1: more carry
+    rewards back faster, but are of those who acted. Default: as in the paper."""
+
     tau: float = 0.005
     """How far the critics' target networks move after each gradient step, above 0, at most 1. Default: Kostrikov et al.
     2021."""
@@ -60,6 +66,7 @@ class IQLConfig(OfflineConfig):
             beta=(self.beta >= 0, "at least 0"),
             max_weight=(self.max_weight >= 1, "at least 1"),
             gamma=(0 <= self.gamma <= 1, "between 0 and 1"),
+            n_step=(self.n_step >= 1, "at least 1"),
             tau=(0 < self.tau <= 1, "above 0 and at most 1"),
         )
 
@@ -72,6 +79,10 @@ class IQL(OfflineAlgorithm[IQLConfig]):
 
     name = "iql"
     columns = TRANSITION
+
+    def learner_connectors(self) -> list[Any]:
+        """What sums the rewards of `n_step` steps, where these are several."""
+        return looking_ahead(self.config.n_step, self.config.gamma)
 
     def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
         """A policy and a value function with critics and their targets; see `CriticModule`."""
@@ -91,7 +102,7 @@ class IQL(OfflineAlgorithm[IQLConfig]):
         obs, action = net.columns_of(batch.obs), net.encoded(batch.action)
         with torch.no_grad():
             worth = net.target_critic(obs, action).amin(0)
-            target = one_step_target(batch, config.gamma, net.values(batch.next_obs))
+            target = target_of(batch, config.gamma, net.values(batch.next_obs))
         out = net(batch.obs)
         advantage = worth - (net.values(batch.obs) if out.value is None else out.value)
         share = torch.where(advantage.detach() < 0, 1.0 - config.expectile, config.expectile)

@@ -76,6 +76,7 @@ class OfflineAlgorithm(Algorithm[C]):
         """
         from etude.recordings import Recording  # needs pyarrow, which acting does not
 
+        self._filter()  # wrong ones are told before anything is read
         if self.config.data is None:
             raise SettingsError("there is no recording to learn from: set `data`, or give batches to `learn_from`.")
         data = self.config.data
@@ -233,6 +234,7 @@ class OfflineAlgorithm(Algorithm[C]):
             by_segments=student.module.recurrent,
             hold_prepared=in_memory == "prepared",
             epoch_size=self._epochs.get(name),
+            filter=config.filter,
             to_device=None if config.device == "cpu" else partial(as_tensors, device=config.device),
         )
         start = student.learner.updates * config.accumulate
@@ -297,8 +299,13 @@ class OfflineAlgorithm(Algorithm[C]):
 
         if hold == "nothing":
             return self.recording
-        exp = self.recording.read(columns=columns)
+        exp = self.recording.read(columns=columns, filter=self._filter())
         return InMemory(exp, sys.maxsize if hold == "prepared" else PIECE_ROWS)
+
+    def _filter(self) -> Any:
+        from etude.recordings.row_filters import row_filter
+
+        return None if self.config.filter is None else row_filter(self.config.filter)
 
     def _learn(self, name: str, prepare: "Preparation", source: "Parted", columns: tuple[str, ...] | None) -> None:
         """Let connectors learn from the recording what they know of observations."""
@@ -309,7 +316,7 @@ class OfflineAlgorithm(Algorithm[C]):
             return
         if self.config.obs_filter == "data":
             for k in range(source.num_parts):
-                prepare.learn(source.part(k, columns))
+                prepare.learn(source.part(k, columns, self._filter()))
             return
         stored = self.recording.meta.get("filter")
         if stored is None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from etude.algorithms.config import ModuleLike, OfflineConfig
-from etude.algorithms.critics import TRANSITION, not_recurrent, one_step_target
+from etude.algorithms.critics import TRANSITION, looking_ahead, not_recurrent, target_of
 from etude.algorithms.offline import OfflineAlgorithm
 from etude.errors import ModuleError
 from etude.learners import Batch, Loss, Schedule
@@ -51,6 +51,10 @@ class TD3BCConfig(OfflineConfig):
     gamma: float = 0.99
     """Discount of future rewards, 0 to 1. Default: Fujimoto & Gu 2021."""
 
+    n_step: int = 1
+    """Rewards that a target sums, as they were recorded, before a value stands for the rest, at least 1: more carry
+    rewards back faster, but are of those who acted. Default: as in the paper."""
+
     tau: float = 0.005
     """How far targets move at a time, above 0, at most 1. Default: Fujimoto & Gu 2021."""
 
@@ -80,6 +84,7 @@ class TD3BCConfig(OfflineConfig):
             target_noise=(self.target_noise >= 0, "at least 0"),
             target_noise_clip=(self.target_noise_clip >= 0, "at least 0"),
             gamma=(0 <= self.gamma <= 1, "between 0 and 1"),
+            n_step=(self.n_step >= 1, "at least 1"),
             tau=(0 < self.tau <= 1, "above 0 and at most 1"),
             squash=(self.squash, "true: the policy is a tanh"),
         )
@@ -93,6 +98,10 @@ class TD3BC(OfflineAlgorithm[TD3BCConfig]):
 
     name = "td3_bc"
     columns = TRANSITION
+
+    def learner_connectors(self) -> list[Any]:
+        """What sums the rewards of `n_step` steps, where these are several."""
+        return looking_ahead(self.config.n_step, self.config.gamma)
 
     def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
         """A policy with its target, critics with theirs; see `DeterministicModule`."""
@@ -129,7 +138,7 @@ class TD3BC(OfflineAlgorithm[TD3BCConfig]):
             noise = torch.randn_like(following) * config.target_noise
             following = following + noise.clamp(-config.target_noise_clip, config.target_noise_clip)
             after = net.target_critic(net.columns_of(batch.next_obs), following.clamp(-1.0, 1.0)).amin(0)
-            target = one_step_target(batch, config.gamma, after)
+            target = target_of(batch, config.gamma, after)
         values = net.critic(obs, action)
         critic = (values - target).square().mean(1).sum()
         if not net.is_policy_due:

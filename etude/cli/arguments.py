@@ -19,6 +19,7 @@ from etude.algorithms import (
     Algorithm,
     AlgorithmConfig,
     Checkpoints,
+    OfflineConfig,
     Stop,
     config_class,
     load,
@@ -180,7 +181,10 @@ def make(asked: Asked) -> Algorithm[Any]:
     """The algorithm that is asked for."""
     if asked.options.resume is not None:
         return load(asked.options.resume, **typed(config_class(asked.cls), asked.given, owner=asked.owner))
-    return asked.cls(from_dict(config_class(asked.cls), asked.given, owner=asked.owner))
+    config = from_dict(config_class(asked.cls), asked.given, owner=asked.owner)
+    if isinstance(config, OfflineConfig) and config.data is None:
+        raise SettingsError(f"{asked.owner} needs a value for `data`, such as --data data/expert.")
+    return asked.cls(config)
 
 
 def _written(config: type[AlgorithmConfig], path: str, owner: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -15,6 +15,7 @@ from etude.recordings.crew import Crew, WorkerKind
 from etude.recordings.layers import CONNECTORS, SHUFFLE, Spent, loading
 from etude.recordings.pieces import pieces
 from etude.recordings.preparation import Preparation
+from etude.recordings.row_filters import row_filter
 from etude.recordings.segment_batches import cut_segments, segment_batches_of
 
 PIECE_ROWS = 65_536
@@ -28,8 +29,8 @@ class Parted(Protocol):
     def num_parts(self) -> int:
         """The parts."""
 
-    def part(self, k: int, columns: Sequence[str] | None = None) -> Experience:
-        """Part ``k``: whole segments; ``columns`` are names or roots, None is all."""
+    def part(self, k: int, columns: Sequence[str] | None = None, filter: Any = None) -> Experience:
+        """Part ``k``: whole segments; see `Recording.part`."""
 
     def counts(self, k: int) -> Any:
         """What was found bad in part ``k``, to be told where it is counted."""
@@ -49,8 +50,8 @@ class InMemory:
         """The pieces."""
         return len(self._pieces)
 
-    def part(self, k: int, columns: Sequence[str] | None = None) -> Experience:
-        """Piece ``k``, with all its columns."""
+    def part(self, k: int, columns: Sequence[str] | None = None, filter: Any = None) -> Experience:
+        """Piece ``k``, with all that was read."""
         return self._pieces[k]
 
     def counts(self, k: int) -> None:
@@ -99,13 +100,14 @@ class _Job:
 
     source: Parted
     columns: tuple[str, ...] | None
+    filter: str | None
     prepare: Preparation
     make: Any  # Steps or Cuts
 
     def __call__(self, k: int) -> tuple[Any, Spent]:
         spent = Spent()
         with loading(spent):
-            exp = self.source.part(k, self.columns)
+            exp = self.source.part(k, self.columns, None if self.filter is None else row_filter(self.filter))
         with spent.on(CONNECTORS):
             chosen = self.prepare.chosen(exp)
             prepared = self.prepare(chosen)
@@ -132,6 +134,39 @@ class Flow:
     """The order depends on this alone."""
 
 
+class _Loading:
+    """What the threads of a pipeline share; they must not hold the pipeline itself, which ends them when it goes."""
+
+    def __init__(self, source: Parted, job: _Job, flow: Flow, by_segments: bool, epoch_size: int | None) -> None:
+        self._source, self._by_segments = source, by_segments
+        self.crew: Crew[tuple[Any, Spent]] = Crew(job, flow.num_workers, flow.worker_kind)
+        self.epoch_size = epoch_size
+        self.left_out = 0
+        self.spent = Spent()
+
+    def parts(self, order: Iterable[int]) -> Iterator[Any]:
+        """Parts, ready to be shuffled."""
+        numbers = list(order)
+        size = left_out = 0
+        # the thread that waits for parts is the one that shuffles, whose own time is the rest of what a block takes
+        loaded = _each_timed(self.crew.done(numbers), lambda seconds: self.shuffled(-seconds))
+        for k, (made, spent) in zip(numbers, loaded, strict=True):
+            self.spent.add(spent)
+            self._source.count(k, spent.bad)
+            size += len(made) if self._by_segments else spent.rows
+            left_out += spent.left_out
+            yield made
+        self.epoch_size, self.left_out = size, left_out
+
+    def known_size(self) -> int:
+        """Of an epoch; as if it had no end, before it is known."""
+        return self.epoch_size or sys.maxsize
+
+    def shuffled(self, seconds: float) -> None:
+        """Count time."""
+        self.spent.seconds[SHUFFLE] += seconds
+
+
 class DataPipeline:
     """Endless batches for one module, each step once an epoch; equal for equal seeds, whatever workers there are.
 
@@ -143,6 +178,7 @@ class DataPipeline:
         batch_size: Steps in a batch; or, of segments with ``by_segments``, how many of these.
         hold_prepared: Keep in memory what came out of ``prepare``.
         epoch_size: The steps (or segments) of an epoch, where a run before has found that out.
+        filter: A condition on single steps; others are not read. See `row_filter`.
         to_device: Brings a batch to where the learner is, ahead of it.
     """
 
@@ -158,22 +194,31 @@ class DataPipeline:
         by_segments: bool = False,
         hold_prepared: bool = False,
         epoch_size: int | None = None,
+        filter: str | None = None,
         to_device: Callable[[Columns], Any] | None = None,
     ) -> None:
-        self._source, self._make, self._flow = source, make, flow
+        self._make, self._flow, self._num_parts = make, flow, source.num_parts
         self._size, self._by_segments, self._hold = batch_size, by_segments, hold_prepared
-        self._crew: Crew[tuple[Any, Spent]] = Crew(
-            _Job(source, columns, prepare, make), flow.num_workers, flow.worker_kind
-        )
+        job = _Job(source, columns, filter, prepare, make)
+        self._loading = _Loading(source, job, flow, by_segments, epoch_size)
         self._to_device = to_device
         self._ahead: Prefetched[Any] | None = None
         self._moved: Prefetched[Any] | None = None
-        self.epoch_size = epoch_size
+
+    @property
+    def epoch_size(self) -> int | None:
         """The steps, or segments, of an epoch; None until the first has been read."""
-        self.left_out = 0
+        return self._loading.epoch_size
+
+    @property
+    def left_out(self) -> int:
         """Steps of an epoch that were to be trained on, but can't be: see `Spent.left_out`."""
-        self.spent = Spent()
+        return self._loading.left_out
+
+    @property
+    def spent(self) -> Spent:
         """Since the beginning."""
+        return self._loading.spent
 
     def batches(self, start: int = 0) -> Iterator[Any]:
         """From batch ``start`` on, as if those before it had been taken.
@@ -183,7 +228,7 @@ class DataPipeline:
         """
         flow = self._flow
         rows = 0 if self._hold else sys.maxsize  # what fits in the buffer is kept there
-        source = Rows(self._loaded, self._source.num_parts, rows, lambda: self.epoch_size or sys.maxsize)
+        source = Rows(self._loading.parts, self._num_parts, rows, self._loading.known_size)
         if isinstance(self._make, Steps):
             made: Iterator[Any] = batches_of(
                 source,
@@ -208,29 +253,12 @@ class DataPipeline:
         self._moved = Prefetched(map(self._to_device, made), max(1, flow.prefetch))
         return self._moved
 
-    def _loaded(self, order: Iterable[int]) -> Iterator[Any]:
-        """Parts, ready to be shuffled."""
-        numbers = list(order)
-        size = left_out = 0
-        # the thread that waits for parts is the one that shuffles, whose own time is the rest of what a block takes
-        loaded = _each_timed(self._crew.done(numbers), lambda seconds: self._add_shuffle(-seconds))
-        for k, (made, spent) in zip(numbers, loaded, strict=True):
-            self.spent.add(spent)
-            self._source.count(k, spent.bad)
-            size += len(made) if self._by_segments else spent.rows
-            left_out += spent.left_out
-            yield made
-        self.epoch_size, self.left_out = size, left_out
-
     def _made_ahead(self, blocks: Iterator[Any]) -> Iterator[Any]:
-        blocks = _each_timed(blocks, self._add_shuffle)
+        blocks = _each_timed(blocks, self._loading.shuffled)
         if not self._flow.prefetch:
             return blocks
         self._ahead = Prefetched(blocks, self._flow.prefetch)
         return self._ahead
-
-    def _add_shuffle(self, seconds: float) -> None:
-        self.spent.seconds[SHUFFLE] += seconds
 
     @property
     def depth(self) -> int | None:
@@ -242,7 +270,7 @@ class DataPipeline:
         for thread in (self._moved, self._ahead):
             if thread is not None:
                 thread.close()
-        self._crew.close()
+        self._loading.crew.close()
 
 
 def _each_timed(items: Iterator[Any], note: Callable[[float], None]) -> Iterator[Any]:

@@ -297,17 +297,18 @@ class Recording:
         """The pieces that can be loaded one at a time."""
         return self._parts.num_parts
 
-    def part(self, k: int, columns: Sequence[str] | None = None) -> Experience:
+    def part(self, k: int, columns: Sequence[str] | None = None, filter: pc.Expression | None = None) -> Experience:
         """Part ``k``, views: whole segments, but for those that the disk has in pieces.
 
         Args:
             k: Which.
             columns: The step columns, by name or root; None is all.
+            filter: As of `read`.
 
         Raises:
             DataError: a column does not exist, or the part can't be decoded.
         """
-        return self._load(k, self._names(columns), None)
+        return self._load(k, self._names(columns), filter)
 
     def validate(self) -> "Report":
         """Look at every row and report every problem; see `etude.recordings.validate`."""

@@ -283,13 +283,13 @@ def test_learns_cartpole_from_a_mixed_recording(cartpole: str, algorithm: type[C
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize(("algorithm", "least", "most"), [(CQL, -900, 0), (WrongSign, -2000, -1100)])
-def test_learns_pendulum_from_a_mixed_recording(pendulum: str, algorithm: type[CQL], least: int, most: int) -> None:
-    trained = algorithm(
+def test_learns_pendulum_from_a_mixed_recording(pendulum: str) -> None:
+    trained = CQL(
         CQLConfig(data=pendulum, num_actions=4, alpha=1.0, **QUICK | {"gamma": 0.95, "updates_per_iteration": 1500})
     )
     trained.train()
-    assert least <= trained.evaluate(20, env="Pendulum-v1", seed=5).return_mean <= most  # BC: about -1,250
+    found = trained.evaluate(20, env="Pendulum-v1", seed=5).return_mean
+    assert found >= -900  # BC: about -1,250; with rewards negated: -1,600
 
 
 # -- going on, and what it is told ------------------------------------------------------------------------------------

@@ -182,7 +182,7 @@ def test_what_is_wrong_in_a_file(tmp_path, capsys, name, text, message):
         (["poo"], "error: there is no algorithm `poo`. Nearest: `ppo`."),
         (["cli_runs:make_env"], "error: cli_runs:make_env is no algorithm"),
         ([], "error: etude train needs an algorithm: ppo, dqn, sac, bc, marwil"),
-        (["bc", "--env", "CartPole-v1"], "error: bc needs a value for `data`."),
+        (["bc", "--env", "CartPole-v1"], "error: bc needs a value for `data`, such as --data"),
         (["bc", "--data", "nowhere"], "nowhere: there is no such file or folder"),
     ],
 )

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from mutations import Rng
 
 from etude.recordings import RecordingWriter, Source
+from etude.recordings.formats.custom import CustomSource, read_binary, read_text
 
 TESTS = Path(__file__).parent.parent
 sys.path[:0] = [str(TESTS / "recordings"), str(TESTS / "recordings" / "formats")]
@@ -210,6 +211,39 @@ def _source(path: Path) -> Source:
     return Source(str(path), columns={**names, "episode_id": "trip"})
 
 
+_OWN: dict[str, Any] = {
+    "obs_space": gym.spaces.Dict({"place": gym.spaces.Box(-9, 9, (2,), np.float32), "mode": gym.spaces.Discrete(2)}),
+    "action_space": gym.spaces.Discrete(3),
+}
+
+
+def _lines(path: Path) -> None:
+    obs = {"place": [[0.5, 1.0]] * 5, "mode": [0, 1, 0, 1, 0]}
+    line = {"obs": obs, "action": [0, 1, 2, 0], "reward": [1.0] * 4, "info/x": [1, 2, 3, 4], "terminated": True}
+    line |= {"truncated": [False] * 4, "agent_id": "a", "module_id": "m", "t_start": 0}
+    (path / "a.txt").write_text("\n".join(json.dumps({**line, "episode_id": f"e{i}"}) for i in range(4)))
+
+
+def _lines_source(path: Path) -> CustomSource:
+    return read_text(path, lambda row: json.loads(row.data), **_OWN)
+
+
+def _frames(path: Path) -> None:
+    for i in range(3):
+        (path / f"e{i}").mkdir()
+        for t in range(4):
+            np.array([t, i, t % 2, t % 3, t == 3], np.float32).tofile(path / f"e{i}" / f"{t}.bin")
+
+
+def _frames_source(path: Path) -> CustomSource:
+    def episode(files: list[Any]) -> Any:
+        rows = np.stack([np.frombuffer(file.data, np.float32) for file in files])
+        obs = {"place": rows[:, :2], "mode": rows[:, 2].astype(int)}
+        return {"obs": obs, "action": rows[:, 3].astype(int), "terminated": rows[:, 4].astype(int)}
+
+    return read_binary(path, episode, **_OWN, together="folder")
+
+
 def _ipc_file(path: Path) -> None:
     with pa.ipc.new_file(str(path / "a.arrow"), _steps().schema) as file:
         file.write_table(_steps())
@@ -238,6 +272,8 @@ FORMATS: dict[str, Format] = {
         (RAW, mutations.of_json),
         _source,
     ),
+    "custom-text": Format(_lines, "*.txt", (RAW, mutations.of_json, mutations.of_json), _lines_source),
+    "custom-binary": Format(_frames, "*.bin", (RAW,), _frames_source),
 }
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import collections
+import gc
 import itertools
 import threading
 import tracemalloc
@@ -219,6 +220,12 @@ def test_threads_end_with_their_pipeline(recording: Recording) -> None:
     next(batches)
     assert threading.active_count() > before
     pipeline.close()
+    assert threading.active_count() == before
+    forgotten = make(recording, 14, num_workers=2)
+    batches = forgotten.batches()
+    next(batches)
+    del forgotten, batches, pipeline
+    gc.collect()
     assert threading.active_count() == before
 
 
