@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Algorithm: what all algorithms share: training in a loop, evaluating, recording, saving."""
 
-import dataclasses
 import os
 import time
 from collections import deque
@@ -16,23 +15,24 @@ from numpy.typing import NDArray
 from torch import nn
 
 from etude import columns as col
-from etude.algorithms import saving
-from etude.algorithms.components import Component, Names, chosen, components_of, put_back
+from etude.algorithms.checkpointing import save_state, take_state
+from etude.algorithms.components import Component, Names, chosen, put_back, shared_components
 from etude.algorithms.config import AlgorithmConfig, ModuleLike, check_device
-from etude.algorithms.figures import Counts, Figures, log_trained, parameter_counts
-from etude.algorithms.playing import play, runner_for
+from etude.algorithms.figures import Figures
+from etude.algorithms.playing import play, runner_apart
 from etude.algorithms.recorder import RecordConfig, Recorder
+from etude.algorithms.reporting import TIMES, counts_of, result_of
 from etude.algorithms.result import MIN_EPISODES, Evaluation, Result, Stop
 from etude.algorithms.students import Spaces, Student, make_student, modules_given, spawned
-from etude.checkpoints import Where, load_meta, load_tree, save_tree
+from etude.checkpoints import Where
 from etude.connectors import Pipeline
 from etude.envs import EnvLike
-from etude.errors import CheckpointError, SettingsError
-from etude.learners import Batch, Learner, Loss, ModuleLearner, Schedule, Update
+from etude.errors import SettingsError
+from etude.learners import Batch, Learner, Loss, Schedule, Update
 from etude.modules import Module, make_module
 from etude.runners import CallbackLike, Finished, Runner
 from etude.runners.callbacks import callback_from
-from etude.spaces import Space, space_to_json
+from etude.spaces import Space
 
 C = TypeVar("C", bound=AlgorithmConfig)
 F = TypeVar("F", bound=Callable[..., Any])
@@ -42,10 +42,6 @@ def _does_nothing(method: F) -> F:
     """Mark a method that does nothing unless an algorithm defines it, so that it need not be called."""
     method.does_nothing = True  # type: ignore[attr-defined]
     return method
-
-
-_TIMES = "times/"
-"""What stands before the names of phases among the metrics."""
 
 
 class Algorithm(Generic[C]):
@@ -243,47 +239,14 @@ class Algorithm(Generic[C]):
         self.prepare()
         begin = time.perf_counter()
         self.histograms, self.media = {}, {}
-        before = self._counts()
+        before = counts_of(self)
         self.learner.set_env_steps(self.env_steps)
         update = self.training_step()
         self.after_update(self.env_steps)
         self.iteration += 1
         self.seconds += time.perf_counter() - begin
-        result = self._result(update, before)
-        self._resumed = None
+        result, self._resumed = result_of(self, update, before, resumed=self._resumed), None
         return result
-
-    def _counts(self) -> Counts:
-        trained = {name: student.learner.steps_trained for name, student in self.students.items()}
-        return Counts(self.env_steps, self.agent_steps, trained)
-
-    def _result(self, update: Update, before: Counts | None = None) -> Result:
-        """What an iteration brought since ``before``; None: how things stand without one."""
-        if before is not None:
-            log_trained(self.metrics, before, self._counts())
-        logged = self.metrics.peek() if before is None else self.metrics.reduce()
-        times = {name.removeprefix(_TIMES): logged.pop(name) for name in list(logged) if name.startswith(_TIMES)}
-        sampling = times.get("sample", 0.0)
-        sampled = 0 if before is None else self.env_steps - before.env_steps
-        parameters = parameter_counts({name: student.module for name, student in self.students.items()})
-        rates = {name: _rates(student.learner) | student.metrics() for name, student in self.students.items()}
-        return Result(
-            iteration=self.iteration,
-            env_steps=self.env_steps,
-            agent_steps=self.agent_steps,
-            updates=self.updates,
-            seconds=self.seconds,
-            episodes=self.episodes,
-            **self.figures.fields(),
-            losses=update.losses,
-            metrics=update.metrics | together(rates, several=len(rates) > 1) | parameters | logged,
-            times=times,
-            sample_steps_per_s=sampled / sampling if sampling else 0.0,
-            faulty_episodes=self.faulty_episodes,
-            resumed=self._resumed,
-            data=self.data_flow,
-            bottleneck=self.bottleneck,
-        )
 
     def take_finished(self, finished: Finished) -> None:
         """Take what finished episodes brought into the figures of results."""
@@ -300,7 +263,7 @@ class Algorithm(Generic[C]):
         """
         stop = stop or Stop()
         self.check_stop(stop)
-        standing = self._result(Update({}, {}))
+        standing = result_of(self, Update({}, {}), resumed=self._resumed)
         if stop.budget_used(standing):
             yield standing
             return
@@ -327,11 +290,11 @@ class Algorithm(Generic[C]):
 
     def timed(self, phase: str) -> AbstractContextManager[None]:
         """Add the time of a ``with`` block to the ``times`` of the running iteration."""
-        return self.metrics.timed(f"{_TIMES}{phase}")
+        return self.metrics.timed(f"{TIMES}{phase}")
 
     def took(self, phase: str, seconds: float) -> None:
         """Add seconds to a phase, as `timed` does."""
-        self.metrics.log(f"{_TIMES}{phase}", seconds, by="sum")
+        self.metrics.log(f"{TIMES}{phase}", seconds, by="sum")
 
     # -- using the policy ---------------------------------------------------------------------------------------
 
@@ -406,19 +369,7 @@ class Algorithm(Generic[C]):
         self, env: EnvLike | None, num_episodes: int, seed: int | None, callbacks: Sequence[CallbackLike] = ()
     ) -> Runner:
         """A runner apart from training, with the module, and with what the connectors have learned."""
-        if num_episodes < 1:
-            raise SettingsError(f"num_episodes must be at least 1, not {num_episodes}.")
-        if seed is not None and seed < 0:
-            raise SettingsError(f"a seed must be at least 0, not {seed}.")
-        where = env if env is not None else self.config.env
-        if where is None:
-            raise SettingsError("there is no env to act in: give one, as env=... here or in the config.")
-        if env is None and self.in_use(where):
-            raise SettingsError(
-                f"config.env is one {type(where).__name__} object, which training is in the middle of: give evaluate "
-                "and record an env=... of their own, or a function that makes envs to the config."
-            )
-        return runner_for(self.config, where, num_episodes, self.students, seed, callbacks)
+        return runner_apart(self, env, num_episodes, seed, callbacks)
 
     def in_use(self, env: EnvLike) -> bool:
         """Whether ``env`` is an object that training acts in."""
@@ -431,20 +382,8 @@ class Algorithm(Generic[C]):
 
         An algorithm that keeps more adds it: ``{**super().components(), "mine": Component(get, set)}``.
         """
-        own = [components_of(name, student) for name, student in self.students.items()]
-        recorder = Component(
-            lambda: self.recorder.state_dict(self), lambda state: self.recorder.load_state_dict(self, state)
-        )
-        return {name: component for parts in own for name, component in parts.items()} | {
-            **({"recorder": recorder} if self.recorder.is_on else {}),
-            "counters": Component(lambda: {name: getattr(self, name) for name in _COUNTERS}, self._set_counters),
-            "figures": Component(self.figures.state_dict, self.figures.load_state_dict),
-            "seed": Component(lambda: self._seed, lambda seed: setattr(self, "_seed", seed)),
-        }
-
-    def _set_counters(self, counters: Mapping[str, Any]) -> None:
-        for name in _COUNTERS:
-            setattr(self, name, counters[name])
+        seed = Component(lambda: self._seed, lambda seed: setattr(self, "_seed", seed))
+        return {**shared_components(self), "seed": seed}
 
     def get_state(self, components: Names = None, not_components: Names = None) -> dict[str, Any]:
         """Everything that goes on in a resumed run, or parts of it: plain data, arrays and tensors by component.
@@ -492,17 +431,7 @@ class Algorithm(Generic[C]):
         Raises:
             CheckpointError: there are no such components, or the folder can't be written.
         """
-        meta = {
-            "algorithm": saving.name_of(type(self)),
-            "config": {f.name: saving.to_plain(getattr(self.config, f.name)) for f in dataclasses.fields(self.config)},
-            "spaces": {name: [space_to_json(space) for space in pair] for name, pair in self.spaces.items()},
-            "iteration": self.iteration,
-            "env_steps": self.env_steps,
-            "updates": self.updates,
-            "time": time.time(),
-            "result": None if result is None else result.to_dict(),
-        }
-        save_tree(path, self.get_state(components, not_components), meta=meta)
+        save_state(self, path, components, not_components, result)
 
     def load(self, path: Where, components: Names = None, not_components: Names = None) -> None:
         """Take the state, or parts of it, from a checkpoint, which may be one of another run.
@@ -518,31 +447,8 @@ class Algorithm(Generic[C]):
             CheckpointError: the folder is no checkpoint of an algorithm or is broken, has no such components, or they
                 do not fit what is here; nothing has changed then, but that running episodes may begin anew.
         """
-        if not {"algorithm", "config"} <= set(load_meta(path) or ()):
-            raise CheckpointError(f"{path} is a checkpoint, but not of an algorithm.")
-        state, meta = load_tree(path, lambda there: chosen(there, components, not_components))
-        saving.drop_other_episodes(state, meta["config"], self.config.env)
-        before = self.get_state([name for name in state if name in self.components()])
-        try:
-            self.set_state(state)
-        except BaseException:
-            self.set_state(before)  # all or nothing
-            raise
+        take_state(self, path, components, not_components)
 
     def close(self) -> None:
         """Close what training acts in, and what is recorded."""
         self.recorder.close(self)
-
-
-_COUNTERS = ("iteration", "env_steps", "agent_steps", "episodes", "faulty_episodes", "seconds")
-
-
-def together(parts: Mapping[str, Mapping[str, float]], *, several: bool) -> dict[str, float]:
-    """Figures by module as one mapping, with the module's id before each name where there are several modules."""
-    if not several:
-        return {name: value for figures in parts.values() for name, value in figures.items()}
-    return {f"{module}/{name}": value for module, figures in parts.items() for name, value in figures.items()}
-
-
-def _rates(learner: ModuleLearner) -> dict[str, float]:
-    return {"lr" if name == "all" else f"lr/{name}": rate for name, rate in learner.lr.items()}

@@ -2,12 +2,17 @@
 """Components: the named parts of an algorithm's state."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from etude.algorithms.students import Student
 from etude.errors import CheckpointError
 from etude.learners import ModuleLearner
 from etude.modules.weights import load_weights
+
+if TYPE_CHECKING:
+    from etude.algorithms.base import Algorithm
+
+_COUNTERS = ("iteration", "env_steps", "agent_steps", "episodes", "faulty_episodes", "seconds")
 
 Names: TypeAlias = str | Collection[str] | None
 """A component such as ``modules/p1``, or what several begin with, such as ``modules``; or some of these."""
@@ -52,6 +57,25 @@ def components_of(name: str, student: Student) -> dict[str, Component]:
             lambda state: learner.load_state_dict({**learner.state_dict(), **state}),
         ),
         f"connectors/{name}": Component(connectors, set_connectors),
+    }
+
+
+def shared_components(algorithm: "Algorithm[Any]") -> dict[str, Component]:
+    """Those that every algorithm has: of its modules, of what it records, its counts and its figures."""
+    own = [components_of(name, student) for name, student in algorithm.students.items()]
+    recorder, figures = algorithm.recorder, algorithm.figures
+
+    def set_counters(counters: Mapping[str, Any]) -> None:
+        for name in _COUNTERS:
+            setattr(algorithm, name, counters[name])
+
+    recorded = Component(
+        lambda: recorder.state_dict(algorithm), lambda state: recorder.load_state_dict(algorithm, state)
+    )
+    return {name: component for parts in own for name, component in parts.items()} | {
+        **({"recorder": recorded} if recorder.is_on else {}),
+        "counters": Component(lambda: {name: getattr(algorithm, name) for name in _COUNTERS}, set_counters),
+        "figures": Component(figures.state_dict, figures.load_state_dict),
     }
 
 

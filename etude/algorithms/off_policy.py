@@ -9,10 +9,10 @@ import numpy as np
 
 from etude import columns as col
 from etude.algorithms.acting import ActingAlgorithm
-from etude.algorithms.base import together
 from etude.algorithms.components import Component
 from etude.algorithms.config import ActingConfig
 from etude.algorithms.replayed import seen, split
+from etude.algorithms.reporting import together
 from etude.algorithms.students import Spaces, spawned
 from etude.columns import Columns
 from etude.errors import SettingsError

@@ -3,44 +3,29 @@
 
 import copy
 import dataclasses
-import sys
 import time
 from collections.abc import Iterable, Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-import numpy as np
-from gymnasium.spaces import Tuple
-
 from etude import columns as col
-from etude.algorithms.base import Algorithm, together
+from etude.algorithms.base import Algorithm
 from etude.algorithms.beside import Beside
 from etude.algorithms.components import Component
 from etude.algorithms.config import OfflineConfig
 from etude.algorithms.playing import by_student, runner_for
+from etude.algorithms.reporting import together
 from etude.algorithms.result import Stop
-from etude.algorithms.students import Spaces, Student, modules_given, spaces_in
-from etude.connectors import Connector, Pipeline, overrides
-from etude.connectors.stored import state_from_json
+from etude.algorithms.students import Spaces, modules_given, spaces_in
 from etude.envs import make_arena
 from etude.errors import DataError, SettingsError
 from etude.learners import Update
-from etude.learners.batch import as_tensors
-from etude.spaces import leaf_dtype, leaf_shape, leaves
 
 if TYPE_CHECKING:
     from etude.algorithms.feeding import Feed
     from etude.recordings import Recording
-    from etude.recordings.pipeline import Parted
-    from etude.recordings.preparation import Preparation
 
 C = TypeVar("C", bound=OfflineConfig)
-
-MEMORY_LIMIT = 2**30
-"""Bytes of observations and actions, up to which ``mode="auto"`` holds the data in memory."""
-
-_MADE_UP = (col.VALUE, col.ADVANTAGE, col.VALUE_TARGET)
-"""What was recorded of these is of the module that acted then; who learns makes their own."""
 
 
 class OfflineAlgorithm(Algorithm[C]):
@@ -75,8 +60,10 @@ class OfflineAlgorithm(Algorithm[C]):
             DataError: it is not there or broken, or its spaces are others than those that a saved run learned from.
         """
         from etude.recordings import Recording  # needs pyarrow, which acting does not
+        from etude.recordings.row_filters import row_filter
 
-        self._filter()  # wrong ones are told before anything is read
+        if self.config.filter is not None:
+            row_filter(self.config.filter)  # a wrong one is told before anything is read
         if self.config.data is None:
             raise SettingsError("there is no recording to learn from: set `data`, or give batches to `learn_from`.")
         data = self.config.data
@@ -191,146 +178,19 @@ class OfflineAlgorithm(Algorithm[C]):
         runner = runner_for(self.config, self.config.env, num, students, self._seed, self.callbacks)
         self._beside = Beside(runner, num, self.updates)
 
-    # -- the way of the data ------------------------------------------------------------------------------------
-
     def _opened(self) -> "dict[str, Feed]":
         """What feeds each module, from where the run stands."""
+        from etude.algorithms.opening_feeds import Opening
+
+        opening = Opening(
+            self.recording, self.name, self.columns, tuple(self.students), self._seed, self._has_seen_data, self._epochs
+        )
         feeds = {}
-        for name in self.students:
+        for name, student in self.students.items():
             with self.settings_of(name):
-                feeds[name] = self._feed(name)
+                feeds[name] = opening.feed(name, student, self.config)
         self._has_seen_data = True
         return feeds
-
-    def _feed(self, name: str) -> "Feed":
-        from etude.algorithms.feeding import Feed
-        from etude.recordings.pipeline import DataPipeline, Flow
-
-        config, student = self.config, self.students[name]
-        early, fresh = _parted(student.to_learner)
-        prepare = self._preparation(name, student, early)
-        columns = self._columns_read(student, early)
-        in_memory = self._hold(fresh)
-        source = self._source(columns, in_memory)
-        if not self._has_seen_data:
-            self._learn(name, prepare, source, columns)
-        make, size = self._made(student, fresh)
-        seed = self._seed
-        if config.modules is not None:
-            seed = int(np.random.SeedSequence([seed, *name.encode()]).generate_state(1)[0])
-        pipeline = DataPipeline(
-            source,
-            columns,
-            prepare,
-            make,
-            size,
-            Flow(
-                buffer_size=config.buffer_size,
-                num_workers=config.num_workers,
-                worker_kind=config.worker_kind,
-                prefetch=0 if in_memory == "prepared" else config.prefetch,
-                seed=seed,
-            ),
-            by_segments=student.module.recurrent,
-            hold_prepared=in_memory == "prepared",
-            epoch_size=self._epochs.get(name),
-            filter=config.filter,
-            to_device=None if config.device == "cpu" else partial(as_tensors, device=config.device),
-        )
-        start = student.learner.updates * config.accumulate
-        return Feed(pipeline.batches(start), student, fresh, pipeline)
-
-    def _preparation(self, name: str, student: Student, early: list[Connector]) -> "Preparation":
-        from etude.algorithms.feeding import SegmentsOf
-        from etude.recordings.preparation import Preparation
-
-        select = None
-        if self.config.modules is not None and (len(self.students) > 1 or self.config.module_of is not None):
-            select = SegmentsOf(name, tuple(self.students), self.config.module_of)
-        return Preparation(student.connectors, Pipeline(early), select=select, own=self.config.prelearner)
-
-    def _made(self, student: Student, fresh: list[Connector]) -> tuple[Any, int]:
-        """Whether batches are of steps or of segments, and how many of these."""
-        from etude.recordings.pipeline import Cuts, Steps
-
-        config = self.config
-        if student.module.recurrent:
-            derived = [root for root in self.columns if root in (col.NEXT_OBS, col.TERMINATED, col.TRUNCATED)]
-            if fresh or derived:
-                raise SettingsError(
-                    f"{self.name} needs {'values along time' if fresh else ', '.join(derived)}, which recordings can't "
-                    "give a recurrent module: take a network without a memory, with `frame_stack` perhaps, or bc."
-                )
-            return Cuts(config.max_segment_length, config.burn_in), max(
-                1, config.batch_size // config.max_segment_length
-            )
-        return Cuts(config.max_segment_length) if fresh else Steps(self.columns), config.batch_size
-
-    def _columns_read(self, student: Student, early: list[Connector]) -> tuple[str, ...] | None:
-        """The step columns to read; None is all."""
-        wanted = dict.fromkeys(col.OBS if root == col.NEXT_OBS else root for root in self.columns)
-        for root in (col.TERMINATED, col.TRUNCATED):
-            wanted.pop(root, None)
-        looking = [c for c in (*student.connectors.connectors, *student.to_learner.connectors) if _looks(c)]
-        there = self.recording.columns
-        if self.config.prelearner is not None or any(connector.needs is None for connector in looking):
-            kept = [name for name in there if name in wanted or name not in _MADE_UP]
-            return tuple(kept)
-        wanted |= dict.fromkeys(root for connector in looking for root in connector.needs or ())
-        made = [root for root in wanted if not col.under(there, root)]
-        if made and any(_looks(connector) for connector in early):  # one of them may add it
-            wanted = {root: None for root in wanted if root not in made}
-        return tuple(wanted)
-
-    def _hold(self, fresh: list[Connector]) -> str:
-        """What is held in memory: nothing, what was ``recorded``, or what is ``prepared``."""
-        mode = self.config.mode
-        if mode == "materialize_mapped_data" and fresh:
-            raise SettingsError(
-                f"`mode` is materialize_mapped_data, but {fresh[0].name} asks the module, which changes while it "
-                "learns: what it gives can't be held. Take materialize_data, stream or auto."
-            )
-        if mode == "auto":
-            return "prepared" if self._fits_in_memory() else "nothing"
-        return {"stream": "nothing", "materialize_data": "recorded"}.get(mode, "prepared")
-
-    def _source(self, columns: tuple[str, ...] | None, hold: str) -> "Parted":
-        from etude.recordings.pipeline import PIECE_ROWS, InMemory
-
-        if hold == "nothing":
-            return self.recording
-        exp = self.recording.read(columns=columns, filter=self._filter())
-        return InMemory(exp, sys.maxsize if hold == "prepared" else PIECE_ROWS)
-
-    def _filter(self) -> Any:
-        from etude.recordings.row_filters import row_filter
-
-        return None if self.config.filter is None else row_filter(self.config.filter)
-
-    def _learn(self, name: str, prepare: "Preparation", source: "Parted", columns: tuple[str, ...] | None) -> None:
-        """Let connectors learn from the recording what they know of observations."""
-        learning = [
-            c for c in (*prepare.connectors.connectors, *prepare.to_learner.connectors) if overrides(c, "update")
-        ]
-        if not learning:
-            return
-        if self.config.obs_filter == "data":
-            for k in range(source.num_parts):
-                prepare.learn(source.part(k, columns, self._filter()))
-            return
-        stored = self.recording.meta.get("filter")
-        if stored is None:
-            raise DataError(
-                f"{self.config.data} has no observation filter stored with it: take obs_filter='data', which reads the "
-                "data once for it."
-            )
-        state_from_json(prepare.connectors, stored[name] if self.config.modules is not None else stored)
-
-    def _fits_in_memory(self) -> bool:
-        parts = leaves(Tuple((self.recording.obs_space, self.recording.action_space)), "row").values()
-        row = sum(int(np.prod(leaf_shape(leaf))) * leaf_dtype(leaf).itemsize for leaf in parts)
-        most = MEMORY_LIMIT // (row + 64)
-        return self.recording.rows_up_to(most) <= most
 
     # -- state --------------------------------------------------------------------------------------------------
 
@@ -363,14 +223,3 @@ class OfflineAlgorithm(Algorithm[C]):
             if self._beside is not None:
                 self._beside.close()
         super().close()
-
-
-def _parted(to_learner: Pipeline) -> tuple[list[Connector], list[Connector]]:
-    """The learner's connectors before the first that asks the module, and those from there on."""
-    connectors = to_learner.connectors
-    first = next((i for i, connector in enumerate(connectors) if connector.uses_module), len(connectors))
-    return connectors[:first], connectors[first:]
-
-
-def _looks(connector: Connector) -> bool:
-    return overrides(connector, "offline") or overrides(connector, "update")

@@ -4,8 +4,8 @@
 from typing import Any, TypeVar
 
 from etude.algorithms.acting import ActingAlgorithm
-from etude.algorithms.base import together
 from etude.algorithms.config import OnPolicyConfig
+from etude.algorithms.reporting import together
 from etude.experience import Experience
 from etude.learners import ModuleLearner, Update
 

@@ -4,7 +4,7 @@
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import Env
@@ -20,6 +20,9 @@ from etude.errors import SettingsError
 from etude.experience import Experience
 from etude.runners import CallbackLike, Finished, Lengths, Runner
 from etude.spaces import Space, leaf_shape, leaves
+
+if TYPE_CHECKING:
+    from etude.algorithms.base import Algorithm
 
 _RULES = ("max_steps", "restart_failed", "max_restarts", "check")  # what holds for an env wherever it is
 _AT_A_TIME = 4  # episodes of each slot that are held in memory together
@@ -100,6 +103,29 @@ def make_runner(
 def by_student(parts: Mapping[str | None, Experience]) -> dict[str, Experience]:
     """What a runner from `make_runner` collected, by module id."""
     return {MAIN if name is None else name: exp for name, exp in parts.items()}
+
+
+def runner_apart(
+    algorithm: "Algorithm[Any]",
+    env: EnvLike | None,
+    num_episodes: int,
+    seed: int | None,
+    callbacks: Sequence[CallbackLike],
+) -> Runner:
+    """See `Algorithm.new_runner`."""
+    if num_episodes < 1:
+        raise SettingsError(f"num_episodes must be at least 1, not {num_episodes}.")
+    if seed is not None and seed < 0:
+        raise SettingsError(f"a seed must be at least 0, not {seed}.")
+    where = env if env is not None else algorithm.config.env
+    if where is None:
+        raise SettingsError("there is no env to act in: give one, as env=... here or in the config.")
+    if env is None and algorithm.in_use(where):
+        raise SettingsError(
+            f"config.env is one {type(where).__name__} object, which training is in the middle of: give evaluate "
+            "and record an env=... of their own, or a function that makes envs to the config."
+        )
+    return runner_for(algorithm.config, where, num_episodes, algorithm.students, seed, callbacks)
 
 
 def runner_for(

@@ -10,9 +10,9 @@ from torch import nn
 
 from etude import columns as col
 from etude.algorithms.acting import ActingAlgorithm
-from etude.algorithms.base import together
 from etude.algorithms.components import Component
 from etude.algorithms.config import ActingConfig, ModuleLike
+from etude.algorithms.reporting import together
 from etude.algorithms.students import Spaces, spawned
 from etude.algorithms.task_module import TaskModule
 from etude.envs import EnvLike

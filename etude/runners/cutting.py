@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a collection has brought is cut from the logs, as Experience."""
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
 from etude import columns as col
+from etude.errors import EtudeError
 from etude.experience import Experience
 from etude.experience.experience import offsets_of
 from etude.runners.episodes import Key
@@ -33,6 +36,23 @@ def cut(loop: TurnLoop, *, keep_results: bool) -> dict[str | None, Experience]:
     loop.book.finish([over for over in loop.overs if over not in later], later)
     loop.overs = [over for over in loop.overs if over in later]
     return parts
+
+
+def as_one(parts: Mapping[str | None, Experience]) -> Experience:
+    """What several modules have lived through as one Experience.
+
+    Raises:
+        EtudeError: their columns differ.
+    """
+    if len(parts) == 1:
+        return next(iter(parts.values()))
+    shapes = {tuple((n, c.dtype.str, c.shape[1:]) for n, c in sorted(exp.steps.items())) for exp in parts.values()}
+    if len(shapes) > 1:
+        raise EtudeError(
+            f"the modules {sorted(map(str, parts))} have columns that don't go into one Experience: use "
+            "collect_each, which gives one for each module."
+        )
+    return Experience.concat(list(parts.values()))
 
 
 def _episodes_held(loop: TurnLoop) -> set[Key]:

@@ -215,7 +215,7 @@ class TurnLoop:
         """What is shown and not yet acted on, and since when; plain data and arrays."""
         return {
             "counter": self.counter.state_dict(),
-            "seconds": [self.clock.now(), self._at],
+            "seconds": [self.clock.seconds, self._at],
             "parts": self.cast.routes.state_of(self.parts),
             "overs": [list(over) for over in self.overs],
         }

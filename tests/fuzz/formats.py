@@ -20,8 +20,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from mutations import Rng
 
-from etude.recordings import RecordingWriter, Source
-from etude.recordings.formats.custom import CustomSource, read_binary, read_text
+from etude.recordings import CustomSource, RecordingWriter, Source, read_binary, read_text
 
 TESTS = Path(__file__).parent.parent
 sys.path[:0] = [str(TESTS / "recordings"), str(TESTS / "recordings" / "formats")]

@@ -446,7 +446,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        for module in ("runner", "watch"):
+        for module in ("clock", "turn_loop", "watch"):
             monkeypatch.setattr(f"etude.runners.{module}.perf_counter", lambda: self.now)
 
 
