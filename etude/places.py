@@ -26,11 +26,13 @@ def located(where: Any, filesystem: Any = None, known: Systems | None = None) ->
         known: See `etude.urls.system_of`.
 
     Raises:
-        DataError: nothing here knows such URLs, or ``filesystem`` is none.
+        DataError: the path is empty, nothing here knows such URLs, or ``filesystem`` is none.
     """
     if isinstance(where, RemotePath):
         return where
     text = os.fspath(where)
+    if not text and filesystem is None:
+        raise DataError("an empty path was given: give a folder, a file or a URL; `.` is the current folder.")
     if filesystem is None and not is_url(text):
         if not isinstance(where, str) and re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]", text) and not Path(text).exists():
             raise DataError(f"{redacted(text.replace(':/', '://', 1))}: a pathlib.Path can't hold a URL: give text.")

@@ -4,7 +4,9 @@
 Only here is a nested observation or action taken apart (``Flattener``) and put together again (``Nester``).
 """
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
@@ -82,16 +84,13 @@ class Flattener:
 
 
 def _getter(path: Path) -> Callable[[Any], Any]:
-    if len(path) == 1:
-        first = path[0]
-        return lambda value: value[first]
+    return operator.itemgetter(path[0]) if len(path) == 1 else functools.partial(_inside, path)
 
-    def get(value: Any) -> Any:
-        for key in path:
-            value = value[key]
-        return value
 
-    return get
+def _inside(path: Path, value: Any) -> Any:
+    for key in path:
+        value = value[key]
+    return value
 
 
 class Nester:

@@ -336,7 +336,8 @@ class OfflineConfig(AlgorithmConfig):
 
     prelearner: PreLearnerLike | None = None
     """Your own step between the recording and the learner: a function `(exp, connect) -> Experience`, or a `PreLearner`
-    with settings of its own; `connect(exp)` lets the connectors work as usual."""
+    with settings of its own (on the command line, `module:name` of either); `connect(exp)` lets the connectors work as
+    usual."""
 
     filter: str | None = None
     """Learn only from steps for which this holds, such as `reward > 0 and t < 100`: a condition on columns of single
@@ -377,6 +378,7 @@ class OfflineConfig(AlgorithmConfig):
             burn_in=(self.burn_in >= 0, "at least 0"),
             evaluation_interval=(self.evaluation_interval >= 0, "at least 0"),
             lr=(isinstance(self.lr, int | float), "a number offline, where no env steps are counted"),
+            prelearner=(not isinstance(self.prelearner, type), "an object of this class, made with its settings"),
         )
         if self.data is None and self.env is None:
             raise SettingsError(

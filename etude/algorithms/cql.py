@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from etude.algorithms.config import ModuleLike, OfflineConfig
 from etude.algorithms.conservative import soft_maximum
-from etude.algorithms.critics import TRANSITION, looking_ahead, not_recurrent, target_of
+from etude.algorithms.critics import TRANSITION, groups_of, looking_ahead, not_recurrent, of_kind, target_of
 from etude.algorithms.offline import OfflineAlgorithm
-from etude.errors import ModuleError, SettingsError
+from etude.errors import SettingsError
 from etude.learners import Batch, Loss, Schedule
 from etude.modules import Module, NetworkConfig, make_module
 from etude.modules.conservative_module import ConservativeModule
@@ -141,19 +141,14 @@ class CQL(OfflineAlgorithm[CQLConfig]):
         """For Box actions ``actor``, ``critic`` and, where they are learned, ``temperature`` and ``alpha``."""
         if isinstance(module, QModule):
             return None
-        soft = _soft(module)
-        groups = {
-            "actor": [p for p in soft.net.parameters() if p.requires_grad],
-            "critic": [p for p in soft.critic.parameters() if p.requires_grad],
-        }
-        for name, parameter in (("temperature", soft.log_temperature), ("alpha", soft.log_alpha)):
-            if parameter.requires_grad:
-                groups[name] = [parameter]
-        return groups
+        soft = of_kind(module, ConservativeModule)
+        return groups_of(soft) | ({"alpha": [soft.log_alpha]} if soft.log_alpha.requires_grad else {})
 
     def loss(self, module: Module, batch: Batch) -> Loss:
         """Eq. 4 of Kumar et al. 2020, and for Box actions the losses of SAC's policy and temperature."""
-        return self._of_values(module, batch) if isinstance(module, QModule) else self._of_box(_soft(module), batch)
+        if isinstance(module, QModule):
+            return self._of_values(module, batch)
+        return self._of_box(of_kind(module, ConservativeModule), batch)
 
     def _of_values(self, net: QModule, batch: Batch) -> Loss:
         """Double DQN with Huber's loss; the penalty is the logarithm of the sum over actions, less the recorded one."""
@@ -200,11 +195,5 @@ class CQL(OfflineAlgorithm[CQLConfig]):
 
     def after_step(self, module: Module) -> None:
         """Moves the target networks."""
-        follower = module.follower if isinstance(module, QModule) else _soft(module).follower
+        follower = module.follower if isinstance(module, QModule) else of_kind(module, ConservativeModule).follower
         follower.follow(self.config.tau)
-
-
-def _soft(module: Module) -> ConservativeModule:
-    if not isinstance(module, ConservativeModule):
-        raise ModuleError(f"{type(module).__name__} is no ConservativeModule: let make_module() give one.")
-    return module

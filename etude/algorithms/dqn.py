@@ -5,9 +5,9 @@ import torch
 from torch.nn import functional as F
 
 from etude.algorithms.config import ModuleLike
+from etude.algorithms.critics import of_kind
 from etude.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
 from etude.columns import WEIGHT
-from etude.errors import ModuleError
 from etude.learners import Batch, Loss, Schedule, Update, check_schedule, value_at
 from etude.modules import Module, NetworkConfig, make_module
 from etude.modules.q_module import QModule
@@ -90,7 +90,7 @@ class DQN(OffPolicyAlgorithm[DQNConfig]):
     def before_collect(self, env_steps: int) -> None:
         """Sets epsilon to its schedule's value."""
         for student in self.students.values():
-            _q(student.module).dist.epsilon = value_at(self.config.epsilon, env_steps)
+            of_kind(student.module, QModule).dist.epsilon = value_at(self.config.epsilon, env_steps)
 
     def loss(self, module: Module, batch: Batch) -> Loss:
         """Huber's loss of the errors r + discount * max Q_target(next_obs, .) - Q(obs, action).
@@ -98,7 +98,7 @@ class DQN(OffPolicyAlgorithm[DQNConfig]):
         Mnih et al. 2015, "Training algorithm": errors clipped to 1 are the gradient of Huber's loss. Where `double` is
         set, Q chooses the action in place of the maximum.
         """
-        net = _q(module)
+        net = of_kind(module, QModule)
         with torch.no_grad():
             following = batch.next_obs
             by = net.values(following) if self.config.double else None
@@ -114,15 +114,9 @@ class DQN(OffPolicyAlgorithm[DQNConfig]):
         """Moves the target network."""
         learner = next(student.learner for student in self.students.values() if student.module is module)
         if learner.updates % self.config.target_interval == 0:
-            _q(module).follower.follow(self.config.tau)
+            of_kind(module, QModule).follower.follow(self.config.tau)
 
     def training_step(self) -> Update:
         """As for every off-policy algorithm; epsilon is among the metrics."""
         update = super().training_step()
         return Update(update.losses, update.metrics | {"epsilon": value_at(self.config.epsilon, self.env_steps)})
-
-
-def _q(module: Module) -> QModule:
-    if not isinstance(module, QModule):
-        raise ModuleError(f"{type(module).__name__} is no QModule: let make_module() give one.")
-    return module

@@ -4,11 +4,13 @@
 import dataclasses
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from etude.algorithms.given_batches import check_batch
 from etude.algorithms.students import Student
 from etude.connectors import Connector, overrides
 from etude.errors import DataError
@@ -19,6 +21,9 @@ from etude.runners import Episode, ModuleOf
 
 _FEW = 0.1
 """A learner that waits for less of its time than this is itself the slowest."""
+
+
+_END: Any = object()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,9 +62,18 @@ class SegmentsOf:
         of = np.empty(exp.num_segments, object)
         for i, key in enumerate(zip(segments.agent_id.tolist(), segments.episode_id.tolist(), strict=True)):
             if key not in known:
-                known[key] = self.module_of(key[0], Episode(key[1], 0, 0))
+                known[key] = self._asked(*key)
             of[i] = known[key]
         return of
+
+    def _asked(self, agent: Any, episode: str) -> str:
+        assert self.module_of is not None
+        try:
+            return self.module_of(agent, Episode(episode, 0, 0))
+        except Exception as error:
+            raise DataError(
+                f"module_of fails for agent {agent!r} of episode {episode!r}: {type(error).__name__}: {error}"
+            ) from error
 
 
 class Feed:
@@ -80,6 +94,7 @@ class Feed:
         pipeline: DataPipeline | None = None,
     ) -> None:
         self._batches = iter(batches)
+        self._check = None if pipeline is not None else partial(check_batch, module=student.module)
         self._module, self._fresh, self.pipeline = student.module, fresh, pipeline
         self.waited = 0.0
         """Seconds that the learner was not learning."""
@@ -97,11 +112,13 @@ class Feed:
             if self.pipeline is not None and self.pipeline.depth is not None:
                 self._depths.append(self.pipeline.depth)
             begin = time.perf_counter()
-            batch = next(self._batches, None)
-            if batch is None:
+            batch: Any = next(self._batches, _END)
+            if batch is _END:
                 if not i:
                     raise DataError("the batches given have come to their end: give endless ones, or stop earlier.")
                 return
+            if self._check is not None:
+                self._check(batch)
             if self._fresh:
                 batch = self._seen(batch)
             self.waited += time.perf_counter() - begin

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 
 from etude.algorithms.config import ModuleLike, OfflineConfig
-from etude.algorithms.critics import TRANSITION, looking_ahead, not_recurrent, target_of
+from etude.algorithms.critics import TRANSITION, looking_ahead, not_recurrent, of_kind, target_of
 from etude.algorithms.offline import OfflineAlgorithm
-from etude.errors import ModuleError
 from etude.learners import Batch, Loss, Schedule
 from etude.modules import Module, NetworkConfig, make_module
 from etude.modules.critic_module import CriticModule
@@ -98,7 +97,7 @@ class IQL(OfflineAlgorithm[IQLConfig]):
 
         All at the weights before the step, so that values and advantages are computed once.
         """
-        config, net = self.config, _critics(module)
+        config, net = self.config, of_kind(module, CriticModule)
         obs, action = net.columns_of(batch.obs), net.encoded(batch.action)
         with torch.no_grad():
             worth = net.target_critic(obs, action).amin(0)
@@ -116,10 +115,4 @@ class IQL(OfflineAlgorithm[IQLConfig]):
 
     def after_step(self, module: Module) -> None:
         """Moves the critics' targets."""
-        _critics(module).follower.follow(self.config.tau)
-
-
-def _critics(module: Module) -> CriticModule:
-    if not isinstance(module, CriticModule):
-        raise ModuleError(f"{type(module).__name__} is no CriticModule: let make_module() give one.")
-    return module
+        of_kind(module, CriticModule).follower.follow(self.config.tau)

@@ -60,10 +60,10 @@ class OfflineAlgorithm(Algorithm[C]):
             DataError: it is not there or broken, or its spaces are others than those that a saved run learned from.
         """
         from etude.recordings import Recording  # needs pyarrow, which acting does not
-        from etude.recordings.row_filters import row_filter
+        from etude.recordings.row_filters import RowFilter
 
         if self.config.filter is not None:
-            row_filter(self.config.filter)  # a wrong one is told before anything is read
+            RowFilter(self.config.filter)  # a wrong one is told before anything is read
         if self.config.data is None:
             raise SettingsError("there is no recording to learn from: set `data`, or give batches to `learn_from`.")
         data = self.config.data

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Literal
 
 import numpy as np
-import pyarrow.compute as pc
 from gymnasium.spaces import Tuple
 
 from etude import columns as col
@@ -24,7 +23,7 @@ from etude.recordings import Recording
 from etude.recordings.batches import DERIVED
 from etude.recordings.pipeline import PIECE_ROWS, Cuts, DataPipeline, Flow, InMemory, Parted, Steps
 from etude.recordings.preparation import Preparation
-from etude.recordings.row_filters import row_filter
+from etude.recordings.row_filters import RowFilter
 from etude.spaces import leaf_dtype, leaf_shape, leaves
 
 MEMORY_LIMIT = 2**30
@@ -67,7 +66,8 @@ class Opening:
         select = None
         if config.modules is not None and (len(self.module_ids) > 1 or config.module_of is not None):
             select = SegmentsOf(name, self.module_ids, config.module_of)
-        prepare = Preparation(student.connectors, Pipeline(early), select=select, own=config.prelearner)
+        where = None if config.filter is None else RowFilter(config.filter)
+        prepare = Preparation(student.connectors, Pipeline(early), select=select, where=where, own=config.prelearner)
         held = self._held(config, fresh)
         make, size = self._made(config, student, fresh)
         columns = self._columns(config, student, early)
@@ -93,7 +93,6 @@ class Opening:
             by_segments=student.module.recurrent,
             hold_prepared=held == "prepared",
             epoch_size=self.epochs.get(name),
-            filter=config.filter if held == "nothing" else None,
             to_device=None if config.device == "cpu" else partial(as_tensors, device=config.device),
         )
         return Feed(pipeline.batches(student.learner.updates * config.accumulate), student, fresh, pipeline)
@@ -121,6 +120,8 @@ class Opening:
         if config.prelearner is not None or any(connector.needs is None for connector in looking):
             return tuple(name for name in there if name in wanted or name not in _MADE_UP)
         wanted |= dict.fromkeys(root for connector in looking for root in connector.needs or ())
+        if config.filter is not None:
+            wanted |= dict.fromkeys(RowFilter(config.filter).columns(there))
         if any(_looks(connector) for connector in early):  # what is not there, one of them may add
             return tuple(root for root in wanted if col.under(there, root))
         return tuple(wanted)
@@ -150,7 +151,7 @@ class Opening:
         if held == "nothing":
             return self.recording
         if columns not in self._read:
-            self._read[columns] = self.recording.read(columns=columns, filter=_filter(config))
+            self._read[columns] = self.recording.read(columns=columns)
         return InMemory(self._read[columns], sys.maxsize if held == "prepared" else PIECE_ROWS)
 
     def _learn(
@@ -162,7 +163,7 @@ class Opening:
             return
         if config.obs_filter == "data":
             for k in range(source.num_parts):
-                prepare.learn(source.part(k, columns, _filter(config)))
+                prepare.learn(source.part(k, columns))
             return
         stored = self.recording.meta.get("filter")
         if stored is None:
@@ -171,10 +172,6 @@ class Opening:
                 "data once for it."
             )
         state_from_json(prepare.connectors, stored[name] if config.modules is not None else stored)
-
-
-def _filter(config: OfflineConfig) -> pc.Expression | None:
-    return None if config.filter is None else row_filter(config.filter)
 
 
 def _parted(to_learner: Pipeline) -> tuple[list[Connector], list[Connector]]:

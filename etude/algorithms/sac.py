@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from etude.algorithms.config import ModuleLike
+from etude.algorithms.critics import groups_of, of_kind
 from etude.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
 from etude.columns import WEIGHT
-from etude.errors import ModuleError
 from etude.learners import Batch, Loss, Schedule
 from etude.modules import Module, NetworkConfig, make_module
 from etude.modules.distributions import DiagGaussian, SquashedGaussian
@@ -82,24 +82,19 @@ class SAC(OffPolicyAlgorithm[SACConfig]):
 
     def parameter_groups(self, module: Module) -> Mapping[str, Sequence[nn.Parameter]]:
         """Optimizers ``actor``, ``critic`` and, where it is learned, ``temperature``."""
-        soft = _soft(module)
-        groups = {
-            "actor": [p for p in soft.net.parameters() if p.requires_grad],
-            "critic": [p for p in soft.critic.parameters() if p.requires_grad],
-        }
-        return groups | ({"temperature": [soft.log_temperature]} if soft.log_temperature.requires_grad else {})
+        return groups_of(of_kind(module, SoftModule))
 
     def before_collect(self, env_steps: int) -> None:
         """Lets modules act at random until learning starts."""
         for student in self.students.values():
-            _soft(student.module).acts_at_random = env_steps < self.config.learning_starts
+            of_kind(student.module, SoftModule).acts_at_random = env_steps < self.config.learning_starts
 
     def loss(self, module: Module, batch: Batch) -> Loss:
         """Haarnoja et al. 2018: critics by eq. 5 and 6, policy by eq. 9, temperature by eq. 18 on its logarithm.
 
         Each part's gradient reaches its own parameters only.
         """
-        soft = _soft(module)
+        soft = of_kind(module, SoftModule)
         temperature = soft.log_temperature.detach().exp()
         values = soft.critic(soft.columns_of(batch.obs), soft.scaled(batch.action))
         target = self._target(soft, batch, temperature)
@@ -130,10 +125,4 @@ class SAC(OffPolicyAlgorithm[SACConfig]):
 
     def after_step(self, module: Module) -> None:
         """Moves the critics' targets."""
-        _soft(module).follower.follow(self.config.tau)
-
-
-def _soft(module: Module) -> SoftModule:
-    if not isinstance(module, SoftModule):
-        raise ModuleError(f"{type(module).__name__} is no SoftModule: let make_module() give one.")
-    return module
+        of_kind(module, SoftModule).follower.follow(self.config.tau)

@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 from etude.algorithms.config import ModuleLike, OfflineConfig
-from etude.algorithms.critics import TRANSITION, looking_ahead, not_recurrent, target_of
+from etude.algorithms.critics import TRANSITION, looking_ahead, not_recurrent, of_kind, target_of
 from etude.algorithms.offline import OfflineAlgorithm
-from etude.errors import ModuleError
 from etude.learners import Batch, Loss, Schedule
 from etude.modules import Module, Network, NetworkConfig, make_module
 from etude.modules.deterministic_module import DeterministicModule
@@ -120,7 +119,7 @@ class TD3BC(OfflineAlgorithm[TD3BCConfig]):
 
     def parameter_groups(self, module: Module) -> Mapping[str, Sequence[nn.Parameter]]:
         """Optimizers ``actor`` and ``critic``."""
-        net = _deterministic(module)
+        net = of_kind(module, DeterministicModule)
         return {
             "actor": [p for p in net.net.parameters() if p.requires_grad],
             "critic": [p for p in net.critic.parameters() if p.requires_grad],
@@ -131,7 +130,7 @@ class TD3BC(OfflineAlgorithm[TD3BCConfig]):
 
         The policy's gradient does not reach the critics.
         """
-        config, net = self.config, _deterministic(module)
+        config, net = self.config, of_kind(module, DeterministicModule)
         obs, action = net.columns_of(batch.obs), net.encoded(batch.action)
         with torch.no_grad():
             following = net.target_action(batch.next_obs)
@@ -151,7 +150,7 @@ class TD3BC(OfflineAlgorithm[TD3BCConfig]):
 
     def after_step(self, module: Module) -> None:
         """Moves the targets where the policy was moved, and counts."""
-        net = _deterministic(module)
+        net = of_kind(module, DeterministicModule)
         if net.is_policy_due:
             net.follow(self.config.tau)
         net.count_step(self.config.policy_delay)
@@ -161,10 +160,4 @@ class TD3BC(OfflineAlgorithm[TD3BCConfig]):
         super().set_state(state)
         for name, student in self.students.items():
             with self.settings_of(name):
-                _deterministic(student.module).update_due(self.config.policy_delay)
-
-
-def _deterministic(module: Module) -> DeterministicModule:
-    if not isinstance(module, DeterministicModule):
-        raise ModuleError(f"{type(module).__name__} is no DeterministicModule: let make_module() give one.")
-    return module
+                of_kind(student.module, DeterministicModule).update_due(self.config.policy_delay)

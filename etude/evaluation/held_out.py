@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.errors import DataError
 from etude.experience import Experience, Segments
+from etude.experience.lookback import without_lookback
 from etude.recordings import Recording
 from etude.recordings.pieces import copied, pieces, row_bytes
 
@@ -100,28 +101,19 @@ class HeldOut:
 
 def _sorted_out(own: Experience, waiting: dict[tuple[str, str | None], list[Experience]]) -> list[Experience]:
     """What of ``own`` is whole, or became so with what was waiting; the rest waits."""
+    own = without_lookback(own)  # rows that the piece before has, too
     segments = own.segments
-    whole = (segments.t_start == 0) & (segments.lookback == 0) & segments.done
+    whole = (segments.t_start == 0) & segments.done
     found = [own.select(whole)] if whole.any() else []
     for i in np.flatnonzero(~whole).tolist():
         key = (segments.episode_id[i], segments.agent_id[i])
         parts = waiting.setdefault(key, [])
-        parts.append(copied(_without_lookback(own[i])))
+        parts.append(copied(own[i]))
         joined = _joined(parts)
         if joined is not None:
             found.append(joined)
             del waiting[key]
     return found
-
-
-def _without_lookback(part: Experience) -> Experience:
-    """One segment without its rows of context, which its predecessor has, too."""
-    skip = int(part.segments.lookback[0])
-    if not skip or skip == part.num_steps:
-        return part
-    segments = part.segments.replace(t_start=part.segments.t_start + skip, lookback=np.zeros(1, np.int64))
-    steps = {name: column[skip:] for name, column in part.steps.items()}
-    return Experience(steps, np.array([0, part.num_steps - skip]), segments, part.final_obs)
 
 
 def _joined(parts: Sequence[Experience]) -> Experience | None:

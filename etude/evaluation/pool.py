@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from etude.columns import Columns
-from etude.recordings.batches import rows_of
+from etude.recordings.row_pool import RowPool
 
 POOL_BYTES = 256 * 2**20
 """Rows that take more than this together are shuffled within as much; others are kept, and shuffled whole."""
@@ -25,36 +25,28 @@ def shuffled(
         most_bytes: How much is held in memory, a chunk more at most.
     """
     rng = np.random.default_rng(seed)
-    whole: Columns | None = None
+    whole: RowPool | None = None
     while whole is None:
         pool: list[Columns] = []
         emptied = False
         for chunk in chunks():
             pool.append(chunk)
             if sum(column.nbytes for part in pool for column in part.values()) > most_bytes:
-                rows = _joined(pool)
-                order = rng.permutation(rows_of(rows))
+                rows = RowPool(pool)
+                order = rng.permutation(len(rows))
                 yield from _batches(rows, order[len(order) // 2 :], batch_size)
-                pool, emptied = [_taken(rows, order[: len(order) // 2])], True
-        rows = _joined(pool)
+                pool, emptied = [rows.take(order[: len(order) // 2])], True
+        rows = RowPool(pool)
         if emptied:
-            yield from _batches(rows, rng.permutation(rows_of(rows)), batch_size)
+            yield from _batches(rows, rng.permutation(len(rows)), batch_size)
         else:
             whole = rows
     while True:
-        yield from _batches(whole, rng.permutation(rows_of(whole)), batch_size)
+        yield from _batches(whole, rng.permutation(len(whole)), batch_size)
 
 
-def _batches(rows: Columns, order: NDArray[np.int64], batch_size: int) -> Iterator[Columns]:
+def _batches(rows: RowPool, order: NDArray[np.int64], batch_size: int) -> Iterator[Columns]:
     """The rows in an order, ``batch_size`` at a time; the last batch is filled up from the first."""
     filled = np.resize(order, -(-len(order) // batch_size) * batch_size)
     for at in range(0, len(filled), batch_size):
-        yield _taken(rows, filled[at : at + batch_size])
-
-
-def _taken(rows: Columns, index: NDArray[np.int64]) -> Columns:
-    return {name: column.take(index, axis=0) for name, column in rows.items()}
-
-
-def _joined(parts: list[Columns]) -> Columns:
-    return parts[0] if len(parts) == 1 else {n: np.concatenate([part[n] for part in parts]) for n in parts[0]}
+        yield rows.take(filled[at : at + batch_size])

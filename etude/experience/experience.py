@@ -201,7 +201,7 @@ class Experience:
         nth = np.arange(len(parent)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
         start = self.offsets[:-1][parent] + nth * max_len
         stop = np.minimum(start + max_len, self.offsets[1:][parent])
-        return self._pieces(parent, start, stop, lookback)
+        return self.pieces(parent, start, stop, lookback)
 
     def split(self, at: int) -> tuple["Experience", "Experience"]:
         """The first ``at`` steps and the rest; a segment that straddles the border is cut. Views."""
@@ -214,12 +214,15 @@ class Experience:
             i = int(straddling[0])
             parent = np.insert(parent, i, i)
             start, stop = np.insert(start, i + 1, at), np.insert(stop, i, at)
-        both = self._pieces(parent, start, stop, 0)
+        both = self.pieces(parent, start, stop)
         border = int(np.searchsorted(both.offsets, at))
         return both[:border], both[border:]
 
-    def _pieces(self, parent: Index, start: Index, stop: Index, lookback: int) -> "Experience":
-        """Segments ``start[i]:stop[i]`` of rows, each inside segment ``parent[i]``; together they cover all rows."""
+    def pieces(self, parent: Index, start: Index, stop: Index, lookback: int = 0) -> "Experience":
+        """Segments ``start[i]:stop[i]`` of rows, each inside segment ``parent[i]``; together they cover all rows.
+
+        Each knows what was observed after it; see `cut` for ``lookback``.
+        """
         own = self.segments[parent]
         first_row = self.offsets[:-1][parent]
         context = np.minimum(start - first_row, lookback)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.errors import DataError
 from etude.experience.arrays import Array, describe
-from etude.experience.experience import Experience, offsets_of
+from etude.experience.experience import Experience
 
 
 class Store:
@@ -43,22 +43,6 @@ def write(column: NDArray[Any], start: int, values: Array) -> None:
     else:
         column[start:capacity] = values[: capacity - start]
         column[: stop - capacity] = values[capacity - start :]
-
-
-def without_lookback(exp: Experience) -> Experience:
-    """The same without its lookback rows; segments of nothing else are left out."""
-    segments = exp.segments
-    if not np.count_nonzero(segments.lookback):
-        return exp
-    lengths = exp.lengths - segments.lookback
-    some, rows = np.flatnonzero(lengths), exp.trained()
-    replaced = segments.replace(t_start=segments.t_start + segments.lookback, lookback=np.zeros_like(segments.lookback))
-    return Experience(
-        {name: column[rows] for name, column in exp.steps.items()},
-        offsets_of(lengths[some]),
-        replaced[some],
-        {name: column[some] for name, column in exp.final_obs.items()},
-    )
 
 
 def check_first(exp: Experience) -> None:

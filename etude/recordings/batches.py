@@ -15,6 +15,7 @@ from etude import columns as col
 from etude.columns import Columns
 from etude.errors import DataError
 from etude.experience import Experience
+from etude.recordings.row_pool import RowPool
 
 T = TypeVar("T", Columns, Experience)
 Item = TypeVar("Item")
@@ -24,6 +25,10 @@ DERIVED: Final = (col.NEXT_OBS, col.TERMINATED, col.TRUNCATED)
 Ahead: TypeAlias = Callable[[Iterator[Any]], Iterator[Any]]
 """Gives the same blocks, perhaps made ahead; see `Prefetched`."""
 
+NOTHING: Final = (
+    "there are no steps to make batches of: the recording has none, or all of them were left out, by a filter, by a "
+    "prelearner, by `on_bad`, or because none are of this module's agents."
+)
 BLOCK_BYTES: Final = 8 * 2**20
 BLOCK_ROWS: Final = 16_384
 BLOCK_BATCHES: Final = 16
@@ -127,7 +132,8 @@ def batches_of(
     """Batches from any source; see `Recording.batches` for the arguments, and `Ahead`."""
     first, skip = checked_start(source, batch_size, buffer_size, start)
     blocks = _epochs(source, batch_size, buffer_size if shuffle else None, seed, first, epochs)
-    return _rebatched(blocks if ahead is None else ahead(blocks), batch_size, skip)
+    blocks = blocks if ahead is None else ahead(blocks)
+    return _rebatched(blocks, batch_size, skip, are_views=not shuffle)
 
 
 def checked_start(source: Rows[T], batch_size: int, buffer_size: int, start: int) -> tuple[int, int]:
@@ -141,26 +147,29 @@ def checked_start(source: Rows[T], batch_size: int, buffer_size: int, start: int
 def _epochs(
     source: Rows[Columns], batch_size: int, buffer_size: int | None, seed: int, first: int, epochs: int | None
 ) -> Iterator[Columns]:
-    """Blocks of rows of one epoch after the other, in the order in which they are to be given."""
+    """Blocks of rows of one epoch after the other, in the order in which they are to be given.
+
+    Without a buffer they are views: whoever takes them copies them, while a thread may decode what comes next.
+    """
     whole = None
     if buffer_size is not None and source.num_rows <= buffer_size:  # loaded once, in memory for all epochs
         parts = list(source.loaded(range(source.num_groups)))
-        whole = _joined(parts) if parts else {}
+        whole = RowPool(parts or [{}])
     for epoch in itertools.count(first) if epochs is None else range(first, epochs):
         rng = np.random.default_rng([seed, epoch])
         given = 0
         blocks: Iterator[Columns]
         if buffer_size is None:
-            blocks = (b for rows in source.loaded(range(source.num_groups)) for b in _cut(rows, None, batch_size))
+            blocks = (b for rows in source.loaded(range(source.num_groups)) for b in _views(rows, batch_size))
         elif whole is not None:
-            blocks = _cut(whole, rng.permutation(rows_of(whole)), batch_size)
+            blocks = _cut(whole, rng.permutation(len(whole)), batch_size)
         else:
             blocks = _shuffled(source, batch_size, buffer_size, rng)
         for block in blocks:
             given += rows_of(block)
             yield block
         if not given:
-            raise DataError("there are no steps to make batches of.")
+            raise DataError(NOTHING)
 
 
 def _shuffled(source: Rows[Columns], batch_size: int, buffer_size: int, rng: np.random.Generator) -> Iterator[Columns]:
@@ -172,12 +181,12 @@ def _shuffled(source: Rows[Columns], batch_size: int, buffer_size: int, rng: np.
         parts.append(part)
         rows += rows_of(part)
         if rows >= buffer_size and i + 1 < len(order):
-            pool, index = _joined(parts), rng.permutation(rows)
+            pool, index = RowPool(parts), rng.permutation(rows)
             parts.clear()
             yield from _cut(pool, index[kept:], batch_size)
-            parts, rows = [_taken(pool, index[:kept])], kept
+            parts, rows = [pool.take(index[:kept])], kept
     if rows:
-        pool = _joined(parts)
+        pool = RowPool(parts)
         parts.clear()
         yield from _cut(pool, rng.permutation(rows), batch_size)
 
@@ -187,30 +196,34 @@ def rows_of(batch: Columns) -> int:
     return len(next(iter(batch.values()))) if batch else 0
 
 
-def _taken(batch: Columns, index: NDArray[np.int64]) -> Columns:
-    return {name: column.take(index, axis=0) for name, column in batch.items()}
-
-
 def _joined(parts: Sequence[Columns]) -> Columns:
-    if len(parts) == 1:
-        return parts[0]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _cut(rows: Columns, index: NDArray[np.int64] | None, batch_size: int) -> Iterator[Columns]:
-    """The rows ``index`` of ``rows`` (None is all, in order), copied in blocks of whole batches and bounded size."""
-    size = sum(column[:1].nbytes for column in rows.values()) or 1
-    step = min(BLOCK_BYTES // size, max(BLOCK_BATCHES * batch_size, BLOCK_ROWS))
-    step = max(1, step // batch_size) * batch_size
-    for at in range(0, rows_of(rows) if index is None else len(index), step):
-        if index is None:
-            yield {name: column[at : at + step].copy() for name, column in rows.items()}
-        else:
-            yield _taken(rows, index[at : at + step])
+def _views(rows: Columns, batch_size: int) -> Iterator[Columns]:
+    """All rows in order, in blocks of whole batches and bounded size."""
+    step = _block_rows(sum(column[:1].nbytes for column in rows.values()) or 1, batch_size)
+    for at in range(0, rows_of(rows), step):
+        yield {name: column[at : at + step] for name, column in rows.items()}
 
 
-def _rebatched(blocks: Iterator[Columns], batch_size: int, skip: int) -> Iterator[Columns]:
-    """The rows of ``blocks`` but the first ``skip``, exactly ``batch_size`` at a time; the last may be fewer."""
+def _cut(pool: RowPool, index: NDArray[np.int64], batch_size: int) -> Iterator[Columns]:
+    """The rows ``index`` of ``pool``, copied in blocks of whole batches and bounded size."""
+    step = _block_rows(pool.row_bytes, batch_size)
+    for at in range(0, len(index), step):
+        yield pool.take(index[at : at + step])
+
+
+def _block_rows(row_bytes: int, batch_size: int) -> int:
+    rows = min(BLOCK_BYTES // row_bytes, max(BLOCK_BATCHES * batch_size, BLOCK_ROWS))
+    return max(1, rows // batch_size) * batch_size
+
+
+def _rebatched(blocks: Iterator[Columns], batch_size: int, skip: int, *, are_views: bool) -> Iterator[Columns]:
+    """The rows of ``blocks`` but the first ``skip``, exactly ``batch_size`` at a time; the last may be fewer.
+
+    Batches share no memory with each other, nor, where ``are_views``, with the blocks.
+    """
     rest: Columns = {}
     for block in blocks:
         rows, at = rows_of(block), min(skip, rows_of(block))
@@ -223,12 +236,16 @@ def _rebatched(blocks: Iterator[Columns], batch_size: int, skip: int) -> Iterato
                 yield rest
                 rest = {}
         while at + batch_size <= rows:
-            yield {name: column[at : at + batch_size] for name, column in block.items()}
+            yield {name: _own(column[at : at + batch_size], are_views) for name, column in block.items()}
             at += batch_size
         if at < rows:
             rest = {name: column[at:] for name, column in block.items()}
     if rest:
-        yield rest
+        yield {name: _own(column, are_views) for name, column in rest.items()}
+
+
+def _own(column: NDArray[Any], is_view: bool) -> NDArray[Any]:
+    return column.copy() if is_view else column
 
 
 class _Item(NamedTuple, Generic[Item]):

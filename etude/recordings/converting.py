@@ -9,9 +9,11 @@ from typing import Final
 from etude.atomic import sync
 from etude.errors import DataError, SettingsError
 from etude.filesystems import RemotePath
+from etude.recordings.edited import check_apart, check_free
 from etude.recordings.exporting import WRITERS, exported
+from etude.recordings.pieces import pieces
 from etude.recordings.recording import Recording
-from etude.recordings.writer import RecordingWriter
+from etude.recordings.writer import ROW_GROUP_ROWS, RecordingWriter
 from etude.settings import nearest
 from etude.urls import is_url, redacted
 
@@ -31,17 +33,20 @@ def convert(recording: Recording, path: str | os.PathLike[str], format: str = "e
 
     Raises:
         DataError: something can't be read, there is something already, nothing to write, or what the format can't
-            hold: several agents, episodes that lack steps, a space.
+            hold: several agents, episodes that lack steps, a space; or ``path`` lies in what is read.
         SettingsError: the format is unknown.
     """
     if format not in FORMATS:
         near = nearest(format, FORMATS)
         hint = f" Nearest: `{near}`." if near else ""
         raise SettingsError(f"format is {format!r}; known are {', '.join(FORMATS)}.{hint}")
+    check_apart([path], [recording])
     if format != "etude":
         return _for_others(recording, path, format)
-    pieces = recording.stream()
-    first = next(pieces, None)
+    check_free([path])
+    # As `stream` gives them, but not copied: the writer does that.
+    found = (piece for k in range(recording.num_parts) for piece in pieces(recording.part(k), ROW_GROUP_ROWS))
+    first = next(found, None)
     if first is None:
         raise DataError(f"{recording.path}: holds no steps, so that there is nothing to convert.")
     meta = {"converted_from": {"path": str(recording.path), "format": recording.format}, **recording.meta}
@@ -49,7 +54,7 @@ def convert(recording: Recording, path: str | os.PathLike[str], format: str = "e
         path, obs_space=recording.obs_space, action_space=recording.action_space, env=recording.env, meta=meta
     ) as writer:
         writer.write(first)
-        for exp in pieces:
+        for exp in found:
             writer.write(exp)
     return Recording.open(path)
 

@@ -5,11 +5,16 @@ import dataclasses
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from etude.errors import DataError
-from etude.places import located
+from etude.filesystems import AnyPath, RemotePath
+from etude.places import expanded, located
+from etude.recordings.files import data_files
+from etude.recordings.formats.custom import CustomSource
+from etude.recordings.formats.source import Source
+from etude.recordings.opening import Places
 from etude.recordings.recording import Recording
 
 
@@ -67,10 +72,42 @@ def told_where(paths: Sequence[str]) -> Iterator[None]:
 def check_apart(to: Sequence[str | os.PathLike[str]], recordings: Sequence[Recording]) -> None:
     """Raise a DataError where something is to be written into the folder of something else."""
     outs = [located(path) for path in to]
-    pairs = [(out, recording.path) for out in outs for recording in recordings]
+    places = [place for recording in recordings for place in _places(recording.path)]
+    for out in outs:
+        if any(_lies_in(out, place) and _lies_in(place, out) for place in places):
+            raise DataError(f"{out}: is what is to be read, to which its files would be added. Choose another folder.")
+    pairs = [(out, place) for out in outs for place in places]
     pairs += [(out, other) for out in outs for other in outs if out is not other]
     for out, other in pairs:
-        if not (isinstance(out, Path) and isinstance(other, Path)):
-            continue
-        if out.resolve().is_relative_to(other.resolve()):
+        if _lies_in(out, other):
             raise DataError(f"{out}: lies in {other}, to which its files would belong then. Choose another folder.")
+
+
+def check_free(to: Sequence[str | os.PathLike[str]]) -> None:
+    """Raise a DataError where a recording is to be written to a folder that holds one."""
+    for out in map(located, to):
+        files = data_files(out)
+        if files:
+            raise DataError(
+                f"{out}: holds a recording of {len(files)} files already. Choose another folder, or remove it."
+            )
+
+
+def _lies_in(path: AnyPath, folder: AnyPath) -> bool:
+    if isinstance(path, Path) and isinstance(folder, Path):
+        return path.resolve().is_relative_to(folder.resolve())
+    both_remote = isinstance(path, RemotePath) and isinstance(folder, RemotePath)
+    return both_remote and PurePosixPath(str(path)).is_relative_to(str(folder))
+
+
+def _places(given: Any, filesystem: Any = None) -> list[AnyPath]:
+    """The files and folders that a recording is read from, as far as it is read from such."""
+    if isinstance(given, Places):
+        return _places(given.given, given.filesystem)
+    if isinstance(given, Source):
+        return _places(given.data, given.filesystem)
+    if isinstance(given, CustomSource):
+        return _places(given.paths, given.filesystem)
+    if isinstance(given, list | tuple):
+        return [place for one in given for place in _places(one, filesystem)]
+    return expanded(given, filesystem) if isinstance(given, str | os.PathLike | RemotePath) else []

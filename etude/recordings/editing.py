@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from etude.errors import DataError, SettingsError
-from etude.recordings.edited import Edited, Part, check_apart, counted, told_where
+from etude.recordings.edited import Edited, Part, check_apart, check_free, counted, told_where
 from etude.recordings.episodes import LENGTH, RETURN, STEPS, Episodes
 from etude.recordings.expressions import Expression
 from etude.recordings.recording import Recording
@@ -172,6 +172,7 @@ def _copied(
     if len(to) < (2 if how["how"] == "split" else 1):
         raise SettingsError("both parts were to be written to one folder: give two.")
     check_apart(list(to), [recording])
+    check_free(list(to))
     meta = {**recording.meta, "edited_from": {"path": str(recording.path), "format": recording.format, **how}}
     with ExitStack() as stack:
         writers = [

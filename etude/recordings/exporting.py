@@ -12,11 +12,12 @@ from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.arrays import ranges
 from etude.experience.experience import offsets_of
+from etude.experience.lookback import without_lookback
 from etude.recordings.formats.minari_writer import MinariWriter
 from etude.recordings.formats.rllib_episodes_writer import RLlibEpisodesWriter
 from etude.recordings.formats.rllib_table_writer import RLlibTableWriter
 from etude.recordings.recording import Recording
-from etude.recordings.whole import check_one_agent, survey, whole_episodes, without_lookback
+from etude.recordings.whole import check_one_agent, survey, whole_episodes
 
 MAX_ROWS: Final = 65_536
 """The most rows in memory at a time, but for episodes that are longer or not yet complete."""

@@ -13,7 +13,14 @@ from etude.filesystems import AnyPath
 from etude.recordings.files import DataFile
 from etude.recordings.manifest import MANIFEST, Header, Manifest
 
+
+def _is_text(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind))
+
+
 _KEY_TYPES = {
+    **dict.fromkeys((col.EPISODE_ID, col.AGENT_ID, col.MODULE_ID), (_is_text,)),
     **dict.fromkeys((col.T_INDEX, col.LOOKBACK), (pa.types.is_signed_integer,)),
     **dict.fromkeys((col.TERMINATED, col.TRUNCATED), (pa.types.is_boolean,)),
 }

@@ -12,7 +12,7 @@ from etude import columns as col
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience
 from etude.experience.arrays import describe
-from etude.recordings.edited import Edited, Part, check_apart, counted, told_where
+from etude.recordings.edited import Edited, Part, check_apart, check_free, counted, told_where
 from etude.recordings.recording import Recording
 from etude.recordings.writer import RecordingWriter
 from etude.spaces import space_to_json
@@ -36,6 +36,7 @@ def merge_recordings(recordings: Sequence[Recording], path: str | os.PathLike[st
         raise SettingsError("there is nothing to merge: give recordings.")
     _check_spaces(recordings)
     check_apart([path], recordings)
+    check_free([path])
     dtypes, left_out = _columns(recordings)
     names = _Names()
     renamings = [names.of(recording, i + 1) for i, recording in enumerate(recordings)]

@@ -110,6 +110,12 @@ class OwnParts:
                     values[-1] = following.steps[name][0]
         return exp
 
+    def steps(self, k: int, columns: Sequence[str]) -> Experience:
+        """Row group ``k`` without what was observed after its segments, which takes long to decode of images."""
+        file, group = self._groups[k]
+        names = self._files[0].names_for(columns)
+        return file.load(group, [name for name in names if not col.is_under(name, col.FINAL_OBS)], None)
+
     def keys(self, k: int) -> Experience:
         """Row group ``k`` without step columns, but as it is with them: reads key columns and one of ``final_obs``."""
         file, group = self._groups[k]

@@ -15,7 +15,6 @@ from etude.recordings.crew import Crew, WorkerKind
 from etude.recordings.layers import CONNECTORS, SHUFFLE, Spent, loading
 from etude.recordings.pieces import pieces
 from etude.recordings.preparation import Preparation
-from etude.recordings.row_filters import row_filter
 from etude.recordings.segment_batches import cut_segments, segment_batches_of
 
 PIECE_ROWS = 65_536
@@ -25,11 +24,17 @@ PIECE_ROWS = 65_536
 class Parted(Protocol):
     """What a pipeline begins with: a recording, or what was read of one."""
 
+    is_in_memory: bool
+
+    @property
+    def columns(self) -> list[str]:
+        """The step columns."""
+
     @property
     def num_parts(self) -> int:
         """The parts."""
 
-    def part(self, k: int, columns: Sequence[str] | None = None, filter: Any = None) -> Experience:
+    def part(self, k: int, columns: Sequence[str] | None = None) -> Experience:
         """Part ``k``: whole segments; see `Recording.part`."""
 
     def counts(self, k: int) -> Any:
@@ -42,7 +47,10 @@ class Parted(Protocol):
 class InMemory:
     """Experience in memory, as parts of bounded size."""
 
+    is_in_memory = True
+
     def __init__(self, exp: Experience, max_rows: int = PIECE_ROWS) -> None:
+        self.columns = list(exp.steps)
         self._pieces = list(pieces(exp, max_rows))
 
     @property
@@ -50,7 +58,7 @@ class InMemory:
         """The pieces."""
         return len(self._pieces)
 
-    def part(self, k: int, columns: Sequence[str] | None = None, filter: Any = None) -> Experience:
+    def part(self, k: int, columns: Sequence[str] | None = None) -> Experience:
         """Piece ``k``, with all that was read."""
         return self._pieces[k]
 
@@ -100,14 +108,16 @@ class _Job:
 
     source: Parted
     columns: tuple[str, ...] | None
-    filter: str | None
     prepare: Preparation
     make: Any  # Steps or Cuts
 
     def __call__(self, k: int) -> tuple[Any, Spent]:
+        """What is made of part ``k``; None where nothing of it is wanted, found out before all of it is read."""
         spent = Spent()
         with loading(spent):
-            exp = self.source.part(k, self.columns, None if self.filter is None else row_filter(self.filter))
+            if not self._is_wanted(k):
+                return None, spent
+            exp = self.source.part(k, self.columns)
         with spent.on(CONNECTORS):
             chosen = self.prepare.chosen(exp)
             prepared = self.prepare(chosen)
@@ -116,6 +126,12 @@ class _Job:
         spent.left_out = max(0, int(chosen.num_steps - chosen.segments.lookback.sum()) - spent.rows)
         spent.bad = self.source.counts(k)
         return made, spent
+
+    def _is_wanted(self, k: int) -> bool:
+        where = self.prepare.where
+        if where is None or self.source.is_in_memory:
+            return True
+        return bool(where.holds(self.source.part(k, where.columns(self.source.columns))).any())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -153,6 +169,8 @@ class _Loading:
         for k, (made, spent) in zip(numbers, loaded, strict=True):
             self.spent.add(spent)
             self._source.count(k, spent.bad)
+            if made is None:
+                continue
             size += len(made) if self._by_segments else spent.rows
             left_out += spent.left_out
             yield made
@@ -178,7 +196,6 @@ class DataPipeline:
         batch_size: Steps in a batch; or, of segments with ``by_segments``, how many of these.
         hold_prepared: Keep in memory what came out of ``prepare``.
         epoch_size: The steps (or segments) of an epoch, where a run before has found that out.
-        filter: A condition on single steps; others are not read. See `row_filter`.
         to_device: Brings a batch to where the learner is, ahead of it.
     """
 
@@ -194,12 +211,11 @@ class DataPipeline:
         by_segments: bool = False,
         hold_prepared: bool = False,
         epoch_size: int | None = None,
-        filter: str | None = None,
         to_device: Callable[[Columns], Any] | None = None,
     ) -> None:
         self._make, self._flow, self._num_parts = make, flow, source.num_parts
         self._size, self._by_segments, self._hold = batch_size, by_segments, hold_prepared
-        job = _Job(source, columns, filter, prepare, make)
+        job = _Job(source, columns, prepare, make)
         self._loading = _Loading(source, job, flow, by_segments, epoch_size)
         self._to_device = to_device
         self._ahead: Prefetched[Any] | None = None

@@ -4,7 +4,9 @@
 import numpy as np
 
 from etude.connectors import Connect, Pipeline, PreLearnerLike
+from etude.errors import DataError, EtudeError
 from etude.experience import Experience
+from etude.recordings.row_filters import RowFilter
 
 
 class Preparation:
@@ -14,6 +16,7 @@ class Preparation:
         connectors: Those between env and module.
         to_learner: Those of the learner that need no module.
         select: Gives the segments that a module learns from; None: all.
+        where: A condition on steps; others are left out.
         own: The user's own, which stands around the connectors.
     """
 
@@ -23,18 +26,36 @@ class Preparation:
         to_learner: Pipeline,
         *,
         select: Connect | None = None,
+        where: RowFilter | None = None,
         own: PreLearnerLike | None = None,
     ) -> None:
         self.connectors, self.to_learner = connectors, to_learner
-        self.select, self.own = select, own
+        self.select, self.where, self.own = select, where, own
 
     def chosen(self, exp: Experience) -> Experience:
-        """The segments that the module learns from."""
-        return exp if self.select is None else self.select(exp)
+        """The segments that the module learns from, and of these the steps."""
+        exp = exp if self.select is None else self.select(exp)
+        return exp if self.where is None else self.where(exp)
 
     def __call__(self, exp: Experience) -> Experience:
-        """What is trained on of the segments `chosen`; what must not be is lookback."""
-        return self.connect(exp) if self.own is None else self.own(exp, self.connect)
+        """What is trained on of the segments `chosen`; what must not be is lookback.
+
+        Raises:
+            DataError: the user's own step fails, or gives something else.
+        """
+        if self.own is None:
+            return self.connect(exp)
+        name = getattr(self.own, "__qualname__", repr(self.own))
+        where = f"episode {exp.segments.episode_id[0]!r} and others" if exp.num_segments else "no segments"
+        try:
+            made = self.own(exp, self.connect)
+        except EtudeError:
+            raise
+        except Exception as error:
+            raise DataError(f"the prelearner {name} fails on {where}: {type(error).__name__}: {error}") from error
+        if not isinstance(made, Experience):
+            raise DataError(f"the prelearner {name} gives {type(made).__name__} for {where}: it must give Experience.")
+        return made
 
     def connect(self, exp: Experience) -> Experience:
         """Through all connectors."""

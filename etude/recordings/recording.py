@@ -35,6 +35,8 @@ class Recording:
     rows, or about 64 MiB where rows are large; of other tools, a file or as many rows) in all but `read`.
     """
 
+    is_in_memory = False
+
     def __init__(self, path: Place, parts: Parts) -> None:
         self.path = path
         self.notes: tuple[str, ...] = ()
@@ -248,6 +250,8 @@ class Recording:
 
         def load(k: int) -> Columns:
             try:
+                if isinstance(self._parts, OwnParts) and col.NEXT_OBS not in roots:
+                    return steps_of(self._parts.steps(k, names), roots)
                 return steps_of(self._load(k, names, None), roots)
             except DataError as error:
                 where = self._parts.files[0] if len(self._parts.files) == 1 else f"{self.path}, part {k}"
@@ -297,18 +301,17 @@ class Recording:
         """The pieces that can be loaded one at a time."""
         return self._parts.num_parts
 
-    def part(self, k: int, columns: Sequence[str] | None = None, filter: pc.Expression | None = None) -> Experience:
+    def part(self, k: int, columns: Sequence[str] | None = None) -> Experience:
         """Part ``k``, views: whole segments, but for those that the disk has in pieces.
 
         Args:
             k: Which.
             columns: The step columns, by name or root; None is all.
-            filter: As of `read`.
 
         Raises:
             DataError: a column does not exist, or the part can't be decoded.
         """
-        return self._load(k, self._names(columns), filter)
+        return self._load(k, self._names(columns), None)
 
     def validate(self) -> "Report":
         """Look at every row and report every problem; see `etude.recordings.validate`."""

@@ -3,13 +3,17 @@
 
 import ast
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from numpy.typing import NDArray
 
 from etude.errors import SettingsError
+from etude.experience import Experience
 
 _BINARY: Final[dict[type, Callable[[Any, Any], Any]]] = {
     ast.Add: operator.add,
@@ -25,27 +29,72 @@ _BINARY: Final[dict[type, Callable[[Any, Any], Any]]] = {
 }
 
 
-def row_filter(text: str) -> pc.Expression:
-    """``"reward > 0 and t < 100"`` as the expression that `Recording.read` takes.
+class RowFilter:
+    """A condition on single steps, such as ``reward > 0 and t < 100``.
 
-    Names are columns on the disk that hold one number or text a step, such as ``t``, ``reward``, ``action`` or
-    ``episode_id``; between them stand comparisons, ``and``, ``or``, ``not``, ``+ - * /``, ``in (1, 2)``, numbers and
-    texts. Nothing is run.
+    Names are columns that hold one number or text a step, such as ``t``, ``reward``, ``action`` or ``episode_id``;
+    between them stand comparisons, ``and``, ``or``, ``not``, ``+ - * /``, ``in (1, 2)``, numbers and texts. Nothing is
+    run.
+
+    Args:
+        text: The condition.
 
     Raises:
         SettingsError: it is something else.
     """
-    try:
-        root = ast.parse(text.strip(), mode="eval").body
-        found = _made(root)
-        if not any(isinstance(node, ast.Name) for node in ast.walk(root)):
-            raise ValueError("it names no column")
-    except (SyntaxError, ValueError, TypeError, RecursionError, pa.ArrowException) as error:
-        raise SettingsError(
-            f"the filter {text!r} can't be used ({error}). Write a condition on single steps, such as "
-            "`reward > 0 and t < 100`."
-        ) from None
-    return found
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        try:
+            root = ast.parse(text.strip(), mode="eval").body
+            self._expression = _made(root)
+            self.names = sorted({node.id for node in ast.walk(root) if isinstance(node, ast.Name)})
+            """The columns that it looks at."""
+            if not self.names:
+                raise ValueError("it names no column")
+        except (SyntaxError, ValueError, TypeError, RecursionError, pa.ArrowException) as error:
+            raise self._wrong(error) from None
+
+    def _wrong(self, reason: Any) -> SettingsError:
+        return SettingsError(
+            f"the filter {self.text!r} can't be used ({str(reason).splitlines()[0]}). Write a condition on single "
+            "steps, such as `reward > 0 and t < 100`."
+        )
+
+    def columns(self, there: Sequence[str]) -> tuple[str, ...]:
+        """The step columns that it looks at, of those that are there; others are of the segments."""
+        return tuple(name for name in self.names if name in there)
+
+    def holds(self, exp: Experience) -> NDArray[np.bool_]:
+        """bool ``[num_steps]``: the steps for which it holds; False where something that it names is not known.
+
+        Raises:
+            SettingsError: it names what is not there, or compares what can't be compared.
+        """
+        seen = {name: exp.steps[name] for name in self.columns(tuple(exp.steps))}
+        table = Experience(seen, exp.offsets, exp.segments, {}).to_table()
+        missing = [name for name in self.names if name not in table.column_names]
+        if missing:
+            known = ", ".join(dict.fromkeys([*table.column_names, *exp.steps]))
+            raise self._wrong(f"there is no column `{missing[0]}`; there are {known}")
+        try:
+            found = ds.dataset(table).to_table(columns={"holds": self._expression})["holds"]
+            if not pa.types.is_boolean(found.type):
+                raise ValueError("it is no condition")
+        except (pa.ArrowException, ValueError, TypeError) as error:
+            raise self._wrong(error) from None
+        return np.asarray(found.fill_null(False)).astype(bool)
+
+    def __call__(self, exp: Experience) -> Experience:
+        """The steps for which it holds, in segments that know what was observed after each."""
+        kept = self.holds(exp)
+        if kept.all():
+            return exp
+        changes = np.flatnonzero(np.diff(kept)) + 1
+        bounds = np.union1d(exp.offsets, changes)
+        start, stop = bounds[:-1], bounds[1:]
+        parent = np.searchsorted(exp.offsets, start, side="right") - 1
+        return exp.pieces(parent, start, stop).select(kept[start])
 
 
 def _made(node: ast.expr) -> pc.Expression:

@@ -8,9 +8,18 @@ import numpy as np
 
 from etude.errors import DataError
 from etude.experience import Experience
-from etude.experience.arrays import Index, take
-from etude.experience.experience import offsets_of
-from etude.recordings.batches import BLOCK_BATCHES, BLOCK_BYTES, BLOCK_ROWS, Ahead, Rows, checked_start, steps_of
+from etude.experience.arrays import Index
+from etude.experience.lookback import without_lookback
+from etude.recordings.batches import (
+    BLOCK_BATCHES,
+    BLOCK_BYTES,
+    BLOCK_ROWS,
+    NOTHING,
+    Ahead,
+    Rows,
+    checked_start,
+    steps_of,
+)
 from etude.recordings.pieces import row_bytes
 
 
@@ -47,22 +56,7 @@ def sample_segments(
 
 def cut_segments(exp: Experience, max_len: int, lookback: int = 0) -> Experience:
     """The steps of ``exp`` that are trained on, in segments of at most ``max_len``, after ``lookback`` of others."""
-    return _without_lookback(exp).join().cut(max_len, lookback=lookback)
-
-
-def _without_lookback(exp: Experience) -> Experience:
-    lookback = exp.segments.lookback
-    if not lookback.any():
-        return exp
-    lengths = exp.lengths - lookback
-    kept, rows = np.flatnonzero(lengths), np.flatnonzero(exp.trained())
-    segments = exp.segments.replace(t_start=exp.segments.t_start + lookback, lookback=np.zeros_like(lookback))
-    return Experience(
-        {name: take(column, rows) for name, column in exp.steps.items()},
-        offsets_of(lengths[kept]),
-        segments[kept],
-        {name: take(final, kept) for name, final in exp.final_obs.items()},
-    )
+    return without_lookback(exp).join().cut(max_len, lookback=lookback)
 
 
 def segment_batches_of(
@@ -92,7 +86,10 @@ def _epochs(
     """Blocks of segments of one epoch after the other, in the order in which they are to be given."""
     whole = None
     if source.num_rows <= buffer_size:  # loaded once, in memory for all epochs
-        whole = Experience.concat(list(source.loaded(range(source.num_groups))))
+        parts = list(source.loaded(range(source.num_groups)))
+        if not parts:
+            raise DataError(NOTHING)
+        whole = Experience.concat(parts)
     for epoch in itertools.count(first) if epochs is None else range(first, epochs):
         rng = np.random.default_rng([seed, epoch])
         if whole is not None:
@@ -104,7 +101,7 @@ def _epochs(
             steps += block.num_steps
             yield block
         if not steps:
-            raise DataError("there are no steps to make batches of.")
+            raise DataError(NOTHING)
 
 
 def _shuffled(
@@ -125,6 +122,8 @@ def _shuffled(
             yield from _in_blocks(pool, index[kept:], batch_size)
             parts = [pool.select(index[:kept])]
             steps = parts[0].num_steps
+    if not parts:
+        return
     pool = Experience.concat(parts)
     parts.clear()
     yield from _in_blocks(pool, rng.permutation(len(pool)), batch_size)

@@ -12,8 +12,7 @@ import numpy as np
 
 from etude.errors import DataError
 from etude.experience import Experience
-from etude.experience.arrays import ranges
-from etude.experience.experience import offsets_of
+from etude.experience.lookback import without_lookback
 from etude.recordings.pieces import copied
 from etude.recordings.recording import Recording
 
@@ -177,20 +176,3 @@ def _joined(pieces: list[Experience], recording: Recording) -> Experience:
             f"({', '.join(map(repr, dict.fromkeys(whole.segments.module_id.tolist())))}), which this format can't hold."
         )
     return whole
-
-
-def without_lookback(exp: Experience) -> Experience:
-    """The same without rows that are context only, and without segments that hold nothing else."""
-    lookback = exp.segments.lookback
-    if not lookback.any():
-        return exp
-    kept = np.flatnonzero(exp.lengths > lookback)
-    starts, lengths = (exp.offsets[:-1] + lookback)[kept], (exp.lengths - lookback)[kept]
-    rows, segments = ranges(starts, lengths), exp.segments[kept]
-    segments = segments.replace(t_start=segments.t_start + segments.lookback, lookback=np.zeros(len(kept), np.int64))
-    return Experience(
-        {name: column[rows] for name, column in exp.steps.items()},
-        offsets_of(lengths),
-        segments,
-        {name: column[kept] for name, column in exp.final_obs.items()},
-    )

@@ -70,8 +70,7 @@ class Runner:
         """Steps of agents given out since the runner was made."""
         self.env_steps = 0
         """Steps of envs likewise; as many, where agents have no names."""
-        clock = Clock()
-        called = [callback_from(callback) for callback in callbacks]
+        clock, called = Clock(), [callback_from(callback) for callback in callbacks]
         self._watch = Watch(called, arena, self._book, cast.tracks, clock.now) if called else None
         self._loop = TurnLoop(arena, cast, self._book, self._counter, clock, self._watch)
 
@@ -105,10 +104,7 @@ class Runner:
 
     @property
     def times(self) -> dict[str, float]:
-        """Seconds since the runner was made, by phase (see `PHASES` of `etude.runners.turn_loop`).
-
-        With callbacks, also those in ``callbacks``, and where one of them draws, those in ``render``.
-        """
+        """Seconds since the runner was made, by phase; see `TurnLoop.times`."""
         return self._loop.times
 
     @property

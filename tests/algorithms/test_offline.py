@@ -280,6 +280,94 @@ def test_a_filter_chooses_steps(mode: Any, tmp_path: Path) -> None:
         BC(BCConfig(data=data, filter="t <"))
 
 
+def test_a_filter_cuts_nothing_off_what_comes_after(tmp_path: Path) -> None:
+    data = written(tmp_path / "data", shouting(), max_rows_per_file=60)
+    for mode in ("stream", "auto"):
+        algorithm = IQL(IQLConfig(data=data, filter="t == 3 or t > 9", mode=mode, network=SMALL, **SHORT))
+        assert np.isfinite(algorithm.train().losses["critic"])
+        assert algorithm.get_state("data")["data"]["epochs"] == {"main": 3 * 40}
+
+
+def test_parts_in_which_no_step_fits_are_not_read(tmp_path: Path) -> None:
+    data = written(tmp_path / "data", shouting(), max_rows_per_file=48)
+    read: list[tuple[int, bool]] = []
+
+    class Watched(Recording):
+        def part(self, k: int, columns: Any = None) -> Experience:
+            read.append((k, "obs" in (columns or ())))
+            return super().part(k, columns)
+
+    algorithm = BC(BCConfig(data=Watched.open(data), filter="episode_id == 'e0'", mode="stream", prefetch=0, **SHORT))
+    algorithm.train()
+    assert {k for k, _ in read} == set(range(10))
+    assert {k for k, whole in read if whole} == {0}
+
+
+def nothing(exp: Experience, connect: Connect) -> Any:
+    return None
+
+
+def broken(exp: Experience, connect: Connect) -> Any:
+    raise KeyError("speed")
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+@pytest.mark.parametrize(
+    ("own", "problem"),
+    [
+        (nothing, "the prelearner nothing gives NoneType for episode 'e0' and others: it must give Experience"),
+        (broken, "the prelearner broken fails on episode 'e0' and others: KeyError: 'speed'"),
+    ],
+)
+def test_a_prelearner_that_fails_is_named(own: Any, problem: str, kind: Any, tmp_path: Path) -> None:
+    how: Any = {"mode": "stream", "num_workers": 1, "worker_kind": kind}
+    algorithm = BC(BCConfig(data=written(tmp_path / "data", shouting()), prelearner=own, **how, **SHORT))
+    with pytest.raises(DataError, match=problem):
+        algorithm.train()
+    algorithm.close()
+
+
+def test_a_class_of_prelearners_is_no_prelearner() -> None:
+    with pytest.raises(
+        SettingsError, match="`prelearner` is .*must be an object of this class, made with its settings"
+    ):
+        BCConfig(data="somewhere", prelearner=OnlyAction)
+
+
+def failing(agent: Any, episode: Any) -> str:
+    return {"low": "a"}[agent]
+
+
+def test_a_module_of_that_fails_is_named(tmp_path: Path) -> None:
+    config = BCConfig(data=written(tmp_path / "data", shouting()), modules=("a", "b"), module_of=failing, **SHORT)
+    with pytest.raises(DataError, match="module_of fails for agent 'high' of episode 'e0': KeyError: 'high'"):
+        BC(config).train()
+
+
+@pytest.mark.parametrize("given", [{"filter": "t < 0"}, {"prelearner": OnlyAction(7)}])
+@pytest.mark.parametrize("mode", ["stream", "auto"])
+@pytest.mark.parametrize("make", [lambda **s: BC(BCConfig(**s)), lambda **s: MARWIL(MARWILConfig(**s))])
+def test_nothing_left_to_learn_from_is_an_error(make: Any, mode: Any, given: dict[str, Any], tmp_path: Path) -> None:
+    algorithm = make(data=written(tmp_path / "data", shouting()), mode=mode, **given, **SHORT)
+    with pytest.raises(
+        DataError, match="there are no steps to make batches of: the recording has none, or all of them"
+    ):
+        algorithm.train()
+
+
+def double(obs: Any) -> Any:
+    return 2 * obs
+
+
+def test_functions_as_connectors_can_be_sent_to_processes(tmp_path: Path) -> None:
+    data = written(tmp_path / "data", shouting())
+    how: Any = {"data": data, "mode": "stream", "connectors": (double,), "num_workers": 2, **SHORT}
+    threads, processes = BC(BCConfig(**how)), BC(BCConfig(**how, worker_kind="processes"))
+    assert threads.train().losses == processes.train().losses
+    threads.close()
+    processes.close()
+
+
 # -- batches of one's own ---------------------------------------------------------------------------------------------
 
 
@@ -305,6 +393,32 @@ def test_any_iterator_of_batches_can_stand_for_the_pipeline() -> None:
         algorithm.learn_from({"other": batches()})
     algorithm.learn_from(None)
     with pytest.raises(SettingsError, match="there is no recording to learn from: set `data`"):
+        algorithm.train()
+
+
+OBS, ACTION = np.zeros((8, 2), np.float32), np.zeros(8, np.int64)
+
+
+@pytest.mark.parametrize(
+    ("batch", "problem"),
+    [
+        (None, "a batch is a NoneType: give a mapping of columns by name, or Experience"),
+        ({"obs": OBS}, "a batch has no column `action`; it has obs"),
+        ({"obs": OBS[:0], "action": ACTION[:0]}, "must have equally many rows, at least one"),
+        ({"obs": OBS, "action": ACTION[:5]}, "must have equally many rows, at least one; they have .*'action': 5"),
+        (
+            {"obs": OBS[:, :1], "action": ACTION},
+            "column `obs` of a batch has rows of shape \\(1,\\), wanted are \\(2,\\)",
+        ),
+        ({"obs": OBS, "action": ACTION + 0.5}, "column `action` of a batch is float64, but Discrete"),
+        ({"obs": OBS, "action": ACTION + 7}, "column `action` of a batch goes from 7 to 7, but Discrete.* from 0 to 1"),
+        ({"obs": OBS.tolist(), "action": ACTION}, "column `obs` of a batch is a list: give a NumPy array or a tensor"),
+    ],
+)
+def test_batches_that_do_not_fit_are_named(batch: Any, problem: str, tmp_path: Path) -> None:
+    algorithm = BC(BCConfig(data=written(tmp_path / "data", shouting()), **SHORT))
+    algorithm.learn_from([batch] * 3)
+    with pytest.raises(DataError, match=problem):
         algorithm.train()
 
 

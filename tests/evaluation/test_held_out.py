@@ -57,6 +57,13 @@ def test_in_small_chunks_all_is_the_same(monkeypatch):
     assert evaluate_on(algorithm, exp, gamma=GAMMA, methods=["fqe", "dr"], fqe=fqe).episodes == 200
 
 
+def test_chunks_may_end_in_the_context_of_a_piece(monkeypatch):
+    exp, algorithm = played(30, seed=6), policy(WANTS)
+    whole = evaluate_on(algorithm, exp, methods=CHEAP, gamma=GAMMA)
+    monkeypatch.setattr(held_out, "CHUNK_ROWS", 1)
+    same(evaluate_on(algorithm, exp.cut(2, lookback=2), methods=CHEAP, gamma=GAMMA), whole)
+
+
 def test_what_is_not_whole_is_left_out_and_counted():
     exp, algorithm = played(30, seed=4), policy(WANTS)
     long = np.flatnonzero(exp.lengths >= 3)[:3]

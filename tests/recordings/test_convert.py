@@ -13,7 +13,7 @@ from some_recording import assert_same, numbered, record
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience
 from etude.recordings import Recording, convert
-from etude.recordings.whole import survey, whole_episodes, without_lookback
+from etude.recordings.whole import survey, whole_episodes
 
 OTHERS = ("rllib-episodes", "rllib-table", "minari")
 
@@ -164,10 +164,3 @@ def test_whole_episodes_hold_no_more_than_has_begun(tmp_path: Path) -> None:
     got = Experience.concat(pieces)
     assert sorted(got.segments.episode_id.tolist()) == ["e0", "e1", "e2", "e3"]
     assert_same(got.select(np.argsort(got.segments.episode_id.astype(str))), whole)
-
-
-def test_without_lookback() -> None:
-    whole = numbered([6, 2])
-    cut = whole.cut(3, lookback=2)
-    assert_same(without_lookback(cut).join(), whole)
-    assert without_lookback(whole) is whole

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from some_recording import numbered, record
 
-from etude.errors import DataError, SettingsError
+from etude.errors import SettingsError
 from etude.recordings import Recording
-from etude.recordings.row_filters import row_filter
+from etude.recordings.row_filters import RowFilter
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +30,16 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
     ],
 )
 def test_it_keeps_the_steps_for_which_it_holds(recording: Recording, text: str, holds: Any) -> None:
-    whole, kept = recording.read(), recording.read(filter=row_filter(text))
+    whole = recording.read()
+    kept = RowFilter(text)(whole)
+    kept.validate()
     rows = zip(whole.steps["obs"][:, 0], whole.steps["obs"][:, 1], whole.steps["action"], strict=True)
-    expected = [bool(holds(*row)) for row in rows]
+    expected = np.array([bool(holds(*row)) for row in rows])
     np.testing.assert_array_equal(kept.steps["obs"], whole.steps["obs"][expected])
-    parts = [recording.part(k, filter=row_filter(text)) for k in range(recording.num_parts)]
-    assert sum(part.num_steps for part in parts) == sum(expected)
+    np.testing.assert_array_equal(kept.next_obs()["obs"], whole.next_obs()["obs"][expected])
+    for flag in ("terminated", "truncated"):
+        was, now = (exp.at_ends(getattr(exp.segments, flag)) for exp in (whole, kept))
+        np.testing.assert_array_equal(now, was[expected])
 
 
 @pytest.mark.parametrize(
@@ -44,9 +47,18 @@ def test_it_keeps_the_steps_for_which_it_holds(recording: Recording, text: str, 
 )
 def test_anything_else_is_refused(text: str) -> None:
     with pytest.raises(SettingsError, match="can't be used .* Write a condition on single steps"):
-        row_filter(text)
+        RowFilter(text)
 
 
-def test_a_column_that_is_not_there_is_named(recording: Recording) -> None:
-    with pytest.raises(DataError, match="can't be applied to .*speed"):
-        recording.read(filter=row_filter("speed > 1"))
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("speed > 1", "there is no column `speed`; there are "),
+        ("reward", "it is no condition"),
+        ("reward > 'a'", "greater"),
+        ("obs > 1", "greater"),
+    ],
+)
+def test_what_does_not_fit_the_recording_is_named(recording: Recording, text: str, problem: str) -> None:
+    with pytest.raises(SettingsError, match=f"the filter {text!r} can't be used .*{problem}"):
+        RowFilter(text)(recording.read())

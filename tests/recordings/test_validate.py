@@ -145,6 +145,18 @@ def test_a_column_that_only_later_files_have(tmp_path):
     assert "has a column `logp` (double)" in only(validate(tmp_path), "extra_column").message
 
 
+def test_ids_that_are_no_text(tmp_path):
+    record(tmp_path, numbered([3, 4]))
+    path = tmp_path / "part-00000.parquet"
+    table = pq.read_table(path)
+    ids = table["episode_id"].cast(pa.string()).cast(pa.binary())
+    pq.write_table(table.set_column(0, "episode_id", ids), path)
+    problem = only(validate(path), "wrong_type")
+    assert "column `episode_id` is of type binary, which it can't be" in problem.message
+    with pytest.raises(DataError, match="column `episode_id` is of type binary"):
+        Recording.open(path)
+
+
 def test_a_foreign_file_that_comes_first_is_the_only_problem(tmp_path):
     record(tmp_path, numbered([3]))
     pq.write_table(pa.table({"item": [b"x"]}), tmp_path / "a.parquet")

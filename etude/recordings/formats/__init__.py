@@ -30,16 +30,27 @@ def open_foreign(path: AnyPath, faults: list[Problem] | None = None) -> Parts | 
         faults: Where given, files and lines that can't be read are left out and named here.
 
     Raises:
-        DataError: it can't be opened.
+        DataError: it can't be opened, or there are files of several formats.
     """
     if minari.detect(path):
         return minari.open_parts(path)
     found: list[Any] = [path] if path.is_file() else [p for p in path.rglob("*") if _is_data(p, path)]
     files = sorted(found)
-    opener = opener_of(files[0]) if files else None
+    first = files[0] if files else path
     if faults is not None:  # the first may be one of those that can't be read
-        opener = next((known for file in files if (known := opener_of(file))), None)
-    return open_files(opener, [file for file in files if file.suffix == files[0].suffix], faults) if opener else None
+        first = next((file for file in files if opener_of(file)), first)
+    opener = opener_of(first)
+    if opener is None:
+        return None
+    others = {file: opener_of(file) for file in files if file.suffix != first.suffix}
+    for file, other in others.items():
+        if other not in (None, opener):
+            message = f"{file}: is of another format than {first}, with which it lies. Put one of them elsewhere, or "
+            message += "give both in a list."
+            if faults is None:
+                raise DataError(message)
+            faults.append(Problem("unreadable", message, str(file), count=0, repairable=True))
+    return open_files(opener, [file for file in files if others.get(file, opener) is opener], faults)
 
 
 def open_files(opener: Opener, files: Sequence[AnyPath], faults: list[Problem] | None = None) -> Parts:

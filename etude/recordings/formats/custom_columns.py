@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a function of the user's gives, as Experience that fits the spaces: every column checked, none dropped."""
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Hashable, Mapping
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -86,9 +87,15 @@ class Fitter:
         ends: dict[str, Any] = {
             flag: _flag(flag, given.get(flag, False), num) for flag in (col.TERMINATED, col.TRUNCATED)
         }
-        rest: dict[str, Any] = {key: given[key] for key in (col.AGENT_ID, col.MODULE_ID, "t_start") if key in given}
+        episode_id = _id(col.EPISODE_ID, given)
         segments = Segments.of(
-            1, episode_id=[str(given.get(col.EPISODE_ID, name))], has_final_obs=bool(final), **ends, **rest
+            1,
+            episode_id=[name if episode_id is None else episode_id],
+            agent_id=_id(col.AGENT_ID, given),
+            module_id=_id(col.MODULE_ID, given),
+            t_start=_step(given.get("t_start", 0)),
+            has_final_obs=bool(final),
+            **ends,
         )
         for key, column in columns.items():
             if len(column) != num:
@@ -113,7 +120,7 @@ class Fitter:
         if reserved(key):
             hint = " Give `obs` one row more than `action`, or `final_obs`." if key == col.NEXT_OBS else ""
             raise DataError(f"gave the column `{key}`, a name that a recording needs for itself.{hint}")
-        if key in self._spaces and not isinstance(value, np.ndarray):
+        if key in self._spaces and (key not in self.leaves or not isinstance(value, np.ndarray)):
             try:
                 parts = Flattener(self._spaces[key], key)(value)
             except (LookupError, TypeError) as error:
@@ -188,8 +195,28 @@ def _array(name: str, value: Any) -> NDArray[Any]:
     return array
 
 
+def _id(name: str, given: Mapping[str, Any]) -> str | None:
+    value = given.get(name)
+    if not isinstance(value, Hashable):
+        raise DataError(f"gave `{name}` as {str(value)[:60]!r}: give one text for the whole episode")
+    return None if value is None else str(value)
+
+
+def _step(value: Any) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = -1
+    if not 0 <= number < 2**62:
+        raise DataError(f"gave `t_start` as {str(value)[:60]!r}: give the number of the first step, from 0")
+    return number
+
+
 def _flag(name: str, value: Any, num: int) -> bool:
-    flags = np.asarray(value)
+    try:
+        flags = np.asarray(value)
+    except ValueError:  # lists of several lengths
+        flags = np.empty(0, object)
     if flags.dtype.kind not in "biu" or flags.shape not in ((), (num,)):
         raise DataError(f"gave `{name}` as {str(value)[:60]!r}: give true or false, or one for each of the {num} steps")
     if flags.ndim and flags[:-1].any():

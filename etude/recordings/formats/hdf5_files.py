@@ -133,11 +133,11 @@ class Opener:
         Returns:
             A number that stands for its type; None where nothing was read.
         """
-        h5d, links = self._h5py.h5d, self._h5py.h5l
+        h5py = self._h5py
         try:
-            if parent.links.get_info(name).type != links.TYPE_HARD:
+            if parent.links.get_info(name).type != h5py.h5l.TYPE_HARD:
                 return None
-            dataset = h5d.open(parent, name)
+            dataset = h5py.h5d.open(parent, name)
             if dataset.get_offset() is None or (out.ndim > 1 and dataset.shape != out.shape):
                 return None
             kind = dataset.get_type()

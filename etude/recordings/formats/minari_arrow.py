@@ -68,7 +68,7 @@ class ArrowEpisodes:
     def _parquet(self, path: AnyPath) -> pq.ParquetFile:
         try:
             return footers.opened(path)
-        except (pa.ArrowException, OSError) as error:
+        except footers.BROKEN as error:
             raise _unreadable(path, error) from error
 
     def _table(self, path: AnyPath) -> pa.Table:

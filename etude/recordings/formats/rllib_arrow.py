@@ -46,9 +46,7 @@ def columns_of(values: pa.ChunkedArray, field: pa.Field, root: str) -> Columns:
         DataError: it holds no numbers, or rows of different shapes; a `RowError` where one row is the reason.
     """
     name, metadata = _extension(field)
-    array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
-    if isinstance(array, pa.ChunkedArray):  # no chunks, or too many bytes for one
-        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], field.type)
+    array = one_array(values, field.type)
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     if array.null_count:
@@ -61,6 +59,18 @@ def columns_of(values: pa.ChunkedArray, field: pa.Field, root: str) -> Columns:
     if name == _PICKLED:
         return flat_entries(_each(array, unpickle, root), None, root)
     return _plain(array, root)
+
+
+def one_array(values: pa.ChunkedArray | pa.Array, kind: pa.DataType) -> pa.Array:
+    """A column as one array; copied only where it is in several pieces."""
+    if not isinstance(values, pa.ChunkedArray):
+        return values
+    if values.num_chunks == 1:  # combining them would copy it
+        return values.chunk(0)
+    array = values.combine_chunks()
+    if isinstance(array, pa.ChunkedArray):  # no chunks, or too many bytes for one
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], kind)
+    return array
 
 
 def _storage(kind: pa.DataType) -> pa.DataType:

@@ -67,6 +67,7 @@ class ParquetFiles:
         held = self._last
         if held is not None and held[0] == key:
             return held[1]
+        held = self._last = None  # its memory can be used again by what is read now
         file, own = self.groups[group]
         try:
             with footers.opened(self.paths[file], self.metadata[file], text_codes) as parquet:

@@ -129,6 +129,8 @@ class RLlibJson:
         try:
             batches = batches_of(line)
             columns = [self._columns(batch, None) for batch in batches]  # first: a line that fails leaves no trace
+            for own in columns:
+                self._check_shapes(own)
             found = [self._trajectories.rows_of(batch, f"{self.files[file].stem}-{number}") for batch in batches]
             for own in columns:
                 self._widen(own)
@@ -161,6 +163,15 @@ class RLlibJson:
         if "infos" in batch.columns:
             self._dropped.add("infos")
         return out
+
+    def _check_shapes(self, columns: Columns) -> None:
+        """Raise a DataError where observations or actions are not shaped as on the lines before."""
+        for root in (col.OBS, col.ACTION):
+            for name, values in col.subtree(columns, root).items():
+                known = self._shapes.get(name, values)
+                if len(values) and known.shape[1:] != values.shape[1:]:
+                    here, there = list(values.shape[1:]), list(known.shape[1:])
+                    raise DataError(f"`{name}` has the shape {here} at each step, but {there} on the lines before")
 
     def _widen(self, columns: Columns) -> None:
         """Widen the dtype of each column by what a line holds."""

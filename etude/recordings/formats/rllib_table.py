@@ -170,9 +170,10 @@ class RLlibTable:
             sources |= {"obs", "new_obs"} & set(self._table.fields)
         steps, ends = self._gathered(part, [*sources, *(n for n in ENDS if n in self._table.fields)])
         next_obs = col.renamed(steps, col.NEXT_OBS, col.OBS)
+        lengths = np.array([run.stop - run.start for _, run in part])
         rows = Rows(
-            code=np.repeat([code for code, _ in part], [run.stop - run.start for _, run in part]),
-            t=np.concatenate([np.arange(run.t, run.t + run.stop - run.start) for _, run in part]),
+            code=np.repeat([code for code, _ in part], lengths),
+            t=ranges(np.array([run.t for _, run in part], np.int64), lengths),
             **ends,
         )
         if "eps_id" not in self._table.fields:
@@ -184,7 +185,8 @@ class RLlibTable:
         segments = segments_of(rows, self._naming(part), "new_obs" in self._table.fields)
         last = rows.order[rows.offsets[1:] - 1]
         finals = {n: next_obs[n][last] if next_obs else np.zeros_like(steps[n][last]) for n in obs if n in names}
-        kept = {name: steps[name] if rows.in_order else steps[name][rows.order] for name in names}
+        in_order = rows.in_order
+        kept = {name: steps[name] if in_order else steps[name][rows.order] for name in names}
         return Experience(kept, rows.offsets, segments, finals), rows
 
     def _naming(self, part: Sequence[tuple[int, Run]]) -> Any:

@@ -13,7 +13,7 @@ from etude.columns import Columns
 from etude.errors import DataError
 from etude.filesystems import AnyPath
 from etude.recordings.formats import rllib_columns as words
-from etude.recordings.formats.rllib_arrow import RowError, columns_of, largest
+from etude.recordings.formats.rllib_arrow import RowError, columns_of, largest, one_array
 from etude.recordings.formats.rllib_files import ParquetFiles
 from etude.recordings.formats.rllib_rows import Run, hashes_of, rounds_of, runs_of
 
@@ -102,8 +102,7 @@ class TableFiles:
             if name not in table.schema.names or (name != "eps_id" and table[name].null_count == table.num_rows):
                 texts.append((np.zeros(table.num_rows, np.int32), [None]))
                 continue
-            coded = table[name].combine_chunks()
-            coded = pa.concat_arrays(coded.chunks) if isinstance(coded, pa.ChunkedArray) else coded
+            coded = one_array(table[name], table[name].type)
             coded = coded if pa.types.is_dictionary(coded.type) else coded.dictionary_encode()
             if coded.null_count and name == "eps_id":
                 row = int(np.flatnonzero(coded.is_null().to_numpy(zero_copy_only=False))[0])

@@ -144,8 +144,21 @@ def test_parts_of_nested_observations_are_columns() -> None:
     (same,) = fitter.fitted({"obs/place": np.zeros((3, 2)), "obs/mode": [0, 1, 0], "action": [0, 0]}, "e")
     assert exp.steps["obs/mode"].tolist() == same.steps["obs/mode"].tolist() == [0, 1]
     assert exp.final_obs["obs/mode"].tolist() == [0]
-    with pytest.raises(DataError, match=r"gave `obs` without the parts of its space: obs/mode, obs/place"):
-        fitter.fitted({"obs": {"place": np.zeros((3, 2))}, "action": [0, 0]}, "e")
+    for bad in (
+        {"obs": {"place": np.zeros((3, 2))}},
+        {"obs": np.zeros((2, 2))},
+        {"obs": obs, "final_obs": np.zeros(2)},
+    ):
+        with pytest.raises(DataError, match=r"gave `obs` without the parts of its space: obs/mode, obs/place"):
+            fitter.fitted({"action": [0, 0], **bad}, "e")
+
+
+def test_ids_are_texts_and_none_is_no_id() -> None:
+    given = {**GOOD, "episode_id": None, "agent_id": 3, "module_id": None, "t_start": np.int32(5)}
+    (exp,) = Fitter(NUMBERS, CHOICES).fitted(given, "e")
+    segments = exp.segments
+    assert [segments.episode_id[0], segments.agent_id[0], segments.module_id[0]] == ["e", "3", None]
+    assert segments.t_start.tolist() == [5]
 
 
 GOOD = {"obs": np.zeros((2, 2)), "action": [0, 2], "speed": [1.0, 2.0]}
@@ -169,6 +182,14 @@ GOOD = {"obs": np.zeros((2, 2)), "action": [0, 2], "speed": [1.0, 2.0]}
         ({**GOOD, "next_obs": np.zeros((2, 2))}, r"name that a recording needs for itself\. Give `obs` one row more"),
         ({**GOOD, "terminated": [True, False]}, "gave `terminated` true at step 0 of 2: the episode goes on"),
         ({**GOOD, "terminated": "no"}, "gave `terminated` as 'no': give true or false"),
+        ({**GOOD, "terminated": [False, [True]]}, r"gave `terminated` as '\[False, \[True\]\]': give true or false"),
+        ({**GOOD, "episode_id": ["x"]}, r"gave `episode_id` as \"\['x'\]\": give one text for the whole episode"),
+        ({**GOOD, "agent_id": ["x", "y"]}, r"gave `agent_id` as .*: give one text for the whole episode"),
+        ({**GOOD, "module_id": np.zeros(2)}, r"gave `module_id` as .*: give one text for the whole episode"),
+        ({**GOOD, "t_start": "e2"}, "gave `t_start` as 'e2': give the number of the first step, from 0"),
+        ({**GOOD, "t_start": None}, "gave `t_start` as 'None': give the number"),
+        ({**GOOD, "t_start": 2**70}, "gave `t_start` as '1180591620717411303424': give the number"),
+        ({**GOOD, "t_start": 0.5}, "gave `t_start` as '0.5': give the number"),
         ({k: v for k, v in GOOD.items() if k != "speed"}, "gave no column `speed`; wanted are obs, action, speed"),
         ({**GOOD, "angle": [1, 2]}, "gave a column `angle`, which the first rows have not"),
     ],

@@ -350,6 +350,14 @@ def test_an_arrow_file_with_empty_rows_or_other_widths_is_refused(tmp_path: Path
             everything(minari.open_parts(folder))
 
 
+def test_a_parquet_file_with_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    folder = WRITERS["parquet"](tmp_path, BOX, MODE, episodes(BOX, MODE, [2, 3], infos=False))
+    path = folder / "1" / "part-0.parquet"
+    path.write_bytes(path.read_bytes().replace(b"rewards", b"re\xffards"))
+    with pytest.raises(DataError, match=r"part-0.parquet: .*can't decode byte 0xff"):
+        minari.open_parts(folder)
+
+
 @pytest.mark.parametrize("kind", ["hdf5", "arrow"])
 def test_mutated_bytes_end_in_data_errors(tmp_path: Path, kind: str) -> None:
     folder = WRITERS[kind](tmp_path, NESTED, MODE, episodes(NESTED, MODE, [2, 3], infos=True))

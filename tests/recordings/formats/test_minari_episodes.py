@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Episodes of Minari's HDF5 files that are not as the others are: none is read as something else."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete
+
+from etude import DataError, Experience, Recording, RecordingWriter
+from etude.experience import Segments
+from etude.recordings import convert
+
+h5py = pytest.importorskip("h5py")
+
+
+def _as_int(group: Any) -> None:
+    _replace(group, "rewards", group["rewards"][()].astype(np.int64))
+
+
+def _transposed(group: Any) -> None:
+    _replace(group, "observations", np.ascontiguousarray(group["observations"][()].T))
+
+
+def _short(group: Any) -> None:
+    _replace(group, "actions", group["actions"][:-1])
+
+
+def _text(group: Any) -> None:
+    _replace(group, "rewards", np.array([b"1.0"] * len(group["rewards"])))
+
+
+def _elsewhere(group: Any) -> None:
+    del group["actions"]
+    group["actions"] = h5py.ExternalLink("other.hdf5", "/actions")
+
+
+def _outside(group: Any) -> None:
+    values = group["rewards"][()]
+    del group["rewards"]
+    group.create_dataset("rewards", data=values, external=[("rewards.bin", 0, values.nbytes)])
+
+
+def _replace(group: Any, name: str, values: np.ndarray) -> None:
+    del group[name]
+    group[name] = values
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    with RecordingWriter(tmp_path / "own", obs_space=Box(-9, 9, (4,)), action_space=Discrete(4)) as writer:
+        rng = np.random.default_rng(0)
+        offsets = np.array([0, 6, 8, 15])
+        steps = {
+            "obs": rng.normal(size=(15, 4)).astype(np.float32),
+            "action": rng.integers(0, 4, 15),
+            "reward": rng.normal(size=15).astype(np.float32),
+        }
+        segments = Segments.of(3, episode_id=["a", "b", "c"], terminated=True, has_final_obs=True)
+        writer.write(Experience(steps, offsets, segments, {"obs": rng.normal(size=(3, 4)).astype(np.float32)}))
+    convert(Recording.open(tmp_path / "own"), tmp_path / "other-v0", format="minari")
+    return tmp_path / "other-v0"
+
+
+@pytest.mark.parametrize("change", [_as_int, _transposed, _short, _text, _elsewhere, _outside])
+def test_an_episode_that_differs_is_refused(dataset: Path, change: Callable[[Any], None]) -> None:
+    with h5py.File(next(dataset.rglob("*.hdf5")), "r+") as file:
+        change(file["episode_1"])
+    with pytest.raises(DataError, match="episode_1"):
+        Recording.open(dataset).read()
+
+
+@pytest.mark.parametrize("options", [{}, {"chunks": True}, {"compression": "gzip"}])
+def test_layouts_and_widths_may_differ_between_episodes(dataset: Path, options: dict[str, Any]) -> None:
+    before = Recording.open(dataset).read()
+    with h5py.File(next(dataset.rglob("*.hdf5")), "r+") as file:
+        values = file["episode_1"]["observations"][()]
+        del file["episode_1"]["observations"]
+        file["episode_1"].create_dataset("observations", data=values, **options)
+    after = Recording.open(dataset).read()
+    for name, column in before.steps.items():
+        np.testing.assert_array_equal(column, after.steps[name])
+    np.testing.assert_array_equal(before.final_obs["obs"], after.final_obs["obs"])
