@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from etude.cli import data_editing, files, flags
+from etude.cli import bad_data, data_editing, files, flags
 from etude.errors import SettingsError
 from etude.settings import nearest, settings
 
@@ -14,18 +14,29 @@ PROBLEMS = 1
 
 @settings
 class DataOptions:
-    """What the commands take."""
+    """What `validate` takes."""
 
-    path: str
-    """The recording: a folder, or one file."""
+    path: tuple[str, ...]
+    """The recording: a folder, or one file; several are read as one."""
 
     json: bool = False
     """Print one JSON object on standard output."""
 
 
 @settings
-class ConvertOptions(DataOptions):
+class InfoOptions(DataOptions, bad_data.BadDataOptions):
+    """What `info` takes."""
+
+
+@settings
+class ConvertOptions(bad_data.BadDataOptions):
     """What `convert` takes."""
+
+    path: str
+    """The recording: a folder, or one file."""
+
+    json: bool = False
+    """Print one JSON object on standard output."""
 
     to: str
     """The folder of the new recording."""
@@ -53,16 +64,16 @@ def main(args: list[str]) -> int:
     return command(flags.options(takes, rest, prog=f"etude data {name}", about=about, positional=positional))
 
 
-def info(options: DataOptions) -> int:
+def info(options: InfoOptions) -> int:
     """Print what the recording holds."""
-    from etude.recordings import Recording
-
-    recording = Recording.open(options.path)
-    found = recording.info()
+    with bad_data.remedied(options.path, options.on_bad):
+        recording = bad_data.opened(options.path, options.on_bad)
+        found = recording.info()
     if options.json:
-        files.print_json(found)
+        files.print_json(found | bad_data.as_json([recording], options.on_bad))
     else:
         sys.stdout.write("\n".join(_described(found, recording.obs_space, recording.action_space)) + "\n")
+        bad_data.say([recording])
     return 0
 
 
@@ -70,7 +81,7 @@ def validate(options: DataOptions) -> int:
     """Print every problem of the recording."""
     from etude.recordings import validate as check
 
-    report = check(options.path)
+    report = check(options.path if len(options.path) > 1 else options.path[0])
     if options.json:
         files.print_json(report.to_json())
     else:
@@ -80,16 +91,18 @@ def validate(options: DataOptions) -> int:
 
 def convert(options: ConvertOptions) -> int:
     """Write the recording anew, in Etude's format or another tool's."""
-    from etude.recordings import Recording
     from etude.recordings import convert as write
 
-    written = write(Recording.open(options.path), options.to, options.format)
+    recording = bad_data.opened(options.path, options.on_bad)
+    written = write(recording, options.to, options.format)
     found = {"path": str(written.path), "steps": written.num_steps, "episodes": written.num_episodes}
     if options.json:
-        files.print_json({**found, "format": written.format, "notes": list(written.notes)})
+        bad = bad_data.as_json([recording], options.on_bad)
+        files.print_json({**found, "format": written.format, "notes": list(written.notes), **bad})
     else:
         sys.stdout.write(f"{found['path']}: {found['steps']:,} steps of {found['episodes']:,} episodes.\n")
         sys.stdout.writelines(f"  {note}\n" for note in written.notes)
+        bad_data.say([recording])
     return 0
 
 
@@ -100,7 +113,7 @@ COMMANDS: Mapping[str, tuple[Callable[[Any], int], str]] = {
     **data_editing.COMMANDS,
 }
 
-TAKES: Mapping[str, type] = {"convert": ConvertOptions, **data_editing.TAKES}
+TAKES: Mapping[str, type] = {"info": InfoOptions, "convert": ConvertOptions, **data_editing.TAKES}
 """What commands take that take more than `DataOptions`."""
 
 

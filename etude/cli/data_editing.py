@@ -5,15 +5,17 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from etude.cli import files
+from etude.cli import bad_data, files
+from etude.cli.bad_data import BadDataOptions
 from etude.settings import settings
 
 if TYPE_CHECKING:
+    from etude.recordings import Recording
     from etude.recordings.edited import Edited
 
 
 @settings
-class MergeOptions:
+class MergeOptions(BadDataOptions):
     """What `merge` takes."""
 
     paths: tuple[str, ...]
@@ -27,7 +29,7 @@ class MergeOptions:
 
 
 @settings
-class SplitOptions:
+class SplitOptions(BadDataOptions):
     """What `split` takes."""
 
     path: str
@@ -50,7 +52,7 @@ class SplitOptions:
 
 
 @settings
-class FilterOptions:
+class FilterOptions(BadDataOptions):
     """What `filter` takes."""
 
     path: str
@@ -81,7 +83,7 @@ class FilterOptions:
 
 
 @settings
-class SampleOptions:
+class SampleOptions(BadDataOptions):
     """What `sample` takes."""
 
     path: str
@@ -105,27 +107,28 @@ class SampleOptions:
 
 def merge(options: MergeOptions) -> int:
     """Make one recording of several."""
-    from etude.recordings import Recording, merge_recordings
+    from etude.recordings import merge_recordings
 
-    recordings = [Recording.open(path) for path in options.paths]
-    return _told(merge_recordings(recordings, options.to), as_json=options.json)
+    recordings = [bad_data.opened(path, options.on_bad) for path in options.paths]
+    return _told(merge_recordings(recordings, options.to), recordings, options)
 
 
 def split(options: SplitOptions) -> int:
     """Make two recordings of one."""
-    from etude.recordings import Recording, split_recording
+    from etude.recordings import split_recording
 
-    recording, own = Recording.open(options.path), options
+    recording, own = bad_data.opened(options.path, options.on_bad), options
     done = split_recording(recording, own.to_train, own.to_validation, fraction=own.fraction, seed=own.seed)
-    return _told(done, as_json=options.json)
+    return _told(done, [recording], options)
 
 
 def filter_episodes(options: FilterOptions) -> int:
     """Write some of the episodes anew, by what they are."""
-    from etude.recordings import Recording, filter_recording
+    from etude.recordings import filter_recording
 
+    recording = bad_data.opened(options.path, options.on_bad)
     done = filter_recording(
-        Recording.open(options.path),
+        recording,
         options.to,
         min_return=options.min_return,
         max_return=options.max_return,
@@ -133,23 +136,28 @@ def filter_episodes(options: FilterOptions) -> int:
         max_length=options.max_length,
         where=options.where,
     )
-    return _told(done, as_json=options.json)
+    return _told(done, [recording], options)
 
 
 def sample(options: SampleOptions) -> int:
     """Write some of the episodes anew, drawn at random."""
-    from etude.recordings import Recording, sample_recording
+    from etude.recordings import sample_recording
 
-    recording, own = Recording.open(options.path), options
+    recording, own = bad_data.opened(options.path, options.on_bad), options
     done = sample_recording(recording, own.to, episodes=own.episodes, steps=own.steps, seed=own.seed)
-    return _told(done, as_json=options.json)
+    return _told(done, [recording], options)
 
 
-def _told(done: "Edited", *, as_json: bool) -> int:
-    if as_json:
-        files.print_json(done.to_json())
+def _told(
+    done: "Edited",
+    recordings: list["Recording"],
+    options: MergeOptions | SplitOptions | FilterOptions | SampleOptions,
+) -> int:
+    if options.json:
+        files.print_json(done.to_json() | bad_data.as_json(recordings, options.on_bad))
     else:
         sys.stdout.write(f"{done}\n")
+        bad_data.say(recordings)
     return 0
 
 

@@ -128,9 +128,9 @@ class Names:
         """The arguments with names in full for all others, and which settings they give.
 
         Raises:
-            SettingsError: a setting is given by two of its names.
+            SettingsError: a setting is given by two of its names, or one that takes many values is given twice.
         """
-        words, given = [], dict[tuple[str, ...], str]()
+        words, given, seen = [], dict[tuple[str, ...], str](), set[tuple[str, ...]]()
         for word in args:
             flag, equals, value = word.removeprefix("--").partition("=")
             name = _canonical(flag)
@@ -143,6 +143,9 @@ class Names:
                 raise SettingsError(
                     f"{owner}: --{given[path]} and --{positive} are one setting: leave out one of them."
                 )
+            if path in seen and takes_many(self.leaves[positive].hint):
+                raise SettingsError(f"{owner} has --{positive} twice: put all its values behind one, as A B.")
+            seen.add(path)
             shown = self.of[path][0]
             words.append("--" + (shown if name == positive else _negative(shown)) + equals + value)
         return words, set(given)

@@ -5,8 +5,9 @@ import sys
 from typing import TYPE_CHECKING, Any, Literal
 
 from etude.cli import files, flags, live
-from etude.errors import SettingsError
-from etude.settings import settings
+from etude.cli.bad_data import OnBad
+from etude.errors import DataError, SettingsError
+from etude.settings import defaults, settings
 
 if TYPE_CHECKING:
     from etude.algorithms import Algorithm, Evaluation
@@ -62,8 +63,18 @@ class EvaluateOptions(PlayOptions):
     behaviour: Literal["recorded", "fit"] = "recorded"
     """Where the probabilities of the policy that played are from: what was recorded, or a fit to its actions."""
 
+    on_bad: OnBad = "strict"
+    """What happens to bad data, such as NaN or steps that are there twice: an error, or it is mended where that needs
+    no invention, or left out; a note says what was."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("methods", "gamma", "confidence", "greedy", "behaviour", "on_bad") if self.on is None else ():
+            if getattr(self, name) != defaults(EvaluateOptions)[name]:
+                raise SettingsError(
+                    f"`{name}` is for estimates from a recording, but without `on` the policy plays: give the "
+                    f"recording with --on, or leave `{name}` out."
+                )
         for name in ("env", "explore") if self.on is not None else ():
             if getattr(self, name):
                 raise SettingsError(
@@ -133,6 +144,7 @@ def evaluate_held_out(options: EvaluateOptions, data: str) -> int:
             seed=options.seed or 0,
             explore=not options.greedy,
             behaviour=options.behaviour,
+            on_bad=options.on_bad,
         )
     finally:
         algorithm.close()
@@ -150,7 +162,19 @@ def record(args: list[str]) -> int:
     options = flags.options(RecordOptions, args, prog="etude record", about=about, positional="run")
     algorithm = loaded(options)
     try:
-        found = algorithm.record(
+        found = _recorded(algorithm, options)
+    finally:
+        algorithm.close()
+    if options.json:
+        files.print_json(found.to_dict() | {"run": options.run, "to": options.to})
+    elif not options.quiet:
+        sys.stdout.write(f"{summary(found)}\nrecorded to {options.to}\n")
+    return 0
+
+
+def _recorded(algorithm: "Algorithm[Any]", options: RecordOptions) -> "Evaluation":
+    try:
+        return algorithm.record(
             options.to,
             options.episodes,
             env=options.env,
@@ -161,13 +185,8 @@ def record(args: list[str]) -> int:
             max_rows_per_file=options.max_rows_per_file,
             max_file_size=options.max_file_size,
         )
-    finally:
-        algorithm.close()
-    if options.json:
-        files.print_json(found.to_dict() | {"run": options.run, "to": options.to})
-    elif not options.quiet:
-        sys.stdout.write(f"{summary(found)}\nrecorded to {options.to}\n")
-    return 0
+    except DataError as error:
+        raise DataError(str(error).replace("append=True", "--append")) from error
 
 
 def loaded(options: PlayOptions) -> "Algorithm[Any]":

@@ -14,7 +14,8 @@ Converters = Mapping[Any, Callable[[str], Any]]
 
 def takes_many(hint: Any) -> bool:
     """Whether a flag takes any number of words: a tuple or a mapping, or none."""
-    return all(_is_tuple(o) or _is_mapping(o) or o is type(None) for o in options(hint)) and hint is not type(None)
+    only_many = all(_is_tuple(o) or _is_mapping(o) or o is type(None) for o in options(hint))
+    return (only_many and hint is not type(None)) or _is_one_or_many(hint)
 
 
 def options(hint: Any) -> tuple[Any, ...]:
@@ -25,6 +26,8 @@ def options(hint: Any) -> tuple[Any, ...]:
 
 def metavar(hint: Any) -> str:
     """What stands for the value of a flag in help."""
+    if _is_one_or_many(hint):
+        return "NAME ..."
     many = takes_many(hint)
     kinds = [o for o in options(hint) if not many or _is_tuple(o)]
     found = []
@@ -46,14 +49,18 @@ def value_of(hint: Any, words: Sequence[str], converters: Converters, name: str)
     """The words after a flag as what ``hint`` wants, types of words unchecked.
 
     Raises:
-        SettingsError: there are too many words for one value, or one name has two.
+        SettingsError: there are too many words for one value, or none; or one name has two.
     """
+    if _is_one_or_many(hint) and not words:
+        raise SettingsError(f"{name} needs a value, or several.")
     if not takes_many(hint):
         if len(words) != 1:
             raise SettingsError(f"{name} takes one value, not {len(words)}: {' '.join(words)}.")
         return _one(hint, words[0], converters)
     if len(words) == 1 and words[0].lower() == "none":
         return None if type(None) in options(hint) else ()
+    if _is_one_or_many(hint) and len(words) == 1:
+        return _one(hint, words[0], converters)
     if _takes_names(hint):
         return _by_name(hint, words, converters, name)
     if _is_tuple(_item_of(hint)):
@@ -88,6 +95,11 @@ def _by_name(hint: Any, words: Sequence[str], converters: Converters, name: str)
     if len(found) < len(parts):
         raise SettingsError(f"{name} has one name twice: {' '.join(words)}.")
     return found
+
+
+def _is_one_or_many(hint: Any) -> bool:
+    """Whether one word stands for itself, and several for all of them."""
+    return str in options(hint) and tuple[Any, ...] in options(hint)
 
 
 def _item_of(hint: Any) -> Any:

@@ -81,8 +81,8 @@ def mean_weight(figures: Figures) -> float | None:
     return float(np.exp(np.minimum(figures.log_weight, 690.0)).mean())
 
 
-def notes_on(figures: Figures, methods: Sequence[str], gamma: float) -> list[str]:
-    """What to mind."""
+def notes_on(figures: Figures, methods: Sequence[str], gamma: float, *, explore: bool = True) -> list[str]:
+    """What to mind; ``explore`` says whether the policy draws its actions."""
     notes, num = [], len(figures.lengths)
     if len(set(figures.episode_id.tolist())) < 2:
         notes.append("one episode has no interval")
@@ -96,7 +96,13 @@ def notes_on(figures: Figures, methods: Sequence[str], gamma: float) -> list[str
         size = figures.effective_by_step
         notes.append(f"of {num:,} episodes, {size:.1f} count at a step: don't rely on {' and '.join(by_step)}")
     weight = mean_weight(figures)
-    if weight is not None and not 0.5 <= weight <= 2:
+    if weight is not None and weight < 0.5 and not explore:
+        notes.append(
+            f"the mean weight of whole episodes is {weight:.3g} rather than 1: evaluated is the policy that always "
+            "takes its most likely action (greedy), and an episode in which another was played counts for nothing. "
+            "Let it draw its actions, or rely on dm and fqe"
+        )
+    elif weight is not None and not 0.5 <= weight <= 2:
         notes.append(
             f"the mean weight of whole episodes is {weight:.3g} rather than 1: the policy does what was hardly ever "
             "played, or the episodes are too few for their length"

@@ -38,6 +38,7 @@ from etude.evaluation.target import Target
 from etude.experience import Experience
 from etude.modules import Module
 from etude.recordings import Recording
+from etude.recordings.screening import OnBad
 
 
 def evaluate_on(
@@ -50,6 +51,7 @@ def evaluate_on(
     seed: int = 0,
     explore: bool = True,
     behaviour: BehaviourLike = "recorded",
+    on_bad: OnBad = "strict",
     resamples: int = 1_000,
     fqe: FQEConfig | None = None,
 ) -> OffPolicyEvaluation:
@@ -68,6 +70,9 @@ def evaluate_on(
         explore: Evaluate the policy that draws its actions; else the one that takes the most likely ones.
         behaviour: Where the probabilities of the policy that played are from: the column ``logp``, or a network that is
             fitted to the actions.
+        on_bad: What happens to bad data, such as NaN (`etude.recordings.screening`): ``strict`` raises, ``repair``
+            mends and ``skip`` leaves out, and a note says what was. A `Recording` does as it was opened, and
+            `Experience` is taken as it is.
         resamples: Bootstrap samples, at least 1.
         fqe: How action values are fitted; None is `FQEConfig()`.
 
@@ -81,11 +86,11 @@ def evaluate_on(
             f"there are the modules {list(algorithm.students)}: evaluate_each_on gives a result for each of them."
         )
     asked = _asked(methods, gamma, confidence, seed, explore, behaviour, resamples, fqe)
-    held, name = opened(data), next(iter(algorithm.students))
+    held, name = opened(data, on_bad), next(iter(algorithm.students))
     found = _evaluated(algorithm, name, held, asked)
     if found is None:
         raise _nothing(held)
-    return found
+    return _with_bad(found, held)
 
 
 def evaluate_each_on(
@@ -98,6 +103,7 @@ def evaluate_each_on(
     seed: int = 0,
     explore: bool = True,
     behaviour: BehaviourLike = "recorded",
+    on_bad: OnBad = "strict",
     resamples: int = 1_000,
     fqe: FQEConfig | None = None,
 ) -> dict[str, OffPolicyEvaluation]:
@@ -107,7 +113,7 @@ def evaluate_each_on(
     episodes were played. Modules without a whole episode are left out, and named in the others' notes.
     """
     asked = _asked(methods, gamma, confidence, seed, explore, behaviour, resamples, fqe)
-    held = opened(data)
+    held = opened(data, on_bad)
     found = {name: _evaluated(algorithm, name, held, asked) for name in algorithm.students}
     results = {name: result for name, result in found.items() if result is not None}
     if not results:
@@ -116,7 +122,13 @@ def evaluate_each_on(
     if absent:
         note = f"there is no whole episode of the modules {absent}"
         results = {name: result.noted(note) for name, result in results.items()}
-    return results
+    return {name: _with_bad(result, held) for name, result in results.items()}
+
+
+def _with_bad(result: OffPolicyEvaluation, held: Recording | Experience) -> OffPolicyEvaluation:
+    """The same with a note on what was bad in the data, where it was looked for and found."""
+    report = held.left_out_report() if isinstance(held, Recording) else ""
+    return result.noted(report) if report else result
 
 
 def _asked(
@@ -233,7 +245,7 @@ def _result(name: str, target: Target, held: HeldOut, place: str, asked: Evaluat
         behaviour_policy=behaviour,
         mean_weight=mean_weight(figures),
         left_out=dict(held.left_out),
-        notes=tuple(notes_on(figures, asked.methods, asked.gamma)),
+        notes=tuple(notes_on(figures, asked.methods, asked.gamma, explore=asked.explore)),
     )
 
 

@@ -18,6 +18,7 @@ from etude.recordings.pieces import copied, pieces, row_bytes
 
 if TYPE_CHECKING:
     from etude.recordings import Source
+    from etude.recordings.screening import OnBad
 
 HeldOutLike: TypeAlias = "str | os.PathLike[str] | Source | Recording | Experience"
 """Where held-out episodes are: a path, or data that is open or in memory."""
@@ -130,13 +131,13 @@ def _joined(parts: Sequence[Experience]) -> Experience | None:
     return whole if whole.num_segments == 1 and bool(whole.segments.done[0]) else None
 
 
-def opened(data: HeldOutLike) -> Recording | Experience:
-    """The data, opened where it is a path.
+def opened(data: HeldOutLike, on_bad: "OnBad" = "strict") -> Recording | Experience:
+    """The data, opened with ``on_bad`` where it is a path or a `Source`.
 
     Raises:
         DataError: there is none, or it has no rewards.
     """
-    held = data if isinstance(data, Recording | Experience) else Recording.open(data)
+    held = data if isinstance(data, Recording | Experience) else Recording.open(data, on_bad=on_bad)
     columns = held.columns if isinstance(held, Recording) else list(held.steps)
     for root in (col.OBS, col.ACTION, col.REWARD):
         if not col.under(columns, root):

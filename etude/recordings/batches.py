@@ -147,10 +147,8 @@ def checked_start(source: Rows[T], batch_size: int, buffer_size: int, start: int
 def _epochs(
     source: Rows[Columns], batch_size: int, buffer_size: int | None, seed: int, first: int, epochs: int | None
 ) -> Iterator[Columns]:
-    """Blocks of rows of one epoch after the other, in the order in which they are to be given.
-
-    Without a buffer they are views: whoever takes them copies them, while a thread may decode what comes next.
-    """
+    """Blocks of rows of one epoch after the other, in the order in which they are given. Without a buffer they are
+    views: whoever takes them copies them, while a thread may decode what comes next."""
     whole = None
     if buffer_size is not None and source.num_rows <= buffer_size:  # loaded once, in memory for all epochs
         parts = list(source.loaded(range(source.num_groups)))
@@ -220,10 +218,8 @@ def _block_rows(row_bytes: int, batch_size: int) -> int:
 
 
 def _rebatched(blocks: Iterator[Columns], batch_size: int, skip: int, *, are_views: bool) -> Iterator[Columns]:
-    """The rows of ``blocks`` but the first ``skip``, exactly ``batch_size`` at a time; the last may be fewer.
-
-    Batches share no memory with each other, nor, where ``are_views``, with the blocks.
-    """
+    """The rows of ``blocks`` but the first ``skip``, exactly ``batch_size`` at a time, the last perhaps fewer; copied
+    where the blocks ``are_views``."""
     rest: Columns = {}
     for block in blocks:
         rows, at = rows_of(block), min(skip, rows_of(block))
@@ -236,16 +232,16 @@ def _rebatched(blocks: Iterator[Columns], batch_size: int, skip: int, *, are_vie
                 yield rest
                 rest = {}
         while at + batch_size <= rows:
-            yield {name: _own(column[at : at + batch_size], are_views) for name, column in block.items()}
+            yield _own({name: column[at : at + batch_size] for name, column in block.items()}, are_views)
             at += batch_size
         if at < rows:
             rest = {name: column[at:] for name, column in block.items()}
     if rest:
-        yield {name: _own(column, are_views) for name, column in rest.items()}
+        yield _own(rest, are_views)
 
 
-def _own(column: NDArray[Any], is_view: bool) -> NDArray[Any]:
-    return column.copy() if is_view else column
+def _own(batch: Columns, is_view: bool) -> Columns:
+    return {name: column.copy() for name, column in batch.items()} if is_view else batch
 
 
 class _Item(NamedTuple, Generic[Item]):

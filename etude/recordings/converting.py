@@ -40,9 +40,9 @@ def convert(recording: Recording, path: str | os.PathLike[str], format: str = "e
         near = nearest(format, FORMATS)
         hint = f" Nearest: `{near}`." if near else ""
         raise SettingsError(f"format is {format!r}; known are {', '.join(FORMATS)}.{hint}")
-    check_apart([path], [recording])
     if format != "etude":
         return _for_others(recording, path, format)
+    check_apart([path], [recording])
     check_free([path])
     # As `stream` gives them, but not copied: the writer does that.
     found = (piece for k in range(recording.num_parts) for piece in pieces(recording.part(k), ROW_GROUP_ROWS))
@@ -65,6 +65,7 @@ def _for_others(recording: Recording, where: str | os.PathLike[str], format: str
         raise DataError(
             f"{redacted(str(where))}: {format} is written to local folders alone. Write it to one, and copy that."
         )
+    check_apart([where], [recording])
     path = Path(where)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise DataError(f"{path}: is there already, and is not empty. Choose another folder, or remove it.")

@@ -59,6 +59,14 @@ def counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
+def columns_of_pass(recording: Recording, needed: Sequence[str], written: Sequence[str]) -> Sequence[str]:
+    """The columns to read where ``needed`` would do, but ``written`` are written later.
+
+    What ``on_bad`` leaves out hangs on the columns that are read: both passes must see the same.
+    """
+    return needed if recording.counts(0) is None else written
+
+
 @contextmanager
 def told_where(paths: Sequence[str]) -> Iterator[None]:
     """Say in an error within it that what was written until then is there."""

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.experience import Experience
+from etude.recordings.edited import columns_of_pass
 from etude.recordings.expressions import Expression, Reduction
 from etude.recordings.recording import Recording
 
@@ -66,7 +67,7 @@ class Episodes:
         if where is not None:
             where.check_names([n for n in FIGURES if n != RETURN or self._has_rewards], recording.columns)
         wanted = {*([] if where is None else where.columns), *([col.REWARD] if self._has_rewards else [])}
-        for exp in recording.stream(columns=sorted(wanted)):
+        for exp in recording.stream(columns=columns_of_pass(recording, sorted(wanted), recording.columns)):
             self._add(exp)
         self.figures = self._figures()
         """By name, ``[episodes]`` each; ``return`` is there where rewards are."""

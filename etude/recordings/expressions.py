@@ -198,6 +198,8 @@ class Expression:
                 )
             case ast.Compare():
                 sides = [self._value(side, names) for side in (node.left, *node.comparators)]
+                if len({_is_text(side) for side in sides} - {None}) > 1:
+                    raise TypeError("text is compared with numbers")
                 found = [
                     np.asarray(_COMPARE[type(op)](a, b)).astype(bool)
                     for op, a, b in zip(node.ops, sides, sides[1:], strict=False)
@@ -225,8 +227,18 @@ def _truth(value: Any) -> NDArray[np.bool_]:
     return found
 
 
+def _is_text(value: Any) -> bool | None:
+    """Whether it is text, not numbers; None where nothing says so."""
+    found = np.asarray(value)
+    if found.dtype != object:
+        return found.dtype.kind == "U"
+    return True if any(isinstance(one, str) for one in found.flat) else None
+
+
 def _number(value: Any) -> Any:
     """Numbers as float64, so that whole ones neither overflow nor wrap."""
+    if _is_text(value):
+        raise TypeError("text is no number to reckon with")
     return np.asarray(value, np.float64)
 
 

@@ -12,7 +12,7 @@ from etude import columns as col
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience
 from etude.experience.arrays import describe
-from etude.recordings.edited import Edited, Part, check_apart, check_free, counted, told_where
+from etude.recordings.edited import Edited, Part, check_apart, check_free, columns_of_pass, counted, told_where
 from etude.recordings.recording import Recording
 from etude.recordings.writer import RecordingWriter
 from etude.spaces import space_to_json
@@ -39,7 +39,7 @@ def merge_recordings(recordings: Sequence[Recording], path: str | os.PathLike[st
     check_free([path])
     dtypes, left_out = _columns(recordings)
     names = _Names()
-    renamings = [names.of(recording, i + 1) for i, recording in enumerate(recordings)]
+    renamings = [names.of(recording, i + 1, list(dtypes)) for i, recording in enumerate(recordings)]
     envs = {recording.env for recording in recordings}
     first = recordings[0]
     written: list[int] = []
@@ -84,10 +84,10 @@ class _Names:
     def __init__(self) -> None:
         self._taken: set[str] = set()
 
-    def of(self, recording: Recording, number: int) -> _Renamed:
-        """What is to be renamed in the next recording."""
+    def of(self, recording: Recording, number: int, columns: Sequence[str]) -> _Renamed:
+        """What is to be renamed in the next recording, of which these ``columns`` are written."""
         own: dict[str, None] = {}
-        for exp in recording.stream(columns=()):
+        for exp in recording.stream(columns=columns_of_pass(recording, (), columns)):
             own.update(dict.fromkeys(exp.segments.episode_id.tolist()))
         ids = {}
         for name in own:

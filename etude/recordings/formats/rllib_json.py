@@ -171,7 +171,9 @@ class RLlibJson:
                 known = self._shapes.get(name, values)
                 if len(values) and known.shape[1:] != values.shape[1:]:
                     here, there = list(values.shape[1:]), list(known.shape[1:])
-                    raise DataError(f"`{name}` has the shape {here} at each step, but {there} on the lines before")
+                    raise DataError(
+                        f"`{name}` has the shape {here} at each step, but {there} on lines before: spaces differ"
+                    )
 
     def _widen(self, columns: Columns) -> None:
         """Widen the dtype of each column by what a line holds."""

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bad data, as commands that read recordings are told of it, and tell of it. Imports nothing heavy."""
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from etude.errors import DataError
+from etude.settings import settings
+
+if TYPE_CHECKING:
+    from etude.recordings import Recording
+
+OnBad: TypeAlias = Literal["strict", "repair", "skip"]
+
+
+@settings
+class BadDataOptions:
+    """What commands that read recordings take."""
+
+    on_bad: OnBad | None = None
+    """What happens to bad data, such as NaN or steps that are there twice: an error (strict), or it is mended where
+    that needs no invention and else left out (repair), or left out with its segment (skip). None: it stays as it is."""
+
+
+def opened(path: str | Sequence[str], on_bad: OnBad | None) -> "Recording":
+    """The recording at ``path``, or of several of them."""
+    from etude.recordings import Recording
+
+    several = not isinstance(path, str) and len(path) > 1
+    return Recording.open(path if isinstance(path, str) or several else path[0], on_bad=on_bad)
+
+
+@contextmanager
+def remedied(path: str | Sequence[str], on_bad: OnBad | None) -> Iterator[None]:
+    """Say in an error within it how to go on, where some of the recording can be read."""
+    try:
+        yield
+    except DataError as error:
+        if on_bad is not None or not _opens(path):
+            raise
+        raise DataError(f"{error} `etude data validate` lists all problems; --on-bad=skip reads the rest.") from error
+
+
+def _opens(path: str | Sequence[str]) -> bool:
+    try:
+        opened(path, "skip")
+    except DataError:
+        return False
+    return True
+
+
+def say(recordings: Sequence["Recording"]) -> None:
+    """Print what was bad in them, where something was."""
+    sys.stdout.writelines(f"{report}\n" for report in (r.left_out_report() for r in recordings) if report)
+
+
+def as_json(recordings: Sequence["Recording"], on_bad: OnBad | None) -> dict[str, Any]:
+    """What was bad in them, by kind: how often it was met, and the rows left out; empty where nobody looked."""
+    if on_bad is None:
+        return {}
+    met, left_out = Counter[str](), Counter[str]()
+    for recording in recordings:
+        met.update(recording.met)
+        left_out.update(recording.left_out)
+    return {"bad": {"met": dict(met), "left_out_rows": dict(left_out)}}
