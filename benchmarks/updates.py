@@ -173,9 +173,7 @@ def bc(options: Options) -> Iterator[Row]:
 
 
 def _etude_bc(data: str, mode: Any) -> Work:
-    algorithm = BC(
-        BCConfig(data=data, mode=mode, batch_size=BC_BATCH, updates_per_iteration=BC_UPDATES, seed=0)
-    )
+    algorithm = BC(BCConfig(data=data, mode=mode, batch_size=BC_BATCH, updates_per_iteration=BC_UPDATES, seed=0))
 
     def work() -> int:
         algorithm.train()

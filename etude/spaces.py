@@ -6,7 +6,6 @@ Only here is a nested observation or action taken apart (``Flattener``) and put 
 
 import functools
 import math
-import operator
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
@@ -84,7 +83,7 @@ class Flattener:
 
 
 def _getter(path: Path) -> Callable[[Any], Any]:
-    return operator.itemgetter(path[0]) if len(path) == 1 else functools.partial(_inside, path)
+    return functools.partial(_inside, path)  # not a closure: connectors are sent to processes
 
 
 def _inside(path: Path, value: Any) -> Any:

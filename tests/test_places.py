@@ -16,6 +16,7 @@ from etude.anywhere import aside_of, publish_at, relative, replace
 from etude.errors import DataError
 from etude.filesystems import RemotePath
 from etude.places import expanded, located, shown
+from etude.recordings import Recording
 
 FILES = (
     "a.parquet",
@@ -232,3 +233,12 @@ def test_knowing_where_files_lie_imports_no_pyarrow():
     code = "import sys, etude.filesystems, etude.places, etude.urls, etude.anywhere; print('pyarrow' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
     assert out.stdout == "False\n"
+
+
+def test_an_empty_path_is_not_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for given in ("", ["", "."]):
+        with pytest.raises(DataError, match="an empty path was given: give a folder"):
+            Recording.open(given)
+    with pytest.raises(DataError, match="an empty path was given"):
+        located("")

@@ -41,7 +41,8 @@ def remedied(path: str | Sequence[str], on_bad: OnBad | None) -> Iterator[None]:
     except DataError as error:
         if on_bad is not None or not _opens(path):
             raise
-        raise DataError(f"{error} `etude data validate` lists all problems; --on-bad=skip reads the rest.") from error
+        more = "`etude data validate` lists all problems; --on-bad=skip reads the rest."
+        raise DataError(f"{str(error).rstrip('.')}. {more}") from error
 
 
 def _opens(path: str | Sequence[str]) -> bool:

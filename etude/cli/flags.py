@@ -11,11 +11,11 @@ import io
 import re
 import typing
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
-from etude.cli.words import Converters, metavar, takes_many, value_of
-from etude.errors import SettingsError
+from etude.cli.words import Converters, is_one_or_many, metavar, takes_many, value_of
+from etude.errors import DataError, SettingsError
 from etude.settings import Leaf, defaults, field_docs, from_dict, leaves_of, main_setting, nearest, shown
 
 C = TypeVar("C")
@@ -100,6 +100,15 @@ def options(cls: type[C], args: Sequence[str], *, prog: str, about: str, positio
     return from_dict(cls, given, owner=owner)
 
 
+@contextlib.contextmanager
+def said_as(flag: str) -> Iterator[None]:
+    """Let errors within it name ``flag`` where they say ``append=True``."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(str(error).replace("append=True", flag)) from error
+
+
 class Names:
     """What each setting is called on the command line.
 
@@ -128,7 +137,7 @@ class Names:
         """The arguments with names in full for all others, and which settings they give.
 
         Raises:
-            SettingsError: a setting is given by two of its names, or one that takes many values is given twice.
+            SettingsError: a setting is given by two of its names, or one that takes one value or many is given twice.
         """
         words, given, seen = [], dict[tuple[str, ...], str](), set[tuple[str, ...]]()
         for word in args:
@@ -143,7 +152,7 @@ class Names:
                 raise SettingsError(
                     f"{owner}: --{given[path]} and --{positive} are one setting: leave out one of them."
                 )
-            if path in seen and takes_many(self.leaves[positive].hint):
+            if path in seen and is_one_or_many(self.leaves[positive].hint):
                 raise SettingsError(f"{owner} has --{positive} twice: put all its values behind one, as A B.")
             seen.add(path)
             shown = self.of[path][0]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from etude.cli import files, flags, live
 from etude.cli.bad_data import OnBad
-from etude.errors import DataError, SettingsError
+from etude.errors import SettingsError
 from etude.settings import defaults, settings
 
 if TYPE_CHECKING:
@@ -75,8 +75,8 @@ class EvaluateOptions(PlayOptions):
                     f"`{name}` is for estimates from a recording, but without `on` the policy plays: give the "
                     f"recording with --on, or leave `{name}` out."
                 )
-        for name in ("env", "explore") if self.on is not None else ():
-            if getattr(self, name):
+        for name in ("env", "explore", "episodes") if self.on is not None else ():
+            if getattr(self, name) != defaults(EvaluateOptions)[name]:
                 raise SettingsError(
                     f"`{name}` is for playing, but with `on` nothing is played: leave one of them out. The policy "
                     "draws its actions there, unless it is `greedy`."
@@ -162,7 +162,18 @@ def record(args: list[str]) -> int:
     options = flags.options(RecordOptions, args, prog="etude record", about=about, positional="run")
     algorithm = loaded(options)
     try:
-        found = _recorded(algorithm, options)
+        with flags.said_as("--append"):
+            found = algorithm.record(
+                options.to,
+                options.episodes,
+                env=options.env,
+                seed=options.seed,
+                explore=options.explore,
+                append=options.append,
+                compression=options.compression,
+                max_rows_per_file=options.max_rows_per_file,
+                max_file_size=options.max_file_size,
+            )
     finally:
         algorithm.close()
     if options.json:
@@ -170,23 +181,6 @@ def record(args: list[str]) -> int:
     elif not options.quiet:
         sys.stdout.write(f"{summary(found)}\nrecorded to {options.to}\n")
     return 0
-
-
-def _recorded(algorithm: "Algorithm[Any]", options: RecordOptions) -> "Evaluation":
-    try:
-        return algorithm.record(
-            options.to,
-            options.episodes,
-            env=options.env,
-            seed=options.seed,
-            explore=options.explore,
-            append=options.append,
-            compression=options.compression,
-            max_rows_per_file=options.max_rows_per_file,
-            max_file_size=options.max_file_size,
-        )
-    except DataError as error:
-        raise DataError(str(error).replace("append=True", "--append")) from error
 
 
 def loaded(options: PlayOptions) -> "Algorithm[Any]":

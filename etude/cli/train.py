@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from etude.algorithms import Algorithm, Result, Stop
-from etude.cli import files, folders, live, logs, watch
+from etude.cli import files, flags, folders, live, logs, watch
 from etude.cli.arguments import ALGORITHMS, TrainOptions, algorithm_class, ask, make
 from etude.cli.streams import say
 from etude.envs import env_name
@@ -39,7 +39,8 @@ def main(args: list[str]) -> int:
     asked = ask(algorithm_class(args[0]), args[0], args[1:])
     options, out = asked.options, asked.out
     logs.check(options.log)
-    with folders.claimed(out):  # before a checkpoint is read: who has the folder may save a newer one meanwhile
+    # Claimed before a checkpoint is read: who has the folder may save a newer one meanwhile.
+    with folders.claimed(out), flags.said_as("--record.append"):
         folders.check_free(out, options.resume, overwrite=options.overwrite)
         with closing(make(asked)) as algorithm:
             algorithm.check_stop(options.stop)  # before anything is replaced

@@ -15,7 +15,7 @@ Converters = Mapping[Any, Callable[[str], Any]]
 def takes_many(hint: Any) -> bool:
     """Whether a flag takes any number of words: a tuple or a mapping, or none."""
     only_many = all(_is_tuple(o) or _is_mapping(o) or o is type(None) for o in options(hint))
-    return (only_many and hint is not type(None)) or _is_one_or_many(hint)
+    return (only_many and hint is not type(None)) or is_one_or_many(hint)
 
 
 def options(hint: Any) -> tuple[Any, ...]:
@@ -26,7 +26,7 @@ def options(hint: Any) -> tuple[Any, ...]:
 
 def metavar(hint: Any) -> str:
     """What stands for the value of a flag in help."""
-    if _is_one_or_many(hint):
+    if is_one_or_many(hint):
         return "NAME ..."
     many = takes_many(hint)
     kinds = [o for o in options(hint) if not many or _is_tuple(o)]
@@ -51,7 +51,7 @@ def value_of(hint: Any, words: Sequence[str], converters: Converters, name: str)
     Raises:
         SettingsError: there are too many words for one value, or none; or one name has two.
     """
-    if _is_one_or_many(hint) and not words:
+    if is_one_or_many(hint) and not words:
         raise SettingsError(f"{name} needs a value, or several.")
     if not takes_many(hint):
         if len(words) != 1:
@@ -59,7 +59,7 @@ def value_of(hint: Any, words: Sequence[str], converters: Converters, name: str)
         return _one(hint, words[0], converters)
     if len(words) == 1 and words[0].lower() == "none":
         return None if type(None) in options(hint) else ()
-    if _is_one_or_many(hint) and len(words) == 1:
+    if is_one_or_many(hint) and len(words) == 1:
         return _one(hint, words[0], converters)
     if _takes_names(hint):
         return _by_name(hint, words, converters, name)
@@ -97,7 +97,7 @@ def _by_name(hint: Any, words: Sequence[str], converters: Converters, name: str)
     return found
 
 
-def _is_one_or_many(hint: Any) -> bool:
+def is_one_or_many(hint: Any) -> bool:
     """Whether one word stands for itself, and several for all of them."""
     return str in options(hint) and tuple[Any, ...] in options(hint)
 

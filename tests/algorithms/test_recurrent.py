@@ -133,6 +133,7 @@ def test_what_can_not_be_done_with_a_memory_is_said(tmp_path: Any) -> None:
         config("gru", max_seq_len=0)
     PPO(config(None)).record(tmp_path / "data", 3)
     algorithm = BC(BCConfig(data=str(tmp_path / "data"), network=NetworkConfig(recurrent="gru")))
-    algorithm.learn_from([{"obs": np.zeros((4, 1), np.float32), "action": np.zeros(4, np.int64)}])
+    obs = np.zeros((4, *(algorithm.module.obs_space.shape or ())), np.float32)
+    algorithm.learn_from([{"obs": obs, "action": np.zeros(4, np.int64)}])
     with pytest.raises(ModuleError, match="Network is recurrent, and can't learn from batches of single steps"):
         algorithm.train()

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from cli_runs import trained
 
+from etude.algorithms import load
 from etude.cli.main import main
-from etude.recordings import Recording
+from etude.recordings import Recording, RecordingWriter
 
 
 @pytest.fixture(scope="module")
@@ -126,3 +127,88 @@ def test_convert_to_other_tools_formats(recording, tmp_path, capsys):
     assert capsys.readouterr().out == f"{tmp_path / 'rllib'}: {found['steps']:,} steps of 4 episodes.\n"
     assert main(["data", "convert", str(out), str(tmp_path / "table"), "--format", "rllib-tables"]) == 2
     assert "Nearest: `rllib-table`" in capsys.readouterr().err
+
+
+@pytest.fixture
+def spoilt(recording, tmp_path):
+    """The recording with NaN in one episode."""
+    path, exp = tmp_path / "spoilt", Recording.open(recording).read()
+    reward = exp.steps["reward"].copy()
+    reward[3] = np.nan
+    source = Recording.open(recording)
+    with RecordingWriter(path, obs_space=source.obs_space, action_space=source.action_space) as writer:
+        writer.write(exp.with_steps(reward=reward))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("command", "more"),
+    [
+        ("info", []),
+        ("convert", ["--to", "OUT"]),
+        ("merge", ["--to", "OUT"]),
+        ("filter", ["--to", "OUT", "--min-length", "1"]),
+        ("sample", ["--to", "OUT", "--episodes", "2"]),
+        ("split", ["--to-train", "OUT", "--to-validation", "OUT2"]),
+    ],
+)
+def test_bad_data_are_left_out_and_told(spoilt, tmp_path, capsys, command, more):
+    def words(number):
+        return ["data", command, str(spoilt), *(w.replace("OUT", str(tmp_path / f"{number}-")) for w in more)]
+
+    assert main([*words(1), "--on-bad", "skip"]) == 0
+    assert f"{spoilt}: nan 1 times" in capsys.readouterr().out
+    assert main([*words(2), "--on-bad", "skip", "--json"]) == 0
+    bad = json.loads(capsys.readouterr().out)["bad"]
+    assert bad["met"] == {"nan": 1}
+    assert bad["left_out_rows"]["nan"] > 3
+    assert main([*words(3), "--on-bad", "strict"]) == 2
+    assert "`reward` holds NaN" in capsys.readouterr().err
+    assert main([*words(4), "--json"]) == 0
+    assert "bad" not in json.loads(capsys.readouterr().out)
+
+
+def test_info_says_how_to_go_on(recording, tmp_path, capsys):
+    one, other = tmp_path / "two" / "a.parquet", tmp_path / "two" / "b.parquet"
+    one.parent.mkdir()
+    (file,) = recording.glob("*.parquet")
+    for path in (one, other):
+        shutil.copy(file, path)
+    other.write_bytes(other.read_bytes()[:-100])
+    hint = "`etude data validate` lists all problems; --on-bad=skip reads the rest."
+    assert main(["data", "info", str(one.parent)]) == 2
+    assert capsys.readouterr().err.endswith(f". {hint}\n")
+    assert main(["data", "info", str(one.parent), "--on-bad", "skip"]) == 0
+    assert "truncated_file 1 times" in capsys.readouterr().out
+    assert main(["data", "info", str(other)]) == 2
+    assert hint not in capsys.readouterr().err
+
+
+def test_several_recordings_are_one(recording, tmp_path, capsys):
+    shutil.copytree(recording, tmp_path / "b")
+    assert main(["data", "info", str(recording), str(tmp_path / "b"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["episodes"] == 8
+    assert main(["data", "validate", str(recording), str(tmp_path / "b"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["episodes"] == 8
+    for words in (["data", "info", ""], ["data", "convert", str(recording), ""], ["train", "bc", "--data", ""]):
+        assert main(words) == 2
+        assert "an empty path was given" in capsys.readouterr().err
+    train = ["train", "bc", "--batch-size", "32", "--updates-per-iteration", "2", "--stop.updates", "2", "--quiet"]
+    assert main([*train, "--data", str(recording), str(tmp_path / "b"), "--out", str(tmp_path / "run")]) == 0
+    run = load(tmp_path / "run")
+    assert run.recording.num_episodes == 8
+    run.close()
+    assert main([*train, "--data", str(recording), "--data", str(tmp_path / "b")]) == 2
+    assert "bc has --data twice: put all its values behind one" in capsys.readouterr().err
+    assert main([*train, "--data"]) == 2
+    assert "bc.data needs a value, or several" in capsys.readouterr().err
+
+
+def test_nothing_is_written_into_what_is_read(recording, capsys):
+    before = sorted(recording.rglob("*"))
+    for command in (["convert"], ["sample", "--episodes", "1"], ["filter", "--min-length", "1"]):
+        assert main(["data", command[0], str(recording), str(recording / "sub"), *command[1:]]) == 2
+        assert "lies in" in capsys.readouterr().err
+    assert main(["data", "convert", str(recording), str(recording)]) == 2
+    assert "is what is to be read" in capsys.readouterr().err
+    assert sorted(recording.rglob("*")) == before

@@ -3,6 +3,7 @@ import dataclasses
 import json
 import signal
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from cli_runs import MADE, SMALL, Interrupted, trained
@@ -10,7 +11,7 @@ from cli_runs import MADE, SMALL, Interrupted, trained
 from etude.algorithms import Evaluation
 from etude.cli.main import main
 from etude.cli.play import summary
-from etude.recordings import Recording, validate
+from etude.recordings import Recording, RecordingWriter, validate
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +68,9 @@ def test_episodes_are_recorded_and_cloned_from_the_recording_alone(run, tmp_path
     recording = Recording.open(to)
     assert (recording.num_episodes, recording.env) == (5, "CartPole-v1")
     assert main([*record, "--seed", "5"]) == 2
-    assert str(to) in capsys.readouterr().err
+    assert f"{to}: holds a recording of 1 files already. Choose another folder, remove it, or give --append" in (
+        capsys.readouterr().err
+    )
     assert main([*record, "--seed", "6", "--append", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["to"] == str(to)
     assert Recording.open(to).num_episodes == 10
@@ -79,6 +82,24 @@ def test_episodes_are_recorded_and_cloned_from_the_recording_alone(run, tmp_path
     assert main(["evaluate", str(out), "--env", "CartPole-v1", "--episodes", "2"]) == 0
     assert main([*clone, "--out", str(out), "--overwrite", "--stop.return-mean", "450"]) == 2
     assert "`stop.return_mean`" in capsys.readouterr().err
+
+
+def test_episodes_to_judge_by_are_looked_through(run, tmp_path, capsys):
+    played, spoilt = tmp_path / "played", tmp_path / "spoilt"
+    assert main(["record", str(run), "--episodes", "4", "--to", str(played), "--explore", "--quiet"]) == 0
+    recording = Recording.open(played)
+    exp = recording.read()
+    obs = exp.steps["obs"].copy()
+    obs[2] = np.nan
+    with RecordingWriter(spoilt, obs_space=recording.obs_space, action_space=recording.action_space) as writer:
+        writer.write(exp.with_steps(obs=obs))
+    line = ["evaluate", str(run), "--on", str(spoilt), "--methods", "wis"]
+    assert main(line) == 2
+    assert "`obs` holds NaN" in capsys.readouterr().err
+    assert main([*line, "--on-bad", "skip"]) == 0
+    words = capsys.readouterr().out
+    assert "over 3 episodes" in words
+    assert f"note: {spoilt}: nan 1 times" in words
 
 
 def test_sigterm_keeps_the_episodes_recorded_so_far(run, tmp_path, capsys, monkeypatch):
@@ -98,6 +119,10 @@ def test_sigterm_keeps_the_episodes_recorded_so_far(run, tmp_path, capsys, monke
         (["evaluate"], "evaluate needs a value for `run`.\n       usage: etude evaluate RUN [OPTIONS]; all options: "),
         (["evaluate", "RUN", "--episodes", "0"], "`episodes` is 0, but must be at least 1"),
         (["evaluate", "RUN", "--episods", "3"], "evaluate has no setting `episods`. Nearest: `episodes`"),
+        (["evaluate", "RUN", "--methods", "wis"], "`methods` is for estimates from a recording, but without `on`"),
+        (["evaluate", "RUN", "--behaviour", "fit"], "`behaviour` is for estimates from a recording, but without `on`"),
+        (["evaluate", "RUN", "--greedy"], "`greedy` is for estimates from a recording"),
+        (["evaluate", "RUN", "--on-bad", "skip"], "`on_bad` is for estimates from a recording"),
         (["record", "RUN"], "record needs a value for `to`.\n       usage: etude record RUN --to TEXT [OPTIONS]"),
         (["record", "EMPTY", "--to", "x"], "is not a checkpoint"),
     ],
@@ -137,4 +162,6 @@ def test_training_is_recorded_and_goes_on(tmp_path, capsys):
     assert "updates    8" in capsys.readouterr().out
     again = ["--record.path", str(tmp_path / "r"), "--out", str(tmp_path / "other")]
     assert main([*SMALL, *again]) == 2
-    assert "holds a recording of" in capsys.readouterr().err
+    assert "holds a recording of 4 files already. Choose another folder, remove it, or give --record.append to" in (
+        capsys.readouterr().err
+    )

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from tabular import GAMMA, WANTS, Chain, played, policy
 
-from etude.errors import DataError
+from etude.errors import DataError, SettingsError
 from etude.evaluation import FQEConfig, evaluate_on, held_out
 from etude.evaluation.pool import shuffled
 from etude.experience import Experience
@@ -127,3 +127,25 @@ def test_few_rows_fill_a_batch():
     (batch,) = [next(shuffled(lambda: iter([{"x": np.arange(3)}]), 8, seed=0))]
     assert sorted(set(batch["x"])) == [0, 1, 2]
     assert len(batch["x"]) == 8
+
+
+def test_bad_data_are_refused_or_left_out_with_a_note(tmp_path):
+    exp, algorithm = played(30, seed=1), policy(WANTS)
+    reward = exp.steps["reward"].copy()
+    reward[exp.offsets[4]] = np.nan
+    path = write(tmp_path / "data", exp.with_steps(reward=reward))
+    with pytest.raises(DataError, match="`reward` holds NaN"):
+        evaluate_on(algorithm, path, methods=CHEAP)
+    with pytest.raises(SettingsError, match="on_bad is 'no'"):
+        evaluate_on(algorithm, path, methods=CHEAP, on_bad="no")
+    for data, on_bad in ((path, "skip"), (Recording.open(path, on_bad="skip"), "strict")):
+        found = evaluate_on(algorithm, data, methods=CHEAP, on_bad=on_bad)
+        assert found.episodes == 29
+        assert "nan 1 times" in found.notes[-1]
+
+
+def test_a_greedy_policy_that_nobody_played_is_told_so():
+    exp = played(30, seed=1, logits=np.array([[9.0, 0.0]] * 3))
+    found = evaluate_on(policy(np.array([[0.0, 1.0]] * 3)), exp, methods=["wis"], explore=False)
+    assert found.mean_weight < 0.5
+    assert any("always takes its most likely action (greedy)" in note for note in found.notes)

@@ -12,12 +12,15 @@ from etude.experience import Experience
 from etude.recordings import (
     Recording,
     RecordingWriter,
+    Source,
+    convert,
     filter_recording,
     merge_recordings,
     sample_recording,
     split_recording,
     validate,
 )
+from etude.recordings.edited import _places
 
 LENGTHS = [5, 12, 3, 8, 20, 1, 7, 9]
 
@@ -241,3 +244,42 @@ def test_a_file_that_breaks_off_is_told_with_what_was_written(tmp_path):
         DataError, match="row group 0 can't be read .* What was written until then is in .*f: remove it"
     ):
         filter_recording(recording, tmp_path / "f", min_length=1)
+
+
+def test_nothing_is_written_into_what_is_read(tmp_path):
+    record(tmp_path / "r", numbered([4, 5]))
+    files = {file: file.read_bytes() for file in (tmp_path / "r").iterdir()}
+    one = Recording.open(tmp_path / "r")
+    for recording in (one, Recording.open([tmp_path / "r"]), Recording.open(str(tmp_path / "?"))):
+        for write in (convert, lambda r, to: merge_recordings([r], to), lambda r, to: sample_recording(r, to, steps=1)):
+            with pytest.raises(DataError, match=r"sub: lies in .*r, to which its files would belong"):
+                write(recording, tmp_path / "r" / "sub")
+            with pytest.raises(DataError, match="r: is what is to be read"):
+                write(recording, tmp_path / "r")
+    with pytest.raises(DataError, match="x-v0: lies in"):
+        convert(one, tmp_path / "r" / "x-v0", "minari")
+    table = Source(str(tmp_path / "r"), columns={"obs": "obs", "action": "action"})
+    assert _places(table) == [tmp_path / "r"]
+    assert {file: file.read_bytes() for file in (tmp_path / "r").iterdir()} == files
+    record("memory://apart/r", numbered([4]))
+    with pytest.raises(DataError, match="memory://apart/r/sub: lies in memory://apart/r,"):
+        convert(Recording.open("memory://apart/r"), "memory://apart/r/sub")
+
+
+def test_what_is_written_and_told_is_what_on_bad_leaves(tmp_path):
+    exp = numbered([4, 5, 6])
+    obs = exp.steps["obs"].copy()
+    obs[5] = np.nan
+    record(tmp_path / "r", exp.with_steps(obs=obs))
+    skipped = Recording.open(tmp_path / "r", on_bad="skip")
+    for write in (
+        lambda: merge_recordings([skipped, skipped], tmp_path / "m"),
+        lambda: sample_recording(skipped, tmp_path / "s", episodes=2),
+        lambda: filter_recording(skipped, tmp_path / "f", min_length=1),
+    ):
+        (part,) = write().written
+        found = Recording.open(part.path)
+        assert (part.episodes, part.steps) == (found.num_episodes, found.num_steps)
+        assert found.num_episodes == (4 if part.path.endswith("m") else 2)
+    with pytest.raises(DataError, match="holds 2 episodes with 10 steps, fewer"):
+        sample_recording(skipped, tmp_path / "t", episodes=3)

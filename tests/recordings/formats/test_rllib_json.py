@@ -11,6 +11,7 @@ from some_rllib import mutated, packed
 
 from etude.errors import DataError
 from etude.experience import Experience
+from etude.recordings import Recording, validate
 from etude.recordings.formats import rllib_json
 
 
@@ -237,3 +238,26 @@ def test_mutated_lines_end_only_in_data_errors(tmp_path):
         except DataError:
             refused += 1
     assert 100 < refused < 400
+
+
+def test_a_folder_of_json_and_jsonl_is_read_whole(tmp_path):
+    one, two = rows_of(3), rows_of(4, eps_id=5, seed=1)
+    write(tmp_path / "a.json", sample_batch(one))
+    write(tmp_path / "b.jsonl", sample_batch(two))
+    write(tmp_path / "params.jsonl", {"lr": 1})
+    assert Recording.open(tmp_path).read().num_steps == 7
+    assert validate(tmp_path).ok
+    np.savez(tmp_path / "c.npz", observations=np.zeros((2, 3)), actions=np.zeros(2), rewards=np.zeros(2))
+    with pytest.raises(DataError, match=r"c.npz: is of another format than .*a.json, with which it lies"):
+        Recording.open(tmp_path)
+    assert [problem.file for problem in validate(tmp_path).problems] == [str(tmp_path / "c.npz")]
+    assert Recording.open(tmp_path, on_bad="skip").read().num_steps == 7
+
+
+def test_files_of_other_spaces_are_named(tmp_path):
+    write(tmp_path / "a.json", sample_batch(rows_of(3)))
+    other = {**rows_of(2, eps_id=5), "obs": [[1.0], [2.0]], "new_obs": [[2.0], [3.0]]}
+    write(tmp_path / "b.jsonl", sample_batch(other))
+    with pytest.raises(DataError, match=r"b.jsonl: line 1: `obs` has the shape \[1\] at each step, but \[3\] on lines"):
+        Recording.open(tmp_path)
+    assert Recording.open(tmp_path, on_bad="skip").read().num_steps == 3
