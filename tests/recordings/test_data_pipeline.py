@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from some_recording import ACTION, OBS, numbered, record
@@ -271,3 +272,18 @@ def test_what_was_left_out_as_bad_is_counted_once_wherever_it_was_read(how: dict
     batches = taken(make(source, 20, **how), 3 * 7)
     assert source.left_out == {"nan": 60}
     assert len({row[0] for row in steps(batches)}) == 7
+
+
+def test_batches_are_brought_to_the_device_ahead_of_the_learner(recording: Recording) -> None:
+    moving: list[str] = []
+
+    def to_device(batch: Any) -> Any:
+        moving.append(threading.current_thread().name)
+        return {name: torch.from_numpy(column) for name, column in batch.items()}
+
+    flow = Flow(buffer_size=64, seed=3)
+    moved = DataPipeline(recording, None, untouched(), Steps(("obs", "action")), 20, flow, to_device=to_device)
+    there = taken(moved, 30)
+    assert all(isinstance(column, torch.Tensor) for batch in there for column in batch.values())
+    assert steps(there) == steps(taken(make(recording, 20), 30))
+    assert set(moving) == {"etude-reader"}
