@@ -329,7 +329,8 @@ class OfflineConfig(AlgorithmConfig):
     """Workers that read, decode and let connectors work ahead, at least 0; 0: one thread that also makes batches."""
 
     worker_kind: Literal["threads", "processes"] = "threads"
-    """What these are. Processes pay for sources and connectors that are much Python; they take a second to start."""
+    """What these are. Processes pay for sources and connectors that are much Python; they take a third of a second to
+    start."""
 
     prefetch: int = 2
     """Blocks of batches that are ready before they are asked for, at least 0: 0 makes them when they are."""

@@ -45,8 +45,8 @@ class CQLConfig(OfflineConfig):
 
     gradient_actions: int | None = 4
     """For Box actions: through how many of these the penalty's gradient goes, drawn by their share in it, so that the
-    mean is the same; at least 1. None: through all, which takes three times as long. Default: measured, returns are no
-    worse."""
+    mean is the same; at least 1. None: through all, which takes twice as long. Default: for speed; on Pendulum, one
+    seed got -660 with 4 and -810 with all."""
 
     temperature: float | None = None
     """For Box actions: weight of the policy's entropy, above 0; None: it is learned, as in SAC."""

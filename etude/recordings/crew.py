@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any, Generic, Literal, TypeVar
 
 from etude.errors import EtudeError, SettingsError
@@ -24,8 +24,8 @@ class Crew(Generic[R]):
     Args:
         job: What is done; for processes, it must be possible to send it to them.
         num_workers: How many; 0: no others, in the caller's thread.
-        kind: Threads share memory, and wait for each other where a job holds the interpreter. Processes take a second
-            to start and send what they have made through a pipe.
+        kind: Threads share memory, and wait for each other where a job holds the interpreter. Processes take a third of
+            a second to start, and send what they have made through a pipe.
 
     Raises:
         SettingsError: ``job`` can't be sent to processes.
@@ -62,8 +62,11 @@ class Crew(Generic[R]):
                     yield pending.popleft().result()
             while pending:
                 yield pending.popleft().result()
-        except BrokenPipeError as error:  # pragma: no cover - how it shows depends on when a worker died
-            raise EtudeError("a worker process that loads data has died; see its message above.") from error
+        except BrokenExecutor as error:
+            raise EtudeError(
+                "a worker process that loads data has died: it was killed, perhaps for want of memory (then take fewer "
+                "num_workers), or it crashed. The run can go on from its last checkpoint."
+            ) from error
         finally:
             for future in pending:
                 future.cancel()

@@ -2,6 +2,8 @@
 import collections
 import gc
 import itertools
+import os
+import signal
 import threading
 import tracemalloc
 from pathlib import Path
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 from some_recording import ACTION, OBS, numbered, record
 
 from etude.connectors import FrameStack, NormalizeObs, Pipeline
-from etude.errors import DataError, SettingsError
+from etude.errors import DataError, EtudeError, SettingsError
 from etude.experience import Experience
 from etude.recordings import Recording
 from etude.recordings.crew import Crew
@@ -198,6 +200,19 @@ def test_a_crew_gives_everything_in_order_and_errors_where_they_belong(workers: 
     with pytest.raises(DataError, match="part 5 is broken"):
         found.extend(broken.done(range(9)))
     broken.close()
+
+
+def dies_at_5(number: int) -> int:
+    if number == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def test_a_worker_process_that_dies_is_an_error_that_says_so() -> None:
+    crew = Crew(dies_at_5, 2, "processes")
+    with pytest.raises(EtudeError, match="a worker process that loads data has died: it was killed, perhaps for want"):
+        list(crew.done(range(9)))
+    crew.close()
 
 
 def test_a_crew_holds_few_ahead() -> None:
