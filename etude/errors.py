@@ -28,3 +28,7 @@ class DataError(EtudeError):
 
 class CheckpointError(EtudeError):
     """A folder is not a checkpoint, or can't be loaded."""
+
+
+class EngineError(EtudeError):
+    """What runs elsewhere can't be reached, can't be started, or was lost more often than it may be."""

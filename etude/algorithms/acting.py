@@ -3,32 +3,42 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from gymnasium import Env
 from gymnasium.vector import VectorEnv
 
 from etude.algorithms.base import Algorithm
+from etude.algorithms.cluster import Collector, Runners
 from etude.algorithms.components import Component
 from etude.algorithms.config import ActingConfig, ModuleLike
 from etude.algorithms.playing import by_student, copied, make_runner, workers_of
+from etude.algorithms.result import Evaluation
 from etude.algorithms.students import Spaces, Student, modules_given, spaces_in
 from etude.envs import Arena, EnvLike, env_name, make_arena
 from etude.errors import CheckpointError, SettingsError
 from etude.experience import Experience
 from etude.learners import load_weights
-from etude.runners import Lengths, ModuleOf, Runner
+from etude.runners import Lengths, ModuleOf
 
 C = TypeVar("C", bound=ActingConfig)
 
 _TAKEN_APART = "of the runner and the connectors, not all were taken from the checkpoint"
 
 
+_EVALUATED = ("return_mean", "return_min", "return_max", "length_mean", "episodes", "updates")
+
+
 class ActingAlgorithm(Algorithm[C]):
     """Owns envs and a runner, and collects experience. Define `loss` and `training_step`."""
 
+    collects_beside: ClassVar[bool] = False
+    """On a cluster, runners go on acting while it learns: it can learn from steps that older weights have made."""
+
     _arena: Arena | None = None
-    _runner: Runner | None = None
+    _away: Runners | None = None
+    """The envs and what acts in them, where these are not here but on a cluster."""
+    _runner: Collector | None = None
     _saved_runner: dict[str, Any] | None = None
     """Where a loaded run stood, until its envs are made."""
     counts: dict[str, float]
@@ -48,20 +58,23 @@ class ActingAlgorithm(Algorithm[C]):
         if self._runner is not None:
             return
         try:
-            if self._arena is None:
+            if self._arena is None and self._away is None:
                 self._fit_to(self._spaces_there())
-            assert self._arena is not None
-            lengths = Lengths(self.config.min_trajectory_length, self.config.max_trajectory_length)
-            self._runner = make_runner(self.config, self._arena, self.students, self._seed, self.callbacks, lengths)
+            if self._arena is not None:
+                lengths = Lengths(self.config.min_trajectory_length, self.config.max_trajectory_length)
+                self._runner = make_runner(self.config, self._arena, self.students, self._seed, self.callbacks, lengths)
+            else:
+                self._runner = self._away
             self._go_on()
-            self.recorder.open(self)
+            if self._away is None:  # else runners record what they live through themselves
+                self.recorder.open(self)
         except BaseException:
             self.close()
-            self._arena = self._runner = None
+            self._arena = self._away = self._runner = None
             raise
 
     @property
-    def runner(self) -> Runner:
+    def runner(self) -> Collector:
         """What collects experience; made when it is first asked for."""
         self.prepare()
         assert self._runner is not None
@@ -70,12 +83,23 @@ class ActingAlgorithm(Algorithm[C]):
     def _spaces_there(self) -> dict[str, Spaces]:
         if self.config.env is None:
             raise SettingsError(f"{type(self).__name__} needs an env to act in: set `env`, such as env='CartPole-v1'.")
-        self._arena = make_arena(self.config.env, self.config.num_envs, workers_of(self.config))
         try:
-            return spaces_in(self._arena, list(modules_given(self.config)), self.config.module_of)
+            if self.cluster is None:
+                self._arena = make_arena(self.config.env, self.config.num_envs, workers_of(self.config))
+            else:
+                self._away = self.cluster.runners(self)
+            return self._spaces_of(list(modules_given(self.config)), self.config.module_of)
         except BaseException:
             self.close()
             raise
+
+    def _spaces_of(
+        self, module_ids: list[str], module_of: ModuleOf | None, known: Mapping[str, Spaces] | None = None
+    ) -> dict[str, Spaces]:
+        if self._away is not None:
+            return self._away.spaces(module_ids, module_of, known)
+        assert self._arena is not None
+        return spaces_in(self._arena, module_ids, module_of, known)
 
     def _fit_to(self, spaces: dict[str, Spaces]) -> None:
         """Let the connectors of a loaded run fit an env with other spaces, if that was given."""
@@ -90,7 +114,12 @@ class ActingAlgorithm(Algorithm[C]):
         if self._runner is None or self._saved_runner is None:
             return
         try:
-            self._resumed = self._runner.load_state_dict(self._saved_runner)
+            if ("tracks" in self._saved_runner) == (self._away is None):
+                self._resumed = self._runner.load_state_dict(self._saved_runner)
+            else:  # another engine's: only the counts go on
+                self._runner.env_steps, self._runner.agent_steps = self._saved_runner["steps"]
+                self._runner.begin_anew()
+                self._resumed = "new episodes: the run went on with another engine"
         except KeyError as error:
             raise CheckpointError(
                 f"the checkpoint holds no {error} of the running episodes: it was saved by another version of Etude."
@@ -166,7 +195,6 @@ class ActingAlgorithm(Algorithm[C]):
         self, modules: dict[str, ModuleLike | None], module_of: ModuleOf | None, known: Mapping[str, Spaces]
     ) -> None:
         self.prepare()
-        assert self._arena is not None
         old = self.config
         trained = old.modules_to_train
         config = dataclasses.replace(
@@ -176,13 +204,15 @@ class ActingAlgorithm(Algorithm[C]):
             overrides={name: own for name, own in (old.overrides or {}).items() if name in modules} or None,
             modules_to_train=tuple(n for n in trained if n in modules) if isinstance(trained, tuple) else trained,
         )
-        self.spaces = spaces_in(self._arena, list(modules), config.module_of, known)
+        self.spaces = self._spaces_of(list(modules), config.module_of, known)
         self.config, self.learner.modules_to_train = config, config.modules_to_train
 
     def _recast(self) -> None:
         modules = {name: student.module for name, student in self.students.items()}
         connectors = {name: student.connectors for name, student in self.students.items()}
         self.runner.set_modules(modules, connectors, module_of=self.config.module_of)
+        if self.learners is not None:
+            self.learners.push()
 
     # -- acting -------------------------------------------------------------------------------------------------
 
@@ -194,7 +224,7 @@ class ActingAlgorithm(Algorithm[C]):
         with self.timed("sample"):
             given = self.runner.collect_each(num_steps=num_steps, whole_episodes=whole_episodes, explore=explore)
         parts = by_student(given)
-        if self.recorder.is_on:
+        if self.recorder.is_on and self._away is None:
             with self.timed("record"):
                 self.recorder.take(self, parts)
         self.env_steps, self.agent_steps = self.runner.env_steps, self.runner.agent_steps
@@ -208,7 +238,26 @@ class ActingAlgorithm(Algorithm[C]):
             )
         self.counts = self.runner.stats()
         self.faulty_episodes += int(self.counts.pop("faulty_episodes", 0))
+        if "policy_lag" in self.counts:  # a mean, which is not added up
+            self.metrics.log("policy_lag", self.counts.pop("policy_lag"))
         return parts
+
+    def evaluate_when_due(self) -> None:
+        """Evaluate every ``evaluation_interval`` iterations: here, or beside training where runners are there for it.
+
+        What is played beside training is in the results from when the next is due.
+        """
+        interval = self.config.evaluation_interval
+        if not interval or self.iteration % interval:
+            return
+        with self.timed("evaluate"):
+            found: Evaluation | None
+            if self.evaluators is None:
+                found = self.evaluate(self.config.evaluation_episodes, seed=self._seed)
+            else:
+                found, _ = self.evaluators.next(self.config.evaluation_episodes, seed=self._seed)
+        if found is not None:
+            self.evaluation = {name: float(getattr(found, name)) for name in _EVALUATED}
 
     def in_use(self, env: EnvLike) -> bool:
         """Whether ``env`` is an object that training acts in."""
@@ -220,10 +269,12 @@ class ActingAlgorithm(Algorithm[C]):
 
     def _runner_state(self) -> dict[str, Any]:
         state = self._saved_runner if self._saved_runner is not None else self.runner.state_dict()
+        if "tracks" not in state:  # on a cluster, running episodes are not kept
+            return state
         return state | {"tracks": [{k: v for k, v in track.items() if k != "connectors"} for track in state["tracks"]]}
 
     def _set_runner(self, state: Mapping[str, Any]) -> None:
-        if len(state["tracks"]) != len(self.students):
+        if "tracks" in state and len(state["tracks"]) != len(self.students):
             raise CheckpointError(
                 f"the state's runner acted with {len(state['tracks'])} modules, but here are {len(self.students)}: "
                 "leave it out, with not_components='runner'."
@@ -246,16 +297,18 @@ class ActingAlgorithm(Algorithm[C]):
                 self._runner.begin_anew()
                 self._resumed = f"new episodes: {_TAKEN_APART}"
             return
-        students = zip(self.students.values(), self._saved_runner["tracks"], strict=True)
-        self._saved_runner["tracks"] = [
-            {**track, "connectors": student.connectors.state_dict()} for student, track in students
-        ]
+        if "tracks" in self._saved_runner:
+            students = zip(self.students.values(), self._saved_runner["tracks"], strict=True)
+            self._saved_runner["tracks"] = [
+                {**track, "connectors": student.connectors.state_dict()} for student, track in students
+            ]
         if not is_whole:
             self._saved_runner["arena"] = {"how": "new episodes", "why": _TAKEN_APART}
         self._go_on()
 
     def close(self) -> None:
         """Close the envs, and what is recorded."""
-        if self._arena is not None:
-            self._arena.close()
+        for envs in (self._arena, self._away):
+            if envs is not None:
+                envs.close()
         super().close()

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -16,8 +17,10 @@ from torch import nn
 
 from etude import columns as col
 from etude.algorithms.checkpointing import save_state, take_state
+from etude.algorithms.cluster import Cluster, Evaluators, Learners
 from etude.algorithms.components import Component, Names, chosen, put_back, shared_components
 from etude.algorithms.config import AlgorithmConfig, ModuleLike, check_device
+from etude.algorithms.engines import connect
 from etude.algorithms.figures import Figures
 from etude.algorithms.playing import play, runner_apart
 from etude.algorithms.recorder import RecordConfig, Recorder
@@ -109,6 +112,8 @@ class Algorithm(Generic[C]):
         """Pictures (PNG) and clips (GIF) that they logged in these, the newest of each name."""
         self.iteration = self.env_steps = self.agent_steps = self.episodes = self.faulty_episodes = 0
         self.seconds = 0.0
+        self.evaluation: dict[str, float] = {}
+        """See `Result.evaluation`."""
         self.data_flow: dict[str, float] = {}
         """See `Result.data`."""
         self.bottleneck = ""
@@ -135,6 +140,21 @@ class Algorithm(Generic[C]):
             yield
         finally:
             self.config = whole
+
+    @cached_property
+    def cluster(self) -> Cluster | None:
+        """Where runners and learners live, if not here; reached when it is first needed."""
+        return connect(self.config.engine)
+
+    @cached_property
+    def learners(self) -> Learners | None:
+        """The learners that share each update, if there are some; started when they are first needed."""
+        return self.cluster.learners(self) if self.cluster is not None and self.cluster.num_learners else None
+
+    @cached_property
+    def evaluators(self) -> Evaluators | None:
+        """Runners that play evaluations while training goes on, if there are some."""
+        return self.cluster.evaluators(self) if self.cluster is not None and self.cluster.has_evaluators else None
 
     @property
     def student(self) -> Student:
@@ -244,9 +264,13 @@ class Algorithm(Generic[C]):
         update = self.training_step()
         self.after_update(self.env_steps)
         self.iteration += 1
+        self.evaluate_when_due()
         self.seconds += time.perf_counter() - begin
         result, self._resumed = result_of(self, update, before, resumed=self._resumed), None
         return result
+
+    def evaluate_when_due(self) -> None:
+        """Called after each iteration: for evaluations during training."""
 
     def take_finished(self, finished: Finished) -> None:
         """Take what finished episodes brought into the figures of results."""
@@ -395,6 +419,9 @@ class Algorithm(Generic[C]):
         Raises:
             CheckpointError: there are no such components; those that there are are named.
         """
+        learners: Learners | None = vars(self).get("learners")  # none are started for it
+        if learners is not None:
+            learners.pull()
         parts = self.components()
         return {name: parts[name].get() for name in chosen(parts, components, not_components)}
 
@@ -409,6 +436,9 @@ class Algorithm(Generic[C]):
         parts = self.components()
         # what goes on with recording or without it needs no other state
         put_back(parts, {name: part for name, part in state.items() if name != "recorder" or name in parts})
+        learners: Learners | None = vars(self).get("learners")
+        if learners is not None:
+            learners.push()
 
     def save(
         self,
@@ -450,5 +480,10 @@ class Algorithm(Generic[C]):
         take_state(self, path, components, not_components)
 
     def close(self) -> None:
-        """Close what training acts in, and what is recorded."""
-        self.recorder.close(self)
+        """Close what training acts in, what is recorded, and what was started elsewhere."""
+        try:
+            self.recorder.close(self)
+        finally:
+            cluster: Cluster | None = vars(self).get("cluster")
+            if cluster is not None:
+                cluster.close()

@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 
 import torch
 
+from etude.algorithms.engines import EngineLike
 from etude.algorithms.recorder import RecordConfig
 from etude.connectors import PreLearnerLike
 from etude.connectors.pipeline import ConnectorLike
@@ -27,6 +28,7 @@ ModulesLike = tuple[str, ...] | Mapping[str, ModuleLike | None]
 
 _SHARED = {
     "env",
+    "engine",
     "seed",
     "modules",
     "module_of",
@@ -67,6 +69,10 @@ class AlgorithmConfig:
 
     env: EnvLike | None = None
     """Where to act: a registered id, `module:factory`, a function that makes an env, an Env or a VectorEnv."""
+
+    engine: EngineLike = "local"
+    """Where runners and learners live: `local`, this process and its env workers; or a Ray cluster: `ray`, or settings
+    of it, a `Ray`."""
 
     seed: int | None = None
     """Of everything random: weights, envs, actions, the order of minibatches. None draws one from the system."""
@@ -235,9 +241,14 @@ class ActingConfig(AlgorithmConfig):
     window: int = 100
     """Return and length in results are over the last so many episodes."""
 
+    evaluation_interval: int = 0
+    """Iterations between evaluations, in envs of their own, without exploring, whose figures are in results beside
+    those of training; 0 evaluates never."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check(
+            evaluation_interval=(self.evaluation_interval >= 0, "at least 0"),
             num_envs=(self.num_envs >= 1, "at least 1"),
             num_steps=(self.num_steps >= 1, "at least 1"),
             gamma=(0 <= self.gamma <= 1, "between 0 and 1"),

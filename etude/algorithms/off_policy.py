@@ -20,6 +20,7 @@ from etude.experience import Experience
 from etude.experience.replay import Replay
 from etude.experience.replay_priorities import Priorities
 from etude.learners import ModuleLearner, Schedule, Update, check_schedule, mean_of, value_at
+from etude.learners.updates import Figures
 from etude.settings import settings
 
 
@@ -89,6 +90,10 @@ class OffPolicyConfig(ActingConfig):
 C = TypeVar("C", bound=OffPolicyConfig)
 
 
+_AT_ONCE = 32
+"""Batches that learners elsewhere are given together."""
+
+
 class OffPolicyAlgorithm(ActingAlgorithm[C]):
     """Learns from steps drawn from a replay, whoever's policy made them. Define `loss`.
 
@@ -102,6 +107,7 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
     """
 
     needs_value = False
+    collects_beside = True
 
     stored: ClassVar[tuple[str, ...]] = (col.OBS, col.ACTION, col.REWARD)
     """The columns that the replay holds, beside those that the learner's connectors add."""
@@ -196,7 +202,8 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
             together({name: update.losses for name, update in updates.items()}, several=several),
             together({name: update.metrics for name, update in updates.items()}, several=several)
             | together(sizes, several=several)
-            | dict(counts),
+            | dict(counts)
+            | ({} if self.learners is None else self.learners.stats()),
         )
 
     def store(self, parts: dict[str, Experience]) -> None:
@@ -224,27 +231,48 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         for name, replay in self.learner.chosen(self.replays).items():
             with self.settings_of(name):
                 if replay.can_sample(self.config.batch_size):
-                    student, num = self.students[name], num_updates * self.config.accumulate
-                    updates[name] = student.learner.update_from(self._batches(name, student.learner, num))
+                    num = num_updates * self.config.accumulate
+                    if self.learners is None:
+                        learner = self.students[name].learner
+                        updates[name] = learner.update_from(self._batches(name, learner, num))
+                    else:
+                        updates[name] = self._learned_away(name, num)
         return updates
 
-    def _batches(self, name: str, learner: ModuleLearner, num: int) -> Iterator[Columns]:
-        replay, behind = self.replays[name], self._behind[name]
-        for _ in range(num):
-            batch = replay.sample(self.config.batch_size)
-            yield seen(behind, batch, self.config.n_step) if behind.connectors else batch
-            if replay.priorities is not None:
-                self._set_priorities(replay, batch["index"], learner)
+    def _drawn(self, name: str) -> tuple[Columns, Columns]:
+        """A batch from a replay, and the same as the module sees it."""
+        behind, batch = self._behind[name], self.replays[name].sample(self.config.batch_size)
+        return batch, seen(behind, batch, self.config.n_step) if behind.connectors else batch
 
-    def _set_priorities(self, replay: Replay, index: Any, learner: ModuleLearner) -> None:
-        if "td_error" not in learner.kept:
+    def _batches(self, name: str, learner: ModuleLearner, num: int) -> Iterator[Columns]:
+        for _ in range(num):
+            batch, shown = self._drawn(name)
+            yield shown
+            self._set_priorities(self.replays[name], batch, learner.kept)
+
+    def _learned_away(self, name: str, num: int) -> Update:
+        """Gradient steps by learners elsewhere, some batches at a time: priorities follow when these are learned."""
+        assert self.learners is not None
+        done = []
+        for first in range(0, num, _AT_ONCE):
+            drawn = [self._drawn(name) for _ in range(min(_AT_ONCE, num - first))]
+            update, kept = self.learners.update_from(name, [shown for _, shown in drawn], self.env_steps)
+            for (batch, _), rows in zip(drawn, kept, strict=True):
+                self._set_priorities(self.replays[name], batch, rows)
+            done.append(update)
+        return mean_of(done)
+
+    def _set_priorities(self, replay: Replay, batch: Columns, kept: Figures) -> None:
+        if replay.priorities is None:
+            return
+        if "td_error" not in kept:
             raise SettingsError(
                 "`prioritized` is set, but the loss says no errors: let it return Loss(...).keep(td_error=...), a "
                 "number for each row of the batch."
             )
-        errors = learner.kept["td_error"].abs().float().cpu().numpy()
+        errors = kept["td_error"].abs().float().cpu().numpy()
         if np.isfinite(errors).all():  # else the step was skipped, and so is this
-            replay.update_priorities(index, errors)
+            replay.update_priorities(batch["index"], errors)
 
     # -- state --------------------------------------------------------------------------------------------------
 

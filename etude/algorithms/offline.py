@@ -120,19 +120,23 @@ class OfflineAlgorithm(Algorithm[C]):
         """``updates_per_iteration`` gradient steps of each module, and an evaluation when it is due."""
         from etude.algorithms.feeding import report
 
-        feeds = self._given
-        if feeds is None:
-            if self._feeds is None:
-                with self.timed("open"):
-                    self._feeds = self._opened()
-            feeds = self._feeds
         self.before_update(self.env_steps)
-        begin = time.perf_counter()
-        updates = {name: self._updated(name, feed) for name, feed in self.learner.chosen(feeds).items()}
-        seconds = time.perf_counter() - begin
-        self.data_flow, self.bottleneck = report(feeds, seconds, self.config.num_workers)
-        self.took("wait", self.data_flow["wait"])
-        self.took("update", seconds - self.data_flow["wait"])
+        if self._given is None and self.learners is not None:
+            with self.timed("update"):
+                updates, self.data_flow, self.bottleneck = self.learners.train(self.config.updates_per_iteration)
+        else:
+            feeds = self._given
+            if feeds is None:
+                if self._feeds is None:
+                    with self.timed("open"):
+                        self._feeds = self._opened()
+                feeds = self._feeds
+            begin = time.perf_counter()
+            updates = {name: self._updated(name, feed) for name, feed in self.learner.chosen(feeds).items()}
+            seconds = time.perf_counter() - begin
+            self.data_flow, self.bottleneck = report(feeds, seconds, self.config.num_workers)
+            self.took("wait", self.data_flow["wait"])
+            self.took("update", seconds - self.data_flow["wait"])
         interval = self.config.evaluation_interval
         if self.config.env is not None and interval and (self.iteration + 1) % interval == 0:
             with self.timed("evaluate"):
@@ -140,7 +144,9 @@ class OfflineAlgorithm(Algorithm[C]):
         several = len(self.students) > 1
         return Update(
             together({name: update.losses for name, update in updates.items()}, several=several),
-            together({name: update.metrics for name, update in updates.items()}, several=several) | self._left_out(),
+            together({name: update.metrics for name, update in updates.items()}, several=several)
+            | self._left_out()
+            | ({} if self.learners is None else self.learners.stats()),
         )
 
     def _left_out(self) -> dict[str, float]:
@@ -154,10 +160,17 @@ class OfflineAlgorithm(Algorithm[C]):
     def _updated(self, name: str, feed: "Feed") -> Update:
         with self.settings_of(name):
             num = self.config.updates_per_iteration * self.config.accumulate
-            return self.students[name].learner.update_from(feed.take(num))
+            if self.learners is None:
+                return self.students[name].learner.update_from(feed.take(num))
+            return self.learners.update_from(name, feed.take(num), self.env_steps)[0]
 
     def _evaluate(self) -> None:
         num = self.config.evaluation_episodes
+        if self.evaluators is not None:
+            _, finished = self.evaluators.next(num, seed=self._seed)
+            if finished is not None:
+                self.take_finished(finished)
+            return
         if not self.config.evaluate_beside:
             runner = self.new_runner(None, num, self._seed, self.callbacks)
             try:
@@ -181,6 +194,9 @@ class OfflineAlgorithm(Algorithm[C]):
     def _opened(self) -> "dict[str, Feed]":
         """What feeds each module, from where the run stands."""
         from etude.algorithms.opening_feeds import Opening
+
+        if self.cluster is not None:
+            return self.cluster.feeds(self)
 
         opening = Opening(
             self.recording, self.name, self.columns, tuple(self.students), self._seed, self._has_seen_data, self._epochs

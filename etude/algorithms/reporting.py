@@ -48,6 +48,7 @@ def result_of(
         sample_steps_per_s=sampled / sampling if sampling else 0.0,
         faulty_episodes=algorithm.faulty_episodes,
         resumed=resumed,
+        evaluation=algorithm.evaluation,
         data=algorithm.data_flow,
         bottleneck=algorithm.bottleneck,
     )

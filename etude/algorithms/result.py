@@ -81,6 +81,10 @@ class Result:
     resumed: str | None = None
     """After a checkpoint was loaded, in the first result: how the running episodes went on: ``get_state`` (through
     the env's own methods), ``snapshot``, ``new episodes: why``, or ``no episode was running``."""
+    evaluation: dict[str, float] = dataclasses.field(default_factory=dict)
+    """The latest evaluation during training: ``return_mean``, ``return_min``, ``return_max``, ``length_mean``,
+    ``episodes``, and ``updates``, the gradient steps that its modules had had. {} before there is one; offline, where
+    all returns are of evaluations, always."""
     data: dict[str, float] = dataclasses.field(default_factory=dict)
     """Offline, how the data flowed in this iteration: seconds of ``read``, ``decode``, ``connectors`` (prelearner
     included) and ``shuffle``, of all workers together, and of ``wait``, in which the learner had none;

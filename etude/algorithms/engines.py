@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines: where runners and learners live. Here are the settings; what they set is found by name, in `etude.ray`."""
+
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+
+from etude.errors import EngineError, SettingsError
+from etude.settings import check_range, settings
+
+if TYPE_CHECKING:
+    from etude.algorithms.cluster import Cluster
+
+
+@settings
+class RayData:
+    """How recordings flow to the learners on a cluster, through Ray Data."""
+
+    concurrency: int | tuple[int, int] | None = None
+    """Actors that let the prelearner and the connectors work: so many, or at least and at most so many. None: they work
+    in the tasks that read, which is faster unless they need a GPU or are slow to start."""
+
+    num_cpus: float = 1.0
+    """CPUs of each task that reads, and of each of these actors, above 0."""
+
+    num_gpus: float = 0.0
+    """GPUs of each of these actors, at least 0; fractions are allowed."""
+
+    prefetch_batches: int = 2
+    """Blocks that each learner fetches ahead, at least 0."""
+
+    module_sync_period: int | None = None
+    """Let connectors that ask the module work in these actors, with a copy of it that takes new weights after so many
+    gradient steps, at least 1. None: they work at the learner, on each batch as it is learned from."""
+
+    def __post_init__(self) -> None:
+        least, most = self.concurrency if isinstance(self.concurrency, tuple) else (self.concurrency or 1,) * 2
+        check_range(
+            "ray.data",
+            concurrency=(1 <= least <= most, f"at least 1, or least and most, not {self.concurrency}"),
+            num_cpus=(self.num_cpus > 0, f"greater than 0, not {self.num_cpus}"),
+            num_gpus=(self.num_gpus >= 0, f"at least 0, not {self.num_gpus}"),
+            prefetch_batches=(self.prefetch_batches >= 0, f"at least 0, not {self.prefetch_batches}"),
+            module_sync_period=((self.module_sync_period or 1) >= 1, f"at least 1, not {self.module_sync_period}"),
+        )
+        if self.num_gpus and self.concurrency is None:
+            raise SettingsError("`ray.data.num_gpus` are of actors: set `ray.data.concurrency`, how many there are.")
+
+
+@settings
+class Ray:
+    """The ray engine: runners and learners as actors of a Ray cluster. Needs ``pip install "etude[ray]"``."""
+
+    main_setting: ClassVar[str] = "num_runners"
+
+    num_runners: int = 2
+    """Runners that act at the same time, each with `num_envs` envs of its own, at least 1."""
+
+    cpus_per_runner: float = 1.0
+    """CPUs that each of them is given, at least 0."""
+
+    gpus_per_runner: float = 0.0
+    """GPUs likewise; fractions are allowed."""
+
+    resources_per_runner: Mapping[str, float] | None = None
+    """Other resources likewise, by name, such as `{"simulator": 1}`."""
+
+    fragment_steps: int | None = None
+    """Steps that a runner gives at once, at least 1. None: where the learner waits for all of an iteration's steps, a
+    part of each runner's share, so that fast runners take over from slow ones; else `num_steps`."""
+
+    in_flight: int = 2
+    """Fragments that are asked of a runner at once where the learner does not wait for them, at least 1: more keep
+    runners busy while it learns, and make what it learns from older."""
+
+    sample_timeout: float = 60.0
+    """Seconds after which a collection goes on with what has come, which is at least one fragment; above 0."""
+
+    step_timeout: float | None = 300.0
+    """Seconds without a single turn, above 0, after which a runner's envs count as hanging: it is ended and made anew.
+    None: never."""
+
+    restart_failed_runners: bool = True
+    """Make runners anew that have died; else training goes on with the others."""
+
+    max_restarts: int = 100
+    """Restarts of runners, and of learners, over a run; one more is an error. At least 0."""
+
+    num_evaluation_runners: int = 0
+    """Runners apart from these, which play the episodes of evaluations while training goes on; 0: the process that
+    trains plays them."""
+
+    num_learners: int = 0
+    """Learners that share each update, each with a part of the batch. 0: the process that trains learns itself."""
+
+    cpus_per_learner: float = 1.0
+    """CPUs that each of them is given, at least 0."""
+
+    gpus_per_learner: float = 0.0
+    """GPUs likewise; fractions are allowed. Where there are some, learners learn on `cuda`."""
+
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    """How gradients are averaged: `nccl` between GPUs, `gloo` else."""
+
+    learner_timeout: float = 600.0
+    """Seconds that an update may take before a learner counts as lost, above 0."""
+
+    address: str | None = None
+    """The cluster: `auto`, `host:port`, `ray://host:port`. None: the one that `RAY_ADDRESS` names or that this process
+    is connected to already, else one of this machine alone, which ends with the run."""
+
+    runtime_env: Mapping[str, Any] | None = None
+    """What actors find: see Ray's runtime environments."""
+
+    data: RayData = RayData()
+    """How recordings flow to the learners."""
+
+    def __post_init__(self) -> None:
+        least = dict.fromkeys(("num_runners", "in_flight"), 1) | dict.fromkeys(_FROM_ZERO, 0)
+        rules = {
+            name: (getattr(self, name) >= n, f"at least {n}, not {getattr(self, name)}") for name, n in least.items()
+        }
+        for name in ("sample_timeout", "step_timeout", "learner_timeout"):
+            value = getattr(self, name)
+            rules[name] = (value is None or value > 0, f"greater than 0, not {value}")
+        fragment = self.fragment_steps
+        rules["fragment_steps"] = (fragment is None or fragment >= 1, f"at least 1, not {fragment}")
+        check_range("ray", **rules)
+
+
+_FROM_ZERO = (
+    "cpus_per_runner",
+    "gpus_per_runner",
+    "max_restarts",
+    "num_evaluation_runners",
+    "num_learners",
+    "cpus_per_learner",
+    "gpus_per_learner",
+)
+
+EngineLike: TypeAlias = Ray | Literal["local", "ray"]
+"""``local``: this process and its env workers; or a Ray cluster, with settings of its own or without."""
+
+
+def connect(engine: EngineLike) -> "Cluster | None":
+    """The cluster that an algorithm lives on; None: this process alone.
+
+    Raises:
+        EngineError: Ray is not installed, or there is no cluster to connect to.
+    """
+    if engine == "local":
+        return None
+    try:
+        importlib.import_module("ray")
+    except ModuleNotFoundError as error:
+        raise EngineError('the ray engine needs Ray: pip install "etude[ray]".') from error
+    # By name: algorithms stand below the ray engine, and must be there without it.
+    found: Cluster = importlib.import_module("etude.ray.cluster").RayCluster(Ray() if engine == "ray" else engine)
+    return found

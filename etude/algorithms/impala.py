@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""IMPALA: actors and a learner apart (Espeholt et al. 2018, "IMPALA: scalable distributed deep-RL with importance
+weighted actor-learner architectures")."""
+
+import math
+from typing import Any, ClassVar
+
+from torch.nn import functional as F
+
+from etude.algorithms.config import OnPolicyConfig
+from etude.algorithms.on_policy import OnPolicyAlgorithm
+from etude.connectors import VTrace
+from etude.experience import Experience
+from etude.learners import Batch, Loss, ModuleLearner, Schedule, Update, mean_of
+from etude.modules import Module
+from etude.settings import settings
+
+
+@settings
+class IMPALAConfig(OnPolicyConfig):
+    """Settings of IMPALA."""
+
+    num_steps: int = 512
+    """Steps collected for each iteration, over all envs."""
+
+    epochs: int = 1
+    """How often an iteration goes over its steps. V-trace is computed anew before each. Default: Espeholt et al. 2018:
+    each step is learned from once."""
+
+    num_minibatches: int | None = 1
+    """Minibatches of each module in an epoch: one, a gradient step from all that was collected. None: as many as
+    `minibatch_size` gives; the later ones of an epoch then learn from what V-trace said before the first."""
+
+    lambda_: float = 1.0
+    """Extra decay of the trace, 0 to 1 (Espeholt et al. 2018, remark 2). Default: theirs, none."""
+
+    rho_bar: float = 1.0
+    """Cap of the importance weights of rewards and of the policy gradient, above 0. Default: Espeholt et al. 2018."""
+
+    c_bar: float = 1.0
+    """Cap of the weights by which later rewards come back, above 0, at most `rho_bar`. Default: Espeholt et al. 2018."""
+
+    value_weight: float = 0.5
+    """Weight of the value loss. Default: Espeholt et al. 2018."""
+
+    entropy_weight: float = 0.01
+    """Weight of the entropy, which is added to what is maximised. Default: Espeholt et al. 2018, for Atari."""
+
+    lr: Schedule = 3e-3
+
+    grad_clip: float | None = 40.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check(
+            rho_bar=(self.rho_bar > 0, "greater than 0"),
+            c_bar=(0 < self.c_bar <= self.rho_bar, "greater than 0 and at most `rho_bar`"),
+            value_weight=(self.value_weight >= 0, "at least 0"),
+        )
+
+
+class IMPALA(OnPolicyAlgorithm[IMPALAConfig]):
+    """Policy gradient with V-trace: learns from steps that were made by older weights, too."""
+
+    name = "impala"
+    collects_beside: ClassVar[bool] = True
+
+    def learner_connectors(self) -> list[Any]:
+        """V-trace advantages and value targets, for the module as it is when they are computed."""
+        config = self.config
+        return [VTrace(config.gamma, config.rho_bar, config.c_bar, config.lambda_)]
+
+    def loss(self, module: Module, batch: Batch) -> Loss:
+        """The three gradients of Espeholt et al. 2018, 4.2: of values, policy and entropy."""
+        config = self.config
+        out = batch.forward(module)
+        assert out.value is not None  # VTrace has seen to that
+        logp, entropy = out.logp(batch.action), out.entropy().mean()
+        parts = {
+            "policy": -(batch.advantage * logp).mean(),
+            "value": config.value_weight * F.mse_loss(out.value, batch["value_target"]),
+        }
+        if config.entropy_weight:
+            parts["entropy"] = -config.entropy_weight * entropy
+        log_ratio = logp.detach() - batch.logp
+        rho = log_ratio.clamp(max=math.log(config.rho_bar)).exp()
+        return Loss(**parts).log(kl=-log_ratio.mean(), rho=rho.mean(), entropy=entropy)
+
+    def update(self, learner: ModuleLearner, exp: Experience) -> Update:
+        """As for every on-policy algorithm; the learner's connectors work anew before each further epoch."""
+        updates = [self.go_over(learner, exp, epochs=1)]
+        for _ in range(self.config.epochs - 1):
+            exp = self.students[learner.name].to_learner.offline(exp, learner.module)
+            updates.append(self.go_over(learner, exp, epochs=1))
+        return mean_of(updates)

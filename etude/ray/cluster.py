@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cluster that an algorithm lives on: what it asks for, started when it asks for it."""
+
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from etude.algorithms.acting import ActingAlgorithm
+from etude.algorithms.base import Algorithm
+from etude.algorithms.engines import Ray
+from etude.algorithms.offline import OfflineAlgorithm
+from etude.ray.start import ensure_started
+
+if TYPE_CHECKING:
+    from etude.algorithms.feeding import Feed
+    from etude.ray.evaluation import EvaluationRunners
+    from etude.ray.learners import Learners
+    from etude.ray.runners import Runners
+
+
+class RayCluster:
+    """See `etude.algorithms.cluster.Cluster`.
+
+    Raises:
+        EngineError: there is no cluster to connect to.
+    """
+
+    def __init__(self, settings: Ray) -> None:
+        self.settings = settings
+        self.num_learners = settings.num_learners
+        self.has_evaluators = settings.num_evaluation_runners > 0
+        self._is_ours = ensure_started(settings.address, settings.runtime_env)
+        self._parts: list[Any] = []
+
+    def runners(self, algorithm: ActingAlgorithm[Any]) -> "Runners":
+        """Start those of an algorithm."""
+        from etude.ray.runners import Runners
+
+        return self._kept(Runners(algorithm, self.settings, asynchronous=algorithm.collects_beside))
+
+    def learners(self, algorithm: Algorithm[Any]) -> "Learners":
+        """Start those of an algorithm."""
+        from etude.ray.learners import Learners
+
+        return self._kept(Learners(algorithm, self.settings))
+
+    def evaluators(self, algorithm: Algorithm[Any]) -> "EvaluationRunners":
+        """Start those of an algorithm."""
+        from etude.ray.evaluation import EvaluationRunners
+
+        return self._kept(EvaluationRunners(algorithm, self.settings))
+
+    def feeds(self, algorithm: OfflineAlgorithm[Any]) -> "dict[str, Feed]":
+        """What feeds each module with batches, where the algorithm learns here."""
+        from etude.ray.data import open_feeds
+
+        return open_feeds(algorithm, self.settings)
+
+    def _kept(self, part: Any) -> Any:
+        self._parts.append(part)
+        return part
+
+    def close(self) -> None:
+        """End all that was started, and the cluster, if it was started for this."""
+        parts, self._parts = self._parts, []
+        for part in parts:
+            part.close()
+        if self._is_ours:
+            self._is_ours = False
+            ray.shutdown()
