@@ -58,7 +58,7 @@ class APPO(OnPolicyAlgorithm[APPOConfig]):
         out = batch.forward(module)
         assert out.value is not None  # VTrace has seen to that
         logp, entropy = out.logp(batch.action), out.entropy().mean()
-        ratio = (logp - batch[TARGET_LOGP]).exp()
+        ratio = (logp - batch['logp' if getattr(self,'B',0) else TARGET_LOGP]).exp()
         clipped = ratio.clamp(1 - config.clip, 1 + config.clip)
         parts = {
             "policy": -torch.min(ratio * batch.advantage, clipped * batch.advantage).mean(),

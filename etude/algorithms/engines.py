@@ -34,14 +34,16 @@ class RayData:
     gradient steps, at least 1. None: they work at the learner, on each batch as it is learned from."""
 
     def __post_init__(self) -> None:
-        least, most = self.concurrency if isinstance(self.concurrency, tuple) else (self.concurrency or 1,) * 2
+        given = 1 if self.concurrency is None else self.concurrency
+        period = self.module_sync_period
+        least, most = given if isinstance(given, tuple) else (given, given)
         check_range(
             "ray.data",
             concurrency=(1 <= least <= most, f"at least 1, or least and most, not {self.concurrency}"),
             num_cpus=(self.num_cpus > 0, f"greater than 0, not {self.num_cpus}"),
             num_gpus=(self.num_gpus >= 0, f"at least 0, not {self.num_gpus}"),
             prefetch_batches=(self.prefetch_batches >= 0, f"at least 0, not {self.prefetch_batches}"),
-            module_sync_period=((self.module_sync_period or 1) >= 1, f"at least 1, not {self.module_sync_period}"),
+            module_sync_period=(period is None or period >= 1, f"at least 1, not {period}"),
         )
         if self.num_gpus and self.concurrency is None:
             raise SettingsError("`ray.data.num_gpus` are of actors: set `ray.data.concurrency`, how many there are.")

@@ -36,6 +36,26 @@ _MADE_UP = (col.VALUE, col.ADVANTAGE, col.VALUE_TARGET)
 """What was recorded of these is of the module that acted then; who learns makes their own."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How one module is fed: what a `DataPipeline` is made of, wherever its parts are loaded."""
+
+    source: Parted
+    columns: tuple[str, ...]
+    prepare: Preparation
+    make: Steps | Cuts
+    size: int
+    """Steps in a batch, or segments."""
+    by_segments: bool
+    fresh: list[Connector]
+    """Connectors that see each batch just before it is learned from."""
+    held: Held
+    flow: Flow
+    epoch_size: int | None
+    start: int
+    """The first batch to give."""
+
+
 @dataclasses.dataclass
 class Opening:
     """Opens the way from a recording to the learners of some modules, which share what is held in memory."""
@@ -56,7 +76,24 @@ class Opening:
         self._read: dict[tuple[str, ...], Experience] = {}
 
     def feed(self, name: str, student: Student, config: OfflineConfig) -> Feed:
-        """What feeds one module, from where its learner stands.
+        """What feeds one module, from where its learner stands; see `plan` for what is raised."""
+        plan = self.plan(name, student, config)
+        pipeline = DataPipeline(
+            plan.source,
+            plan.columns,
+            plan.prepare,
+            plan.make,
+            plan.size,
+            plan.flow,
+            by_segments=plan.by_segments,
+            hold_prepared=plan.held == "prepared",
+            epoch_size=plan.epoch_size,
+            to_device=None if config.device == "cpu" else partial(as_tensors, device=config.device),
+        )
+        return Feed(pipeline.batches(plan.start), student, plan.fresh, pipeline)
+
+    def plan(self, name: str, student: Student, config: OfflineConfig, *, loads_here: bool = True) -> Plan:
+        """How one module is fed. Connectors that learn from the recording do so here.
 
         Raises:
             SettingsError: the settings, the module and the connectors do not go together.
@@ -71,31 +108,31 @@ class Opening:
         held = self._held(config, fresh)
         make, size = self._made(config, student, fresh)
         columns = self._columns(config, student, early)
-        source = self._source(config, columns, held)
+        source = self._source(config, columns, held if loads_here else "nothing")
         if not self.was_seen:
             self._learn(name, config, prepare, source, columns)
         seed = self.seed
         if config.modules is not None:
             seed = int(np.random.SeedSequence([seed, *name.encode()]).generate_state(1)[0])
-        pipeline = DataPipeline(
-            source,
-            columns,
-            prepare,
-            make,
-            size,
-            Flow(
+        return Plan(
+            source=source,
+            columns=columns,
+            prepare=prepare,
+            make=make,
+            size=size,
+            by_segments=student.module.recurrent,
+            fresh=fresh,
+            held=held,
+            flow=Flow(
                 buffer_size=config.buffer_size,
                 num_workers=config.num_workers,
                 worker_kind=config.worker_kind,
                 prefetch=0 if held == "prepared" else config.prefetch,
                 seed=seed,
             ),
-            by_segments=student.module.recurrent,
-            hold_prepared=held == "prepared",
             epoch_size=self.epochs.get(name),
-            to_device=None if config.device == "cpu" else partial(as_tensors, device=config.device),
+            start=student.learner.updates * config.accumulate,
         )
-        return Feed(pipeline.batches(student.learner.updates * config.accumulate), student, fresh, pipeline)
 
     def _made(self, config: OfflineConfig, student: Student, fresh: list[Connector]) -> tuple[Steps | Cuts, int]:
         """Whether batches are of steps or of segments, and how many of these."""

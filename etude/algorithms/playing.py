@@ -50,7 +50,18 @@ def play(
                 to(by_student(experience))
     finally:
         runner.close()
-    seconds = time.perf_counter() - begin
+    return evaluation_of(parts, faulty, updates=updates, seconds=time.perf_counter() - begin)
+
+
+def evaluation_of(parts: Sequence[Finished], faulty: int, *, updates: int, seconds: float) -> Evaluation:
+    """What episodes brought that were played apart from training.
+
+    Args:
+        parts: The episodes; one at least.
+        faulty: Episodes that an env broke off.
+        updates: The gradient steps that made the modules.
+        seconds: How long it took to play them.
+    """
     returns = np.concatenate([part.returns for part in parts])
     lengths = np.concatenate([part.lengths for part in parts])
     return Evaluation(

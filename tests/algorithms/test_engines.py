@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from etude.algorithms import PPO, PPOConfig, load
+from etude.algorithms.engines import Ray, RayData, connect
+from etude.errors import SettingsError
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"num_runners": 0}, r"ray.num_runners must be at least 1, not 0\."),
+        ({"in_flight": 0}, r"ray.in_flight must be at least 1, not 0\."),
+        ({"num_learners": -1}, r"ray.num_learners must be at least 0, not -1\."),
+        ({"gpus_per_learner": -0.5}, r"ray.gpus_per_learner must be at least 0, not -0.5\."),
+        ({"fragment_steps": 0}, r"ray.fragment_steps must be at least 1, not 0\."),
+        ({"sample_timeout": 0}, r"ray.sample_timeout must be greater than 0, not 0.0\."),
+        ({"step_timeout": -1}, r"ray.step_timeout must be greater than 0, not -1.0\."),
+        ({"num_runner": 2}, r"Ray has no setting `num_runner`. Nearest: `num_runners`"),
+    ],
+)
+def test_settings_that_are_refused(given, message):
+    with pytest.raises(SettingsError, match=message):
+        Ray(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"concurrency": 0}, r"ray.data.concurrency must be at least 1, or least and most, not 0\."),
+        ({"concurrency": (3, 2)}, r"ray.data.concurrency must be at least 1, or least and most, not \(3, 2\)\."),
+        ({"num_gpus": 1}, r"`ray.data.num_gpus` are of actors: set `ray.data.concurrency`"),
+        ({"module_sync_period": 0}, r"ray.data.module_sync_period must be at least 1, not 0\."),
+    ],
+)
+def test_settings_of_data_that_are_refused(given, message):
+    with pytest.raises(SettingsError, match=message):
+        RayData(**given)
+
+
+def test_an_engine_that_is_none():
+    with pytest.raises(SettingsError, match=r"PPOConfig.engine is 'spark', expected Ray | 'local' | 'ray'\."):
+        PPOConfig(env="CartPole-v1", engine="spark")
+
+
+def test_the_local_engine_is_no_cluster():
+    assert connect("local") is None
+
+
+def test_settings_of_the_engine_are_kept_and_no_cluster_is_started_to_load_them(tmp_path):
+    with_it = PPO(PPOConfig(env="CartPole-v1", num_envs=2, num_steps=32, seed=1))
+    engine = Ray(num_runners=3, data=RayData(concurrency=(1, 2)))
+    with_it.config = dataclasses.replace(with_it.config, engine=engine)
+    with_it.save(tmp_path / "run")
+    loaded = load(tmp_path / "run")
+    assert loaded.config.engine == engine
+    assert "cluster" not in vars(loaded)
+    assert load(tmp_path / "run", engine="local").config.engine == "local"
+
+
+def test_without_ray_the_error_says_what_to_install():
+    code = (
+        "import sys; sys.modules['ray'] = None\n"
+        "from etude.algorithms.engines import connect\n"
+        "from etude.errors import EngineError\n"
+        "try:\n    connect('ray')\nexcept EngineError as error:\n    print(error)\n"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert told.strip() == 'the ray engine needs Ray: pip install "etude[ray]".'
+
+
+def test_nothing_but_the_ray_engine_imports_ray():
+    code = "import sys, etude.algorithms, etude.cli.main; print('ray' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert told.strip() == "False"
+
+
