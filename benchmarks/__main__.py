@@ -40,6 +40,7 @@ ROWS = {
     "gae": "returns:rows",
     "replay": "replay:rows",
     "metrics": "metrics:rows",
+    "ray-learners": "ray_learners:rows",
     "start": "start:rows",
 }
 """Where each group of rows is measured; a module is imported only when it is needed."""

@@ -47,6 +47,15 @@ def located(where: Any, filesystem: Any = None, known: Systems | None = None) ->
     return Path(path) if isinstance(system, LocalFileSystem) else RemotePath(system, path, url)
 
 
+def absolute(where: Any) -> Any:
+    """The same paths, or lists of them, so that they are found from another folder, too; what is none, as it is."""
+    if isinstance(where, list | tuple):
+        return [absolute(one) for one in where]
+    if not isinstance(where, str | Path) or not os.fspath(where) or is_url(os.fspath(where)):
+        return where
+    return type(where)(os.path.abspath(where))
+
+
 def _given(filesystem: Any, text: str) -> tuple[Any, str, str]:
     """A file system that was passed in, as one of pyarrow's; the path in it, and how to show that."""
     from pyarrow.fs import FileSystem, FSSpecHandler, PyFileSystem

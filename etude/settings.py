@@ -174,7 +174,8 @@ def from_dict(cls: type[C], values: Mapping[str, Any], *, owner: str) -> C:
     for name, inner in settings_inside(cls).items():
         if isinstance(found.get(name), Mapping):
             default = defaults(cls).get(name)
-            others = {f.name: getattr(default, f.name) for f in dataclasses.fields(inner)} if default else {}
+            begin = isinstance(default, inner)
+            others = {f.name: getattr(default, f.name) for f in dataclasses.fields(inner)} if begin else {}
             found[name] = from_dict(inner, others | dict(found[name]), owner=f"{owner}.{name}")
     return cls(**found)
 
@@ -197,6 +198,8 @@ def typed(cls: type, values: Mapping[str, Any], *, owner: str) -> dict[str, Any]
             found[name] = fitting(hints[name], value, where, text=True)
             continue
         if not isinstance(value, Mapping):
+            if hints[name] is not inner and isinstance(value, str):  # one of several words, and none of them
+                fitting(hints[name], value, where)
             main = main_setting(inner)
             if main is None:
                 raise SettingsError(

@@ -114,13 +114,13 @@ def test_shell_line_names_what_exists(page: Path, words: list[str], helps: dict[
         assert words[1] in ("--help", "--version")
         return
     assert words[1] in COMMANDS
-    depth = 3 if words[1] in ("train", "data") else 2
+    depth = 3 if words[1] in ("train", "data", "tune") else 2
     if words[1] == "data":
         assert words[2] in DATA_COMMANDS
     name = " ".join(words[1:depth])
     known = set(re.findall(r"--[\w.-]+", helps[name if name in helps else "train ppo"])) | {"--help"}
     for flag in words[depth:]:
-        if flag.startswith("--"):
+        if flag.startswith("--") and not flag.startswith("--space."):  # followed by any setting
             assert flag.partition("=")[0] in known, f"{flag} is no flag of etude {name}"
 
 
@@ -135,6 +135,8 @@ def helps() -> dict[str, str]:
     )
     names = [
         "train ppo",
+        "train impala",
+        "train appo",
         "train bc",
         "train marwil",
         "train iql",
@@ -142,6 +144,7 @@ def helps() -> dict[str, str]:
         "train td3_bc",
         "train dqn",
         "train sac",
+        "tune ppo",
         "record",
         "watch",
         "evaluate",

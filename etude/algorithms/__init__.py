@@ -2,12 +2,14 @@
 """Algorithms: a loss, its connectors and its defaults; one file each."""
 
 from etude.algorithms.acting import ActingAlgorithm
+from etude.algorithms.appo import APPO, APPOConfig
 from etude.algorithms.base import Algorithm
 from etude.algorithms.bc import BC, BCConfig
 from etude.algorithms.clips import Clip, clip
 from etude.algorithms.config import ActingConfig, AlgorithmConfig, OfflineConfig, OnPolicyConfig
 from etude.algorithms.cql import CQL, CQLConfig
 from etude.algorithms.dqn import DQN, DQNConfig
+from etude.algorithms.impala import IMPALA, IMPALAConfig
 from etude.algorithms.iql import IQL, IQLConfig
 from etude.algorithms.keeping import Checkpoints
 from etude.algorithms.loading import config_class, load
@@ -23,14 +25,17 @@ from etude.algorithms.task import Task, TaskConfig
 from etude.algorithms.td3_bc import TD3BC, TD3BCConfig
 
 __all__ = [
+    "APPO",
     "BC",
     "CQL",
     "DQN",
+    "IMPALA",
     "IQL",
     "MARWIL",
     "PPO",
     "SAC",
     "TD3BC",
+    "APPOConfig",
     "ActingAlgorithm",
     "ActingConfig",
     "Algorithm",
@@ -41,6 +46,7 @@ __all__ = [
     "Clip",
     "DQNConfig",
     "Evaluation",
+    "IMPALAConfig",
     "IQLConfig",
     "MARWILConfig",
     "OffPolicyAlgorithm",

@@ -5,7 +5,7 @@ import dataclasses
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,6 +76,19 @@ class SegmentsOf:
             ) from error
 
 
+class Elsewhere(Protocol):
+    """Connectors that ask the module, but work elsewhere, with copies of it."""
+
+    def arrived(self, batch: Any) -> Any:
+        """A batch that they have seen, without what they noted in it."""
+
+    def learned(self) -> None:
+        """The module has learned from the batch."""
+
+    def staleness(self) -> list[float]:
+        """By how many gradient steps the copies were behind, batch by batch, since this was last asked."""
+
+
 class Feed:
     """Batches for one module, and the last touch that they get by its connectors that ask the module.
 
@@ -84,6 +97,7 @@ class Feed:
         student: Who learns.
         fresh: Connectors of its learner that see each batch just before it is learned from.
         pipeline: Where the batches come from, if there is one.
+        elsewhere: Connectors that ask the module before batches come here.
     """
 
     def __init__(
@@ -92,10 +106,12 @@ class Feed:
         student: Student,
         fresh: Sequence[Connector] = (),
         pipeline: DataPipeline | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         self._batches = iter(batches)
         self._check = None if pipeline is not None else partial(check_batch, module=student.module)
         self._module, self._fresh, self.pipeline = student.module, fresh, pipeline
+        self.elsewhere = elsewhere
         self.waited = 0.0
         """Seconds that the learner was not learning."""
         self._connecting = 0.0
@@ -121,8 +137,12 @@ class Feed:
                 self._check(batch)
             if self._fresh:
                 batch = self._seen(batch)
+            if self.elsewhere is not None:
+                batch = self.elsewhere.arrived(batch)
             self.waited += time.perf_counter() - begin
             yield batch
+            if self.elsewhere is not None:
+                self.elsewhere.learned()
 
     def _seen(self, exp: Experience) -> Any:
         begin = time.perf_counter()
@@ -177,6 +197,9 @@ def report(feeds: Mapping[str, Feed], seconds: float, num_workers: int) -> tuple
         figures["mb_per_s"] = spent.bytes / 1e6 / seconds if seconds else 0.0
     if depths:
         figures["queue"] = sum(depths) / len(depths)
+    behind = [steps for feed in feeds.values() if feed.elsewhere is not None for steps in feed.elsewhere.staleness()]
+    if behind:
+        figures["staleness"] = sum(behind) / len(behind)
     shared = {layer: took / (1 if layer == SHUFFLE else max(1, num_workers)) for layer, took in spent.seconds.items()}
     slowest = max(shared, key=lambda layer: shared[layer])
     return figures, "update" if waited <= _FEW * seconds else slowest

@@ -20,35 +20,44 @@ from etude.settings import settings
 class IMPALAConfig(OnPolicyConfig):
     """Settings of IMPALA."""
 
-    num_steps: int = 512
-    """Steps collected for each iteration, over all envs."""
+    num_envs: int = 4
+    """Copies of the env that step together, at least 1. Default: with `num_steps` and `lr` the best of a dozen settings
+    tried together on CartPole, with the newest weights and with such as were 4 iterations old: segments of 64 steps."""
+
+    num_steps: int = 256
+    """Steps collected for each iteration, over all envs, at least 1. Default: as for `num_envs`."""
 
     epochs: int = 1
-    """How often an iteration goes over its steps. V-trace is computed anew before each. Default: Espeholt et al. 2018:
-    each step is learned from once."""
+    """How often an iteration goes over its steps, at least 1. V-trace is computed anew before each. Default: Espeholt
+    et al. 2018, who learn from each step once."""
 
     num_minibatches: int | None = 1
-    """Minibatches of each module in an epoch: one, a gradient step from all that was collected. None: as many as
-    `minibatch_size` gives; the later ones of an epoch then learn from what V-trace said before the first."""
+    """Minibatches of each module in an epoch, at least 1. One: a gradient step from all that was collected. None: as
+    many as `minibatch_size` gives. The later ones learn from what V-trace said before the first."""
 
     lambda_: float = 1.0
-    """Extra decay of the trace, 0 to 1 (Espeholt et al. 2018, remark 2). Default: theirs, none."""
+    """Extra decay of the trace, 0 to 1 (Espeholt et al. 2018, remark 2). Default: none, as theirs."""
 
     rho_bar: float = 1.0
     """Cap of the importance weights of rewards and of the policy gradient, above 0. Default: Espeholt et al. 2018."""
 
     c_bar: float = 1.0
-    """Cap of the weights by which later rewards come back, above 0, at most `rho_bar`. Default: Espeholt et al. 2018."""
+    """Cap of the weights by which later rewards come back, above 0, at most `rho_bar`. Default: as for `rho_bar`."""
 
     value_weight: float = 0.5
-    """Weight of the value loss. Default: Espeholt et al. 2018."""
+    """Weight of the value loss, at least 0. Default: Espeholt et al. 2018, for Atari."""
 
     entropy_weight: float = 0.01
-    """Weight of the entropy, which is added to what is maximised. Default: Espeholt et al. 2018, for Atari."""
+    """Weight of the entropy, which is added to what is maximised. Default: Espeholt et al. 2018, for
+    Atari."""
 
-    lr: Schedule = 3e-3
+    lr: Schedule = 2e-3
+    """Learning rate of Adam; or points of (env_steps, rate) with straight lines between. Default: as for `num_envs`;
+    larger networks want less."""
 
     grad_clip: float | None = 40.0
+    """Limit that gradients are clipped to, see `grad_clip_by`; None leaves them as they are. Default: Espeholt et al.
+    2018, for Atari."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

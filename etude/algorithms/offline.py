@@ -23,6 +23,7 @@ from etude.learners import Update
 
 if TYPE_CHECKING:
     from etude.algorithms.feeding import Feed
+    from etude.algorithms.opening_feeds import Opening
     from etude.recordings import Recording
 
 C = TypeVar("C", bound=OfflineConfig)
@@ -191,20 +192,23 @@ class OfflineAlgorithm(Algorithm[C]):
         runner = runner_for(self.config, self.config.env, num, students, self._seed, self.callbacks)
         self._beside = Beside(runner, num, self.updates)
 
-    def _opened(self) -> "dict[str, Feed]":
-        """What feeds each module, from where the run stands."""
+    def opening(self) -> "Opening":
+        """Opens the way from the recording to the learners, from where the run stands."""
         from etude.algorithms.opening_feeds import Opening
 
-        if self.cluster is not None:
-            return self.cluster.feeds(self)
-
-        opening = Opening(
+        return Opening(
             self.recording, self.name, self.columns, tuple(self.students), self._seed, self._has_seen_data, self._epochs
         )
-        feeds = {}
-        for name, student in self.students.items():
-            with self.settings_of(name):
-                feeds[name] = opening.feed(name, student, self.config)
+
+    def _opened(self) -> "dict[str, Feed]":
+        """What feeds each module."""
+        if self.cluster is not None:
+            feeds = self.cluster.feeds(self)
+        else:
+            opening, feeds = self.opening(), {}
+            for name, student in self.students.items():
+                with self.settings_of(name):
+                    feeds[name] = opening.feed(name, student, self.config)
         self._has_seen_data = True
         return feeds
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from etude.algorithms.config import AlgorithmConfig, ModuleLike
-from etude.connectors import GAE, ClipAction, NormalizeAdvantages, Pipeline, RescaleAction
+from etude.connectors import GAE, ClipAction, NormalizeAdvantages, Pipeline, RescaleAction, VTrace
 from etude.envs import Arena
 from etude.errors import SettingsError
 from etude.learners import ModuleLearner, seeded
@@ -65,7 +65,7 @@ def make_student(
     if not any(isinstance(c, ClipAction | RescaleAction) for c in connectors.connectors):
         connectors.add(ClipAction(), at=0)  # a Gaussian does not know the bounds of its Box
     for connector in connectors.connectors:
-        if isinstance(connector, GAE | NormalizeAdvantages):
+        if isinstance(connector, GAE | NormalizeAdvantages | VTrace):
             raise SettingsError(
                 f"`connectors` stand between env and module, where {connector.name} has nothing to do: an "
                 "algorithm names it in its learner_connectors()."

@@ -2,15 +2,18 @@
 """What a command line asks ``etude train`` for: the algorithm with its settings, the options, the folder of the run."""
 
 import dataclasses
+import json
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from etude.algorithms import (
+    APPO,
     BC,
     CQL,
     DQN,
+    IMPALA,
     IQL,
     MARWIL,
     PPO,
@@ -29,6 +32,7 @@ from etude.algorithms.keeping import check_metric
 from etude.algorithms.saving import find, name_of
 from etude.checkpoints import load_meta
 from etude.cli import files, flags, folders, words
+from etude.cli.engine import EngineFlags, with_engine
 from etude.cli.logs import Log
 from etude.connectors import PreLearnerLike
 from etude.connectors.pipeline import BY_NAME, ConnectorLike
@@ -39,6 +43,8 @@ from etude.settings import from_dict, merged, nearest, settings, settings_inside
 
 ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "ppo": PPO,
+    "impala": IMPALA,
+    "appo": APPO,
     "dqn": DQN,
     "sac": SAC,
     "bc": BC,
@@ -158,21 +164,20 @@ def ask(cls: type[Algorithm[Any]], name: str, args: list[str]) -> Asked:
     """What the command line ``args`` asks of the algorithm ``cls``, called ``name``."""
     config = config_class(cls)
     owner = name.rpartition(":")[2]
-    given, asked = flags.parse(
-        [config, TrainOptions],
+    given, engine, asked = flags.parse(
+        [config, EngineFlags, TrainOptions],
         args,
         prog=f"etude train {name}",
         about=(cls.__doc__ or "").partition("\n")[0],
-        converters=_CONVERTERS,
+        converters=CONVERTERS,
     )
     options = from_dict(TrainOptions, asked, owner=owner)
-    if options.config is not None:
-        written, stop = _written(config, options.config, owner)
-        both = from_dict(Stop, merged(stop, asked.get("stop", {})), owner=f"{owner}.stop")
-        options = dataclasses.replace(options, stop=both)
-        given = merged(written, given)
-    if options.resume is not None:
-        _check_kind(cls, options.resume, owner)
+    saved = {} if options.resume is None else _saved(cls, options.resume, owner)
+    written, stop = ({}, {}) if options.config is None else written_in(config, options.config, owner)
+    both = from_dict(Stop, merged(stop, asked.get("stop", {})), owner=f"{owner}.stop")
+    options = dataclasses.replace(options, stop=both)
+    given = with_engine(given, engine.get("ray", {}), written.get("engine", saved.get("engine")), owner)
+    given = merged(written, given)
     out = folders.chosen(options.out, options.resume, given.get("env"), owner)
     return Asked(cls, owner, given, options, out)
 
@@ -187,7 +192,7 @@ def make(asked: Asked) -> Algorithm[Any]:
     return asked.cls(config)
 
 
-def _written(config: type[AlgorithmConfig], path: str, owner: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def written_in(config: type[AlgorithmConfig], path: str, owner: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings in a file and its `stop`. Of settings that hold others, empty ones set nothing."""
     values = files.read_settings(path)
     for name in ("stop", *settings_inside(config)):
@@ -212,16 +217,18 @@ def _converted(cls: type, written: Mapping[str, Any]) -> dict[str, Any]:
         if name in inside and isinstance(value, Mapping):
             values[name] = _converted(inside[name], value)
         elif name in hints:
-            values[name] = words.made(hints[name], value, _CONVERTERS)
+            values[name] = words.made(hints[name], value, CONVERTERS)
     return values
 
 
-def _check_kind(cls: type[Algorithm[Any]], path: str, owner: str) -> None:
-    """Refuse to go on from a run of another algorithm, or from what is no run."""
+def _saved(cls: type[Algorithm[Any]], path: str, owner: str) -> Mapping[str, Any]:
+    """The settings of the run to go on with, as plain data; one of another algorithm, or what is no run, is refused."""
     meta = load_meta(path)
     was = meta.get("algorithm") if isinstance(meta, dict) else None
     if was != name_of(cls):
         raise SettingsError(f"{path} is a run of {was}, not of {owner} ({name_of(cls)}).")
+    saved: Mapping[str, Any] = meta["config"]
+    return saved
 
 
 def _schedule(word: str) -> Any:
@@ -247,6 +254,19 @@ def _trained(word: str) -> Any:
     return _imported("modules_to_train", "function")(word) if ":" in word else tuple(word.split(","))
 
 
+def _range(word: str) -> Any:
+    """``4``, or least and most, as ``2,8``."""
+    return tuple(word.split(",")) if "," in word else word
+
+
+def _json(word: str) -> Any:
+    """JSON where it begins as a list or an object, else text."""
+    try:
+        return json.loads(word) if word[:1] in ("[", "{") else word
+    except ValueError as error:
+        raise SettingsError(f"{word} can't be read as JSON: {error}") from None
+
+
 def _connector(word: str) -> Any:
     """A name that the pipeline knows, or ``module:name`` of a class or function."""
     head, colon, tail = word.partition(":")
@@ -254,7 +274,7 @@ def _connector(word: str) -> Any:
     return find(word, "a connector") if importable else word
 
 
-_CONVERTERS: dict[Any, Any] = {
+CONVERTERS: dict[Any, Any] = {
     Schedule: _schedule,
     ModuleLike | None: _imported("module", "Class"),
     ModulesLike | None: _imported("modules", "Class"),
@@ -263,4 +283,6 @@ _CONVERTERS: dict[Any, Any] = {
     DataLike | None: str,
     PreLearnerLike | None: _imported("prelearner", "function"),
     tuple[ConnectorLike, ...]: _connector,
+    int | tuple[int, int] | None: _range,
+    Mapping[str, Any] | None: _json,
 }

@@ -36,7 +36,8 @@ def parse(
     `etude.settings.typed` and `from_dict`.
 
     Args:
-        classes: Settings classes; no two have a field of the same name.
+        classes: Settings classes; no two have a field of the same name. Where one has a class attribute ``short``, only
+            settings that it names are also called by their own name.
         args: The arguments.
         prog: The command, such as ``etude train ppo``. The last word of it is whose settings they are in messages.
         about: What the command does, for its help.
@@ -49,7 +50,10 @@ def parse(
     """
     import tyro
 
-    names = Names([leaf for cls in classes for leaf in leaves_of(cls) if leaf.path != (positional,)])
+    leaves = [(cls, leaf) for cls in classes for leaf in leaves_of(cls) if leaf.path != (positional,)]
+    names = Names(
+        [leaf for _, leaf in leaves], short_of={leaf.path: getattr(cls, "short", None) for cls, leaf in leaves}
+    )
     owner = prog.split()[-1]
     known, given = names.settled(args, owner)
     view = _view("Settings", classes, names, positional, ())
@@ -114,16 +118,23 @@ class Names:
 
     Settings inside others have their path for a name (``workers.min-batch``), and also their own name where no other
     setting has it (``min-batch``). A main setting also has the name of those that it is in (``workers``).
+
+    Args:
+        leaves: The settings.
+        short_of: By path, the own names that may be used; None is all.
     """
 
-    def __init__(self, leaves: Sequence[Leaf]) -> None:
+    def __init__(
+        self, leaves: Sequence[Leaf], short_of: Mapping[tuple[str, ...], Sequence[str] | None] | None = None
+    ) -> None:
         self.of: dict[tuple[str, ...], list[str]] = {}
         """By path; the first name is the one in full."""
+        in_full = {path for path, short in (short_of or {}).items() if short is not None and path[-1] not in short}
         mains = [_flag(leaf.path[:-1]) for leaf in leaves if _is_main(leaf)]
-        owns = Counter([*mains, *(_flag(leaf.path[-1:]) for leaf in leaves)])
+        owns = Counter([*mains, *(_flag(leaf.path[-1:]) for leaf in leaves if leaf.path not in in_full)])
         for leaf in leaves:
             main = [_flag(leaf.path[:-1])] if _is_main(leaf) else []
-            own = [_flag(leaf.path[-1:])] if owns[_flag(leaf.path[-1:])] == 1 else []
+            own = [_flag(leaf.path[-1:])] if owns[_flag(leaf.path[-1:])] == 1 and leaf.path not in in_full else []
             self.of[leaf.path] = list(dict.fromkeys([_flag(leaf.path), *main, *own]))
         self.leaves = {name: leaf for leaf in leaves for name in self.of[leaf.path]}
         """By name."""

@@ -16,6 +16,7 @@ from etude.settings import nearest
 
 COMMANDS = {
     "train": ("etude.cli.train:main", "Train an algorithm: etude train ppo --env CartPole-v1 --stop.return-mean 450."),
+    "tune": ("etude.cli.tune:main", "Train with many settings at once, and see which are best (needs etude[ray])."),
     "record": ("etude.cli.play:record", "Let a trained run play, and record its episodes as Parquet."),
     "watch": ("etude.cli.watch:main", "See a trained run play: as a clip (mp4, webm, gif), or in the env's window."),
     "evaluate": ("etude.cli.play:evaluate", "Let a trained run play, and report its returns."),

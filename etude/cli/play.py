@@ -133,7 +133,7 @@ def evaluate_held_out(options: EvaluateOptions, data: str) -> int:
     from etude.algorithms import load
     from etude.evaluation import METHODS, evaluate_each_on
 
-    algorithm = load(options.run)
+    algorithm = load(options.run, engine="local")
     try:
         found = evaluate_each_on(
             algorithm,
@@ -187,7 +187,7 @@ def loaded(options: PlayOptions) -> "Algorithm[Any]":
     """The run, sure to have somewhere to play."""
     from etude.algorithms import load
 
-    algorithm = load(options.run)
+    algorithm = load(options.run, engine="local")  # one process plays, wherever it was trained
     if options.env is None and algorithm.config.env is None:
         algorithm.close()
         raise SettingsError(f"{options.run} was trained without an env: say where to play with --env.")

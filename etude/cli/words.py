@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the words of a command line, or of a file, mean to a setting."""
 
+import dataclasses
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +30,9 @@ def metavar(hint: Any) -> str:
     if is_one_or_many(hint):
         return "NAME ..."
     many = takes_many(hint)
-    kinds = [o for o in options(hint) if not many or _is_tuple(o)]
+    kinds = [o for o in options(hint) if (not many or _is_tuple(o)) and not dataclasses.is_dataclass(o)]
+    if not kinds:
+        return "NAME=VALUE ..."
     found = []
     for kind in kinds:
         if kind is type(None):
@@ -41,7 +44,8 @@ def metavar(hint: Any) -> str:
         elif _is_tuple(kind):
             inner = _NAMES.get(typing.get_args(kind)[0], "ITEM")
             named = "[=NAME]" if _takes_names(hint) else ""
-            found.append(f"{inner}{named} ..." if many else "STEP:NUMBER,...")
+            one = "STEP:NUMBER,..." if inner == "ITEM" else f"{inner},{inner}"
+            found.append(f"{inner}{named} ..." if many else one)
     return "|".join(found) if len(found) == len(kinds) else "NAME"  # else also what only Python can write
 
 

@@ -13,6 +13,7 @@ from etude.connectors.pipeline import Pipeline, connector_from, overrides
 from etude.connectors.prelearner import Connect, PreLearner, PreLearnerLike
 from etude.connectors.previous import PrevActionReward
 from etude.connectors.rewards import ClipReward
+from etude.connectors.vtrace import VTrace
 
 __all__ = [
     "GAE",
@@ -33,6 +34,7 @@ __all__ = [
     "PreLearnerLike",
     "PrevActionReward",
     "RescaleAction",
+    "VTrace",
     "connector_from",
     "overrides",
 ]

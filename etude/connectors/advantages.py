@@ -49,23 +49,42 @@ class GAE(Connector):
         if col.VALUE in exp.steps:
             value = np.asarray(exp.steps[col.VALUE]).astype(np.float32, copy=False)
         else:
-            value = _values(module, exp, None)
-        bootstrap = np.zeros(exp.num_segments, np.float32)
-        goes_on = ~exp.segments.terminated
-        bootstrap[goes_on] = value[exp.offsets[1:][goes_on] - 1]
-        known = np.flatnonzero(goes_on & exp.segments.has_final_obs)
-        if len(known):
-            bootstrap[known] = _values(module, exp, known)
+            value = _values(module, exp, None, "GAE")
+        bootstrap = bootstraps(module, exp, value, "GAE")
         advantage, target = returns.gae(reward, value, bootstrap, exp.offsets, self.gamma, self.lambda_)
         return exp.with_steps(value=value, advantage=advantage, value_target=target)
 
 
-def _values(module: "Module | None", exp: Experience, ends: NDArray[np.int64] | None) -> NDArray[np.float32]:
+def bootstraps(module: "Module | None", exp: Experience, value: NDArray[np.float32], who: str) -> NDArray[np.float32]:
+    """float32 ``[num_segments]``: what follows each segment is worth.
+
+    Nothing where it terminated, else the module's value of ``final_obs``; where that is not known, the value of the
+    last step's own observation.
+
+    Args:
+        module: Asked only where something follows.
+        exp: The segments.
+        value: ``[num_steps]``, of the steps' observations.
+        who: Needs it; for messages.
+
+    Raises:
+        DataError: there is no module to be asked.
+    """
+    bootstrap = np.zeros(exp.num_segments, np.float32)
+    goes_on = ~exp.segments.terminated
+    bootstrap[goes_on] = value[exp.offsets[1:][goes_on] - 1]
+    known = np.flatnonzero(goes_on & exp.segments.has_final_obs)
+    if len(known):
+        bootstrap[known] = _values(module, exp, known, who)
+    return bootstrap
+
+
+def _values(module: "Module | None", exp: Experience, ends: NDArray[np.int64] | None, who: str) -> NDArray[np.float32]:
     """The values of what follows the segments ``ends``; None: of all steps."""
     if module is None:
         of = "the observations that segments were cut or truncated at"
         of = "the steps, which have no column `value`" if ends is None else of
-        raise DataError(f"GAE needs a module for the values of {of}: call offline(exp, module).")
+        raise DataError(f"{who} needs a module for the values of {of}: call offline(exp, module).")
     if ends is not None:
         final_obs = {name: np.asarray(final).take(ends, axis=0) for name, final in exp.final_obs.items()}
         if not module.recurrent:

@@ -16,6 +16,7 @@ from etude.connectors.function import FunctionConnector
 from etude.connectors.normalize import NormalizeObs
 from etude.connectors.previous import PrevActionReward
 from etude.connectors.rewards import ClipReward
+from etude.connectors.vtrace import VTrace
 from etude.errors import CheckpointError, SettingsError
 from etude.experience import Experience
 from etude.settings import nearest
@@ -33,6 +34,7 @@ BY_NAME: dict[str, type[Connector]] = {
     "normalize_obs": NormalizeObs,
     "prev_action_reward": PrevActionReward,
     "rescale_action": RescaleAction,
+    "v_trace": VTrace,
 }
 """The connectors that come with Etude."""
 

@@ -51,6 +51,11 @@ class FlatParameters:
         assert grad is not None
         return grad
 
+    def keep_grad_in(self, memory: torch.Tensor) -> None:
+        """Let the flat gradient lie in ``memory``, one-dimensional and of the same size, from the next step on."""
+        self.flat.grad = memory
+        self._grads = self.split(memory)
+
     def attach_grads(self) -> None:
         """Set all gradients to zero, in place, and let every parameter's ``grad`` be its part of the flat one.
 

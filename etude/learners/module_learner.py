@@ -2,7 +2,7 @@
 """ModuleLearner: the optimizers of one module, and its gradient steps."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Literal, TypeAlias
 
@@ -10,20 +10,21 @@ import numpy as np
 import torch
 from torch import nn
 
-from etude.errors import EtudeError, ModuleError, SettingsError
+from etude.errors import EtudeError, SettingsError
 from etude.experience import Experience
 from etude.experience.arrays import Array
-from etude.learners.batch import Batch, MinibatchColumns, Shuffled, as_tensors
-from etude.learners.clipping import ClipBy, clip
-from etude.learners.compiled import CompiledStep
+from etude.learners.averaging import share_buffers
+from etude.learners.batch import Batch
+from etude.learners.clipping import ClipBy
 from etude.learners.loss import Loss
-from etude.learners.nonfinite import what_was_not_finite
+from etude.learners.minibatches import Going, batch_from, minibatches
 from etude.learners.optimizers import MakeOptimizer, Optimizer, check_owners, make_optimizer
 from etude.learners.schedules import Schedule, value_at
 from etude.learners.seeding import seeded
-from etude.learners.sequences import Sequences, batch_of, sequence_batches
 from etude.learners.splits import SequenceRule, Split
-from etude.learners.updates import Figures, Update, means_of
+from etude.learners.steps import Stepped, Steps
+from etude.learners.team import Team
+from etude.learners.updates import Figures, Update, found_by_all, joined_means, means_of
 from etude.modules import Module
 from etude.modules.weights import load_weights
 
@@ -106,11 +107,11 @@ class ModuleLearner:
         """Steps of experience that went into them, each as often as it did."""
         self.kept: Figures = {}
         """What the loss kept of the latest batch, by row; see `Loss.keep`."""
-        self._skipped_in_a_row = self._env_steps = self._gathered = 0
-        self._resting: frozenset[str] = frozenset()
+        self.compile = compile
+        self._env_steps = 0
         self._are_owners_checked = False
-        self._compiled: CompiledStep | None = None
-        self._compile = compile
+        self._steps = Steps(self)
+        self._team: Team | None = None
         self._rng = np.random.default_rng(seed)
         self._register_all(parameters, lr)
         if compile and module.recurrent:
@@ -118,6 +119,31 @@ class ModuleLearner:
                 "`compile` is True, but the module is recurrent: its sequences differ in length, and each length would "
                 "be compiled anew. Leave `compile` out."
             )
+
+    @property
+    def team(self) -> Team | None:
+        """The learners, in processes of their own, that make each step together with this one; None: it is alone.
+
+        All of a team have a learner of the same module, with equal weights and settings. Each is given its share of the
+        experience, or of each batch, perhaps none, and all are asked for the same updates in the same order. Each step
+        is then the one that a single learner would make from everyone's rows: what `update` says of sizes and numbers
+        of minibatches is about everyone's steps together, and so are all figures and counts. For this a loss must be a
+        mean over the rows of its batch, as gradients are averaged in proportion to rows: one that is a sum would weigh
+        as much as the mean of everyone's sums, and one that compares rows (with their mean, say) sees only its own.
+        Random numbers, of dropout, say, differ between them. Buffers that change, such as running means, are after each
+        update those of the learner that had the most rows in it.
+        """
+        return self._team
+
+    @team.setter
+    def team(self, team: Team | None) -> None:
+        if team is not None and team.size > 1 and self.compile:
+            raise SettingsError(
+                f"`compile` is True, but {team.size} learners average their gradients in the middle of each step, "
+                "which then can't be compiled as a whole. Leave `compile` out, or take one learner."
+            )
+        self._team = team
+        self._steps.forget_optimizers()
 
     # -- optimizers ---------------------------------------------------------------------------------------------
 
@@ -153,7 +179,7 @@ class ModuleLearner:
         self.schedules[name] = lr
         self.lr[name] = value_at(lr, self._env_steps)
         self._are_owners_checked = False
-        self._compiled = None
+        self._steps.forget_optimizers()
 
     def _check_owners(self) -> None:
         if not self._are_owners_checked:
@@ -196,7 +222,8 @@ class ModuleLearner:
         """
         split = Split(minibatch_size, num_minibatches)
         sequences = SequenceRule(max_seq_len, burn_in, sequence_start)
-        return self._update_all(self._minibatches(exp, split, sequences, epochs, shuffle))
+        going = self._going(split, sequences, epochs, shuffle)
+        return self._update_all(minibatches(exp, going, self.module, self.device))
 
     def measure(
         self,
@@ -213,32 +240,23 @@ class ModuleLearner:
         """
         totals: dict[str, float] = {}
         rows = 0
+        going = Going(Split(chunk_size), SequenceRule(max_seq_len), sparse=sparse)
         self.module.eval()
         with torch.no_grad():
-            for batch in self._minibatches(exp, Split(chunk_size), SequenceRule(max_seq_len), 1, False, sparse):
+            for batch in minibatches(exp, going, self.module, self.device):
                 rows += batch.size
                 for name, value in figures(self.module, batch).items():
                     totals[name] = totals.get(name, 0.0) + batch.size * float(value)
-        return {name: total / rows for name, total in totals.items()}
+        every = [(rows, totals)] if self.team is None else self.team.gathered((rows, totals))
+        rows = sum(own for own, _ in every)
+        names = dict.fromkeys(name for _, own in every for name in own)
+        return {name: sum(own.get(name, 0.0) for _, own in every) / rows for name in names}
 
-    def _minibatches(
-        self, exp: Experience, split: Split, rule: SequenceRule, epochs: int, shuffle: bool, sparse: int = 1
-    ) -> Iterator[Batch]:
-        columns = exp.to(self.device).steps
-        if self.module.recurrent:
-            sequences = Sequences.of(exp, rule)
-            sequences = sequences.take(np.arange(0, len(sequences.starts), sparse))
-            for _ in range(epochs):
-                order = sequences.shuffled(self._rng) if shuffle else sequences
-                yield from sequence_batches(columns, order, split, rule, self.module, self.device)
-            return
-        rows = np.flatnonzero(exp.trained())[::sparse]
-        sizes = split.sizes(len(rows))
-        for _ in range(epochs):
-            filled = split.filled(self._rng.permutation(rows) if shuffle else rows)
-            epoch = Shuffled(columns, torch.from_numpy(filled).to(self.device), sizes)
-            for i, size in enumerate(sizes):
-                yield Batch(MinibatchColumns(epoch, i), self.module, size=size)
+    def _going(self, split: Split, rule: SequenceRule, epochs: int, shuffle: bool) -> Going:
+        rng = self._rng
+        if self.team is not None and shuffle:  # all go on with equal streams, whatever each draws
+            rng = np.random.default_rng([int(rng.integers(2**63)), self.team.rank])
+        return Going(split, rule, epochs, rng=rng if shuffle else None, team=self.team)
 
     def update_from(self, batches: Iterable[Mapping[str, Array] | Experience]) -> Update:
         """Update once from each batch of columns ``[B, ...]``; a generator goes on after its batch's step is made.
@@ -249,133 +267,45 @@ class ModuleLearner:
         Raises:
             ModuleError: the module is recurrent, and a batch is of single steps, which have no order in time.
         """
-        return self._update_all(map(self._batch_of, batches))
-
-    def _batch_of(self, given: Mapping[str, Array] | Experience) -> Batch:
-        if isinstance(given, Experience):
-            if self.module.recurrent:
-                return batch_of(given, self.module, self.device)
-            given = given.steps
-        if self.module.recurrent:
-            raise ModuleError(
-                f"{type(self.module.net).__name__} is recurrent, and can't learn from batches of single steps, which "
-                "have no order in time. Take a network without a memory here, or give batches of Experience."
-            )
-        return Batch(as_tensors(given, self.device), self.module)
+        return self._update_all(batch_from(given, self.module, self.device) for given in batches)
 
     def _update_all(self, batches: Iterable[Batch]) -> Update:
         self._check_owners()
-        losses: list[Figures] = []
-        metrics: list[Figures] = []
+        done: list[Stepped] = []
         names: dict[str, float] = {}
         before = self.skipped
+        seed = int(self._rng.integers(2**63)) + (0 if self.team is None else self.team.rank)
         self.module.train()
-        with seeded(int(self._rng.integers(2**63)), self.device):  # dropout and the like, too
-            group: list[tuple[Figures, Figures]] = []
+        with seeded(seed, self.device):  # dropout and the like, too
+            group: list[Stepped] = []
             for batch in batches:
-                parts, figures, is_fine = self._step(batch)
-                names |= dict.fromkeys(parts, math.nan)
-                group.append((parts, figures))
-                if is_fine is None:
+                stepped = self._steps.make(batch)
+                names |= dict.fromkeys(stepped.parts, math.nan)
+                group.append(stepped)
+                if stepped.is_fine is None:
                     continue
-                if is_fine:
-                    losses += [parts for parts, _ in group]
-                    metrics += [figures for _, figures in group]
+                done += group if stepped.is_fine else []
                 group = []
-            if self._gathered and self._apply_rest():
-                losses += [parts for parts, _ in group]
-                metrics += [figures for _, figures in group]
-        means = means_of(metrics)
+            if self._steps.has_rest and self._steps.make_rest():
+                done += group
+        losses, metrics = self._means(done, names)
         if self.skipped > before:
-            means["skipped_steps"] = float(self.skipped - before)
-        return Update(names | means_of(losses), means)
+            metrics["skipped_steps"] = float(self.skipped - before)
+        return Update(losses, metrics)
 
-    def _step(self, batch: Batch) -> tuple[Figures, Figures, bool | None]:
-        """The gradients of a batch, and a step where they are enough for one.
-
-        Gives the loss parts and other figures, and whether all was finite; None where no step was made.
-        """
-        if self._compile and self._compiled is None:
-            self._compiled = CompiledStep(self)
-        if self._compiled is not None and (done := self._compiled.step(batch)) is not None:
-            parts, figures, self.kept, is_fine = done
-            self.steps_trained += batch.size
-            return parts, figures, self._noted(is_fine, parts, batch)
-        if not self._gathered:
-            for optimizer in self.optimizers.values():
-                optimizer.parameters.attach_grads()
-        with self.autocast():
-            loss = self.loss(self.module, batch)
-            total = loss.total
-        (total / self.accumulate if self.accumulate > 1 else total).backward()  # type: ignore[no-untyped-call]
-        self._gathered += 1
-        self._resting = loss.resting
-        self.steps_trained += batch.size
-        self.kept = loss.kept
-        parts, figures = {name: part.detach() for name, part in loss.parts.items()}, dict(loss.logged)
-        if self._gathered < self.accumulate:
-            return parts, figures, None
-        self.updates += 1
-        norms = self._clip_gradients()
-        if self.grad_clip is not None or self.log_grad_norms:
-            figures |= {"grad_norm" if name == "all" else f"grad_norm/{name}": norm for name, norm in norms.items()}
-        is_fine = self._noted(_are_finite([total.detach(), *norms.values()]), parts, batch)
-        if is_fine:
-            self._apply()
-        self._gathered = 0
-        return parts, figures, is_fine
-
-    def _clip_gradients(self) -> Figures:
-        """Clip the gradients of each optimizer; gives their norms before."""
-        if self.on_gradients is not None:
-            with torch.no_grad():
-                self.on_gradients(self.module)
-        norms = {}
-        for name, optimizer in self._moving().items():
-            group = optimizer.parameters
-            norms[name] = clip(group, group.grad, self.limit(name), self.grad_clip_by)
-        return norms
+    def _means(self, done: list[Stepped], names: dict[str, float]) -> tuple[dict[str, float], dict[str, float]]:
+        """The means over steps of the parts of the loss, NaN where there is none, and of what was logged."""
+        parts, figures = [step.parts for step in done], [step.figures for step in done]
+        if self.team is None:
+            return names | means_of(parts), means_of(figures)
+        found = found_by_all(self.team, names, [step.rows for step in done], parts, figures)
+        share_buffers(self.team, self.module, [sum(own.rows) for own in found])
+        names = dict.fromkeys((name for own in found for name in own.names), math.nan)
+        return names | joined_means(found, 0), joined_means(found, 1)
 
     def limit(self, optimizer: str) -> float | None:
         """What the gradients of an optimizer are clipped to."""
         return self.grad_clip.get(optimizer) if isinstance(self.grad_clip, Mapping) else self.grad_clip
-
-    def _moving(self) -> dict[str, Optimizer]:
-        """The optimizers that the latest loss lets make a step."""
-        if not self._resting:
-            return self.optimizers
-        return {name: optimizer for name, optimizer in self.optimizers.items() if name not in self._resting}
-
-    def _apply(self) -> None:
-        for name, optimizer in self._moving().items():
-            optimizer.step(self.lr[name])
-        if self.after_step is not None:
-            with torch.no_grad():
-                self.after_step(self.module)
-
-    def _apply_rest(self) -> bool:
-        """Make a step of what was gathered, but was not enough for one; says if it was finite."""
-        self.updates += 1
-        for optimizer in self.optimizers.values():
-            optimizer.parameters.grad.mul_(self.accumulate / self._gathered)
-        self._gathered = 0
-        is_fine = _are_finite(list(self._clip_gradients().values()))
-        if is_fine:
-            self._apply()
-        else:
-            self.skipped += 1
-        return is_fine
-
-    def _noted(self, is_fine: bool, parts: Figures, batch: Batch) -> bool:
-        """Count a step that is skipped, and raise an error where too many are."""
-        if is_fine:
-            self._skipped_in_a_row = 0
-            return True
-        self.skipped += 1
-        self._skipped_in_a_row += 1
-        if self._skipped_in_a_row >= self.max_skipped:
-            raise EtudeError(what_was_not_finite(self.name, self._skipped_in_a_row, parts, batch))
-        return False
 
     def autocast(self) -> Any:
         """Within it, the forward pass is computed with ``precision``."""
@@ -406,10 +336,3 @@ class ModuleLearner:
         self.updates = int(state["updates"])
         self.skipped, self.steps_trained = int(state.get("skipped", 0)), int(state.get("steps_trained", 0))
         self._rng.bit_generator.state = state["rng"]
-
-
-def _are_finite(numbers: Sequence[torch.Tensor]) -> bool:
-    total = numbers[0]
-    for number in numbers[1:]:
-        total = total + number
-    return math.isfinite(total.item())

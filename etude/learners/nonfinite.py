@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import torch
 
 from etude.learners.batch import Batch
+from etude.learners.team import Team
 
 
 def what_was_not_finite(module_id: str, steps: int, parts: Mapping[str, torch.Tensor], batch: Batch) -> str:
@@ -18,6 +19,13 @@ def what_was_not_finite(module_id: str, steps: int, parts: Mapping[str, torch.Te
         "The weights are as they were before. Look at the scale of observations and rewards (normalize_obs helps), "
         "lower `lr` or `grad_clip`, or allow more with `max_skipped`."
     )
+
+
+def blamed(team: Team, message: str, parts: Mapping[str, torch.Tensor]) -> str:
+    """Of the messages of a team's learners, the same for all: that of the first whose own loss is not finite."""
+    is_to_blame = any(not part.isfinite().all() for part in parts.values())
+    found = team.gathered((is_to_blame, bool(parts), message))
+    return max(found, key=lambda one: one[:2])[2]
 
 
 def _suspect(batch: Batch) -> str:

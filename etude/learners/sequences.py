@@ -117,36 +117,27 @@ class Layout:
 def sequence_batches(
     columns: Mapping[str, torch.Tensor],
     sequences: Sequences,
-    split: Split,
+    counts: list[int],
     rule: SequenceRule,
     module: "Module",
     device: torch.device | str,
 ) -> Iterator[Batch]:
-    """Batches of whole sequences in the order given.
-
-    Where `Split` has a size, they have about so many steps: a sequence goes into the batch that its first step would be
-    in, were batches of that size each. Where it has a count, batches have equally many sequences.
+    """Batches of whole sequences in the order given, of so many each; where that is 0, a batch without rows.
 
     Raises:
         DataError: the columns do not hold the module's state.
     """
-    if not len(sequences.starts):
-        return
-    if split.count is not None:
-        counts = split.sizes(len(sequences.starts))
-        sequences = sequences.take(split.filled(np.arange(len(sequences.starts))))
-    else:
-        assert split.size is not None
-        batch_of = (np.cumsum(sequences.lengths) - sequences.lengths) // split.size
-        counts = np.unique(batch_of, return_counts=True)[1].tolist()
     starts, lengths, before = sequences
     bounds = np.cumsum([0, *counts])
-    steps = np.add.reduceat(lengths, bounds[:-1]).tolist()
+    steps = _sums(lengths, bounds)
     epoch = _in_order(columns, ranges(starts, lengths), steps, device)
     states = _in_order(columns, starts - before, counts, device)
-    burn_in = _in_order(columns, ranges(starts - before, before), np.add.reduceat(before, bounds[:-1]).tolist(), device)
+    burn_in = _in_order(columns, ranges(starts - before, before), _sums(before, bounds), device)
     for i, size in enumerate(steps):
         own = slice(bounds[i], bounds[i + 1])
+        if not size:
+            yield Batch({}, module, size=0)
+            continue
         if rule.start == "zeros":
             shapes = {name: zeros.shape for name, zeros in module.initial_state().items()}
             state = {name: torch.zeros(counts[i], *shape, device=device) for name, shape in shapes.items()}
@@ -157,6 +148,26 @@ def sequence_batches(
             obs = MinibatchColumns(burn_in, i)
             walked = BurnIn(before[own], {name: obs[name] for name in col.under(columns, col.OBS)})
         yield Batch(MinibatchColumns(epoch, i), module, Layout(lengths[own], state, device, walked), size)
+
+
+def _sums(numbers: Index, bounds: Index) -> list[int]:
+    """Of ``numbers[bounds[i]:bounds[i + 1]]``, each."""
+    totals = np.append(0, np.cumsum(numbers))
+    return np.diff(totals[bounds]).tolist()  # type: ignore[no-any-return]
+
+
+def cut_by(split: Split, sequences: Sequences) -> tuple[Sequences, list[int]]:
+    """The sequences of the minibatches one after the other, and how many go into each.
+
+    Where `Split` has a size, minibatches have about so many steps: a sequence goes into the one that its first step
+    would be in, were batches of that size each. Where it has a count, they have equally many sequences.
+    """
+    if split.count is not None:
+        counts = split.sizes(len(sequences.starts))
+        return sequences.take(split.filled(np.arange(len(sequences.starts)))), counts
+    assert split.size is not None
+    batch_of = (np.cumsum(sequences.lengths) - sequences.lengths) // split.size
+    return sequences, np.unique(batch_of, return_counts=True)[1].tolist()
 
 
 def _in_order(
@@ -171,5 +182,7 @@ def batch_of(exp: Experience, module: "Module", device: torch.device | str) -> B
     What is lookback is walked through first, without gradients.
     """
     rule = SequenceRule(max(1, int(exp.lengths.max(initial=1))), int(exp.segments.lookback.max(initial=0)), "zeros")
-    (batch,) = sequence_batches(exp.to(device).steps, Sequences.of(exp, rule), Split(count=1), rule, module, device)
+    sequences = Sequences.of(exp, rule)
+    counts = [len(sequences.starts)]
+    (batch,) = sequence_batches(exp.to(device).steps, sequences, counts, rule, module, device)
     return batch

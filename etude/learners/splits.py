@@ -2,6 +2,7 @@
 """How many rows go into a minibatch."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -46,6 +47,27 @@ class Split:
         if self.count is None or not 0 < len(order) < self.count:
             return order
         return np.resize(order, self.count)
+
+
+def dealt(count: int, owned: Sequence[int], rank: int) -> tuple[Index, list[int]]:
+    """Deal what the ranks of a team own, like cards, into minibatches: together these differ by one at most.
+
+    Args:
+        count: How many minibatches.
+        owned: How many rows, or sequences, each rank has. Where they are fewer than minibatches, they come again.
+        rank: For which of them.
+
+    Returns:
+        int64 ``[n]``: those of its own, counted from 0, in order of minibatches; and how many go into each of these.
+    """
+    total, first = sum(owned), sum(owned[:rank])
+    if total >= count:
+        own = np.arange(owned[rank])
+        return own, np.bincount((first + own) % count, minlength=count).tolist()
+    places = np.arange(count)
+    own = places % total - first
+    places = places[(own >= 0) & (own < owned[rank])]
+    return own[places], np.bincount(places, minlength=count).tolist()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -15,8 +15,9 @@ from etude.errors import DataError, ModuleError
 from etude.modules.acting import Actor, NumPyActor, TorchActor
 from etude.modules.action_mask import action_mask
 from etude.modules.distributions import Distribution, distribution_for
+from etude.modules.in_chunks import outputs_of
 from etude.modules.networks import Network, NetworkConfig
-from etude.modules.numpy_network import CHUNK, NumPyNetwork, runs_in_numpy
+from etude.modules.numpy_network import NumPyNetwork, runs_in_numpy
 from etude.modules.output import Output
 from etude.modules.state import check_state, declared_state
 from etude.modules.tensors import as_tensor
@@ -224,22 +225,40 @@ class Module(nn.Module):
 
     def _last_values(self, obs: Columns, state: Columns) -> NDArray[np.float32]:
         """Values ``[n]``; the last ones where there is time. In chunks."""
-        n, device = len(next(iter(obs.values()))), self.device
-        out = np.empty(n, np.float32)
-
-        def part(columns: Columns, start: int) -> dict[str, Tensor]:
-            return {k: as_tensor(column[start : start + CHUNK]).to(device) for k, column in columns.items()}
-
-        with torch.inference_mode():
-            for start in range(0, n, CHUNK):
-                value = self(self.obs_from(part(obs, start)), part(state, start) or None).value
-                if value is None:
-                    raise ModuleError(
-                        f"{type(self.net).__name__} gives no values, which are needed here: return Output(value=...) "
-                        "from its forward."
-                    )
-                out[start : start + CHUNK] = (value[:, -1] if state else value).float().cpu().numpy()
+        out = np.empty(len(next(iter(obs.values()))), np.float32)
+        for rows, output in outputs_of(self, obs, state):
+            value = output.needed_value(self.net)
+            out[rows] = (value[:, -1] if state else value).float().cpu().numpy()
         return out
+
+    def logp_and_value(
+        self, obs_columns: Columns, action_columns: Columns, state_columns: Columns | None = None
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """float32 ``[n]`` each: the log-probabilities of actions, and the values; without gradients, in chunks.
+
+        Args:
+            obs_columns: Flat observation columns ``[n, ...]``.
+            action_columns: Flat action columns ``[n, ...]``: what was done there.
+            state_columns: For a recurrent module: columns ``state_in/...`` with the state in each row.
+
+        Raises:
+            ModuleError: the net gives no values, or no ``dist_inputs``.
+            DataError: the module is recurrent, and a column of its state is missing.
+        """
+        state = self.state_from(state_columns or {})
+        if state:
+            obs_columns = {name: np.expand_dims(column, 1) for name, column in obs_columns.items()}
+        n, device = len(next(iter(obs_columns.values()))), self.device
+        logp, value = np.empty(n, np.float32), np.empty(n, np.float32)
+        for rows, output in outputs_of(self, obs_columns, state):
+            dist, inputs = output.bound()
+            values = output.needed_value(self.net)
+            if state:
+                inputs, values = inputs[:, -1], values[:, -1]
+            taken = {name: as_tensor(column[rows]).to(device) for name, column in action_columns.items()}
+            logp[rows] = dist.logp(inputs, taken).float().cpu().numpy()
+            value[rows] = values.float().cpu().numpy()
+        return logp, value
 
     def actor(self, *, explore: bool) -> Actor:
         """What acts for this module: samples of its distribution where ``explore``, else the modes."""

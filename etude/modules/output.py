@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from etude.errors import ModuleError
 from etude.modules.distributions import Distribution
@@ -37,6 +37,19 @@ class Output:
         """``[B]``: KL(other || self); for the other's inputs as recorded, from the behaviour to the current policy."""
         dist, inputs = self.bound()
         return dist.kl(other_dist_inputs, inputs)
+
+    def needed_value(self, net: nn.Module) -> Tensor:
+        """The value.
+
+        Raises:
+            ModuleError: ``net``, whose output this is, gives none.
+        """
+        if self.value is None:
+            raise ModuleError(
+                f"{type(net).__name__} gives no values, which are needed here: return Output(value=...) from its "
+                "forward."
+            )
+        return self.value
 
     def bound(self) -> tuple[Distribution, Tensor]:
         """The distribution and its inputs.

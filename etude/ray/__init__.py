@@ -1,2 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ray engine: runners, learners and the offline pipeline on a Ray cluster, and Tune."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from etude.ray.space import Shared
+    from etude.ray.trainable import Trainable
+    from etude.ray.tuned import Trial, Tuned
+    from etude.ray.tuning import resume_tuning, tune
+
+__all__ = ["Shared", "Trainable", "Trial", "Tuned", "resume_tuning", "tune"]
+
+_HOME_OF = {
+    "Shared": "etude.ray.space",
+    "Trainable": "etude.ray.trainable",
+    "Trial": "etude.ray.tuned",
+    "Tuned": "etude.ray.tuned",
+    "resume_tuning": "etude.ray.tuning",
+    "tune": "etude.ray.tuning",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'etude.ray' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME_OF[name]), name)  # Tune takes half a second: when it is asked for

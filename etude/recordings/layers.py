@@ -28,6 +28,8 @@ class Spent:
     """Steps that were to be trained on, but did not come out of them: too near a cut, or dropped by the prelearner."""
     bytes: int = 0
     """Read from files; as far as readers know it."""
+    part: int | None = None
+    """The part that it was spent on, where it is one."""
     bad: Any = None
     """What the recording found bad in the part, see `Recording.counts`."""
 

@@ -103,17 +103,18 @@ class Cuts:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Job:
+class Job:
     """What a worker does with a part."""
 
     source: Parted
     columns: tuple[str, ...] | None
     prepare: Preparation
-    make: Any  # Steps or Cuts
+    make: Any
+    """`Steps` or `Cuts`."""
 
     def __call__(self, k: int) -> tuple[Any, Spent]:
         """What is made of part ``k``; None where nothing of it is wanted, found out before all of it is read."""
-        spent = Spent()
+        spent = Spent(part=k)
         with loading(spent):
             if not self._is_wanted(k):
                 return None, spent
@@ -150,25 +151,33 @@ class Flow:
     """The order depends on this alone."""
 
 
+class Loaders(Protocol):
+    """Those who load parts, as a `Crew` does with a `Job`."""
+
+    def done(self, numbers: Iterable[int]) -> Iterator[tuple[Any, Spent]]:
+        """What comes of the parts of these numbers, in this order; of a part, all, a share, or nothing."""
+
+    def close(self) -> Any:
+        """Load no more."""
+
+
 class _Loading:
     """What the threads of a pipeline share; they must not hold the pipeline itself, which ends them when it goes."""
 
-    def __init__(self, source: Parted, job: _Job, flow: Flow, by_segments: bool, epoch_size: int | None) -> None:
-        self._source, self._by_segments = source, by_segments
-        self.crew: Crew[tuple[Any, Spent]] = Crew(job, flow.num_workers, flow.worker_kind)
+    def __init__(self, source: Parted, crew: Loaders, by_segments: bool, epoch_size: int | None) -> None:
+        self._source, self.crew, self._by_segments = source, crew, by_segments
         self.epoch_size = epoch_size
         self.left_out = 0
         self.spent = Spent()
 
     def parts(self, order: Iterable[int]) -> Iterator[Any]:
         """Parts, ready to be shuffled."""
-        numbers = list(order)
         size = left_out = 0
         # the thread that waits for parts is the one that shuffles, whose own time is the rest of what a block takes
-        loaded = _each_timed(self.crew.done(numbers), lambda seconds: self.shuffled(-seconds))
-        for k, (made, spent) in zip(numbers, loaded, strict=True):
+        for made, spent in _each_timed(self.crew.done(list(order)), lambda seconds: self.shuffled(-seconds)):
             self.spent.add(spent)
-            self._source.count(k, spent.bad)
+            if spent.part is not None:
+                self._source.count(spent.part, spent.bad)
             if made is None:
                 continue
             size += len(made) if self._by_segments else spent.rows
@@ -197,6 +206,7 @@ class DataPipeline:
         hold_prepared: Keep in memory what came out of ``prepare``.
         epoch_size: The steps (or segments) of an epoch, where a run before has found that out.
         to_device: Brings a batch to where the learner is, ahead of it.
+        crew: Those who load parts; None: workers of this process, as `flow` says.
     """
 
     def __init__(
@@ -212,11 +222,13 @@ class DataPipeline:
         hold_prepared: bool = False,
         epoch_size: int | None = None,
         to_device: Callable[[Columns], Any] | None = None,
+        crew: Loaders | None = None,
     ) -> None:
-        self._make, self._flow, self._num_parts = make, flow, source.num_parts
+        self.source, self._make, self._flow = source, make, flow
         self._size, self._by_segments, self._hold = batch_size, by_segments, hold_prepared
-        job = _Job(source, columns, prepare, make)
-        self._loading = _Loading(source, job, flow, by_segments, epoch_size)
+        if crew is None:
+            crew = Crew(Job(source, columns, prepare, make), flow.num_workers, flow.worker_kind)
+        self._loading = _Loading(source, crew, by_segments, epoch_size)
         self._to_device = to_device
         self._ahead: Prefetched[Any] | None = None
         self._moved: Prefetched[Any] | None = None
@@ -244,7 +256,7 @@ class DataPipeline:
         """
         flow = self._flow
         rows = 0 if self._hold else sys.maxsize  # what fits in the buffer is kept there
-        source = Rows(self._loading.parts, self._num_parts, rows, self._loading.known_size)
+        source = Rows(self._loading.parts, self.source.num_parts, rows, self._loading.known_size)
         if isinstance(self._make, Steps):
             made: Iterator[Any] = batches_of(
                 source,
@@ -283,6 +295,8 @@ class DataPipeline:
 
     def close(self) -> None:
         """End all workers; also done when the pipeline is forgotten."""
+        if not isinstance(self._loading.crew, Crew):  # a thread of this one may wait for it
+            self._loading.crew.close()
         for thread in (self._moved, self._ahead):
             if thread is not None:
                 thread.close()

@@ -12,6 +12,7 @@ from etude.columns import Columns
 from etude.errors import DataError
 from etude.experience import Experience
 from etude.filesystems import AnyPath
+from etude.places import absolute
 from etude.recordings.batches import DERIVED, Prefetched, Rows, batches_of, steps_of
 from etude.recordings.formats.parts import Parts, Problem, chosen
 from etude.recordings.joined import loaded
@@ -74,8 +75,9 @@ class Recording:
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """To worker processes goes what it was opened with, and they open it themselves."""
-        return _opened_again, self._given
+        """To worker processes goes what it was opened with, and they open it themselves, in another folder perhaps."""
+        path, on_bad, filesystem = self._given
+        return _opened_again, (path if filesystem else absolute(path), on_bad, filesystem)
 
     # -- what it is ------------------------------------------------------------------------------------------
 

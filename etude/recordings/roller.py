@@ -33,6 +33,8 @@ class FileRoller:
         append: bool,
         prefix: str = PREFIX,
         codecs: Mapping[str, Codec] | None = None,
+        *,
+        manifest: bool = True,
     ) -> None:
         self.failure: Exception | None = None
         self.published_rows = 0
@@ -51,10 +53,12 @@ class FileRoller:
                 for file in self._there
             }
             self._manifest = Manifest(header, listed)
+            self._keeps_manifest = manifest
             for left_over in folder.glob(f".{prefix}-*.tmp"):  # not those of others, who may be at work
                 left_over.unlink()
             # Until something is appended, the header stays what it was.
-            Manifest((self._there[-1].header if self._there else None) or header, listed).write(folder)
+            if manifest:
+                Manifest((self._there[-1].header if self._there else None) or header, listed).write(folder)
         except OSError as error:
             raise DataError(f"{folder}: can't write a recording here: {error}.") from error
         numbers = [number_of(name, prefix) for name in self._manifest.files]
@@ -113,7 +117,8 @@ class FileRoller:
         publish_at(self._aside, self._path)
         self.published_rows += self._rows
         self._manifest.files[self._path.name] = {"rows": self._rows, "bytes": size}
-        Manifest(self.header, self._manifest.files).write(self._folder)
+        if self._keeps_manifest:
+            Manifest(self.header, self._manifest.files).write(self._folder)
 
     def abandon(self) -> None:
         """After a failure: let go of the unfinished file."""

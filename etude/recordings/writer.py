@@ -59,6 +59,8 @@ class RecordingWriter:
         prefix: What the names of the files begin with. Writers at work in one folder at one time need different ones.
         append: Add files to the recording that is there, if any: the columns must be the same; else a recording there
             is an error.
+        manifest: Keep ``recording.json``, which repeats what the files say. Of several writers at work in one folder at
+            one time, at most one may.
         filesystem: The pyarrow or fsspec file system that ``path`` is in; None is what its URL names, or this machine.
             Behind a URL, a file is made on this machine first, and is sent when it is whole.
 
@@ -81,6 +83,7 @@ class RecordingWriter:
         compression: CompressionLike | None = None,
         prefix: str = PREFIX,
         append: bool = False,
+        manifest: bool = True,
         filesystem: Any = None,
     ) -> None:
         if max_rows_per_file < 1 or max_file_size < 1:
@@ -92,9 +95,10 @@ class RecordingWriter:
         self.path = located(path, filesystem)
         self.header = Header(obs_space, action_space, env, dict(meta or {}))
         self._codecs = codecs(compression)
-        self._files = FileRoller(self.path, self.header, max_rows_per_file, max_file_size, append, prefix, self._codecs)
+        limits = (max_rows_per_file, max_file_size)
+        self._files = FileRoller(self.path, self.header, *limits, append, prefix, self._codecs, manifest=manifest)
         self._columns = None if columns is None else tuple(columns)
-        self._limits = (max_rows_per_file, max_file_size)
+        self._limits = limits
         self._group_rows = 0
         self._described: dict[str, str] = {}
         self._pending: list[Experience] = []

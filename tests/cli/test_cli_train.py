@@ -181,7 +181,7 @@ def test_what_is_wrong_in_a_file(tmp_path, capsys, name, text, message):
         (["ppo", "--save-interval", "-1"], "`save_interval` is -1.0, but must be at least 0."),
         (["poo"], "error: there is no algorithm `poo`. Nearest: `ppo`."),
         (["cli_runs:make_env"], "error: cli_runs:make_env is no algorithm"),
-        ([], "error: etude train needs an algorithm: ppo, dqn, sac, bc, marwil"),
+        ([], "error: etude train needs an algorithm: ppo, impala, appo, dqn, sac, bc, marwil"),
         (["bc", "--env", "CartPole-v1"], "error: bc needs a value for `data`, such as --data"),
         (["bc", "--data", "nowhere"], "nowhere: there is no such file or folder"),
     ],
@@ -203,7 +203,7 @@ def test_help_lists_every_setting(capsys):
     for words in ("--hidden INT ...", "--network.hidden", "--stop.return-mean", "--clip", "--resume", "(default: 0.2)"):
         assert words in text
     assert main(["train", "--help"]) == 0
-    assert "ALGORITHM is one of ppo, dqn, sac, bc, marwil" in capsys.readouterr().out
+    assert "ALGORITHM is one of ppo, impala, appo, dqn, sac, bc, marwil" in capsys.readouterr().out
 
 
 # -- folders --------------------------------------------------------------------------------------------------------

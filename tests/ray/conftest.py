@@ -13,9 +13,10 @@ ray = pytest.importorskip("ray", reason="the ray engine needs Ray: pip install '
 def cluster() -> Iterator[None]:
     """Started once; actors are given one thread each, and find the tests' own modules."""
     paths = os.pathsep.join(
-        os.path.join(os.path.dirname(os.path.dirname(__file__)), name) for name in ("envs", "runners", "algorithms")
+        os.path.join(os.path.dirname(os.path.dirname(__file__)), name) for name in ("envs", "runners", "algorithms", "ray")
     )
     ray.init(
+        address="local",
         num_cpus=8,
         include_dashboard=False,
         log_to_driver=False,

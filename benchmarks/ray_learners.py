@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two learners of a cluster beside one, and beside torch's DistributedDataParallel that does the same."""
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+import torch.distributed as dist
+from gymnasium import spaces
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks.harness import ENV, ETUDE, STEPS_A_SECOND, Figure, Options, Reach, Row, race
+from etude import PPO, Experience, NetworkConfig, PPOConfig
+from etude.algorithms.engines import Ray
+from etude.experience import Segments
+from etude.ray.learners import Learners
+
+ROWS, EPOCHS, WIDTH = 8192, 8, 256
+DDP, ONE, ONE_AWAY = (
+    "bare DDP, two processes",
+    "Etude, one learner in this process",
+    "Etude, one learner of the cluster",
+)
+SPACES = (spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(2))
+
+
+def rows(options: Options) -> Iterator[Row]:
+    """Steps learned from a second, in gradient steps of 8,192, all that belongs to an update."""
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=2**28)
+    exp = _experience()
+    made = [Learners(_algorithm(), Ray(num_learners=num)) for num in (2, 1)]
+    alone = _algorithm()
+    actors = [_Bare.remote(rank) for rank in range(2)]  # type: ignore[attr-defined]
+    address = ray.get(actors[0].address.remote())
+    ray.get([actor.join.remote(address) for actor in actors])
+
+    def away(learners: Learners) -> int:
+        learners.update({"main": exp}, 0)
+        return ROWS * EPOCHS
+
+    def here() -> int:
+        alone.learn("main", exp)
+        return ROWS * EPOCHS
+
+    def bare() -> int:
+        ray.get([actor.update.remote() for actor in actors])
+        return ROWS * EPOCHS
+
+    works = {ETUDE: lambda: away(made[0]), DDP: bare, ONE_AWAY: lambda: away(made[1]), ONE: here}
+    rates = race(works, options)
+    for learners in made:
+        learners.close()
+    ray.shutdown()
+    figures = [Figure(ETUDE, rates[ETUDE], "etude"), *(Figure(name, rates[name]) for name in (DDP, ONE_AWAY, ONE))]
+    work = f"PPO with two learners (gloo), 2x{WIDTH}, minibatch {ROWS:,}, {EPOCHS} epochs"
+    yield Row(work, STEPS_A_SECOND, figures, Reach(0.9, DDP))
+
+
+def _algorithm() -> PPO:
+    network = NetworkConfig(hidden=(WIDTH, WIDTH))
+    config = PPOConfig(env=ENV, seed=0, network=network, minibatch_size=ROWS, epochs=EPOCHS, lr=3e-4)
+    return PPO(config, saved_spaces={"main": SPACES})
+
+
+def _experience() -> Experience:
+    """Made up, as prepared for PPO: in segments as long as 16 envs give them."""
+    obs, action, logp, advantage, target = (column.numpy() for column in _columns(ROWS))
+    num = 16
+    steps = {"obs": obs, "action": action, "logp": logp, "advantage": advantage, "value_target": target}
+    segments = Segments.of(num, episode_id=[str(i) for i in range(num)])
+    return Experience(steps, np.arange(0, ROWS + 1, ROWS // num), segments, {"obs": obs[:num]})
+
+
+def _columns(size: int) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(0)
+    obs = torch.randn(size, 4, generator=generator)
+    action = torch.randint(2, (size,), generator=generator)
+    logp, advantage, target = torch.randn(3, size, generator=generator)
+    return obs, action, -logp.abs(), advantage, target
+
+
+class _Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.policy, self.value = (
+            nn.Sequential(nn.Linear(4, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, outputs))
+            for outputs in (2, 1)
+        )
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        return self.policy(obs), self.value(obs).squeeze(-1)
+
+
+@ray.remote(num_cpus=1)
+class _Bare:
+    """Half of the rows, which it has already, and the loop as it is written beside DDP."""
+
+    def __init__(self, rank: int) -> None:
+        torch.set_num_threads(1)
+        self._rank = rank
+        self._data = _columns(ROWS // 2)
+
+    def address(self) -> Any:
+        from ray.train._internal.utils import get_address_and_port
+
+        return get_address_and_port()
+
+    def join(self, address: Any) -> None:
+        host, port = address
+        dist.init_process_group("gloo", init_method=f"tcp://{host}:{port}", rank=self._rank, world_size=2)
+        self._net = nn.parallel.DistributedDataParallel(_Net())
+        self._optimizer = torch.optim.Adam(self._net.parameters(), 3e-4, fused=True)
+
+    def update(self) -> None:
+        for _ in range(EPOCHS):
+            order = torch.randperm(ROWS // 2)
+            obs, action, old, advantage, target = (column.index_select(0, order) for column in self._data)
+            logits, value = self._net(obs)
+            logp = logits.log_softmax(-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
+            ratio = (logp - old).exp()
+            policy = -torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean()
+            loss = policy + 0.5 * F.mse_loss(value, target)
+            self._optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(self._net.parameters(), 0.5)
+            self._optimizer.step()

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runners on a cluster of this machine: sampling, weights, and one that is slower than the others."""
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from benchmarks.harness import ENV, ETUDE, SHARE, STEPS_A_SECOND, Figure, Options, Reach, Row, Work, race, rate
+from benchmarks.slow_envs import Costly, Costly100
+
+STEPS = 4096
+LOCAL, RLLIB, BARE = "Etude, local engine, 16 envs", "RLlib, 2 env runners", "bare ray.put and ray.get"
+HAS_RLLIB = importlib.util.find_spec("ray") is not None and importlib.util.find_spec("ray.rllib.algorithms") is not None
+
+
+class Costly1000(Costly):
+    """A millisecond longer."""
+
+    cost = 1e-3
+
+
+class Short(Costly100):
+    """Episodes of 20 steps, whatever happens in them."""
+
+    length = 20
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self.t = 0
+
+    def reset(self, **given: Any) -> Any:
+        """As CartPole's."""
+        self.t = 0
+        return super().reset(**given)
+
+    def step(self, action: Any) -> Any:
+        """The cart stays where it is."""
+        self.t += 1
+        state = self.state
+        _, reward, *_ = super().step(action)
+        self.state = state
+        return np.array(state, np.float32), reward, False, self.t >= self.length, {}
+
+
+class Unequal:
+    """Makes envs with episodes 20 times longer in the first process that asks for one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.mark = folder / f"long-{os.urandom(4).hex()}"
+
+    def __call__(self) -> gym.Env[Any, Any]:
+        """Make one."""
+        try:
+            with self.mark.open("x") as file:
+                file.write(str(os.getpid()))
+        except FileExistsError:
+            pass
+        env = Short()
+        if self.mark.read_text() == str(os.getpid()):
+            env.length *= 20
+        return env
+
+
+def rows(options: Options) -> Iterator[Row]:
+    """All of it, on one cluster."""
+    with _cluster():
+        yield _cartpole(options)
+        yield _scaling(options)
+        for megabytes, width in ((1, 350), (100, 3536)):
+            yield _weights(options, megabytes, width)
+        yield _unequal(options)
+
+
+def _cartpole(options: Options) -> Row:
+    with _collecting(ENV, 2) as ours, _collecting(ENV, 0, num_envs=16) as local:
+        works = {ETUDE: ours, LOCAL: local}
+        if HAS_RLLIB:
+            works[RLLIB] = _rllib(ENV)
+        rates = race(works, options)
+    figures = [Figure(ETUDE, rates[ETUDE], "etude"), Figure(LOCAL, rates[LOCAL])]
+    figures += [Figure(RLLIB, rates[RLLIB], "peer")] if HAS_RLLIB else []
+    reach = Reach(10.0, RLLIB) if HAS_RLLIB else None
+    return Row(f"sampling {ENV}, 2 runners on a Ray cluster, 8 envs each", STEPS_A_SECOND, figures, reach)
+
+
+def _scaling(options: Options) -> Row:
+    one, two = "Etude, 1 runner", "Etude, 2 runners"
+    with _collecting(Costly1000, 1, steps=256) as single, _collecting(Costly1000, 2, steps=512) as double:
+        rates = race({one: single, two: double}, options)
+    shares = [b / (2 * a) for a, b in zip(rates[one], rates[two], strict=True)]
+    return Row(
+        "a step of 1 ms of CPU: 2 runners against twice as much as 1",
+        SHARE,
+        [Figure(ETUDE, shares, "etude")],
+        Reach(0.9),
+    )
+
+
+def _weights(options: Options, megabytes: int, width: int) -> Row:
+    import ray
+
+    from etude.algorithms.students import MAIN
+    from etude.ray.casting import Broadcast, cast_of, weights_of
+    from etude.ray.runner_actor import RunnerActor, seed_of
+
+    class Taking(RunnerActor):
+        """Takes weights, and does nothing else."""
+
+        def take(self, weights: Any, seq_no: int) -> None:
+            """As before a fragment."""
+            self._take(weights, {MAIN: seq_no})
+
+    class Bare:
+        """Takes anything, and does nothing at all."""
+
+        def take(self, weights: Any) -> None:
+            """It has been fetched by now."""
+
+    algorithm = _ppo(ENV, 1, 8, STEPS, network={"hidden": (width, width), "separate": True})
+    algorithm.cluster.close()
+    remote: Any = ray.remote
+    actors = [
+        remote(concurrency_groups={"pulse": 1})(Taking).remote(_plain(algorithm.config), i, "cpu") for i in (0, 1)
+    ]
+    ray.get([actor.open.remote() for actor in actors])
+    cast = ray.put(cast_of(algorithm.students, module_of=None, is_only=True))
+    ray.get([actor.begin.remote(cast, seed_of(1, 0, 0), 0, None) for actor in actors])
+    bare = [remote(Bare).remote() for _ in actors]
+    broadcast, given = Broadcast(), weights_of(algorithm.students)
+    updates = 0
+
+    def ours() -> int:
+        nonlocal updates
+        updates += 1
+        broadcast.put_again()
+        broadcast.refresh(algorithm.students)
+        ray.get([actor.take.remote(broadcast.ref, updates) for actor in actors])
+        return 1
+
+    def barely() -> int:
+        ref = ray.put(given)
+        ray.get([actor.take.remote(ref) for actor in bare])
+        return 1
+
+    rates = race({ETUDE: ours, BARE: barely}, options)
+    for actor in (*actors, *bare):
+        ray.kill(actor)
+    return Row(
+        f"weights of {megabytes} MB to 2 runners, until both act by them",
+        "ms",
+        [Figure(ETUDE, [1e3 / r for r in rates[ETUDE]], "etude"), Figure(BARE, [1e3 / r for r in rates[BARE]])],
+        Reach(1.3, BARE),
+    )
+
+
+def _unequal(options: Options) -> Row:
+    """Whole episodes: the rate of the runner whose episodes are short, beside one with long ones, and without."""
+    shares = []
+    with _sampled(Short, 0) as without, _sampled(Unequal(options.folder), 1) as beside:
+        for _ in range(options.rounds):
+            alone = rate(without, 2 * options.seconds)
+            shares.append(rate(beside, 2 * options.seconds) / alone)
+    return Row(
+        "whole episodes, those of one of 2 runners 20 times longer: how the other samples",
+        SHARE,
+        [Figure(ETUDE, shares, "etude")],
+        Reach(0.95),
+    )
+
+
+# -- contenders ---------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _cluster() -> Iterator[None]:
+    import ray
+
+    ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False, object_store_memory=2**30)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _ppo(env: Any, num_runners: int, num_envs: int, steps: int, **more: Any) -> Any:
+    from etude import PPO, PPOConfig
+    from etude.algorithms.engines import Ray
+    from etude.modules import NetworkConfig
+
+    network = NetworkConfig(**more.pop("network", {}))
+    engine: Any = Ray(num_runners=num_runners) if num_runners else "local"
+    config = PPOConfig(env=env, num_envs=num_envs, num_steps=steps, seed=1, engine=engine, network=network, **more)
+    return PPO(config)
+
+
+def _plain(config: Any) -> Any:
+    import dataclasses
+
+    return dataclasses.replace(config, engine="local")
+
+
+@contextmanager
+def _collecting(env: Any, num_runners: int, *, num_envs: int = 8, steps: int = STEPS) -> Iterator[Work]:
+    """Etude's runners, waited for as PPO does."""
+    algorithm = _ppo(env, num_runners, num_envs, steps)
+    try:
+        yield lambda: sum(exp.num_steps for exp in algorithm.runner.collect_each(num_steps=steps).values())
+    finally:
+        algorithm.close()
+
+
+@contextmanager
+def _sampled(env: Any, long: int) -> Iterator[Work]:
+    """Counts the steps of one runner that has short episodes."""
+    algorithm = _ppo(env, 2, 8, 640)
+    shorts: set[str] = set()
+
+    def work() -> int:
+        exp = algorithm.runner.collect_each(num_steps=640, whole_episodes=True)[None]
+        who = np.array([name.partition("-")[0] for name in exp.segments.episode_id])
+        shorts.update(who[exp.lengths <= Short.length].tolist())
+        (first, *_) = sorted(shorts)
+        return int(exp.lengths[who == first].sum())
+
+    try:
+        rate(work, 1.0)
+        yield work
+    finally:
+        algorithm.close()
+
+
+def _rllib(env: str) -> Work:
+    from ray.rllib.algorithms.ppo import PPOConfig
+
+    config = (
+        PPOConfig()
+        .environment(env)
+        .env_runners(num_env_runners=2, num_envs_per_env_runner=8, rollout_fragment_length=STEPS // 16)
+        .training(train_batch_size=STEPS)
+    )
+    algorithm = config.build_algo()
+    from ray.rllib.execution.rollout_ops import synchronous_parallel_sample
+
+    def work() -> int:
+        episodes, _ = synchronous_parallel_sample(  # as its PPO does
+            worker_set=algorithm.env_runner_group,
+            max_env_steps=STEPS,
+            _uses_new_env_runners=True,
+            _return_metrics=True,
+        )
+        return sum(len(episode) for episode in episodes)
+
+    return work

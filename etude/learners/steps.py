@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradient steps: of one learner, or of a team that makes each of them together."""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from etude.errors import EtudeError
+from etude.learners.averaging import Averaging
+from etude.learners.batch import Batch
+from etude.learners.clipping import clip
+from etude.learners.compiled import CompiledStep
+from etude.learners.loss import Loss
+from etude.learners.nonfinite import blamed, what_was_not_finite
+from etude.learners.optimizers import Optimizer
+from etude.learners.updates import Figures
+
+if TYPE_CHECKING:
+    from etude.learners.module_learner import ModuleLearner
+
+
+class Stepped(NamedTuple):
+    """What became of a batch."""
+
+    rows: int
+    """Those that this learner had of it."""
+    parts: Figures
+    """Of the loss; none without rows."""
+    figures: Figures
+    """What was logged; without rows, nothing of the loss."""
+    is_fine: bool | None
+    """All was finite, and a step was made. None: the step was left to a later batch."""
+
+
+class Steps:
+    """Makes the steps of a `ModuleLearner`, whose settings, optimizers and counts it uses."""
+
+    def __init__(self, learner: "ModuleLearner") -> None:
+        self._learner = learner
+        self._gathered = self._skipped_in_a_row = 0
+        self._resting: frozenset[str] = frozenset()
+        self._compiled: CompiledStep | None = None
+        self._averaging: Averaging | None = None
+
+    @property
+    def has_rest(self) -> bool:
+        """Gradients were gathered that were not enough for a step."""
+        return self._gathered > 0
+
+    def forget_optimizers(self) -> None:
+        """There are others now, or another team."""
+        self._compiled = self._averaging = None
+
+    def make(self, batch: Batch) -> Stepped:
+        """The gradients of a batch, and a step where they are enough for one.
+
+        Raises:
+            EtudeError: too many steps in a row had to be skipped.
+            SettingsError: steps are to be compiled, which they can't be.
+        """
+        learner = self._learner
+        if learner.compile and self._compiled is None:
+            self._compiled = CompiledStep(learner)
+        if self._compiled is not None and (done := self._compiled.step(batch)) is not None:
+            parts, figures, learner.kept, is_fine = done
+            learner.steps_trained += batch.size
+            return Stepped(batch.size, parts, figures, self._noted(is_fine, parts, batch))
+        if not self._gathered:
+            self._begin()
+        loss = self._gather(batch)
+        self._gathered += 1
+        parts = {} if loss is None else {name: part.detach() for name, part in loss.parts.items()}
+        figures = {} if loss is None else dict(loss.logged)
+        if self._gathered < learner.accumulate:
+            return Stepped(batch.size, parts, figures, None)
+        learner.updates += 1
+        total = self._averaged() if loss is None or self._averaging is not None else loss.total.detach()
+        norms = self._clip_gradients()
+        if learner.grad_clip is not None or learner.log_grad_norms:
+            figures |= {"grad_norm" if name == "all" else f"grad_norm/{name}": norm for name, norm in norms.items()}
+        is_fine = self._noted(_are_finite([total, *norms.values()]), parts, batch)
+        if is_fine:
+            self._apply()
+        self._gathered = 0
+        return Stepped(batch.size, parts, figures, is_fine)
+
+    def make_rest(self) -> bool:
+        """Make a step of what was gathered, but was not enough for one; says if it was finite."""
+        learner = self._learner
+        learner.updates += 1
+        if self._averaging is not None:
+            self._averaged()
+        else:
+            for optimizer in learner.optimizers.values():
+                optimizer.parameters.grad.mul_(learner.accumulate / self._gathered)
+        self._gathered = 0
+        is_fine = _are_finite(list(self._clip_gradients().values()))
+        if is_fine:
+            self._apply()
+        else:
+            learner.skipped += 1
+        return is_fine
+
+    # -- parts of a step ----------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        learner = self._learner
+        if learner.team is not None:
+            if self._averaging is None:
+                self._averaging = Averaging(learner.team, learner.optimizers, learner.device)
+            self._averaging.begin()
+        for optimizer in learner.optimizers.values():
+            optimizer.parameters.attach_grads()
+
+    def _gather(self, batch: Batch) -> Loss | None:
+        """Add the gradients of a batch; None where others of the team have it, and this learner has no row of it."""
+        learner, rows = self._learner, batch.size
+        weight = self._weight(rows)
+        if self._averaging is not None and not rows:
+            learner.kept = {}
+            self._averaging.add_none()
+            return None
+        with learner.autocast():
+            loss = learner.loss(learner.module, batch)
+            total = loss.total
+        weighed = total if weight == 1.0 else total * weight
+        weighed.backward()  # type: ignore[no-untyped-call]
+        learner.kept = loss.kept
+        self._resting = loss.resting
+        if self._averaging is not None:
+            self._averaging.add(weight, weighed.detach(), loss.resting)
+        return loss
+
+    def _weight(self, rows: int) -> float:
+        """What the loss of a batch is multiplied by before its gradient is added."""
+        learner = self._learner
+        if learner.team is None:
+            learner.steps_trained += rows
+            return 1.0 / learner.accumulate
+        if learner.accumulate == 1:
+            return float(rows)  # how many all have is known when gradients are averaged
+        together = learner.team.total(rows)
+        learner.steps_trained += together
+        return rows / together if together else math.nan
+
+    def _averaged(self) -> torch.Tensor:
+        """Average the gradients over the team; gives the mean loss."""
+        assert self._averaging is not None
+        weight, loss, self._resting = self._averaging.average()
+        if self._learner.accumulate == 1:
+            self._learner.steps_trained += round(weight) if math.isfinite(weight) else 0
+        return torch.tensor(loss, device=self._learner.device)
+
+    def _clip_gradients(self) -> Figures:
+        """Clip the gradients of each optimizer; gives their norms before."""
+        learner = self._learner
+        if learner.on_gradients is not None:
+            with torch.no_grad():
+                learner.on_gradients(learner.module)
+        norms = {}
+        for name, optimizer in self._moving().items():
+            group = optimizer.parameters
+            norms[name] = clip(group, group.grad, learner.limit(name), learner.grad_clip_by)
+        return norms
+
+    def _moving(self) -> dict[str, Optimizer]:
+        """The optimizers that the latest loss lets make a step."""
+        optimizers = self._learner.optimizers
+        if not self._resting:
+            return optimizers
+        return {name: optimizer for name, optimizer in optimizers.items() if name not in self._resting}
+
+    def _apply(self) -> None:
+        learner = self._learner
+        for name, optimizer in self._moving().items():
+            optimizer.step(learner.lr[name])
+        if learner.after_step is not None:
+            with torch.no_grad():
+                learner.after_step(learner.module)
+
+    def _noted(self, is_fine: bool, parts: Figures, batch: Batch) -> bool:
+        """Count a step that is skipped, and raise an error where too many are."""
+        if is_fine:
+            self._skipped_in_a_row = 0
+            return True
+        learner = self._learner
+        learner.skipped += 1
+        self._skipped_in_a_row += 1
+        if self._skipped_in_a_row >= learner.max_skipped:
+            message = what_was_not_finite(learner.name, self._skipped_in_a_row, parts, batch)
+            raise EtudeError(message if learner.team is None else blamed(learner.team, message, parts))
+        return False
+
+
+def _are_finite(numbers: Sequence[torch.Tensor]) -> bool:
+    total = numbers[0]
+    for number in numbers[1:]:
+        total = total + number
+    return math.isfinite(total.item())

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Crew: the runners of a cluster as the process that learns sees them: asked, waited for, ended and made anew."""
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+import ray
+from ray.exceptions import (
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+    WorkerCrashedError,
+)
+
+from etude.algorithms.engines import Ray
+from etude.errors import EngineError
+from etude.ray.faults import first_line, raise_from
+from etude.ray.members import Ask, Fragment, Member
+
+_log = logging.getLogger("etude.ray")
+
+_DIED = (RayActorError, WorkerCrashedError, NodeDiedError, OutOfMemoryError)
+_TICK = 0.5  # seconds between two looks at who hangs
+
+
+class Crew:
+    """The runners, each with what it was asked for.
+
+    A runner that dies is made anew as a new actor, not by Ray's ``max_restarts``: its seed depends on its life, it must
+    be sent the newest modules before anything else, and one budget is for all runners together; so a restart is the
+    same few calls as the start. Ray's own would make it of the first arguments, and not say that it has.
+
+    Args:
+        settings: How many runners, and what becomes of those that fail.
+        make: Makes the actor of a runner, by its number.
+        begin: Lets a member that was made anew begin.
+    """
+
+    def __init__(self, settings: Ray, make: Callable[[int], Any], begin: Callable[[Member], None]) -> None:
+        self._settings = settings
+        self._make, self._begin = make, begin
+        self._asked = 0
+        self._looked = 0.0
+        self.restarts = 0
+        """Over the lifetime."""
+        self._counts = dict.fromkeys(("runner_restarts", "hung_runners", "lost_fragments", "lost_steps"), 0.0)
+        self.must_send_again = False
+        """Weights were lost from the store."""
+        self.members = [Member(number, 0, make(number)) for number in range(settings.num_runners)]
+        for member in self.members:
+            self.ask_open(member)
+
+    # -- asking -------------------------------------------------------------------------------------------------
+
+    def ask_open(self, member: Member) -> None:
+        """Let a runner make its envs."""
+        self.ask(member, member.actor.open.remote())
+
+    def ask(self, member: Member, report: Any, parts: Any = None, *, steps: int = 0, key: Any = None) -> None:
+        """Take note of what was asked for."""
+        self._asked += 1
+        if not member.asks:
+            member.since = monotonic()
+        member.asks.append(Ask(self._asked, steps, key, report, parts))
+
+    def forget(self) -> None:
+        """Want nothing more of the fragments that were asked for."""
+        for member in self.members:
+            member.asks = deque(ask for ask in member.asks if not ask.steps)
+            member.is_late = False
+
+    # -- waiting ------------------------------------------------------------------------------------------------
+
+    def next(self, timeout: float) -> Fragment | None:
+        """The next fragment that has come, the one asked for first; None where something else happened, or nothing.
+
+        Args:
+            timeout: Seconds, at most.
+
+        Raises:
+            EngineError: runners were lost more often than they may be, or all of them.
+            Exception: what an env, a connector or a module raised, with a note of where.
+        """
+        heads = {member.asks[0].report: member for member in self.members if member.asks}
+        refs = sorted(heads, key=lambda ref: heads[ref].asks[0].number)
+        ready = ray.wait(refs, num_returns=1, timeout=min(timeout, _TICK), fetch_local=False)[0] if refs else []
+        now = monotonic()
+        if now - self._looked > _TICK:
+            self._looked = now
+            self._look_after_hanging({member.number for ref, member in heads.items() if ref not in ready}, now)
+        if not ready or heads[ready[0]] not in self.members:
+            return None
+        member = heads[ready[0]]
+        return self._received(member) if member.asks and member.asks[0].report == ready[0] else None
+
+    def _received(self, member: Member) -> Fragment | None:
+        ask = member.asks[0]
+        try:
+            report = ray.get(ask.report)
+        except RayError as error:
+            self.failed(member, error)
+            return None
+        self._done(member)
+        if not ask.steps:
+            if report is not None:
+                member.node, member.pid = report
+            else:
+                member.has_begun = True
+            return None
+        pace = report.seconds / ask.steps
+        member.pace = pace if member.pace is None else 0.7 * member.pace + 0.3 * pace
+        try:
+            parts = ray.get(ask.parts)
+        except ObjectLostError as error:  # the node that it lay on is gone
+            self.lose(1, report.env_steps)
+            _log.warning(
+                "%s: a fragment of %d steps is lost: %s", self._name(member), report.env_steps, first_line(error)
+            )
+            return None
+        except RayError as error:
+            self.failed(member, error)
+            return None
+        return Fragment(ask.number, member.number, member.life, ask.key, report, parts)
+
+    def _done(self, member: Member) -> None:
+        member.asks.popleft()
+        member.since = member.moved = monotonic()
+        member.is_late = False
+
+    # -- what fails ---------------------------------------------------------------------------------------------
+
+    def failed(self, member: Member, error: RayError) -> None:
+        """See to a member of which something did not come that was asked for.
+
+        Raises:
+            Exception: what was raised there.
+        """
+        cause = error.cause if isinstance(error, RayTaskError) else error
+        if isinstance(cause, ObjectLostError) and member.asks and member.asks[0].steps:
+            # what it was sent, or its answer: the runner itself is well
+            self._done(member)
+            self.lose(1, 0)
+            member.sent, self.must_send_again = (-1, -1, member.sent[2]), True
+            _log.warning("%s: a fragment is lost, or what it needed: %s", self._name(member), first_line(cause))
+        elif isinstance(cause, (*_DIED, ObjectLostError)) and not getattr(cause, "actor_init_failed", False):
+            self.replace(member, cause)
+        else:
+            raise_from(error, self._name(member))
+
+    def replace(self, member: Member, error: BaseException) -> None:
+        """End a runner, if it has not ended, and let another take its place, if that is allowed.
+
+        Raises:
+            EngineError: it is not, and there is no other, or this has happened too often.
+        """
+        ray.kill(member.actor)
+        self.lose(sum(1 for ask in member.asks if ask.steps), 0)
+        name, settings = self._name(member), self._settings
+        _log.warning("%s was lost: %s", name, first_line(error))
+        if not settings.restart_failed_runners:
+            self.members.remove(member)
+            if not self.members:
+                raise EngineError(
+                    f"{name}, the last one, was lost: {first_line(error)} Set `ray.restart_failed_runners`, and those "
+                    "that are lost are made anew."
+                ) from error
+            return
+        if self.restarts >= settings.max_restarts:
+            raise EngineError(
+                f"{name} was lost, and `ray.max_restarts` ({settings.max_restarts}) are used up. The cause: "
+                f"{first_line(error)} See Ray's logs of that process and node."
+            ) from error
+        self.restarts += 1
+        self._counts["runner_restarts"] += 1
+        anew = Member(member.number, member.life + 1, self._make(member.number), pace=member.pace)
+        self.members[self.members.index(member)] = anew
+        self.ask_open(anew)
+        self._begin(anew)
+
+    def lose(self, fragments: int, steps: int) -> None:
+        """Count what was lost; 0 steps where nobody knows."""
+        self._counts["lost_fragments"] += fragments
+        self._counts["lost_steps"] += steps
+
+    def take_counts(self) -> dict[str, float]:
+        """What went wrong since this was last asked; see `Runners.stats`."""
+        counts, self._counts = self._counts, dict.fromkeys(self._counts, 0.0)
+        return counts
+
+    # -- what hangs ---------------------------------------------------------------------------------------------
+
+    def _look_after_hanging(self, busy: set[int], now: float) -> None:
+        """Ask the runners at work how far they are, and replace those that have made no turn for too long.
+
+        One that does not answer, as an env holds Python's lock, has made none.
+        """
+        limit = self._settings.step_timeout
+        if limit is None:
+            return
+        for member in list(self.members):
+            if member.number not in busy or not member.has_begun or not member.asks or not member.asks[0].steps:
+                continue
+            self._hear_of_turns(member, now)
+            if now - max(member.moved, member.since) > limit:
+                self._counts["hung_runners"] += 1
+                why = f"no env made a step for {limit:g} s (`ray.step_timeout`)."
+                self.replace(member, TimeoutError(why))
+            elif member.ping is None:
+                member.ping = member.actor.turns.remote()
+
+    def _hear_of_turns(self, member: Member, now: float) -> None:
+        if member.ping is None or not ray.wait([member.ping], timeout=0)[0]:
+            return
+        try:
+            turns = ray.get(member.ping)
+        except RayError:
+            return  # its end is seen where its answer is waited for
+        member.ping = None
+        if turns != member.turns:
+            member.turns, member.moved = turns, now
+
+    def _name(self, member: Member) -> str:
+        where = f" (process {member.pid} on node {member.node[:12]})" if member.pid else ""
+        return f"runner {member.number}{where}"
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def end(self, patience: float) -> None:
+        """Let runners close their envs and what they record, and end them.
+
+        Args:
+            patience: Seconds that they have for it, behind what they are doing.
+
+        Raises:
+            Exception: what went wrong with a recording.
+        """
+        members, self.members = self.members, []
+        told = {member.actor.close.remote(): member for member in members}
+        closed, _ = ray.wait(list(told), num_returns=len(told), timeout=patience) if told else ([], [])
+        errors = []
+        for ref in closed:
+            try:
+                ray.get(ref)
+            except RayTaskError as error:
+                errors.append((error, self._name(told[ref])))
+            except RayError:
+                pass  # it had ended before
+        for member in members:
+            ray.kill(member.actor)
+        if errors:
+            raise_from(*errors[0])

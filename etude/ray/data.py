@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The way from a recording to the learners on a cluster, on Ray Data."""
+
+import dataclasses
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from etude.algorithms.engines import Ray
+from etude.algorithms.feeding import Feed
+from etude.algorithms.offline import OfflineAlgorithm
+from etude.algorithms.opening_feeds import Plan
+from etude.algorithms.students import Student
+from etude.connectors import Pipeline
+from etude.experience import Experience
+from etude.learners.batch import as_tensors
+from etude.ray.data_flow import Flowing, flowing
+from etude.ray.data_modules import Publisher
+from etude.ray.data_stream import RayCrew
+from etude.recordings.pipeline import DataPipeline
+from etude.recordings.preparation import Preparation
+from etude.recordings.screening import Counts
+
+
+@dataclasses.dataclass
+class Tally:
+    """Stands for the recording at a learner elsewhere: takes the counts of what was found bad, until they are told."""
+
+    num_parts: int
+    columns: list[str]
+    is_in_memory = False
+
+    def __post_init__(self) -> None:
+        self.found: dict[int, Counts] = {}
+
+    def part(self, k: int, columns: Any = None) -> Experience:
+        """None is loaded here."""
+        raise NotImplementedError
+
+    def counts(self, k: int) -> Any:
+        """Of a part."""
+        return self.found.get(k)
+
+    def count(self, k: int, counts: Any) -> None:
+        """Take them."""
+        if counts is not None:
+            self.found[k] = counts
+
+
+@dataclasses.dataclass(frozen=True)
+class Told:
+    """What one learner has to tell of its share since it was last asked. Goes to the process that trains."""
+
+    bad: Mapping[int, Counts]
+    """By part: what was found bad, see `Recording.counts`."""
+    left_out: int
+    """Steps of an epoch that could not be learned from."""
+    epochs: Mapping[str, int]
+    """The size of this learner's share of an epoch of each module, as far as it is known."""
+
+
+@dataclasses.dataclass
+class Shard:
+    """What one learner needs to be fed; goes to its process."""
+
+    index: int
+    num: int
+    flowing: dict[str, Flowing]
+
+    def feeds(self, algorithm: OfflineAlgorithm[Any]) -> dict[str, Feed]:
+        """What feeds each module of a replica of the algorithm with this learner's share, without end.
+
+        They raise, when batches are taken: DataError as on the local engine; EngineError where Ray Data fails.
+        """
+        out = {}
+        for name, flow in self.flowing.items():
+            with algorithm.settings_of(name):
+                student, device = algorithm.students[name], algorithm.config.device
+                out[name] = _feed(flow, self.index, student, device, Tally(flow.num_parts, []), None)
+        return out
+
+
+def open_feeds(algorithm: OfflineAlgorithm[Any], settings: Ray) -> dict[str, Feed]:
+    """What feeds each module where this process learns itself. The batches are those of the local engine.
+
+    Raises:
+        SettingsError: the settings, the module and the connectors do not go together.
+        DataError: the recording can't be read, or does not hold what is wanted.
+    """
+    out = {}
+    for name, plan in _plans(algorithm).items():
+        with algorithm.settings_of(name):
+            student, device = algorithm.students[name], algorithm.config.device
+            flow = flowing(plan, student, settings.data, 0, None, len(algorithm.students))
+            out[name] = _feed(flow, 0, student, device, algorithm.recording, plan)
+    return out
+
+
+def open_shards(algorithm: OfflineAlgorithm[Any], settings: Ray, nodes: list[str] | None = None) -> list[Shard]:
+    """One for each of `settings.num_learners` learners: different, equal shares of each epoch of each module.
+
+    Args:
+        algorithm: Says where its learners stand; connectors learn from the recording here, if they have not.
+        settings: Of the engine.
+        nodes: The ids of the nodes that the learners are on: where these are several, blocks go to where they lie.
+
+    Raises:
+        SettingsError: the settings, the module and the connectors do not go together; or a batch can't be shared.
+        DataError: the recording can't be read, or does not hold what is wanted.
+    """
+    num = settings.num_learners
+    flows = {}
+    for name, plan in _plans(algorithm).items():
+        with algorithm.settings_of(name):
+            student = algorithm.students[name]
+            flows[name] = flowing(plan, student, settings.data, num, nodes, len(algorithm.students))
+    return [
+        Shard(i, num, {name: dataclasses.replace(flow, blocks=[flow.blocks[i]]) for name, flow in flows.items()})
+        for i in range(num)
+    ]
+
+
+def told(feeds: Mapping[str, Feed]) -> Told:
+    """What a learner's feeds have to tell."""
+    bad: dict[int, Counts] = {}
+    pipelines = {name: feed.pipeline for name, feed in feeds.items() if feed.pipeline is not None}
+    for pipeline in pipelines.values():
+        if isinstance(pipeline.source, Tally):
+            bad |= pipeline.source.found
+            pipeline.source.found = {}
+    sizes = {name: pipeline.epoch_size for name, pipeline in pipelines.items()}
+    return Told(
+        bad,
+        sum(pipeline.left_out for pipeline in pipelines.values()),
+        {name: size for name, size in sizes.items() if size is not None},
+    )
+
+
+def _plans(algorithm: OfflineAlgorithm[Any]) -> dict[str, Plan]:
+    opening = algorithm.opening()
+    plans = {}
+    for name, student in algorithm.students.items():
+        with algorithm.settings_of(name):
+            plans[name] = opening.plan(name, student, algorithm.config, loads_here=False)
+    return plans
+
+
+def _feed(flow: Flowing, index: int, student: Student, device: str, source: Any, plan: Plan | None) -> Feed:
+    """A module's, in the process of who learns; with a plan, parts of which no block has come can be looked at."""
+    crew = RayCrew(flow.blocks[0], None if plan is None else flow.job_of(plan))
+    nothing = Preparation(Pipeline([]), Pipeline([]))
+    pipeline = DataPipeline(
+        source,
+        None,
+        nothing,
+        flow.make,
+        flow.size,
+        flow.flow,
+        by_segments=flow.by_segments,
+        hold_prepared=flow.holds,
+        epoch_size=flow.epoch_size,
+        to_device=None if device == "cpu" else partial(as_tensors, device=device),
+        crew=crew,
+    )
+    fresh = student.to_learner.connectors[flow.fresh_from :]
+    elsewhere = None
+    if flow.board is not None:
+        elsewhere = Publisher(student.learner, flow.board, flow.period, publishes=index == 0)
+    return Feed(pipeline.batches(flow.start), student, fresh, pipeline, elsewhere)

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recording as a source of Ray Data: tasks that each read some parts, and prepare them in the same go."""
+
+import dataclasses
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import ray
+from ray.data import Datasource, ReadTask
+from ray.data.block import BlockMetadata
+
+from etude.ray.data_blocks import Loaded, to_block
+from etude.recordings.pipeline import Job
+
+TASK_BYTES: Final = 16 * 2**20
+"""What a task reads, about: large enough that Ray's cost per task and block is small beside it."""
+_JOBS: Final = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedJob:
+    """A job in the object store, once for all tasks; each process that works on it opens the recording once."""
+
+    ref: "ray.ObjectRef[Job]"
+    key: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex)
+
+    def get(self) -> Job:
+        """The job."""
+        if self.key not in _jobs:
+            _jobs[self.key] = ray.get(self.ref)
+            while len(_jobs) > _JOBS:
+                _jobs.popitem(last=False)
+        return _jobs[self.key]
+
+
+_jobs: "OrderedDict[str, Job]" = OrderedDict()
+
+
+@dataclasses.dataclass(frozen=True)
+class Epochs:
+    """Which parts a task reads, epoch by epoch: all of them in each, in an order of its own."""
+
+    num_parts: int
+    parts_per_task: int
+    seed: int
+    first: int = 0
+    """The epoch that is executed first."""
+    step: int = 1
+    """From one execution to the next."""
+    shuffled: bool = True
+
+    def tasks(self, execution: int) -> list[list[int]]:
+        """The parts of each task of an execution, counted from 0. The first tasks are small: a batch is soon there."""
+        epoch = self.first + execution * self.step
+        order = order_of(self.num_parts, self.seed, epoch) if self.shuffled else list(range(self.num_parts))
+        out, at, size = [], 0, 1
+        while at < len(order):
+            out.append(order[at : at + size])
+            at += size
+            size = min(2 * size, self.parts_per_task)
+        return out
+
+
+def order_of(num_parts: int, seed: int, epoch: int) -> list[int]:
+    """The order of parts in an epoch, the same as on the local engine, see `etude.recordings.batches`."""
+    order: list[int] = np.random.default_rng([seed, epoch]).permutation(num_parts).tolist()
+    return order
+
+
+class RecordingSource(Datasource):  # type: ignore[misc]
+    """Blocks of steps or segments. Ray plans each execution anew, which makes it the next epoch.
+
+    Args:
+        read: Makes a block of the parts of these numbers; it works in Ray's tasks.
+        epochs: Which these are.
+    """
+
+    def __init__(self, read: Callable[[Sequence[int]], pa.Table], epochs: Epochs) -> None:
+        super().__init__()
+        self._read, self.epochs = read, epochs
+        self._executions = 0
+
+    def estimate_inmemory_data_size(self) -> int | None:
+        """Not known before it is read."""
+        return None
+
+    def get_read_tasks(
+        self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None
+    ) -> list[ReadTask]:
+        """The tasks of the next execution; without ``data_context``, of the first, which Ray asks about only."""
+        tasks = self.epochs.tasks(self._executions)
+        if data_context is not None:
+            self._executions += 1
+        unknown = BlockMetadata(num_rows=None, size_bytes=None, exec_stats=None, input_files=None)
+        return [ReadTask(partial(_blocks, self._read, numbers), unknown) for numbers in tasks]
+
+
+def _blocks(read: Callable[[Sequence[int]], pa.Table], numbers: Sequence[int]) -> Iterator[pa.Table]:
+    yield read(numbers)
+
+
+def prepared(job: SharedJob, numbers: Sequence[int]) -> pa.Table:
+    """The block of these parts, read and prepared."""
+    own = job.get()
+    return to_block([Loaded(*own(k)) for k in numbers])
+
+
+def named(numbers: Sequence[int]) -> pa.Table:
+    """Only the numbers, for actors that do the work."""
+    return pa.table({"part": pa.array(numbers, pa.int64())})

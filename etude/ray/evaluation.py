@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluations by runners apart from those of training, while training goes on."""
+
+import dataclasses
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import ray
+import threadpoolctl
+import torch
+from ray.exceptions import RayError, RayTaskError
+
+from etude.algorithms.config import AlgorithmConfig
+from etude.algorithms.engines import Ray
+from etude.algorithms.playing import evaluation_of, runner_for
+from etude.algorithms.result import Evaluation
+from etude.errors import EngineError, SettingsError
+from etude.ray.casting import Cast, cast_of
+from etude.ray.faults import first_line, raise_from
+from etude.ray.fragments import merged
+from etude.runners import Finished
+
+if TYPE_CHECKING:
+    from etude.algorithms.base import Algorithm
+
+_log = logging.getLogger("etude.ray")
+
+
+class EvaluationActor:
+    """Plays whole episodes, in a process of a cluster.
+
+    Args:
+        config: Of the algorithm, for the local engine.
+    """
+
+    def __init__(self, config: AlgorithmConfig) -> None:
+        torch.set_num_threads(config.threads)
+        threadpoolctl.threadpool_limits(1, user_api="blas")
+        self._config = config
+
+    def play(self, acting: Cast, num_episodes: int, seed: int, explore: bool) -> tuple[Finished, int, float]:
+        """What so many episodes brought, how many broke off beside them, and the seconds that they took."""
+        begin = time.perf_counter()
+        config, env = self._config, self._config.env
+        assert env is not None
+        modules = None if acting.is_only else tuple(acting.roles)
+        config = dataclasses.replace(config, modules=modules, module_of=acting.module_of)
+        roles: Any = acting.roles  # of students, nothing but these is asked here
+        runner = runner_for(config, env, num_episodes, roles, seed)
+        parts, faulty = [], 0
+        try:
+            for done in range(0, num_episodes, at_a_time := 4 * runner.arena.num_slots):  # the steps are not kept
+                runner.collect_each(num_episodes=min(at_a_time, num_episodes - done), explore=explore)
+                parts.append(runner.take_finished())
+                faulty += int(runner.stats().get("faulty_episodes", 0))
+        finally:
+            runner.close()
+        return merged(parts), faulty, time.perf_counter() - begin
+
+
+class EvaluationRunners:
+    """Plays an algorithm's evaluations on runners of their own, each with a part of the episodes.
+
+    One that dies costs its part of the episodes, and is made anew.
+
+    Args:
+        algorithm: Whose modules play.
+        settings: Of the cluster.
+    """
+
+    def __init__(self, algorithm: "Algorithm[Any]", settings: Ray) -> None:
+        if algorithm.config.env is None:
+            raise SettingsError("there is no env to evaluate in: set `env`.")
+        self._algorithm, self._settings = algorithm, settings
+        self._config_ref = ray.put(
+            dataclasses.replace(
+                algorithm.config,
+                engine="local",
+                module=None,
+                modules=None,
+                module_of=None,
+                overrides=None,
+                modules_to_train=None,
+            )
+        )
+        self._actors = [self._make() for _ in range(settings.num_evaluation_runners)]
+        self._asked: dict[Any, int] = {}  # by reference, the runner
+        self._updates = 0
+        self.restarts = 0
+        """Of evaluation runners, over the lifetime."""
+        self.lost_parts = 0
+        """Parts of evaluations that were lost with them, over the lifetime."""
+
+    def _make(self) -> Any:
+        own = self._settings
+        actor: Any = ray.remote(EvaluationActor)
+        return actor.options(num_cpus=own.cpus_per_runner, resources=dict(own.resources_per_runner or {})).remote(
+            self._config_ref
+        )
+
+    def next(self, num_episodes: int, *, seed: int | None) -> tuple[Evaluation | None, Finished | None]:
+        """What the last episodes brought, and then `start` with so many; see `finished`. None the first time."""
+        evaluation, finished = self.finished() if self._asked else (None, None)
+        self.start(num_episodes, seed=seed)
+        return evaluation, finished
+
+    def start(self, num_episodes: int, *, seed: int | None = None, explore: bool = False) -> None:
+        """Let the modules play as they are now; returns while they do.
+
+        Args:
+            num_episodes: How many whole episodes, dealt out evenly.
+            seed: Of envs and actions; each runner's is drawn from it. None draws one.
+            explore: Draw actions; else take the most likely ones.
+        """
+        algorithm = self._algorithm
+        config = algorithm.config
+        cast = cast_of(algorithm.students, module_of=config.module_of, is_only=config.modules is None)
+        ref, self._updates = ray.put(cast), algorithm.updates
+        seeds = np.random.SeedSequence(seed).generate_state(len(self._actors), np.uint64) >> np.uint64(1)
+        for i, actor in enumerate(self._actors):
+            own = num_episodes // len(self._actors) + (i < num_episodes % len(self._actors))
+            if own:
+                self._asked[actor.play.remote(ref, own, int(seeds[i]), explore)] = i
+
+    def finished(self) -> tuple[Evaluation, Finished]:
+        """What the episodes brought that were started last, with the gradient steps of who played; waits for them.
+
+        Raises:
+            EngineError: all runners were lost, or that has happened too often.
+            Exception: what an env, a connector or a module raised, with a note of where.
+        """
+        asked, self._asked = self._asked, {}
+        parts, failed = [], None
+        for ref, i in asked.items():
+            try:
+                parts.append(ray.get(ref))
+            except RayTaskError as error:
+                raise_from(error, f"evaluation runner {i}")
+            except RayError as error:
+                failed = error
+                self._replace(i, error)
+        if failed is not None and not parts:
+            raise EngineError(f"all evaluation runners were lost: {first_line(failed)}") from failed
+        finished = [part for part, _, _ in parts]
+        faulty, seconds = sum(part[1] for part in parts), max(part[2] for part in parts)
+        return evaluation_of(finished, faulty, updates=self._updates, seconds=seconds), merged(finished)
+
+    def _replace(self, i: int, error: RayError) -> None:
+        _log.warning("evaluation runner %d was lost, with its part of the episodes: %s", i, first_line(error))
+        self.lost_parts += 1
+        ray.kill(self._actors[i])
+        if self.restarts >= self._settings.max_restarts:
+            raise EngineError(
+                f"evaluation runner {i} was lost, and `ray.max_restarts` ({self._settings.max_restarts}) are used up. "
+                f"The cause: {first_line(error)}"
+            ) from error
+        self.restarts += 1
+        self._actors[i] = self._make()
+
+    def close(self) -> None:
+        """End the runners; what they play is lost. Does nothing the second time."""
+        actors, self._actors, self._asked = self._actors, [], {}
+        for actor in actors if ray.is_initialized() else []:
+            ray.kill(actor)

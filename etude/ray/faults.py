@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What went wrong in an actor, said here."""
+
+import re
+from typing import NoReturn
+
+from ray.exceptions import RayError, RayTaskError
+
+from etude.errors import EngineError
+
+_UNFOUND = "No module named"
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def raise_from(error: RayError, where: str) -> NoReturn:
+    """Raise what was raised in an actor, with a note of ``where`` that was, and its traceback there.
+
+    Raises:
+        EngineError: it was nothing that could be sent here, or Ray's own.
+    """
+    cause = error.cause if isinstance(error, RayTaskError) else None
+    if not isinstance(cause, Exception) or isinstance(cause, RayError):
+        text = first_line(error)
+        hint = " What it needs must be importable on every node: see `ray.runtime_env`." if _UNFOUND in text else ""
+        raise EngineError(f"{where} can't be started, or asked: {text}{hint}") from error
+    cause.add_note(f"in {where}, where this happened:\n{_COLOURS.sub('', str(error))}")
+    raise cause from None
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line."""
+    lines = [line.strip() for line in _COLOURS.sub("", str(error)).splitlines() if line.strip()]
+    return " ".join(lines)[:500] or type(error).__name__

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What several runners have made, put together as if one had."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from etude.experience import Experience
+from etude.experience.segments import NAMES
+from etude.ray.members import Fragment
+from etude.runners import Finished
+
+
+def put_together(fragments: Sequence[Fragment], *, joined: bool) -> dict[str | None, Experience]:
+    """Fragments by module: those of the first runner first, each runner's in the order in which it made them.
+
+    Args:
+        fragments: In any order. The arrays that come out are copies, and may be written to.
+        joined: Segments that go on in a runner's next fragment become one.
+    """
+    parts: dict[str | None, list[Experience]] = {}
+    for fragment in sorted(fragments, key=lambda fragment: (fragment.runner, fragment.number)):
+        for module_id, exp in fragment.parts.items():
+            parts.setdefault(module_id, []).append(exp)
+    found = {}
+    for module_id, several in sorted(parts.items(), key=lambda item: str(item[0])):
+        exp = Experience.concat(several) if len(several) > 1 else _copied(several[0])
+        found[module_id] = _joined(exp) if joined and len(several) > 1 else exp
+    return found
+
+
+def _copied(exp: Experience) -> Experience:
+    """In memory of its own: what lies in the store of a cluster can't be written to, and takes its room."""
+    segments = {name: getattr(exp.segments, name).copy() for name in NAMES}
+    return Experience(
+        {name: np.array(column) for name, column in exp.steps.items()},
+        exp.offsets.copy(),
+        exp.segments.replace(**segments),
+        {name: np.array(column) for name, column in exp.final_obs.items()},
+    )
+
+
+def _joined(exp: Experience) -> Experience:
+    """Segments of an agent's episode, which stand in order of time, behind one another, and joined."""
+    places: dict[tuple[str, str | None], int] = {}
+    keys = zip(exp.segments.episode_id.tolist(), exp.segments.agent_id.tolist(), strict=True)
+    place = np.array([places.setdefault(key, len(places)) for key in keys])
+    if len(places) == len(place):
+        return exp
+    order = np.argsort(place, kind="stable")
+    return (exp if (order[1:] > order[:-1]).all() else exp.select(order)).join()
+
+
+class Ended:
+    """Episodes that ended, by runner, each in an env of its own.
+
+    Args:
+        num_envs: Of each runner.
+    """
+
+    def __init__(self, num_envs: int) -> None:
+        self._num_envs = num_envs
+        self._parts: list[Finished] = []
+        self._next: dict[int, tuple[int, int, int]] = {}  # by runner: its life, what its numbers begin at, and end at
+
+    def add(self, fragment: Fragment) -> None:
+        """Take in those of a fragment."""
+        finished, runner = fragment.report.finished, fragment.runner
+        life, first, stop = self._next.get(runner, (fragment.life, 0, 0))
+        if life != fragment.life:  # its envs count their episodes from 0 again
+            life, first = fragment.life, stop
+        numbers = finished.numbers + first
+        self._next[runner] = (life, first, int(max(stop, numbers.max(initial=-1) + 1)))
+        self._parts.append(finished._replace(envs=finished.envs + runner * self._num_envs, numbers=numbers))
+
+    def take(self) -> Finished:
+        """All since this was last asked."""
+        parts, self._parts = self._parts, []
+        return merged(parts)
+
+
+def merged(parts: Sequence[Finished]) -> Finished:
+    """Episodes of several runners as those of one; none where there are no parts."""
+    reals, whole = np.zeros(0), np.zeros(0, np.int64)
+    parts = [Finished(reals, whole, {}, {}, reals, whole, whole), *parts]
+    return Finished(
+        returns=np.concatenate([part.returns for part in parts]),
+        lengths=np.concatenate([part.lengths for part in parts]),
+        agent_returns=_by_name(part.agent_returns for part in parts),
+        module_returns=_by_name(part.module_returns for part in parts),
+        durations=np.concatenate([part.durations for part in parts]),
+        envs=np.concatenate([part.envs for part in parts]),
+        numbers=np.concatenate([part.numbers for part in parts]),
+        custom=_by_name(part.custom for part in parts),
+        histograms=_by_name(part.histograms for part in parts),
+        media={name: picture for part in parts for name, picture in part.media.items()},
+    )
+
+
+def _by_name(parts: Iterable[Mapping[str, NDArray[np.float64]]]) -> dict[str, NDArray[np.float64]]:
+    found: dict[str, list[NDArray[np.float64]]] = {}
+    for part in parts:
+        for name, values in part.items():
+            found.setdefault(name, []).append(values)
+    return {name: np.concatenate(values) for name, values in sorted(found.items())}

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Learners: many learners of a cluster in place of one here."""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import ray
+import torch
+
+from etude.algorithms.config import OnPolicyConfig
+from etude.algorithms.engines import Ray
+from etude.errors import EngineError
+from etude.experience import Experience
+from etude.learners import Update
+from etude.learners.updates import Figures
+from etude.ray.faults import first_line
+from etude.ray.learner_actor import Standing, Trained
+from etude.ray.learner_group import Learned, LearnerGroup, LearnerLost
+from etude.ray.shares import shares_of, shares_of_batch
+from etude.ray.states import from_arrays, known_by, set_known
+
+if TYPE_CHECKING:
+    from etude.algorithms.base import Algorithm
+    from etude.algorithms.offline import OfflineAlgorithm
+
+_log = logging.getLogger("etude.ray")
+
+
+class Learners:
+    """Lets learners on a cluster share each update of an algorithm's modules.
+
+    Each has a replica of the algorithm and learns from its share of the rows; gradients are averaged in proportion to
+    these, so that each step is that of one learner with all rows (see `ModuleLearner.team`). What comes of an update is
+    brought here at once: the algorithm's own modules, optimizers and counts are always the newest there are, and what
+    is changed here meanwhile, in ``after_update`` or by a callback, goes to the learners before the next update.
+
+    A learner that dies ends its group, as the others wait for it: all are made anew, with what the algorithm here
+    knows, and the update is made again from the same shares.
+
+    Args:
+        algorithm: Whose modules learn.
+        settings: Of the cluster.
+    """
+
+    def __init__(self, algorithm: "Algorithm[Any]", settings: Ray) -> None:
+        self._algorithm, self._settings = algorithm, settings
+        self._config = algorithm.config
+        self._group: LearnerGroup | None = None
+        self._is_fed = False
+        self._known: Any = None
+        self._weights_ref: Any = None
+        self._restarts = self._told_restarts = self._left_out = 0
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes of the learners; none before the first update."""
+        return [] if self._group is None else self._group.pids
+
+    @property
+    def weights_ref(self) -> Any:
+        """A reference to the newest weights, as `etude.ray.casting.Weights`; None where those here are others."""
+        return self._weights_ref if self._known == self._marks() else None
+
+    # -- learning -----------------------------------------------------------------------------------------------
+
+    def update(self, parts: Mapping[str, Experience], env_steps: int) -> dict[str, Update]:
+        """Let each module learn from prepared experience, as `OnPolicyAlgorithm.learn` does.
+
+        Args:
+            parts: By module id; one without steps learns nothing.
+            env_steps: Sampled over the lifetime.
+
+        Raises:
+            EngineError: learners were lost more often than they may be.
+            Exception: what was raised at a learner, with a note of where.
+        """
+        some = {name: self._shares(name, exp.numpy()) for name, exp in parts.items() if exp.trained().any()}
+        if not some:
+            return {name: Update({}, {}) for name in parts}
+        refs = [ray.put({name: own[i] for name, own in some.items()}) for i in range(self._settings.num_learners)]
+        timeout = self._settings.learner_timeout
+        done = self._together(lambda group: group.learn("update", self._standing(env_steps), own=refs, timeout=timeout))
+        return {name: done[0].get(name, Update({}, {})) for name in parts}
+
+    def _shares(self, name: str, exp: Experience) -> list[Experience]:
+        algorithm, num = self._algorithm, self._settings.num_learners
+        if not algorithm.students[name].module.recurrent:
+            return shares_of(exp, num)
+        with algorithm.settings_of(name):
+            config = cast(OnPolicyConfig, algorithm.config)
+            return shares_of(exp, num, max_seq_len=config.max_seq_len, burn_in=config.burn_in)
+
+    def update_from(self, module_id: str, batches: Iterable[Any], env_steps: int) -> tuple[Update, list[Figures]]:
+        """As `ModuleLearner.update_from`, and what the loss kept of each batch, by row (`ModuleLearner.kept`).
+
+        Args:
+            module_id: Who learns.
+            batches: Columns ``[B, ...]`` by name, or Experience; all are drawn before the first is learned from.
+            env_steps: Sampled over the lifetime.
+
+        Raises:
+            EngineError: as `update`; so are others.
+        """
+        num, recurrent = self._settings.num_learners, self._algorithm.students[module_id].module.recurrent
+        shares = [shares_of_batch(batch, num, recurrent=recurrent) for batch in batches]
+        refs = [ray.put([of_batch[i] for of_batch in shares]) for i in range(num)]
+        timeout, standing = self._settings.learner_timeout, self._standing(env_steps)
+        done = self._together(lambda group: group.learn("update_from", module_id, standing, own=refs, timeout=timeout))
+        kept = [[own[1][i] for own in done] for i in range(len(shares))]
+        return done[0][0], [_joined(of_batch) for of_batch in kept]
+
+    def train(self, num_updates: int) -> tuple[dict[str, Update], dict[str, float], str]:
+        """Gradient steps of each module that is trained from the recording, which learners read themselves.
+
+        Gives what they brought, how the data flowed, over all learners, and the slowest layer of the first.
+
+        Raises:
+            EngineError: as `update`; so are others.
+        """
+        from etude.ray.data import open_shards  # Ray Data takes seconds to be imported
+
+        algorithm = cast("OfflineAlgorithm[Any]", self._algorithm)
+
+        def ask(group: LearnerGroup) -> Learned:
+            if not self._is_fed:
+                group.call("open", own=open_shards(algorithm, self._settings, group.nodes))
+                self._is_fed = algorithm._has_seen_data = True
+            names = list(algorithm.learner.chosen(algorithm.students))
+            return group.learn("train", num_updates, names, self._standing(algorithm.env_steps))
+
+        done: list[Trained] = self._together(ask)
+        self._hear(algorithm, done)
+        data = {name: sum(own.data.get(name, 0.0) for own in done) for name in done[0].data}
+        for name in data.keys() & {"wait", "queue"}:
+            data[name] /= len(done)  # they wait beside each other; the work of layers adds up
+        return done[0].updates, data, done[0].bottleneck
+
+    def _hear(self, algorithm: "OfflineAlgorithm[Any]", done: list[Trained]) -> None:
+        """Take what learners have found out about the recording."""
+        self._left_out = sum(own.told.left_out for own in done)
+        for own in done:
+            for k, counts in own.told.bad.items():
+                algorithm.recording.count(k, counts)
+        for name in algorithm.students:
+            sizes = [own.told.epochs.get(name) for own in done]
+            if None not in sizes:
+                algorithm._epochs[name] = sum(size for size in sizes if size is not None)
+
+    def _standing(self, env_steps: int) -> Standing:
+        algorithm = self._algorithm
+        rates = {name: dict(student.learner.lr) for name, student in algorithm.students.items()}
+        plain = {
+            name: value
+            for name, value in vars(algorithm).items()
+            if not name.startswith("_") and isinstance(value, bool | int | float | str)
+        }
+        return Standing(env_steps, rates, plain)
+
+    # -- what learners know -------------------------------------------------------------------------------------
+
+    def pull(self) -> None:
+        """Nothing is left to be brought: each update brings all."""
+
+    def push(self) -> None:
+        """Let learners know what the algorithm here knows, before the next update; its modules may be others."""
+        if self._config is not self._algorithm.config:
+            self._end()
+        self._config = self._algorithm.config
+        self._known, self._is_fed = None, False
+
+    def stats(self) -> dict[str, float]:
+        """What was counted since this was last asked: ``learner_restarts``.
+
+        And where learners read a recording, ``left_out/early_or_dropped``: the steps of an epoch that could not be
+        learned from.
+        """
+        new, self._told_restarts = self._restarts - self._told_restarts, self._restarts
+        left_out = {"left_out/early_or_dropped": float(self._left_out)} if self._left_out else {}
+        return {"learner_restarts": float(new)} | left_out
+
+    def _marks(self) -> Any:
+        """Changes when weights here are changed in place."""
+        return {
+            name: sum(tensor._version for tensor in (*student.module.parameters(), *student.module.buffers()))
+            for name, student in self._algorithm.students.items()
+        }
+
+    def _together(self, ask: Callable[[LearnerGroup], Learned]) -> list[Any]:
+        """Let a group learn, and take over what it has learned; as often as learners are lost."""
+        while True:
+            try:
+                done = ask(self._ready())
+            except LearnerLost as error:
+                self._lost(error)
+            except BaseException:
+                self._end()  # nobody knows how far the others are
+                raise
+            else:
+                self._take(done)
+                return done.answers
+
+    def _ready(self) -> LearnerGroup:
+        """A group that knows what the algorithm here knows."""
+        algorithm, settings = self._algorithm, self._settings
+        if self._group is None:
+            device = "cuda" if settings.gpus_per_learner > 0 else self._config.device
+            self._group = LearnerGroup(settings, (type(algorithm), self._config, algorithm.spaces, device))
+            self._known = None
+        if self._known is None or self._known != self._marks():
+            students = algorithm.students
+            state = {name: known_by(student, module=True, connectors=True) for name, student in students.items()}
+            self._group.call("load", ray.put(state))
+            self._known = self._marks()
+        return self._group
+
+    def _take(self, done: Learned) -> None:
+        for name, student in self._algorithm.students.items():
+            set_known(student, {**done.rest[name], "module": done.weights[name]})
+        self._known, self._weights_ref = self._marks(), done.weights_ref
+
+    # -- what fails ---------------------------------------------------------------------------------------------
+
+    def _lost(self, error: LearnerLost) -> None:
+        self._end()
+        most = self._settings.max_restarts
+        if self._restarts >= most:
+            raise EngineError(
+                f"a learner was lost, and `ray.max_restarts` ({most}) are used up. The cause: {first_line(error)} See "
+                "Ray's logs of that process and node."
+            ) from error
+        self._restarts += 1
+        _log.warning("a learner was lost, and all are made anew as they were before this update: %s", first_line(error))
+
+    def _end(self) -> None:
+        group, self._group = self._group, None
+        self._is_fed = False
+        if group is not None:
+            group.end()
+
+    def close(self) -> None:
+        """End the learners."""
+        self._end()
+
+
+def _joined(kept: list[Mapping[str, Any]]) -> Figures:
+    """What a loss kept of a batch, by row, from what each learner kept of its share."""
+    some = [from_arrays(own) for own in kept if own]
+    return {name: torch.cat([own[name] for own in some]) for name in (some[0] if some else {})}

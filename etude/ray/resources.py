@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an algorithm asks of a cluster, process by process."""
+
+from etude.algorithms import ActingConfig, AlgorithmConfig, OfflineConfig
+from etude.algorithms.engines import Ray
+
+
+def actors_of(config: AlgorithmConfig) -> list[dict[str, float]]:
+    """The resources by name of each actor that an algorithm with these settings starts; none on the local engine."""
+    if config.engine == "local":
+        return []
+    engine = Ray() if config.engine == "ray" else config.engine
+    runner = {"CPU": engine.cpus_per_runner, "GPU": engine.gpus_per_runner, **(engine.resources_per_runner or {})}
+    learner = {"CPU": engine.cpus_per_learner, "GPU": engine.gpus_per_learner}
+    acting = engine.num_runners if isinstance(config, ActingConfig) else 0
+    wanted = [runner] * (acting + engine.num_evaluation_runners) + [learner] * engine.num_learners
+    return [bundle for each in wanted if (bundle := {name: amount for name, amount in each.items() if amount > 0})]
+
+
+def driver_of(config: AlgorithmConfig) -> dict[str, float]:
+    """The resources of the process that trains, where a cluster runs it, too: its threads, workers and GPU."""
+    workers = 0
+    if isinstance(config, OfflineConfig):
+        workers = config.num_workers
+    elif isinstance(config, ActingConfig) and config.engine == "local":
+        workers = config.workers.num_workers
+    gpu = {"GPU": 1.0} if config.device.startswith("cuda") else {}
+    return {"CPU": float(config.threads + workers), **gpu}

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The connection to a cluster. One is started here only where none is there."""
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+
+from etude.errors import EngineError
+
+PATIENCE = 10.0
+"""Seconds within which a cluster's address must answer."""
+
+
+def ensure_started(address: str | None = None, runtime_env: Mapping[str, Any] | None = None) -> bool:
+    """Connect this process to a cluster, unless it is connected already.
+
+    Args:
+        address: ``auto``, ``host:port`` or ``ray://host:port``. None: the cluster that ``RAY_ADDRESS`` names; else one
+            is started on this machine alone, with a logical CPU for each of its own, and no dashboard. It ends with
+            this process at the latest, however that ends.
+        runtime_env: What the processes of the cluster find, see Ray's runtime environments.
+
+    Returns:
+        Whether a cluster was started. It is the caller's, who ends it by ``ray.shutdown()``.
+
+    Raises:
+        EngineError: there is no cluster at the address, or none can be started.
+    """
+    if ray.is_initialized():
+        if runtime_env:
+            warnings.warn(
+                "`ray.runtime_env` is left out, since this process is connected to a cluster already: give it to "
+                "ray.init(runtime_env=...), or leave ray.init to Etude.",
+                stacklevel=2,
+            )
+        return False
+    wanted = address or os.environ.get("RAY_ADDRESS") or "local"
+    if wanted == "local":
+        with _modules_found():
+            _init("no Ray cluster can be started on this machine", wanted, runtime_env, include_dashboard=False)
+        return True
+    source = "" if address else ", which the environment variable RAY_ADDRESS names"
+    whose = f"there is no Ray cluster at {wanted!r}{source}"
+    _check_answers(wanted, whose)
+    _init(whose, wanted, runtime_env)
+    return False
+
+
+def _init(whose: str, address: str, runtime_env: Mapping[str, Any] | None, **more: Any) -> None:
+    handlers = _handlers()
+    env = None if runtime_env is None else dict(runtime_env)
+    try:
+        # Warnings of the start concern Ray's own affairs; what comes later is heard again.
+        ray.init(address=address, runtime_env=env, logging_level=logging.ERROR, **more)
+    except (ConnectionError, OSError, RuntimeError, ValueError, SystemExit) as error:
+        why = str(error).rstrip(".")
+        raise EngineError(f"{whose}: {why}. {_REMEDY if address != 'local' else ''}".rstrip()) from error
+    finally:
+        logging.getLogger("ray").setLevel(logging.WARNING)
+        for number, handler in handlers.items():  # Ray takes SIGTERM for itself
+            if handler not in (signal.SIG_DFL, None):
+                signal.signal(number, handler)
+
+
+_REMEDY = (
+    "Start one (ray start --head), give another address, or give none, and one is started here for as long as the run "
+    "lasts."
+)
+
+
+def _handlers() -> dict[int, Any]:
+    is_main = threading.current_thread() is threading.main_thread()
+    return {signal.SIGTERM: signal.getsignal(signal.SIGTERM)} if is_main else {}
+
+
+def _check_answers(address: str, whose: str) -> None:
+    """Raise an EngineError where nothing listens: Ray itself would try for more than a minute, and end the process."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdigit() or "/" in host:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE).close()
+    except (OSError, OverflowError) as error:
+        raise EngineError(f"{whose}: {error}. {_REMEDY}") from error
+
+
+@contextmanager
+def _modules_found() -> Iterator[None]:
+    """Let processes that are started within it find the modules that this one finds, `module:factory` among them."""
+    own = [path for path in sys.path if path and not path.startswith((sys.prefix, sys.base_prefix))]
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(own)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+def check_room(wanted: Sequence[Mapping[str, float]], *, can_grow: bool) -> None:
+    """See that a cluster has what is asked of it, rather than wait for it in silence.
+
+    What others use at the moment counts as there: they may give it back.
+
+    Args:
+        wanted: The resources by name of each process that is to run: each must find its own on one node.
+        can_grow: Nodes may come yet, as in a cluster that scales itself: what lacks is a warning then, and no error.
+
+    Raises:
+        EngineError: it has less; the message names what lacks, and what to do.
+    """
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    for name in sorted({name for each in wanted for name, amount in each.items() if amount > 0}):
+        total = sum(each.get(name, 0.0) for each in wanted)
+        there = sum(node.get(name, 0.0) for node in nodes)
+        most = max(each.get(name, 0.0) for each in wanted)
+        largest = max((node.get(name, 0.0) for node in nodes), default=0.0)
+        if total > there + 1e-9:
+            lack = f"the cluster has {there:g} {name} in all, but {total:g} are asked for"
+        elif most > largest + 1e-9:
+            lack = f"no node has more than {largest:g} {name}, but one process asks for {most:g}"
+        else:
+            continue
+        _tell(f"{lack}: ask for less (fewer runners or learners, or less for each, such as cpus_per_runner)", can_grow)
+
+
+def _tell(lack: str, can_grow: bool) -> None:
+    if not can_grow:
+        raise EngineError(f"{lack}, or use a larger cluster.")
+    warnings.warn(f"{lack}, or add nodes; what has no room waits until there are some.", stacklevel=3)

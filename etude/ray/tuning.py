@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings are tried: many trials at once, through Ray Tune."""
+
+import dataclasses
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import ray
+from ray import tune as ray_tune
+from ray.tune.search.basic_variant import BasicVariantGenerator
+
+from etude.algorithms import Algorithm, AlgorithmConfig, OfflineConfig, Stop
+from etude.algorithms.keeping import check_metric
+from etude.envs import env_name
+from etude.errors import EngineError, SettingsError
+from etude.ray.resources import actors_of, driver_of
+from etude.ray.space import SHARED, Shared, checked
+from etude.ray.start import check_room, ensure_started
+from etude.ray.trainable import Trainable, algorithm_of
+from etude.ray.tuned import Tuned, tuned
+from etude.recordings import Recording
+from etude.urls import inside, is_url
+
+
+def tune(
+    config: AlgorithmConfig,
+    search_space: Mapping[str, Any],
+    *,
+    stop: Stop | None = None,
+    num_samples: int = 1,
+    metric: str = "return_mean",
+    mode: Literal["max", "min"] = "max",
+    algorithm: type[Algorithm[Any]] | None = None,
+    search: Any = None,
+    scheduler: Any = None,
+    resources: Mapping[str, float] | None = None,
+    max_concurrent: int | None = None,
+    out: str | os.PathLike[str] | None = None,
+    save_interval: float = 60.0,
+    keep: int = 3,
+    max_failures: int = 0,
+    address: str | None = None,
+    verbose: int = 1,
+) -> Tuned:
+    """Train with many settings, and see which are best.
+
+    Each trial is an algorithm in a process of its own on the cluster that this process is connected to; else on the
+    one at ``address`` or ``RAY_ADDRESS``; else on one of this machine, which ends with the tuning.
+
+    Args:
+        config: The settings that all trials share. Relative paths of data are taken from here.
+        search_space: What is tried, by the settings' names (``lr``, ``network.hidden``): one of Tune's search spaces
+            (``ray.tune.loguniform(1e-4, 1e-2)``); a list, each of whose values is tried; or a value. Of several lists,
+            all combinations are tried.
+        stop: When each trial ends. None: never, unless ``scheduler`` ends it.
+        num_samples: How often the search space is drawn from; each time, all of its lists are gone through.
+        metric: The field of `Result` that says which trial is best; ``losses/policy`` is an entry of a field.
+        mode: Whether a large one is good, or a small one.
+        algorithm: None: the one that ``config`` is of.
+        search: One of Tune's search algorithms. None: draws at random, by the config's seed.
+        scheduler: One of Tune's schedulers, such as ASHA or population based training. It is given ``metric`` and
+            ``mode``. None: all trials go on to their end.
+        resources: Of each trial itself, by name, such as ``{"CPU": 2, "GPU": 0.5}``. None: a CPU for each thread and
+            each worker, and a GPU where it learns on one. Its runners and learners, where it has some, have their own.
+        max_concurrent: How many trials go on at the same time at most; None: as many as there is room for.
+        out: The folder of all trials, or its URL. None: a new one in ``runs``.
+        save_interval: Seconds between checkpoints of a trial, at least 0; one is always saved at its end.
+        keep: How many checkpoints of each trial are kept, those with the best metric; besides, the newest. At least 1.
+        max_failures: How often a trial that failed goes on again from its newest checkpoint.
+        address: Of the cluster, where this process is connected to none.
+        verbose: How much Tune writes to standard output: 0 nothing, 1 a table now and then, 2 also each result.
+
+    Raises:
+        SettingsError: a name of the search space or its values are wrong, or other arguments; before anything starts.
+        EngineError: there is no cluster, or it has too little for one trial.
+    """
+    check_metric(metric)
+    kind = algorithm or algorithm_of(type(config))
+    _check(save_interval=(save_interval, 0), keep=(keep, 1), num_samples=(num_samples, 1))
+    if mode not in ("max", "min"):
+        raise SettingsError(f"`mode` is {mode!r}, but must be 'max' or 'min'.")
+    if (stop is None or stop == Stop()) and scheduler is None:
+        raise SettingsError("`stop` is not set, but trials need to know when to end: give it a budget, as `env_steps`.")
+    space = {name: _anywhere(value) if name == "data" else value for name, value in search_space.items()}
+    space = checked(_at_home(config), space, kind.name)
+    folder, name = _folder(out, config, kind.name)
+    run_config = ray_tune.RunConfig(
+        name=name,
+        storage_path=folder,
+        failure_config=ray_tune.FailureConfig(max_failures=max_failures),
+        checkpoint_config=ray_tune.CheckpointConfig(
+            num_to_keep=keep,
+            checkpoint_score_attribute=metric,
+            checkpoint_score_order=mode,
+            checkpoint_at_end=True,
+        ),
+        verbose=verbose,
+    )
+    tune_config = ray_tune.TuneConfig(
+        metric=metric,
+        mode=mode,
+        num_samples=num_samples,
+        search_alg=search or BasicVariantGenerator(random_state=config.seed),
+        scheduler=scheduler,
+        max_concurrent_trials=max_concurrent,
+        reuse_actors=True,  # a process takes seconds to start
+    )
+    shared = Shared(
+        config=_at_home(config),
+        stop=stop or Stop(),
+        algorithm=kind,
+        resources=resources,
+        save_interval=save_interval,
+    )
+    is_ours = ensure_started(address)
+    try:
+        check_room([resources or driver_of(config), *actors_of(config)], can_grow=not is_ours)
+        tuner = ray_tune.Tuner(
+            Trainable, param_space={**space, SHARED: shared}, tune_config=tune_config, run_config=run_config
+        )
+        return _fitted(tuner, inside(folder, name))
+    finally:
+        if is_ours:
+            ray.shutdown()
+
+
+def resume_tuning(path: str | os.PathLike[str], *, address: str | None = None) -> Tuned:
+    """Go on with a tuning that was interrupted, as it was asked for: with the trials that have not ended, from their
+    newest checkpoints, and with those that had not begun; those that failed are tried again.
+
+    Tune keeps what was asked for as pickles: take only folders that nobody else can write to.
+
+    Args:
+        path: The folder of the trials, or its URL: ``out`` of `tune`.
+        address: As in `tune`.
+
+    Raises:
+        EngineError: there is no tuning, or no cluster.
+    """
+    where = _absolute(os.fspath(path))
+    if not ray_tune.Tuner.can_restore(where):
+        raise EngineError(f"{path} holds no tuning that one could go on with: give the folder that was `out` then.")
+    is_ours = ensure_started(address)
+    try:
+        tuner = ray_tune.Tuner.restore(where, trainable=Trainable, resume_errored=True)
+        return _fitted(tuner, where)
+    finally:
+        if is_ours:
+            ray.shutdown()
+
+
+def _fitted(tuner: ray_tune.Tuner, path: str) -> Tuned:
+    """Run the trials to their ends, or until Ctrl-C."""
+    is_main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGINT)
+    grid = tuner.fit()
+    # Tune takes the first Ctrl-C for itself, gives the next one back, and leaves it at that where there was none.
+    was_interrupted = is_main and signal.getsignal(signal.SIGINT) == before
+    if is_main:
+        signal.signal(signal.SIGINT, before)
+    return tuned(grid, path, was_interrupted=was_interrupted)
+
+
+def _check(**least: tuple[float, int]) -> None:
+    for name, (value, limit) in least.items():
+        if value < limit:
+            raise SettingsError(f"`{name}` is {value}, but must be at least {limit}.")
+
+
+def _folder(out: str | os.PathLike[str] | None, config: AlgorithmConfig, kind: str) -> tuple[str, str]:
+    """Where the folder of the trials is, and its name."""
+    if out is None:
+        where = "offline" if config.env is None else env_name(config.env).replace(":", "-").replace("/", "-")
+        out = Path("runs") / f"tune-{kind}-{where}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path = _absolute(os.fspath(out)).rstrip("/")
+    if ray_tune.Tuner.can_restore(path):
+        raise SettingsError(
+            f"{out} holds trials already: go on with them, as etude.ray.resume_tuning({str(out)!r}), or give another "
+            "`out`."
+        )
+    folder, _, name = path.rpartition("/")
+    return folder or "/", name
+
+
+def _absolute(path: str) -> str:
+    return path if is_url(path) else os.path.abspath(path)
+
+
+def _at_home(config: AlgorithmConfig) -> AlgorithmConfig:
+    """The settings with data that is found from the folder of a trial, too."""
+    if not isinstance(config, OfflineConfig) or config.data is None:
+        return config
+    return dataclasses.replace(config, data=_anywhere(config.data))
+
+
+def _anywhere(data: Any) -> Any:
+    """Data with absolute paths: a path, several, a source of them, or a recording."""
+    if isinstance(data, str | os.PathLike):
+        return _absolute(os.fspath(data))
+    if isinstance(data, list | tuple):
+        return type(data)(_anywhere(part) for part in data)
+    if isinstance(data, Recording):
+        path, on_bad, filesystem = data.__reduce__()[1]
+        return data if filesystem is not None else Recording.open(_anywhere(path), on_bad=on_bad)
+    if dataclasses.is_dataclass(data) and not isinstance(data, type) and getattr(data, "filesystem", None) is None:
+        for name in ("data", "paths"):
+            if hasattr(data, name):
+                return dataclasses.replace(data, **{name: _anywhere(getattr(data, name))})
+    return data

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+import math
+import signal
+import subprocess
+import sys
+
+import pytest
+from cli_runs import SMALL
+
+import etude
+from etude.cli import tune as command
+from etude.cli.main import main
+from etude.cli.tune_arguments import ask, split
+from etude.errors import SettingsError
+
+PPO = ["tune", "ppo", *SMALL[2:]]
+
+
+def asked(*args, algorithm="ppo"):
+    pytest.importorskip("ray")
+    return ask(command.algorithm_class(algorithm), algorithm, list(args))
+
+
+def test_words_of_the_search_space_become_spaces_of_settings():
+    found = asked(
+        "--space.lr", "loguniform:1e-4,1e-2", "--space.clip=0.1,0.2", "--space.hidden", "grid:8+8,16",
+        "--space.num-workers", "0", "--space.normalize-advantages", "yes,no", "--space.kl_target", "none,0.01",
+        "--space.engine.num-runners", "randint:1,3", "--clip", "0.3", "--stop.updates", "3", "--samples", "2",
+        "--resources", "CPU=2", "GPU=0.5",
+    )  # fmt: skip
+    space = found.space
+    assert (space["lr"].lower, space["lr"].upper) == (1e-4, 1e-2)
+    assert space["clip"].categories == [0.1, 0.2]
+    assert space["network.hidden"] == {"grid_search": [(8, 8), (16,)]}
+    assert space["workers.num_workers"] == 0
+    assert space["normalize_advantages"].categories == [True, False]
+    assert space["kl_target"].categories == [None, 0.01]
+    assert (space["engine.num_runners"].lower, space["engine.num_runners"].upper) == (1, 3)
+    assert (found.config.clip, found.options.stop, found.options.samples) == (0.3, etude.Stop(updates=3), 2)
+    assert found.options.resources == {"CPU": 2.0, "GPU": 0.5}
+
+
+def test_a_search_space_from_a_file_which_flags_override(tmp_path):
+    (tmp_path / "space.yaml").write_text(
+        "lr: loguniform:1e-4,1e-2\nnetwork: {hidden: [[8], [16, 16]]}\nclip: [0.1, 0.2]\n"
+        "connectors: normalize_obs,none\n"
+    )
+    (tmp_path / "ppo.yaml").write_text("clip: 0.3\nstop: {updates: 3}\nengine: {num_runners: 3}\n")
+    args = ["--space", str(tmp_path / "space.yaml"), "--config", str(tmp_path / "ppo.yaml"), "--space.lr", "1e-3"]
+    found = asked(*args, "--num-learners", "1")
+    assert found.space["lr"] == 1e-3
+    assert found.space["network.hidden"] == [[8], [16, 16]]
+    assert found.space["clip"] == [0.1, 0.2]
+    assert found.space["connectors"].categories == [("normalize_obs",), ()]
+    assert (found.config.clip, found.options.stop.updates) == (0.3, 3)
+    assert (found.config.engine.num_runners, found.config.engine.num_learners) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["ppo", "--space.lrr", "1,2"], "the search space of ppo has no setting `lrr`. Nearest: `lr`"),
+        (["ppo", "--space.lr", "logunifrm:1,2"], "there is no `logunifrm`. Nearest: `loguniform`"),
+        (["ppo", "--space.lr", "1,fast"], "ppo.lr is 'fast', expected float"),
+        (
+            ["ppo", "--space.num-envs", "uniform:1,4", "--stop.updates", "1"],
+            "expected int. The search space gave num_envs=",
+        ),
+        (["ppo", "--space.network.hidden", "8+x"], "ppo.network.hidden is ('8', 'x'), expected tuple[int, ...]"),
+        (["ppo", "--space.lr"], "ppo: --space.lr needs what to try, such as"),
+        (["ppo", "--space.lr", "--samples", "2"], "ppo: --space.lr needs what to try, such as"),
+        (["ppo", "--space.lr", "1", "--space.lr", "2"], "ppo has --space.lr twice"),
+        (["ppo"], "ppo has nothing to try: give --space.lr loguniform:1e-4,1e-2, or --space FILE."),
+        (["ppo", "--space.lr", "1e-3,1e-4"], "`stop` is not set, but trials need to know when to end"),
+        (["ppo", "--space.lr", "1e-3,1e-4", "--metric", "returns"], "`metric` is 'returns', but results have no such"),
+        (["ppo", "--lrr", "1"], "ppo has no setting `lrr`. Nearest: `lr`"),
+        (
+            ["ppo", "--space.lr", "1e-3", "--num-runners", "2"],
+            "ppo has `ray.num_runners`, but lives on the local engine",
+        ),
+        (["poo"], "there is no algorithm `poo`. Nearest: `ppo`."),
+        (["bc", "--space.lr", "1e-3"], "`data` is missing"),
+        ([], "etude tune needs an algorithm: ppo,"),
+        (["--resume", "nowhere"], "nowhere holds no tuning that one could go on with"),
+    ],
+)
+def test_errors_name_the_culprit(capsys, tmp_path, monkeypatch, args, message):
+    pytest.importorskip("ray")
+    monkeypatch.chdir(tmp_path)
+    assert main(["tune", *args]) == 2
+    text = capsys.readouterr()
+    assert message in text.err
+    assert text.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_ray_it_is_said_what_to_install(tmp_path):
+    code = (
+        "import sys; sys.modules['ray'] = None\nimport importlib.util\nfound = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *more: None if name == 'ray' else found(name, *more)\n"
+        "from etude.cli.main import main\nsys.exit(main(sys.argv[1:]))"
+    )
+    for args in (["tune", "ppo", "--env", "CartPole-v1", "--space.lr", "1e-3,1e-4"], ["tune", "--resume", "x"]):
+        done = subprocess.run([sys.executable, "-c", code, *args], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 2
+        assert done.stderr == 'error: etude tune needs Ray: pip install "etude[ray]".\n'
+
+
+def test_help(capsys):
+    assert main(["tune", "--help"]) == 0
+    text = capsys.readouterr().out
+    for words in ("loguniform:1e-4,1e-2", "grid:", "randint:1,10", "etude tune --resume OUT", "ppo, "):
+        assert words in text
+    with pytest.raises(SystemExit):
+        main(["tune", "ppo", "--help"])
+    text = capsys.readouterr().out
+    for words in ("--samples", "--space", "--metric", "--network.hidden", "--ray.num-runners"):
+        assert words in text
+
+
+def test_the_space_is_taken_out_of_the_arguments():
+    assert split(["--lr", "1", "--space.clip", "0.1,0.2", "--json", "--space.n=3"], "ppo") == (
+        {"clip": "0.1,0.2", "n": "3"},
+        ["--lr", "1", "--json"],
+    )
+    with pytest.raises(SettingsError, match=r"--space\.n needs what to try"):
+        split(["--space.n="], "ppo")
+
+
+@pytest.fixture
+def small_cluster():
+    """One with room for a trial, where there is none."""
+    ray = pytest.importorskip("ray")
+    is_ours = not ray.is_initialized()
+    if is_ours:
+        ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=100_000_000)
+    yield
+    if is_ours:
+        ray.shutdown()
+
+
+def test_trials_from_the_command_line_and_the_best_one_plays(small_cluster, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    more = ["--stop.updates", "4", "--out", "out", "--max-concurrent", "1", "--quiet"]
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    assert main([*PPO, "--space.lr", "grid:1e-3,1e-4", *more]) == 0
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["lr", "return_mean", "iterations", "env_steps", "updates"]
+    best = lines[-1].partition("checkpoint ")[2]
+    assert best.startswith(str(tmp_path / "out"))
+    algorithm = etude.load(best)
+    assert algorithm.updates == 4
+    assert algorithm.evaluate(1).episodes == 1
+    assert main(["tune", "--resume", "out", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [trial["settings"]["lr"] for trial in found["trials"]] == [1e-3, 1e-4]
+    assert found["trials"][found["best"]]["checkpoint"] == best
+    assert not found["interrupted"]
+    assert main([*PPO, "--space.lr", "1e-3,1e-4", *more]) == 2
+    assert "out holds trials already" in capsys.readouterr().err
+
+
+def trial(**changed):
+    from etude.ray import Trial
+
+    shown = {"settings": {"lr": 1e-3}, "score": 2.0, "result": {"env_steps": 64}, "checkpoint": "a/b", "path": "a"}
+    return Trial(**{**shown, "error": None, "has_ended": True, "config": None, **changed})
+
+
+@pytest.mark.parametrize(
+    ("changed", "code", "words"),
+    [
+        ({}, 0, ""),
+        ({"error": "EnvError: no env", "score": math.nan, "checkpoint": None}, 1, "EnvError: no env"),
+        ({"has_ended": False}, 130, "interrupted"),
+    ],
+)
+def test_the_exit_code_and_the_table_say_how_trials_ended(capsys, changed, code, words):
+    pytest.importorskip("ray")
+    from etude.ray import Tuned
+
+    found = Tuned((trial(score=1.0), trial(**changed)), "return_mean", "max", "out", None)
+    assert command.report(found, as_json=False) == code
+    text = capsys.readouterr()
+    assert words in text.out
+    assert "best: return_mean" in text.out
+    assert ("go on with: etude tune --resume out" in text.err) == (code == 130)
+    assert command.report(found, as_json=True) == code
+    assert json.loads(capsys.readouterr().out)["interrupted"] == (code == 130)

@@ -1,0 +1,372 @@
+# SPDX-License-Identifier: Apache-2.0
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import etude
+from etude.algorithms.engines import Ray, RayData
+from etude.errors import DataError, SettingsError
+from etude.experience import Experience, Segments
+from etude.recordings import Recording, RecordingWriter, convert
+
+ray = pytest.importorskip("ray")
+
+from etude.ray.data import Shard, open_feeds, open_shards, told  # noqa: E402
+
+OBS, ACTION = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32), gym.spaces.Discrete(7)
+LENGTHS = [1, 9, 30, 4, 200, 17, 2, 60, 33, 120]
+NUM_STEPS = sum(LENGTHS)
+EVERY = sorted((i, t) for i, length in enumerate(LENGTHS) for t in range(length))
+
+
+def episodes(lengths: list[int], **facts: Any) -> Experience:
+    """Observations are [episode, t]."""
+    offsets = np.cumsum([0, *lengths])
+    rows = np.array([(i, t) for i, length in enumerate(lengths) for t in range(length)], np.float32)
+    final = np.array([(i, length) for i, length in enumerate(lengths)], np.float32)
+    known = {"episode_id": [f"e{i}" for i in range(len(lengths))], "terminated": True} | facts
+    steps = {"obs": rows, "action": (rows[:, 1] % 7).astype(np.int64), "reward": rows[:, 0] + rows[:, 1] / 1000}
+    return Experience(steps, offsets, Segments.of(len(lengths), **known), {"obs": final})
+
+
+def record(path: Path, exp: Experience, **options: Any) -> str:
+    with RecordingWriter(path, obs_space=OBS, action_space=ACTION, env="Numbered-v0", **options) as writer:
+        writer.write(exp)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory, cluster: None) -> str:
+    """Ten episodes in several files of at most 50 rows, which cut the longer ones."""
+    path = record(tmp_path_factory.mktemp("ray-data") / "data", episodes(LENGTHS), max_rows_per_file=50)
+    assert Recording.open(path).num_parts > 8
+    return path
+
+
+def bc(data: Any, **settings: Any) -> etude.BC:
+    return etude.BC(etude.BCConfig(data=data, **{"seed": 3, "batch_size": 14, "buffer_size": 64} | settings))
+
+
+def taken(feed: Any, num: int) -> list[Any]:
+    return list(feed.take(num))
+
+
+def rows(batches: list[Any]) -> list[tuple[int, int]]:
+    columns = [batch.steps if isinstance(batch, Experience) else batch for batch in batches]
+    return [(int(a), int(b)) for batch in columns for a, b in np.asarray(batch["obs"])[:, :2]]
+
+
+def assert_same(ours: list[Any], theirs: list[Any]) -> None:
+    for a, b in zip(ours, theirs, strict=True):
+        a, b = (x.steps if isinstance(x, Experience) else x for x in (a, b))
+        assert a.keys() == b.keys()
+        for name in a:
+            np.testing.assert_array_equal(a[name], b[name])
+            assert a[name].dtype == b[name].dtype
+
+
+def both(algorithm: Any, num: int, settings: Ray | None = None) -> tuple[list[Any], list[Any]]:
+    """The same batches from Ray Data and from the local engine."""
+    local = algorithm.opening().feed("main", algorithm.students["main"], algorithm.config)
+    feed = open_feeds(algorithm, settings or Ray())["main"]
+    try:
+        return taken(feed, num), taken(local, num)
+    finally:
+        feed.close()
+        local.close()
+
+
+def late(exp: Experience, connect: Any) -> Experience:
+    return connect(exp.select(exp.segments.episode_id != "e4"))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"mode": "stream"},
+        {"mode": "auto"},
+        {"mode": "stream", "filter": "t >= 100"},
+        {"mode": "stream", "prelearner": late},
+        {"mode": "stream", "connectors": ("frame_stack",)},
+        {"mode": "auto", "connectors": ("normalize_obs",), "on_bad": "repair"},
+    ],
+    ids=lambda settings: "-".join(map(str, settings.values())) if "prelearner" not in settings else "prelearner",
+)
+def test_batches_are_those_of_the_local_engine(data: str, settings: dict[str, Any]) -> None:
+    assert_same(*both(bc(data, **settings), 80))  # more than two epochs of 34
+
+
+def test_every_step_comes_once_an_epoch(data: str) -> None:
+    algorithm = bc(data, mode="stream")
+    feed = open_feeds(algorithm, Ray())["main"]
+    found = rows(taken(feed, 2 * NUM_STEPS // 14))
+    feed.close()
+    assert sorted(found[:NUM_STEPS]) == EVERY
+    assert sorted(found[NUM_STEPS:]) == EVERY
+    assert found[:NUM_STEPS] != found[NUM_STEPS:]
+
+
+@pytest.mark.parametrize("format", ["rllib-episodes", "minari"])
+def test_other_formats(data: str, tmp_path: Path, format: str) -> None:
+    convert(Recording.open(data), tmp_path / "other-v0", format=format)
+    ours, theirs = both(bc(tmp_path / "other-v0", mode="stream"), NUM_STEPS // 14)
+    assert_same(ours, theirs)
+    assert sorted(rows(ours)) == EVERY
+
+
+def test_relative_paths_are_found_by_other_processes(
+    data: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(Path(data).parent)
+    ours, theirs = both(bc("data", mode="stream"), 3)
+    assert_same(ours, theirs)
+
+
+class Scaled(etude.PreLearner):
+    """Says which process it was made in."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __call__(self, exp: Experience, connect: Any) -> Experience:
+        exp = connect(exp)
+        return exp.with_steps(obs=np.asarray(exp.steps["obs"]) * np.float32(self.factor))
+
+
+def test_a_prelearner_in_actors_gives_what_it_gives_in_tasks(data: str) -> None:
+    algorithm = bc(data, mode="stream", prelearner=Scaled(2.0))
+    in_actors, local = both(algorithm, 40, Ray(data=RayData(concurrency=(1, 2))))
+    assert_same(in_actors, local)
+    assert max(t for _, t in rows(in_actors)) == 2 * 199
+
+
+class Failing(etude.PreLearner):
+    def __call__(self, exp: Experience, connect: Any) -> Experience:
+        raise ValueError("no such thing")
+
+
+@pytest.mark.parametrize("concurrency", [None, 1])
+def test_errors_arrive_as_themselves(data: str, concurrency: int | None) -> None:
+    algorithm = bc(data, mode="stream", prelearner=Failing())
+    feed = open_feeds(algorithm, Ray(data=RayData(concurrency=concurrency)))["main"]
+    with pytest.raises(DataError, match=r"^the prelearner .*Failing.* fails on episode .* and others: ValueError: no"):
+        taken(feed, 1)
+    feed.close()
+
+
+def test_a_recording_without_steps_that_are_wanted(data: str) -> None:
+    feed = open_feeds(bc(data, mode="stream", filter="t > 1000"), Ray())["main"]
+    with pytest.raises(DataError, match="there are no steps to make batches of"):
+        taken(feed, 1)
+    feed.close()
+
+
+class DiesOnce(etude.PreLearner):
+    def __init__(self, flag: str) -> None:
+        self.flag = flag
+
+    def __call__(self, exp: Experience, connect: Any) -> Experience:
+        if not os.path.exists(self.flag) and "e4" in exp.segments.episode_id:
+            Path(self.flag).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return connect(exp)
+
+
+@pytest.mark.parametrize("concurrency", [None, 1])
+def test_work_of_a_process_that_dies_is_done_again(data: str, tmp_path: Path, concurrency: int | None) -> None:
+    algorithm = bc(data, mode="stream", prelearner=DiesOnce(str(tmp_path / "flag")))
+    feed = open_feeds(algorithm, Ray(data=RayData(concurrency=concurrency)))["main"]
+    assert sorted(rows(taken(feed, NUM_STEPS // 14))) == EVERY
+    assert (tmp_path / "flag").exists()
+    feed.close()
+
+
+def test_what_is_bad_is_counted(tmp_path: Path, cluster: None) -> None:
+    exp = episodes(LENGTHS)
+    exp.steps["reward"][[5, 100, 101]] = np.nan
+    path = record(tmp_path / "bad", exp, max_rows_per_file=50)
+    algorithm = bc(path, mode="stream", on_bad="skip", connectors=(), prelearner=late)
+    feed = open_feeds(algorithm, Ray())["main"]
+    taken(feed, 60)
+    feed.close()
+    local = bc(path, mode="stream", on_bad="skip", connectors=(), prelearner=late)
+    theirs = local.opening().feed("main", local.students["main"], local.config)
+    taken(theirs, 60)
+    theirs.close()
+    assert algorithm.recording.left_out == local.recording.left_out != {}
+    assert feed.pipeline.left_out == theirs.pipeline.left_out > 0
+
+
+def test_a_run_goes_on_with_the_next_batch(data: str) -> None:
+    algorithm = bc(data, mode="stream")
+    feed = open_feeds(algorithm, Ray())["main"]
+    wanted = taken(feed, 60)[50:]
+    feed.close()
+    algorithm._epochs = {"main": feed.pipeline.epoch_size}
+    algorithm.students["main"].learner.updates = 50
+    feed = open_feeds(algorithm, Ray())["main"]
+    assert_same(taken(feed, 10), wanted)
+    feed.close()
+
+
+def test_figures_of_the_flow(data: str) -> None:
+    algorithm = etude.BC(
+        etude.BCConfig(data=data, engine=Ray(), mode="stream", batch_size=14, updates_per_iteration=100, seed=0)
+    )
+    result = algorithm.train()
+    algorithm.close()
+    assert result.updates == 100
+    assert result.data["read"] > 0
+    assert result.data["decode"] > 0
+    assert result.data["steps_per_s"] > 0
+    assert result.bottleneck in ("read", "decode", "connectors", "shuffle", "update")
+
+
+# -- several learners -------------------------------------------------------------------------------------------------
+
+
+@ray.remote(num_cpus=0)
+class Learner:
+    """Takes batches, and does not learn."""
+
+    def __init__(self, kind: type, config: Any, spaces: Any, shard: Shard) -> None:
+        self.algorithm = kind(config, saved_spaces=spaces)
+        self.feeds = shard.feeds(self.algorithm)
+
+    def take(self, num: int, name: str = "main") -> list[Any]:
+        return taken(self.feeds[name], num)
+
+    def told(self) -> Any:
+        return told(self.feeds)
+
+    def close(self) -> bool:
+        for feed in self.feeds.values():
+            feed.close()
+        return True
+
+
+def learners(algorithm: Any, num: int, **settings: Any) -> list[Any]:
+    shards = open_shards(algorithm, Ray(num_learners=num, **settings))
+    spaces = algorithm.module_spaces()
+    return [Learner.remote(type(algorithm), algorithm.config, spaces, shard) for shard in shards]
+
+
+@pytest.mark.parametrize("mode", ["stream", "auto"])
+def test_learners_have_different_equal_shares(data: str, mode: str) -> None:
+    actors = learners(bc(data, mode=mode), 2)
+    share = NUM_STEPS // 2 // 7  # batches of 7 steps each
+    for _ in range(3):
+        a, b = (rows(batches) for batches in ray.get([actor.take.remote(share) for actor in actors]))
+        assert len(a) == len(b) == NUM_STEPS // 2
+        assert sorted(a + b) == EVERY
+    assert [one.epochs for one in ray.get([actor.told.remote() for actor in actors])] == [{"main": NUM_STEPS // 2}] * 2
+    assert all(ray.get([actor.close.remote() for actor in actors]))
+
+
+def test_no_more_is_dropped_than_learners_cant_share(data: str) -> None:
+    actors = learners(bc(data, mode="stream", batch_size=15), 3)
+    share = NUM_STEPS // 3  # 158, and 2 of 476 steps are left
+    found = ray.get([actor.take.remote(share // 5 + 1) for actor in actors])
+    shares = [rows(batches)[:share] for batches in found]
+    assert len(set(sum(shares, []))) == 3 * share
+    assert set(sum(shares, [])) <= set(EVERY)
+
+
+def test_a_learner_can_end_while_others_have_not_begun(data: str) -> None:
+    algorithm = bc(data, mode="stream")
+    shards = open_shards(algorithm, Ray(num_learners=2))
+    feed = shards[0].feeds(algorithm)["main"]
+    taking = threading.Thread(target=lambda: list(feed.take(1)), daemon=True)
+    taking.start()  # and waits for the other learner
+    feed.close()
+
+
+def test_batches_that_cant_be_shared(data: str) -> None:
+    with pytest.raises(SettingsError, match="`batch_size` is 14, which 3 learners can't share: take a multiple"):
+        open_shards(bc(data), Ray(num_learners=3))
+
+
+def marwil(data: str, **settings: Any) -> etude.MARWIL:
+    given = {"mode": "stream", "seed": 3, "batch_size": 64, "buffer_size": 64, "max_segment_length": 10}
+    return etude.MARWIL(etude.MARWILConfig(data=data, **given | settings))
+
+
+def test_segments_are_never_cut_by_shares(data: str) -> None:
+    actors = learners(marwil(data), 2)
+    a, b = ray.get([actor.take.remote(40) for actor in actors])
+    assert {"advantage", "obs", "action"} <= a[0].keys()
+    assert set(rows(a) + rows(b)) == set(EVERY)
+    assert all(ray.get([actor.close.remote() for actor in actors]))
+
+
+def test_recurrent_modules_share_whole_segments(data: str) -> None:
+    network = etude.NetworkConfig(hidden=(8,), recurrent="gru", recurrent_size=4)
+    algorithm = bc(data, mode="stream", network=network, max_segment_length=10, batch_size=40)
+    ours, theirs = both(algorithm, 30)
+    assert_same(ours, theirs)
+    actors = learners(algorithm, 2)
+    a, b = ray.get([actor.take.remote(14) for actor in actors])
+    assert {len(exp) for exp in a + b} == {2}
+    found = [segment for exp in a + b for segment in segments(exp)]
+    assert len(found) == len(set(found)) == 56
+    assert set(found) <= {segment for exp in theirs for segment in segments(exp)}
+
+
+def segments(exp: Experience) -> list[tuple[str, int, int, bool]]:
+    """Each by its episode, first step and length, and whether it is known what followed."""
+    facts = exp.segments
+    names = (facts.episode_id, facts.t_start, exp.lengths, facts.has_final_obs)
+    return list(zip(*(column.tolist() for column in names), strict=True))
+
+
+# -- connectors that ask the module -----------------------------------------------------------------------------------
+
+
+def test_connectors_that_ask_the_module_work_at_the_learner(data: str) -> None:
+    ours, theirs = both(marwil(data), 20)
+    assert_same(ours, theirs)
+
+
+def test_copies_of_the_module_take_newer_weights(data: str) -> None:
+    algorithm = marwil(data)
+    feed = open_feeds(algorithm, Ray(data=RayData(module_sync_period=2)))["main"]
+    student = algorithm.students["main"]
+    seen = []
+    for batch in feed.take(2_000):
+        assert "module_updates" not in batch
+        seen += feed.elsewhere.staleness()
+        for parameter in student.module.parameters():
+            parameter.data.fill_(0.0)  # what it now says of a state is nothing
+        student.learner.updates += 1
+        if seen[-1] < student.learner.updates - 1 and not np.asarray(batch["value"]).any():
+            break
+    else:
+        raise AssertionError("no newer weights have come")
+    feed.close()
+    assert seen[0] == 0
+
+
+def test_a_period_without_connectors_that_ask(data: str) -> None:
+    with pytest.raises(SettingsError, match="no connector asks the module"):
+        open_feeds(bc(data), Ray(data=RayData(module_sync_period=1)))
+
+
+# -- many modules -----------------------------------------------------------------------------------------------------
+
+
+def test_each_module_has_a_stream_of_its_own(tmp_path: Path, cluster: None) -> None:
+    agents = ["left", "right"] * 5
+    path = record(tmp_path / "two", episodes(LENGTHS, agent_id=agents), max_rows_per_file=50)
+    algorithm = bc(path, mode="stream", modules=("left", "right"))
+    feeds = open_feeds(algorithm, Ray())
+    for i, (name, feed) in enumerate(feeds.items()):
+        own = [pair for pair in EVERY if pair[0] % 2 == i]
+        found = rows(taken(feed, len(own) // 14 + 1))[: len(own)]
+        assert sorted(found) == own, name
+        feed.close()

@@ -1,0 +1,377 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Learners of a cluster against one that has everything, and what becomes of them when they die."""
+
+import dataclasses
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from etude import BC, DQN, PPO, BCConfig, DQNConfig, PPOConfig
+from etude.algorithms.engines import Ray
+from etude.errors import EngineError, EtudeError
+from etude.experience import Experience, Segments
+from etude.learners import Batch, Loss, Update
+from etude.modules import Module, NetworkConfig
+
+ray = pytest.importorskip("ray", reason="the ray engine needs Ray: pip install 'etude[ray]'")
+
+from etude.ray.learners import Learners  # noqa: E402
+from etude.ray.shares import shares_of, shares_of_batch  # noqa: E402
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = pytest.mark.usefixtures("cluster")
+
+OBS = spaces.Box(-1, 1, (4,), np.float32)
+ACT = spaces.Discrete(3)
+SMALL = NetworkConfig(hidden=(8,))
+
+
+class UserError(Exception):
+    pass
+
+
+class Touchy(PPO):
+    """Fails where a row says so, ends its process where another does, once, and logs a number of its own."""
+
+    weight = 1.0
+    died = ""
+
+    def loss(self, module: Module, batch: Batch) -> Loss:
+        if bool((batch["bad"] > 0).any()):
+            raise UserError("a row that must not be")
+        if bool((batch["bad"] < 0).any()) and self.updates == 3 and self.died and not os.path.exists(self.died):
+            open(self.died, "x").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        of = super().loss(module, batch)
+        return Loss(**of.parts).log(weight=torch.tensor(float(self.weight)), rows=batch.reward.mean())
+
+
+def made(kind: type = Touchy, config: Any = None, modules: tuple[str, ...] = ("main",)) -> Any:
+    config = config or PPOConfig(seed=3, network=SMALL, lr=1e-2, epochs=2, minibatch_size=1000)
+    if modules != ("main",):
+        config = dataclasses.replace(config, modules=modules)
+    return kind(config, saved_spaces=dict.fromkeys(modules, (OBS, ACT)))
+
+
+def experience(num_steps: int, *, seed: int = 0, module: Module | None = None) -> Experience:
+    """As prepared for PPO."""
+    rng = np.random.default_rng(seed)
+    offsets = np.unique(np.append(np.arange(0, num_steps, 9), num_steps))
+    num = len(offsets) - 1
+    steps = {
+        "obs": rng.normal(size=(num_steps, 4)).astype(np.float32),
+        "action": rng.integers(0, 3, num_steps),
+        "logp": np.full(num_steps, -1.1, np.float32),
+        "bad": np.zeros(num_steps, np.float32),
+    }
+    for name in ("reward", "value", "advantage", "value_target"):
+        steps[name] = rng.normal(size=num_steps).astype(np.float32)
+    for name, part in {} if module is None else module.initial_state().items():
+        steps[f"state_in/{name}"] = rng.normal(size=(num_steps, *part.shape)).astype(np.float32)
+    segments = Segments.of(num, episode_id=[str(i) for i in range(num)])
+    return Experience(steps, offsets, segments, {"obs": rng.normal(size=(num, 4)).astype(np.float32)})
+
+
+def learned(algorithm: Any, exp: Experience, name: str = "main") -> Update:
+    algorithm.learner.set_env_steps(5)
+    return algorithm.learn(name, exp)  # type: ignore[no-any-return]
+
+
+def check_alike(one: Any, other: Any, name: str = "main") -> None:
+    """The same weights, optimizers and counts."""
+    own, others = one.students[name].learner, other.students[name].learner
+    assert (own.updates, own.skipped, own.steps_trained) == (others.updates, others.skipped, others.steps_trained)
+    for key, value in own.module.state_dict().items():
+        torch.testing.assert_close(value, others.module.state_dict()[key], atol=2e-6, rtol=1e-4)
+    for key, value in own.optimizers["all"].state_dict().items():
+        torch.testing.assert_close(value, others.optimizers["all"].state_dict()[key], atol=2e-6, rtol=1e-3)
+
+
+@pytest.fixture(scope="module")
+def pair(cluster: None) -> Iterator[tuple[Any, Learners]]:
+    """An algorithm with two learners; each test begins with new weights."""
+    algorithm = made()
+    learners = Learners(algorithm, Ray(num_learners=2))
+    yield algorithm, learners
+    learners.close()
+
+
+@pytest.fixture
+def two(pair: tuple[Any, Learners]) -> tuple[Any, Learners]:
+    algorithm, learners = pair
+    algorithm.students["main"].learner.load_state_dict(made().students["main"].learner.state_dict())
+    algorithm.learner.set_env_steps(0)
+    algorithm.weight, algorithm.died = 1.0, ""
+    learners.stats()
+    return algorithm, learners
+
+
+# -- updates ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [60, 61, 1])
+def test_two_learn_as_one_from_the_joined_batch(two: tuple[Any, Learners], size: int) -> None:
+    algorithm, learners = two
+    one = made()
+    for seed in range(2):
+        exp = experience(size, seed=seed)
+        own = learned(one, exp)
+        algorithm.learner.set_env_steps(5)
+        update = learners.update({"main": exp}, 5)["main"]
+        assert update.losses == pytest.approx(own.losses, rel=1e-3, abs=1e-5)
+        assert {n: v for n, v in update.metrics.items() if n != "clip_fraction"} == pytest.approx(
+            {n: v for n, v in own.metrics.items() if n != "clip_fraction"}, rel=1e-3, abs=1e-5
+        )
+        check_alike(algorithm, one)
+    weights = ray.get(learners.weights_ref)["main"]
+    for name, value in algorithm.module.state_dict().items():
+        np.testing.assert_array_equal(value.numpy(), weights[name])
+    assert learners.stats() == {"learner_restarts": 0.0}
+
+
+def test_what_changes_here_goes_to_the_learners(two: tuple[Any, Learners]) -> None:
+    algorithm, learners = two
+    learners.update({"main": experience(30)}, 0)
+    with torch.no_grad():
+        for parameter in algorithm.module.parameters():
+            parameter.mul_(0.5)
+    assert learners.weights_ref is None
+    algorithm.weight = 7.0
+    algorithm.learner.only.lr["all"] = 0.5
+    one = made()
+    one.students["main"].learner.load_state_dict(algorithm.students["main"].learner.state_dict())
+    one.students["main"].learner.lr["all"] = 0.5
+    assert learners.update({"main": experience(30)}, 0)["main"].metrics["weight"] == 7.0
+    one.learn("main", experience(30))
+    check_alike(algorithm, one)
+
+
+def test_a_recurrent_module_and_several_with_unequal_data(cluster: None) -> None:
+    """One module stops early, another has a single row, another none; a function says which are trained."""
+    network = NetworkConfig(hidden=(8,), recurrent="lstm", recurrent_size=4)
+    config = PPOConfig(
+        seed=3,
+        epochs=2,
+        minibatch_size=1000,
+        max_seq_len=4,
+        burn_in=2,
+        network=SMALL,
+        modules=("long", "single", "stopping", "empty", "resting"),
+        overrides={"long": {"network": network}, "stopping": {"lr": 3e-2, "epochs": 20, "kl_target": 0.02}},
+        modules_to_train=lambda name, exp: name != "resting",
+    )
+    names = tuple(config.modules or ())
+    algorithm, one = made(config=config, modules=names), made(config=config, modules=names)
+    parts = {
+        "long": experience(70, module=algorithm.students["long"].module),
+        "single": experience(1),
+        "stopping": experience(45),
+        "empty": experience(9)[:0],
+        "resting": experience(20),
+    }
+    learners = Learners(algorithm, Ray(num_learners=2))
+    try:
+        updates = learners.update(algorithm.learner.chosen(parts), 0)
+    finally:
+        learners.close()
+    assert list(updates) == ["long", "single", "stopping", "empty"]
+    assert updates["empty"] == Update({}, {})
+    for name in names:
+        if name in ("long", "single", "stopping"):
+            learned(one, parts[name], name)
+        check_alike(algorithm, one, name)
+    assert 1 < one.students["stopping"].learner.updates < 20
+
+
+def test_dqn_learns_from_batches_and_says_errors_by_row(cluster: None) -> None:
+    config = DQNConfig(seed=3, network=SMALL, prioritized=True, n_step=1, target_interval=2, accumulate=2)
+    algorithm, one = made(DQN, config), made(DQN, config)
+    rng = np.random.default_rng(0)
+    batches = [
+        {
+            "obs": rng.normal(size=(9, 4)).astype(np.float32),
+            "next_obs": rng.normal(size=(9, 4)).astype(np.float32),
+            "action": rng.integers(0, 3, 9),
+            "reward": rng.normal(size=9).astype(np.float32),
+            "discount": np.full(9, 0.9, np.float32),
+            "weight": rng.uniform(0.5, 1.0, 9).astype(np.float32),
+            "index": np.arange(9),
+        }
+        for _ in range(5)
+    ]
+    learner, errors = one.students["main"].learner, []
+
+    def given() -> Iterator[Any]:
+        for batch in batches:
+            yield batch
+            errors.append(learner.kept["td_error"])
+
+    own = learner.update_from(given())
+    learners = Learners(algorithm, Ray(num_learners=2))
+    try:
+        update, kept = learners.update_from("main", iter(batches), 0)
+    finally:
+        learners.close()
+    check_alike(algorithm, one)
+    assert update.losses == pytest.approx(own.losses, rel=1e-4)
+    assert len(kept) == 5
+    for rows, error in zip(kept, errors, strict=True):
+        torch.testing.assert_close(rows["td_error"], error, atol=1e-5, rtol=1e-4)
+
+
+# -- faults -------------------------------------------------------------------------------------------------------
+
+
+def test_a_learner_that_is_killed_changes_nothing(
+    two: tuple[Any, Learners], caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """In the middle of an update, while the other waits for it: after the first of its two steps."""
+    algorithm, learners = two
+    one = made()
+    exp = experience(60)
+    exp.steps["bad"][-1] = -1
+    algorithm.died = str(tmp_path / "died")
+    for _ in range(2):
+        learned(one, exp)
+    learners.update({"main": exp}, 0)
+    with caplog.at_level(logging.WARNING, "etude.ray"):
+        learners.update({"main": exp}, 0)
+    assert os.path.exists(algorithm.died)
+    check_alike(algorithm, one)
+    assert learners.stats() == {"learner_restarts": 1.0}
+    assert learners.stats() == {"learner_restarts": 0.0}
+    assert "a learner was lost, and all are made anew as they were before this update: The actor died" in caplog.text
+
+
+def test_losses_are_counted_out(cluster: None) -> None:
+    algorithm = made()
+    learners = Learners(algorithm, Ray(num_learners=1, max_restarts=0))
+    try:
+        learners.update({"main": experience(10)}, 0)
+        before = {name: value.clone() for name, value in algorithm.module.state_dict().items()}
+        os.kill(learners.pids[0], signal.SIGKILL)
+        with pytest.raises(EngineError, match=r"a learner was lost, and `ray.max_restarts` \(0\) are used up. The"):
+            learners.update({"main": experience(10)}, 0)
+        for name, value in algorithm.module.state_dict().items():
+            assert torch.equal(value, before[name])
+    finally:
+        learners.close()
+
+
+def test_what_a_loss_raises_is_raised_as_itself(two: tuple[Any, Learners]) -> None:
+    """Where one of two has the bad row, the other does not wait for it; later updates begin where this one did."""
+    algorithm, learners = two
+    exp = experience(60)
+    exp.steps["bad"][-1] = 1
+    with pytest.raises(UserError, match="a row that must not be") as caught:
+        learners.update({"main": exp}, 0)
+    assert type(caught.value) is UserError
+    (note,) = caught.value.__notes__
+    assert "in learner 1" in note
+    assert "in loss" in note  # the traceback there
+    one = made()
+    learned(one, experience(60))
+    learners.update({"main": experience(60)}, 0)
+    check_alike(algorithm, one)
+    assert learners.stats() == {"learner_restarts": 0.0}
+
+
+def test_losses_that_are_not_finite_are_one_error(two: tuple[Any, Learners]) -> None:
+    _, learners = two
+    exp = experience(60)
+    exp.steps["advantage"][:] = np.nan
+    for _ in range(4):
+        update = learners.update({"main": exp}, 0)["main"]
+        assert update.metrics["skipped_steps"] == 2
+        assert np.isnan(update.losses["policy"])
+    with pytest.raises(EtudeError, match="module 'main'") as caught:
+        learners.update({"main": exp}, 0)
+    assert "`advantage` holds 30 numbers of 30" in str(caught.value)
+
+
+def test_learners_read_a_recording_and_outlive_one_another(cluster: None, tmp_path: Path) -> None:
+    """Each half of each batch; where one is killed, they begin again where they stood."""
+    with closing(PPO(PPOConfig(env="CartPole-v1", num_envs=2, seed=1, network=SMALL))) as expert:
+        expert.record(tmp_path / "data", 20, explore=True, seed=1)
+    config = BCConfig(
+        data=str(tmp_path / "data"),
+        seed=0,
+        network=SMALL,
+        batch_size=64,
+        updates_per_iteration=15,
+        engine=Ray(num_learners=2),
+    )
+    with closing(BC(config)) as algorithm:
+        first = algorithm.train()
+        assert algorithm.learner.only.steps_trained == 15 * 64
+        assert isinstance(algorithm.learners, Learners)
+        os.kill(algorithm.learners.pids[0], signal.SIGKILL)
+        results = [algorithm.train() for _ in range(3)]
+        assert algorithm.updates == 60
+        assert algorithm.learner.only.steps_trained == 60 * 64
+    assert [result.metrics["learner_restarts"] for result in results] == [1.0, 0.0, 0.0]
+    assert results[-1].losses["imitation"] < first.losses["imitation"]
+    assert results[-1].bottleneck
+
+
+# -- shares -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lookback", [0, 3])
+@pytest.mark.parametrize("num", [1, 2, 3, 7])
+def test_shares_are_equal_and_all_there_is(num: int, lookback: int) -> None:
+    exp = experience(61)
+    exp.segments.lookback[:] = np.minimum(lookback, exp.lengths - 1)
+    shares = shares_of(exp, num)
+    sizes = [int(share.trained().sum()) for share in shares]
+    assert len(shares) == num
+    assert sum(sizes) == exp.trained().sum()
+    assert max(sizes) - min(sizes) <= 1
+    np.testing.assert_array_equal(
+        np.concatenate([share.steps["obs"][share.trained()] for share in shares]), exp.steps["obs"][exp.trained()]
+    )
+    for share in shares:
+        share.validate()
+
+
+@pytest.mark.parametrize("num", [2, 3, 5])
+def test_shares_for_a_recurrent_module_keep_its_sequences(num: int) -> None:
+    from etude.learners.sequences import Sequences
+    from etude.learners.splits import SequenceRule
+
+    exp = experience(61)
+    exp.segments.lookback[1:4] = (2, 1, 8)
+    rule = SequenceRule(4, 3)
+
+    def sequences(of: Experience) -> list[tuple[bytes, bytes]]:
+        rows = Sequences.of(of, rule)
+        obs = of.steps["obs"]
+        return [
+            (obs[first - before : first].tobytes(), obs[first : first + length].tobytes())
+            for first, length, before in zip(*rows, strict=True)
+        ]
+
+    shares = shares_of(exp, num, max_seq_len=4, burn_in=3)
+    assert [one for share in shares for one in sequences(share)] == sequences(exp)
+    sizes = [int(share.trained().sum()) for share in shares]
+    assert np.abs(np.cumsum(sizes) - exp.trained().sum() * np.arange(1, num + 1) / num).max() <= 3
+
+
+def test_shares_of_batches() -> None:
+    exp = experience(60)
+    plain = shares_of_batch({"x": np.arange(7)}, 3, recurrent=False)
+    assert [share["x"].tolist() for share in plain] == [[0, 1], [2, 3], [4, 5, 6]]
+    assert [len(share["obs"]) for share in shares_of_batch(exp, 4, recurrent=False)] == [15] * 4
+    whole = shares_of_batch(exp, 4, recurrent=True)
+    assert [share.num_segments for share in whole] == [1, 2, 2, 2]
+    assert sum(share.num_steps for share in whole) == 60

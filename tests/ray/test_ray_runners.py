@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runners on a cluster give what a runner here gives."""
+
+import copy
+import functools
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import runner_envs
+import torch
+from signalling import Signalling
+
+import etude
+from etude import columns as col
+from etude.algorithms.base import Algorithm
+from etude.algorithms.dqn import DQN, DQNConfig
+from etude.algorithms.engines import Ray
+from etude.algorithms.ppo import PPO, PPOConfig
+from etude.algorithms.result import Stop
+from etude.errors import DataError, EngineError
+from etude.experience import Experience
+from etude.recordings import Recording
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+SMALL: dict[str, Any] = {"num_envs": 2, "num_steps": 64, "minibatch_size": 64, "epochs": 1, "seed": 1}
+
+
+class Beside(PPO):
+    """Its runners go on while it learns."""
+
+    collects_beside = True
+
+
+@pytest.fixture(autouse=True, scope="module")
+def envs_by_value() -> Iterator[None]:
+    """Runners need not find the module of these envs."""
+    ray.cloudpickle.register_pickle_by_value(runner_envs)
+    yield
+    ray.cloudpickle.unregister_pickle_by_value(runner_envs)
+
+
+@pytest.fixture
+def made() -> Iterator[Any]:
+    """Makes algorithms, and closes them."""
+    there: list[Algorithm[Any]] = []
+
+    def make(engine: Any, cls: Any = PPO, env: Any = runner_envs.Walk, **settings: Any) -> Any:
+        there.append(cls(PPOConfig(env=env, engine=engine, **SMALL | settings)))
+        return there[-1]
+
+    yield make
+    for algorithm in there:
+        algorithm.close()
+
+
+def members(algorithm: Any) -> list[Any]:
+    return algorithm.runner._stage.crew.members  # type: ignore[no-any-return]
+
+
+def same(a: Experience, b: Experience) -> None:
+    """Bit for bit."""
+    assert a.steps.keys() == b.steps.keys()
+    for name, column in a.steps.items():
+        np.testing.assert_array_equal(column, b.steps[name], err_msg=name)
+        assert b.steps[name].flags.writeable
+    np.testing.assert_array_equal(a.offsets, b.offsets)
+    for name in ("episode_id", "agent_id", "module_id", "t_start", "terminated", "truncated", "has_final_obs"):
+        np.testing.assert_array_equal(getattr(a.segments, name), getattr(b.segments, name), err_msg=name)
+    for name, column in a.final_obs.items():
+        np.testing.assert_array_equal(column, b.final_obs[name], err_msg=name)
+
+
+def weights(algorithm: Any) -> dict[str, Any]:
+    return {name: value.numpy().copy() for name, value in algorithm.module.state_dict().items()}
+
+
+def test_a_run_with_one_runner_is_the_run_without_a_cluster(made: Any) -> None:
+    settings = {"connectors": ("frame_stack:2", "normalize_obs"), "lr": ((0, 1e-2), (1000, 1e-3))}
+    here = made("local", **settings)
+    there = made(Ray(num_runners=1, fragment_steps=64), **settings)
+    for _ in range(4):
+        a, b = here.train(), there.train()
+        assert (a.losses, a.return_mean, a.episodes, a.env_steps) == (b.losses, b.return_mean, b.episodes, b.env_steps)
+    for name, value in weights(here).items():
+        np.testing.assert_array_equal(value, weights(there)[name], err_msg=name)
+    same(here.runner.collect_each(num_steps=64)[None], there.runner.collect_each(num_steps=64)[None])
+
+
+def test_fragments_that_go_on_are_put_together(made: Any) -> None:
+    runner = made("local").runner
+    pieces = [runner.collect_each(num_steps=num)[None] for num in (20, 20, 20, 4)]
+    exp = made(Ray(num_runners=1, fragment_steps=20)).runner.collect_each(num_steps=64)[None]
+    exp.validate()
+    names = exp.segments.episode_id.tolist()
+    assert len(names) == len({*names}) == len({name for piece in pieces for name in piece.segments.episode_id})
+    for i, name in enumerate(names):
+        own = [piece[k] for piece in pieces for k in np.flatnonzero(piece.segments.episode_id == name)]
+        for column in exp.steps:
+            np.testing.assert_array_equal(exp[i].steps[column], np.concatenate([part.steps[column] for part in own]))
+        np.testing.assert_array_equal(exp[i].final_obs[col.OBS], own[-1].final_obs[col.OBS])
+        assert exp.segments.done[i] == own[-1].segments.done[0]
+
+
+def test_the_first_runner_acts_as_one_here_and_each_has_its_own_stream(made: Any) -> None:
+    here, there = made("local"), made(Ray(num_runners=2, fragment_steps=32))
+    for _ in range(3):
+        parts = there.runner.collect_each(num_steps=64)[None]
+        own = here.runner.collect_each(num_steps=32)[None]
+        assert parts.num_steps == 64
+        same(own, parts[: own.num_segments])
+        other = parts[own.num_segments :]
+        assert not {*own.segments.episode_id} & {*other.segments.episode_id}
+        assert not np.isin(other.steps[col.OBS], own.steps[col.OBS]).any()
+    again = made(Ray(num_runners=2, fragment_steps=32))
+    first = again.runner.collect_each(num_steps=64)[None]
+    assert {*parts.segments.episode_id[:1]} != {*first.segments.episode_id[:1]}
+    for _ in range(2):
+        last = again.runner.collect_each(num_steps=64)[None]
+    same(last, parts)  # the same seed, the same experience
+
+
+def test_as_many_steps_come_as_are_asked_for(made: Any) -> None:
+    runner = made(Ray(num_runners=3)).runner
+    total = 0
+    for num in (100, 1, 64, 7):
+        total += num
+        assert runner.collect_each(num_steps=num)[None].num_steps == num
+        assert (runner.env_steps, runner.agent_steps) == (total, total)
+    finished = runner.take_finished()
+    assert len(finished.returns) == len(finished.envs) > 0
+    assert len({*zip(finished.envs.tolist(), finished.numbers.tolist(), strict=True)}) == len(finished.envs)
+    assert set(finished.envs.tolist()) <= set(range(6))
+    assert runner.turns >= total // 2
+    assert runner.times["env"] > 0
+    with pytest.raises(EngineError, match="give num_steps, not num_episodes"):
+        runner.collect_each(num_episodes=3)
+
+
+def test_two_agents_with_a_module_each(made: Any) -> None:
+    settings: dict[str, Any] = {"env": Signalling, "modules": ("speaker", "listener")}
+    here, there = made("local", **settings), made(Ray(num_runners=1, fragment_steps=64), **settings)
+    for _ in range(2):
+        a, b = here.train(), there.train()
+        assert (a.losses, a.env_steps, a.agent_steps) == (b.losses, b.env_steps, b.agent_steps)
+        assert a.module_returns == b.module_returns
+    there.add_module("another", like="listener", module_of=runner_envs.another_listens)
+    result = there.train()
+    assert "another/policy" in result.losses
+    assert set(there.runner.collect_each(num_steps=64)) == {"speaker", "another"}
+    there.remove_module("listener", module_of=runner_envs.another_listens)
+    there.train()
+
+
+def test_only_episodes_that_have_ended(made: Any) -> None:
+    algorithm = made(Ray(num_runners=2), whole_episodes=True)
+    for _ in range(3):
+        exp = algorithm.runner.collect_each(num_steps=64, whole_episodes=True)[None]
+        assert exp.num_steps >= 64
+        assert exp.segments.done.all()
+        assert not exp.segments.t_start.any()
+        assert (exp.lengths == 5).all()
+
+
+def test_runners_act_by_the_newest_weights_however_they_came(made: Any) -> None:
+    algorithm = made(Ray(num_runners=2))
+    algorithm.train()
+    with torch.no_grad():
+        for parameter in algorithm.module.parameters():
+            parameter.zero_()
+    exp = algorithm.runner.collect_each(num_steps=64)[None]
+    np.testing.assert_allclose(exp.steps[col.LOGP], math.log(0.5), rtol=1e-6)
+    assert algorithm.runner.stats()["policy_lag"] == 0
+
+
+def test_an_earlier_state_is_acted_by_too(made: Any) -> None:
+    algorithm = made(Ray(num_runners=1))
+    state = copy.deepcopy(algorithm.get_state("modules", None) | algorithm.get_state("learners", None))
+    for _ in range(3):
+        algorithm.train()
+    algorithm.set_state(state)
+    exp = algorithm.runner.collect_each(num_steps=64)[None]
+    value = algorithm.module.value_of({col.OBS: exp.steps[col.OBS]})
+    np.testing.assert_allclose(exp.steps[col.VALUE], value, rtol=1e-5, atol=1e-6)
+
+
+def test_exploration_is_the_learners(made: Any) -> None:
+    config = DQNConfig(env=runner_envs.Walk, epsilon=1.0, seed=1, num_envs=2, engine=Ray(num_runners=1))
+    algorithm = DQN(config)
+    try:
+        algorithm.before_collect(0)
+        exp = algorithm.runner.collect_each(num_steps=64)[None]
+        np.testing.assert_allclose(exp.steps[col.LOGP], math.log(0.5), rtol=1e-6)
+    finally:
+        algorithm.close()
+
+
+def test_a_runner_that_lags_is_not_waited_for(made: Any, tmp_path: Path) -> None:
+    env = functools.partial(runner_envs.Gated, str(tmp_path), 40)
+    algorithm = made(Ray(num_runners=2, fragment_steps=16), env=env)
+    for _ in range(4):
+        assert algorithm.train().env_steps % 64 == 0  # the other makes up for it, exactly
+    behind = sum(len(member.asks) for member in members(algorithm))
+    assert behind > 0
+    assert [member.is_late for member in members(algorithm)].count(True) == 1
+    (tmp_path / "go").touch()
+    late = next(member for member in members(algorithm) if member.is_late)
+    ray.wait([late.asks[0].report])
+    before = algorithm.env_steps
+    result = algorithm.train()
+    assert result.metrics["lost_fragments"] == 0
+    assert result.metrics["policy_lag"] > 0  # what it had made by older weights counts now
+    assert 64 <= result.env_steps - before < 64 + 16
+
+
+def test_a_collection_goes_on_with_what_has_come(made: Any, tmp_path: Path) -> None:
+    env = functools.partial(runner_envs.Gated, str(tmp_path), 20)
+    algorithm = made(Ray(num_runners=1, fragment_steps=16, sample_timeout=0.5), env=env)
+    result = algorithm.train()
+    assert 16 <= result.env_steps < 64
+    assert result.metrics["sample_timeouts"] == 1
+    (tmp_path / "go").touch()
+    assert algorithm.train().env_steps >= result.env_steps + 64
+
+
+def test_beside_the_learner_runners_stop_at_the_bound(made: Any) -> None:
+    algorithm = made(Ray(num_runners=2, in_flight=3), cls=Beside)
+    algorithm.train()
+    for _ in range(3):
+        for member in members(algorithm):
+            assert len(member.asks) == 3
+            ray.wait([ask.report for ask in member.asks], num_returns=3)
+            turns = ray.get(member.actor.turns.remote())
+            assert turns % 32 == 1  # two envs, and 64 steps a fragment: all are made, and none more
+        result = algorithm.train()
+        assert result.metrics["lost_fragments"] == 0
+    assert result.env_steps == 4 * 64
+    # nothing is thrown away: what was made first comes first, though its weights are older
+    assert result.metrics["policy_lag"] >= 1
+
+
+def test_recorded_by_every_runner(made: Any, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    engine = Ray(num_runners=2, fragment_steps=32)
+    record = {"path": str(path), "layout": "table"}
+    algorithm = made(engine, record=etude.RecordConfig(**record), connectors=("normalize_obs",))
+    kept = [algorithm.train() for _ in range(3)]
+    algorithm.close()
+    names = sorted(file.name for file in path.glob("*.parquet"))
+    assert names == ["runner0-0-00000.parquet", "runner1-0-00000.parquet"]
+    recording = Recording.open(path)
+    assert recording.num_steps == kept[-1].env_steps == 192
+    assert recording.num_episodes == len({*recording.read().segments.episode_id})
+    assert "filter" in recording.header.meta
+    assert (path / "recording.json").read_text().count("parquet") == 2
+    with pytest.raises(DataError, match="holds a recording"):
+        made(engine, record=etude.RecordConfig(**record)).train()
+    again = made(engine, record=etude.RecordConfig(**record, append=True))
+    again.train()
+    again.close()
+    whole = Recording.open(path)
+    assert whole.num_steps == 256
+    whole.read().validate()
+    assert len([*path.glob("*.parquet")]) == 4
+
+
+def test_a_run_goes_on_with_its_recording_in_other_episodes(made: Any, tmp_path: Path) -> None:
+    path, saved = tmp_path / "run", tmp_path / "saved"
+    record = etude.RecordConfig(path=str(path), layout="table")
+    algorithm = made(Ray(num_runners=2), record=record, env="CartPole-v1")
+    algorithm.train()
+    algorithm.save(saved)
+    assert Recording.open(path).num_steps == 64  # all is on the disk by then
+    before = {*Recording.open(path).read().segments.episode_id}
+    algorithm.close()
+    loaded = etude.load(saved)
+    result = loaded.train()
+    loaded.close()
+    assert result.resumed == "new episodes: those of remote runners are not kept in checkpoints"
+    assert result.env_steps == 128
+    assert Recording.open(path).num_steps == 128
+    assert len({*Recording.open(path).read().segments.episode_id} - before) >= 2
+
+
+def test_a_full_disk_ends_the_run_and_spares_what_is_there(made: Any, tmp_path: Path) -> None:
+    record = etude.RecordConfig(path=str(tmp_path / "run"), layout="table", max_rows_per_file=64)
+    algorithm = made(Ray(num_runners=1), env=runner_envs.FullDisk, record=record)
+    with pytest.raises(DataError, match=r"run: writing failed after \d+ rows were on the disk.*large") as error:
+        algorithm.fit(Stop(env_steps=64 * 20))
+    assert "in runner 0" in "".join(error.value.__notes__)
+    with pytest.raises(DataError):
+        algorithm.close()
+    there = Recording.open(tmp_path / "run")
+    assert there.num_steps >= 128
+    there.read().validate()
+
+
+def test_evaluations_by_runners_of_their_own(made: Any) -> None:
+    algorithm = made(Ray(num_runners=1, num_evaluation_runners=2))
+    evaluators = algorithm.evaluators
+    assert evaluators.next(5, seed=3) == (None, None)
+    updates = algorithm.updates
+    algorithm.train()
+    evaluation, finished = evaluators.next(4, seed=3)
+    assert evaluation.episodes == len(finished.returns) == 5
+    assert evaluation.updates == updates < algorithm.updates
+    assert evaluation.length_mean == 5
+    actor = evaluators._actors[0]
+    ray.kill(actor)
+    evaluation, _ = evaluators.next(4, seed=3)
+    assert evaluation.episodes == 2  # the others' part
+    assert (evaluators.restarts, evaluators.lost_parts) == (1, 1)
+    evaluation, _ = evaluators.finished()
+    assert evaluation.episodes == 4
+
+
+def test_nobody_is_left_behind(made: Any) -> None:
+    algorithm = made(Ray(num_runners=2))
+    algorithm.train()
+    pids = [member.pid for member in members(algorithm)]
+    algorithm.close()
+    deadline = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: Apache-2.0
+import dataclasses
+import json
+import math
+import os
+
+import numpy as np
+import pytest
+
+import etude
+from etude.checkpoints import load_meta
+from etude.errors import EngineError, SettingsError
+
+ray_tune = pytest.importorskip("ray.tune")
+
+from etude.algorithms import Algorithm, config_class  # noqa: E402
+from etude.ray import Shared, Trainable, resume_tuning, tune  # noqa: E402
+from etude.ray.resources import actors_of, driver_of  # noqa: E402
+from etude.ray.space import applied, checked, written  # noqa: E402
+from etude.ray.trainable import algorithm_of, flat  # noqa: E402
+
+TINY = etude.PPOConfig(
+    env="CartPole-v1",
+    num_envs=2,
+    num_steps=64,
+    epochs=1,
+    minibatch_size=32,
+    network=etude.NetworkConfig(hidden=(8,)),
+    seed=1,
+)
+
+
+@pytest.fixture(scope="module")
+def tuned(cluster, tmp_path_factory):
+    """Four trials of two iterations."""
+    space = {"lr": ray_tune.loguniform(1e-4, 1e-2), "network": {"hidden": [[8], [4, 4]]}}
+    out = tmp_path_factory.mktemp("tune") / "four"
+    return tune(TINY, space, stop=etude.Stop(env_steps=128), num_samples=2, max_concurrent=1, out=out, verbose=0)
+
+
+def test_all_trials_end_by_the_budget_with_the_settings_that_were_tried(tuned):
+    assert len(tuned.trials) == 4
+    assert not tuned.errors
+    assert not tuned.is_interrupted
+    assert sorted(tuple(trial.settings["network.hidden"]) for trial in tuned.trials) == [(4, 4), (4, 4), (8,), (8,)]
+    assert len({trial.settings["lr"] for trial in tuned.trials}) == 4
+    for trial in tuned.trials:
+        assert (trial.result["env_steps"], trial.result["training_iteration"], trial.result["updates"]) == (128, 2, 4)
+        assert trial.result["metrics/lr"] == trial.settings["lr"] == trial.config.lr
+        assert trial.config.network.hidden == tuple(trial.settings["network.hidden"])
+        assert 1e-4 <= trial.config.lr <= 1e-2
+        assert {"losses/policy", "return_mean", "done"} <= trial.result.keys()
+
+
+def test_the_best_checkpoint_loads_and_plays(tuned):
+    assert tuned.best.score == max(trial.score for trial in tuned.trials)
+    algorithm = etude.load(tuned.best.checkpoint)
+    assert (algorithm.iteration, algorithm.env_steps) == (2, 128)
+    assert algorithm.config == tuned.best.config
+    assert algorithm.evaluate(2, seed=1).episodes == 2
+    assert load_meta(tuned.best.checkpoint)["result"]["return_mean"] == tuned.best.score
+    names = {os.path.splitext(name)[1] for name in os.listdir(tuned.best.checkpoint)}
+    assert names == {".json", ".safetensors"}
+
+
+def test_a_trial_is_what_the_algorithm_alone_would_be(tuned):
+    alone = etude.PPO(tuned.best.config)
+    result = alone.fit(etude.Stop(env_steps=128))
+    assert result.return_mean == tuned.best.score
+    assert result.losses["policy"] == tuned.best.result["losses/policy"]
+
+
+def test_the_table_has_the_best_first(tuned):
+    lines = tuned.table().splitlines()
+    assert lines[0].split() == ["lr", "network.hidden", "return_mean", "iterations", "env_steps", "updates"]
+    assert len(lines) == 5
+    assert f"{tuned.best.score:,.5g}" in lines[1]
+
+
+def test_a_folder_that_holds_trials_is_not_written_over(tuned):
+    with pytest.raises(SettingsError, match="holds trials already: go on with them, as etude.ray.resume_tuning"):
+        tune(TINY, {}, stop=etude.Stop(updates=1), out=tuned.path)
+
+
+def test_resuming_what_has_ended_gives_it_again(tuned):
+    again = resume_tuning(tuned.path)
+    assert [trial.score for trial in again.trials] == [trial.score for trial in tuned.trials]
+    assert (again.metric, again.mode) == ("return_mean", "max")
+
+
+def test_resuming_needs_trials(tmp_path):
+    with pytest.raises(EngineError, match="holds no tuning that one could go on with"):
+        resume_tuning(tmp_path)
+
+
+# -- schedulers -------------------------------------------------------------------------------------------------------
+
+
+def test_asha_ends_bad_trials_early(cluster, tmp_path):
+    scheduler = ray_tune.schedulers.ASHAScheduler(grace_period=1, max_t=4, reduction_factor=2)
+    found = tune(
+        TINY,
+        {"lr": [1e-3, 1e-4, 1e-5, 1e-6]},
+        metric="updates",  # equal for all, so that who comes first goes on
+        scheduler=scheduler,
+        max_concurrent=2,
+        out=tmp_path / "asha",
+        verbose=0,
+    )
+    iterations = sorted(trial.result["training_iteration"] for trial in found.trials)
+    assert iterations[-1] == 4
+    assert not found.errors
+    assert not found.is_interrupted
+    assert all(trial.checkpoint for trial in found.trials)
+
+
+def test_population_based_training_goes_on_from_anothers_checkpoint_with_its_own_settings(cluster, tmp_path):
+    scheduler = ray_tune.schedulers.PopulationBasedTraining(
+        time_attr="training_iteration",
+        perturbation_interval=2,
+        hyperparam_mutations={"lr": [1e-3, 5e-4]},
+        resample_probability=1.0,
+        quantile_fraction=0.5,
+        synch=True,
+    )
+    found = tune(
+        TINY,
+        {"lr": [1e-6, 1e-3]},
+        stop=etude.Stop(env_steps=64 * 6),
+        metric="metrics/lr",  # so that it is known who is copied
+        scheduler=scheduler,
+        out=tmp_path / "pbt",
+        verbose=0,
+    )
+    assert not found.errors
+    for trial in found.trials:
+        assert trial.config.lr in (1e-3, 5e-4)  # the one with 1e-6 was given others
+        assert trial.result["metrics/lr"] == trial.config.lr
+        assert trial.result["env_steps"] == 64 * 6
+
+
+# -- a trial ----------------------------------------------------------------------------------------------------------
+
+
+def new_trial(**tried):
+    shared = Shared(config=TINY, stop=etude.Stop(env_steps=256))
+    return Trainable({"shared": shared, **tried})
+
+
+def test_a_trial_takes_another_ones_weights_and_keeps_its_own_settings(cluster, tmp_path):
+    first, second = new_trial(lr=1e-3), new_trial(lr=5e-4, clip=0.1)
+    first.train()
+    first.train()
+    first.save(str(tmp_path / "a"))
+    second.restore(str(tmp_path / "a"))
+    given, taken = first.trained.module.state_dict(), second.trained.module.state_dict()
+    assert all(np.array_equal(given[name], taken[name]) for name in given)
+    row = second.train()
+    assert (row["env_steps"], row["iteration"], row["metrics/lr"]) == (192, 3, 5e-4)
+    assert second.trained.config.clip == 0.1
+    assert not row["done"]
+    assert second.train()["done"]
+    first.stop()
+    second.stop()
+
+
+def test_a_trial_becomes_another(cluster):
+    trial = new_trial(lr=1e-3)
+    trial.train()
+    assert trial.reset({"shared": Shared(config=TINY), "lr": 1e-4})
+    row = trial.train()
+    assert (row["iteration"], row["metrics/lr"]) == (1, 1e-4)
+    trial.stop()
+
+
+def test_a_trial_saves_as_often_as_it_is_told(cluster):
+    often = Trainable({"shared": Shared(config=TINY, save_interval=0.0)})
+    assert often.train()["should_checkpoint"]
+    often.stop()
+    seldom = new_trial()
+    assert not seldom.train()["should_checkpoint"]
+    seldom.stop()
+
+
+def test_a_trial_wants_what_is_shared():
+    with pytest.raises(SettingsError, match=r"`shared` is None, but must be an etude.ray.Shared\(config=...\)"):
+        Trainable.default_resource_request({"lr": 1e-3})
+
+
+def test_the_resources_of_a_trial():
+    def request(config, **more):
+        return Trainable.default_resource_request({"shared": Shared(config=config, **more)}).bundles
+
+    assert request(TINY) == [{"CPU": 1.0}]
+    assert request(etude.PPOConfig(threads=2, workers=etude.Workers(num_workers=3))) == [{"CPU": 5.0}]
+    assert request(TINY, resources={"CPU": 0.5}) == [{"CPU": 0.5}]
+    engine = etude.algorithms.engines.Ray(num_runners=2, num_learners=1, gpus_per_learner=0.5, num_evaluation_runners=1)
+    config = etude.PPOConfig(engine=engine)
+    assert request(config) == [{"CPU": 1.0}, *[{"CPU": 1.0}] * 3, {"CPU": 1.0, "GPU": 0.5}]
+    assert actors_of(etude.BCConfig(data="x", engine="ray")) == []
+    assert driver_of(etude.BCConfig(data="x", num_workers=2)) == {"CPU": 3.0}
+
+
+# -- data -------------------------------------------------------------------------------------------------------------
+
+
+def test_offline_trials_find_relative_data(cluster, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    etude.PPO(TINY).record("data", 2, seed=1)
+    etude.PPO(TINY).record("more", 3, seed=2)
+    config = etude.BCConfig(data="data", batch_size=16, updates_per_iteration=2, seed=1)
+    source = etude.Source("table.csv", columns={"obs": ["x", "y"], "action": "a", "done": "d"})
+    (tmp_path / "table.csv").write_text("x,y,a,d\n" + "".join(f"{t}.5,1.5,{t % 2},{t // 19}\n" for t in range(20)))
+    space = {"data": ["data", "more", ["data", "more"], etude.Recording.open("data"), source]}
+    stop = etude.Stop(updates=2)
+    found = tune(config, space, stop=stop, metric="losses/imitation", mode="min", max_concurrent=1, out="o", verbose=0)
+    assert not found.errors
+    assert len(found.trials) == 5
+    assert found.trials[1].config.data == str(tmp_path / "more")
+    assert found.best.score == min(trial.score for trial in found.trials)
+    assert found.path == str(tmp_path / "o")
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        ({"lrr": [1e-3]}, "ppo has no setting `lrr`. Nearest: `lr`"),
+        ({"network.hiden": [[8]]}, "ppo.network has no setting `hiden`. Nearest: `hidden`"),
+        ({"network": {"hiden": [[8]]}}, "ppo.network has no setting `hiden`. Nearest: `hidden`"),
+        ({"num_envs": ray_tune.uniform(1, 4)}, "expected int. The search space gave num_envs="),
+        ({"clip": [0.1, "much"]}, "ppo.clip is 'much', expected float. The search space gave clip='much'"),
+        ({"clip": [0.1, -1.0]}, "`clip` is -1.0, but must be greater than 0. The search space gave clip=-1.0"),
+        ({"lr": []}, "the search space of `lr` is an empty list: give the values to try"),
+        ({"engine.num_runners": [0]}, "ray.num_runners must be at least 1"),
+    ],
+)
+def test_what_is_wrong_with_a_search_space_is_told_before_anything_starts(tmp_path, space, message):
+    with pytest.raises(SettingsError) as error:
+        tune(TINY, space, stop=etude.Stop(updates=1), out=tmp_path / "x")
+    assert message in str(error.value)
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"stop": None}, "`stop` is not set, but trials need to know when to end"),
+        ({"stop": etude.Stop()}, "`stop` is not set"),
+        (
+            {"metric": "return_meen"},
+            "is 'return_meen', but results have no such field. Nearest: `return_mean`",
+        ),
+        ({"mode": "most"}, "`mode` is 'most', but must be 'max' or 'min'"),
+        ({"keep": 0}, "`keep` is 0, but must be at least 1"),
+        ({"save_interval": -1}, "`save_interval` is -1, but must be at least 0"),
+        ({"num_samples": 0}, "`num_samples` is 0, but must be at least 1"),
+    ],
+)
+def test_what_is_wrong_with_other_arguments(tmp_path, more, message):
+    with pytest.raises(SettingsError) as error:
+        tune(TINY, {"lr": [1e-3]}, **{"stop": etude.Stop(updates=1), "out": tmp_path / "x", **more})
+    assert message in str(error.value)
+
+
+def test_a_trial_that_the_cluster_has_no_room_for(cluster, tmp_path):
+    with pytest.raises(UserWarning, match="the cluster has 8 CPU in all, but 99 are asked for"):
+        tune(TINY, {}, stop=etude.Stop(updates=1), resources={"CPU": 99}, out=tmp_path / "x", verbose=0)
+
+
+def test_trials_that_fail_are_told(cluster, tmp_path):
+    space, stop = {"env": ["CartPole-v1", "CartPol-v1"]}, etude.Stop(updates=1)
+    found = tune(TINY, space, stop=stop, max_concurrent=1, out=tmp_path / "x", verbose=0)
+    good, bad = found.trials
+    assert good.error is None
+    assert "EnvError" in bad.error
+    assert "CartPole-v1" in bad.error
+    assert (bad.checkpoint, bad.result) == (None, {})
+    assert math.isnan(bad.score)
+    assert found.errors == [bad.error]
+    assert "EnvError" in found.table()
+    alone = dataclasses.replace(found, trials=(bad,))
+    with pytest.raises(EngineError, match="no trial has a result whose `return_mean` is a number. The first error: "):
+        _ = alone.best
+
+
+# -- pieces -----------------------------------------------------------------------------------------------------------
+
+
+def test_each_algorithm_is_found_by_its_settings():
+    for cls in (etude.PPO, etude.DQN, etude.SAC, etude.BC, etude.MARWIL, etude.IQL, etude.CQL, etude.TD3BC):
+        assert algorithm_of(config_class(cls)) is cls
+    with pytest.raises(SettingsError, match="OnPolicyConfig are the settings of no algorithm: say which is meant"):
+        algorithm_of(etude.OnPolicyConfig)
+    assert issubclass(etude.PPO, Algorithm)
+
+
+def test_flat_names():
+    assert flat({"a": 1, "b": {"c": 2, "d": {"e": None, "f": "x"}}, "g": None, "h": {}}) == {
+        "a": 1,
+        "b/c": 2,
+        "b/d/f": "x",
+    }
+
+
+def test_tried_settings_go_into_those_that_are_there():
+    config = etude.PPOConfig(network=etude.NetworkConfig(hidden=(8,), activation="relu"))
+    found = applied(config, {"network.hidden": [4, 4], "lr": 1e-4, "engine.num_runners": 3}, "ppo")
+    assert (found.network.hidden, found.network.activation, found.lr) == ((4, 4), "relu", 1e-4)
+    assert found.engine == etude.algorithms.engines.Ray(num_runners=3)
+    again = applied(found, {"engine.num_learners": 2}, "ppo")
+    assert (again.engine.num_runners, again.engine.num_learners) == (3, 2)
+
+
+def test_lists_are_grids_and_the_rest_stays():
+    space = ray_tune.uniform(0.1, 0.3)
+    found = checked(TINY, {"lr": [1e-3, 1e-4], "clip": space, "num_envs": 4, "network.hidden": (8, 8)}, "ppo")
+    assert found == {"lr": {"grid_search": [1e-3, 1e-4]}, "clip": space, "num_envs": 4, "network.hidden": (8, 8)}
+
+
+def test_search_spaces_in_words():
+    assert written("0.1", "lr", float) == 0.1
+    assert written("0.1,0.2", "lr", float).categories == [0.1, 0.2]
+    assert written("choice:1,2", "n", int).categories == [1, 2]
+    assert written("grid:1,2", "n", int) == {"grid_search": [1, 2]}
+    for words, kind in (("uniform:0,1", float), ("loguniform:1e-4,1e-2", float), ("randint:1,4", int)):
+        space = written(words, "x", float)
+        low, high = words.partition(":")[2].split(",")
+        drawn = [space.sample(random_state=np.random.RandomState(seed)) for seed in range(50)]
+        assert all(isinstance(value, kind | np.integer) and float(low) <= value <= float(high) for value in drawn)
+    assert {written("randint:1,4", "x", int).sample(random_state=np.random.RandomState(i)) for i in range(50)} == {
+        1,
+        2,
+        3,
+    }
+    assert written("module:f,module:g", "env", str).categories == ["module:f", "module:g"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("logunifrm:1,2", "there is no `logunifrm`. Nearest: `loguniform`."),
+        ("uniform:1", r"is 'uniform:1', but must be uniform:LOW,HIGH, as in uniform:1e-4,1e-2"),
+        ("uniform:2,1", r"\(2 is not less than 1\)"),
+        ("loguniform:0,1", r"but must be loguniform:LOW,HIGH, as in loguniform:1e-4,1e-2"),
+        ("randint:1.5,3", r"but must be randint:LOW,HIGH, as in randint:1,100 \(1.5 is not a whole number\)"),
+        ("uniform:a,b", "could not convert string to float"),
+    ],
+)
+def test_words_that_are_no_search_space(words, message):
+    with pytest.raises(SettingsError, match=message):
+        written(words, "lr", float)
+
+
+def test_what_tune_writes_is_plain_json_lines(tuned):
+    with open(os.path.join(tuned.best.path, "result.json")) as file:
+        rows = [json.loads(line) for line in file]
+    assert [row["env_steps"] for row in rows] == [64, 128]
