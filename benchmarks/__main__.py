@@ -17,6 +17,7 @@ from benchmarks.harness import THREADS, Options, Row
 
 ROWS = {
     "sampling": "sampling:rows",
+    "ray-sampling": "ray_sampling:rows",
     "recurrent": "recurrent:rows",
     "overhead": "overhead:rows",
     "workers": "workers:rows",
@@ -38,6 +39,7 @@ ROWS = {
     "recording": "data:recording",
     "checkpoints": "checkpoints:rows",
     "gae": "returns:rows",
+    "ray-data": "ray_data:rows",
     "replay": "replay:rows",
     "metrics": "metrics:rows",
     "ray-learners": "ray_learners:rows",

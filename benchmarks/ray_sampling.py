@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runners on a cluster of this machine: sampling, weights, and one that is slower than the others."""
 
-import importlib.util
+import importlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +16,6 @@ from benchmarks.slow_envs import Costly, Costly100
 
 STEPS = 4096
 LOCAL, RLLIB, BARE = "Etude, local engine, 16 envs", "RLlib, 2 env runners", "bare ray.put and ray.get"
-HAS_RLLIB = importlib.util.find_spec("ray") is not None and importlib.util.find_spec("ray.rllib.algorithms") is not None
 
 
 class Costly1000(Costly):
@@ -80,12 +79,12 @@ def rows(options: Options) -> Iterator[Row]:
 def _cartpole(options: Options) -> Row:
     with _collecting(ENV, 2) as ours, _collecting(ENV, 0, num_envs=16) as local:
         works = {ETUDE: ours, LOCAL: local}
-        if HAS_RLLIB:
+        if _has_rllib():
             works[RLLIB] = _rllib(ENV)
         rates = race(works, options)
     figures = [Figure(ETUDE, rates[ETUDE], "etude"), Figure(LOCAL, rates[LOCAL])]
-    figures += [Figure(RLLIB, rates[RLLIB], "peer")] if HAS_RLLIB else []
-    reach = Reach(10.0, RLLIB) if HAS_RLLIB else None
+    figures += [Figure(RLLIB, rates[RLLIB], "peer")] if RLLIB in rates else []
+    reach = Reach(10.0, RLLIB) if RLLIB in rates else None
     return Row(f"sampling {ENV}, 2 runners on a Ray cluster, 8 envs each", STEPS_A_SECOND, figures, reach)
 
 
@@ -233,6 +232,15 @@ def _sampled(env: Any, long: int) -> Iterator[Work]:
         yield work
     finally:
         algorithm.close()
+
+
+def _has_rllib() -> bool:
+    """Whether this interpreter has it, with all that it needs."""
+    try:
+        importlib.import_module("ray.rllib.algorithms.ppo")
+    except ImportError:
+        return False
+    return True
 
 
 def _rllib(env: str) -> Work:

@@ -13,9 +13,11 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from etude.algorithms import (
+        APPO,
         BC,
         CQL,
         DQN,
+        IMPALA,
         IQL,
         MARWIL,
         PPO,
@@ -25,12 +27,14 @@ if TYPE_CHECKING:
         ActingConfig,
         Algorithm,
         AlgorithmConfig,
+        APPOConfig,
         BCConfig,
         Checkpoints,
         Clip,
         CQLConfig,
         DQNConfig,
         Evaluation,
+        IMPALAConfig,
         IQLConfig,
         MARWILConfig,
         OfflineAlgorithm,
@@ -40,6 +44,8 @@ if TYPE_CHECKING:
         OnPolicyAlgorithm,
         OnPolicyConfig,
         PPOConfig,
+        Ray,
+        RayData,
         RecordConfig,
         Result,
         SACConfig,
@@ -65,11 +71,13 @@ if TYPE_CHECKING:
         PreLearner,
         PrevActionReward,
         RescaleAction,
+        VTrace,
     )
     from etude.envs import InfoActionMask, MultiAgentEnv, PoolArena, VectorArena, Workers, make_arena
     from etude.errors import (
         CheckpointError,
         DataError,
+        EngineError,
         EnvError,
         EtudeError,
         ModuleError,
@@ -96,14 +104,14 @@ if TYPE_CHECKING:
     from etude.runners import Callback, Episode, GameReturns, Runner, RunningEpisode
 
 _HOMES = {
-    "etude.algorithms": "BC CQL DQN IQL MARWIL PPO SAC TD3BC ActingAlgorithm ActingConfig Algorithm AlgorithmConfig "
-    "BCConfig CQLConfig Checkpoints Clip DQNConfig Evaluation IQLConfig MARWILConfig OffPolicyAlgorithm "
-    "OffPolicyConfig OfflineAlgorithm OfflineConfig OnPolicyAlgorithm OnPolicyConfig PPOConfig RecordConfig Result "
-    "SACConfig Stop TD3BCConfig Task TaskConfig clip load",
-    "etude.connectors": "GAE AdvantageWeights ClipAction ClipReward Connector FrameStack NStep NextObs "
+    "etude.algorithms": "APPO BC CQL DQN IMPALA IQL MARWIL PPO SAC TD3BC APPOConfig ActingAlgorithm ActingConfig "
+    "Algorithm AlgorithmConfig BCConfig CQLConfig Checkpoints Clip DQNConfig Evaluation IMPALAConfig IQLConfig "
+    "MARWILConfig OffPolicyAlgorithm OffPolicyConfig OfflineAlgorithm OfflineConfig OnPolicyAlgorithm OnPolicyConfig "
+    "PPOConfig Ray RayData RecordConfig Result SACConfig Stop TD3BCConfig Task TaskConfig clip load",
+    "etude.connectors": "VTrace GAE AdvantageWeights ClipAction ClipReward Connector FrameStack NStep NextObs "
     "NormalizeAdvantages NormalizeObs Pipeline PreLearner PrevActionReward RescaleAction",
     "etude.envs": "InfoActionMask MultiAgentEnv PoolArena VectorArena Workers make_arena",
-    "etude.errors": "CheckpointError DataError EnvError EtudeError ModuleError SettingsError SpaceError",
+    "etude.errors": "EngineError CheckpointError DataError EnvError EtudeError ModuleError SettingsError SpaceError",
     "etude.evaluation": "Estimate FQEConfig OffPolicyEvaluation evaluate_each_on evaluate_on",
     "etude.experience": "Experience Priorities Replay Segments",
     "etude.learners": "Batch Learner Loss ModuleLearner ReplayDataset",
@@ -115,15 +123,18 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 __all__ = [
+    "APPO",
     "BC",
     "CQL",
     "DQN",
     "GAE",
+    "IMPALA",
     "IQL",
     "MARWIL",
     "PPO",
     "SAC",
     "TD3BC",
+    "APPOConfig",
     "ActingAlgorithm",
     "ActingConfig",
     "AdvantageWeights",
@@ -141,6 +152,7 @@ __all__ = [
     "Connector",
     "DQNConfig",
     "DataError",
+    "EngineError",
     "EnvError",
     "Episode",
     "Estimate",
@@ -150,6 +162,7 @@ __all__ = [
     "FQEConfig",
     "FrameStack",
     "GameReturns",
+    "IMPALAConfig",
     "IQLConfig",
     "InfoActionMask",
     "Learner",
@@ -179,6 +192,8 @@ __all__ = [
     "PrevActionReward",
     "Priorities",
     "RawRow",
+    "Ray",
+    "RayData",
     "RecordConfig",
     "Recording",
     "RecordingWriter",
@@ -197,6 +212,7 @@ __all__ = [
     "TD3BCConfig",
     "Task",
     "TaskConfig",
+    "VTrace",
     "VectorArena",
     "Workers",
     "__version__",
@@ -217,6 +233,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "ray":  # a folder, which only those need who have Ray
+        return importlib.import_module("etude.ray")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'etude' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOME_OF[name]), name)

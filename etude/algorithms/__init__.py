@@ -9,6 +9,7 @@ from etude.algorithms.clips import Clip, clip
 from etude.algorithms.config import ActingConfig, AlgorithmConfig, OfflineConfig, OnPolicyConfig
 from etude.algorithms.cql import CQL, CQLConfig
 from etude.algorithms.dqn import DQN, DQNConfig
+from etude.algorithms.engines import Ray, RayData
 from etude.algorithms.impala import IMPALA, IMPALAConfig
 from etude.algorithms.iql import IQL, IQLConfig
 from etude.algorithms.keeping import Checkpoints
@@ -56,6 +57,8 @@ __all__ = [
     "OnPolicyAlgorithm",
     "OnPolicyConfig",
     "PPOConfig",
+    "Ray",
+    "RayData",
     "RecordConfig",
     "Result",
     "SACConfig",

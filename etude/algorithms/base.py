@@ -144,7 +144,7 @@ class Algorithm(Generic[C]):
     @cached_property
     def cluster(self) -> Cluster | None:
         """Where runners and learners live, if not here; reached when it is first needed."""
-        return connect(self.config.engine)
+        return connect(self.config)
 
     @cached_property
     def learners(self) -> Learners | None:

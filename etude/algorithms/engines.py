@@ -10,6 +10,7 @@ from etude.settings import check_range, settings
 
 if TYPE_CHECKING:
     from etude.algorithms.cluster import Cluster
+    from etude.algorithms.config import AlgorithmConfig
 
 
 @settings
@@ -144,18 +145,18 @@ EngineLike: TypeAlias = Ray | Literal["local", "ray"]
 """``local``: this process and its env workers; or a Ray cluster, with settings of its own or without."""
 
 
-def connect(engine: EngineLike) -> "Cluster | None":
-    """The cluster that an algorithm lives on; None: this process alone.
+def connect(config: "AlgorithmConfig") -> "Cluster | None":
+    """The cluster that an algorithm with these settings lives on; None: this process alone.
 
     Raises:
         EngineError: Ray is not installed, or there is no cluster to connect to.
     """
-    if engine == "local":
+    if config.engine == "local":
         return None
     try:
         importlib.import_module("ray")
     except ModuleNotFoundError as error:
         raise EngineError('the ray engine needs Ray: pip install "etude[ray]".') from error
     # By name: algorithms stand below the ray engine, and must be there without it.
-    found: Cluster = importlib.import_module("etude.ray.cluster").RayCluster(Ray() if engine == "ray" else engine)
+    found: Cluster = importlib.import_module("etude.ray.cluster").RayCluster(config)
     return found

@@ -35,6 +35,9 @@ class IMPALAConfig(OnPolicyConfig):
     """Minibatches of each module in an epoch, at least 1. One: a gradient step from all that was collected. None: as
     many as `minibatch_size` gives. The later ones learn from what V-trace said before the first."""
 
+    minibatch_size: int = 256
+    """Steps in a gradient step where `num_minibatches` is None, at least 1; else to be left alone."""
+
     lambda_: float = 1.0
     """Extra decay of the trace, 0 to 1 (Espeholt et al. 2018, remark 2). Default: none, as theirs."""
 
@@ -61,7 +64,9 @@ class IMPALAConfig(OnPolicyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        alone = self.minibatch_size == type(self).minibatch_size
         self.check(
+            minibatch_size=(self.num_minibatches is None or alone, "left alone, or `num_minibatches` be none"),
             rho_bar=(self.rho_bar > 0, "greater than 0"),
             c_bar=(0 < self.c_bar <= self.rho_bar, "greater than 0 and at most `rho_bar`"),
             value_weight=(self.value_weight >= 0, "at least 0"),

@@ -2,6 +2,7 @@
 """Connectors on the learner's side only: advantages and value targets."""
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -103,13 +104,25 @@ class NormalizeAdvantages(Connector):
     needs = ()
 
     def offline(self, exp: Experience, module: "Module | None" = None) -> Experience:
-        """Normalises; statistics are over all of ``exp`` but lookback, in float64."""
+        """Normalises; statistics are over all of ``exp`` but lookback, and of all learners' shares, in float64."""
         advantage = column(exp, col.ADVANTAGE, "NormalizeAdvantages")
         trained = advantage[exp.trained()].astype(np.float64)
-        if not len(trained):
+        mean, num = _mean_over(trained, self.sum_over_learners)
+        if not num:
             return exp
-        scaled = (advantage - trained.mean()) / (trained.std() + 1e-8)
+        variance, _ = _mean_over(np.square(trained - mean), self.sum_over_learners)
+        scaled = (advantage - mean) / (math.sqrt(variance) + 1e-8)
         return exp.with_steps(advantage=scaled.astype(np.float32))
+
+
+def _mean_over(
+    values: NDArray[np.float64], sum_over_learners: Callable[[NDArray[np.float64]], None] | None
+) -> tuple[float, int]:
+    """The mean of all learners' values, 0 of none, and how many these are."""
+    sums = np.array([values.sum(), len(values)], np.float64)
+    if sum_over_learners is not None:
+        sum_over_learners(sums)
+    return float(sums[0] / max(1.0, sums[1])), int(sums[1])
 
 
 class AdvantageWeights(Connector):
@@ -139,7 +152,8 @@ class AdvantageWeights(Connector):
 
     def update(self, exp: Experience) -> None:
         """Takes the squared advantages of a batch into the average, unless they are not finite."""
-        square = float(np.square(column(exp, col.ADVANTAGE, "AdvantageWeights")).mean())
+        squares = np.square(column(exp, col.ADVANTAGE, "AdvantageWeights"), dtype=np.float64)
+        square, _ = _mean_over(squares, self.sum_over_learners)
         before = square if self.mean_square is None else self.mean_square
         mean_square = before + self.rate * (square - before)
         if math.isfinite(mean_square):  # else the learner skips this batch, and the next ones are to be right again

@@ -59,6 +59,10 @@ class Connector:
     uses_module: bool = False
     """`offline` asks the module something: where the module learns meanwhile, it is called for each batch anew."""
 
+    sum_over_learners: Callable[[NDArray[np.float64]], None] | None = None
+    """Where several learners work on a batch, each on its share: makes an array, in place, the sum of everyone's. For
+    statistics over a batch, which all must then ask for equally often. None: there is one learner."""
+
     @property
     def name(self) -> str:
         """What `Pipeline.add` finds it by: the class's name in snake case."""

@@ -7,6 +7,9 @@ import torch
 class Loss:
     """The parts of a loss by name; their sum is what is minimised, and each is logged.
 
+    Each is a mean over the rows of the batch: where several learners share a step, what they find is averaged in
+    proportion to their rows (see `ModuleLearner.team`).
+
     >>> Loss(policy=policy_loss, value=0.5 * value_loss).log(kl=kl)
 
     Args:

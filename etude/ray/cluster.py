@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cluster that an algorithm lives on: what it asks for, started when it asks for it."""
 
-from typing import TYPE_CHECKING, Any
-
-import ray
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from etude.algorithms.acting import ActingAlgorithm
 from etude.algorithms.base import Algorithm
+from etude.algorithms.config import AlgorithmConfig
 from etude.algorithms.engines import Ray
 from etude.algorithms.offline import OfflineAlgorithm
-from etude.ray.start import ensure_started
+from etude.ray.resources import actors_of
+from etude.ray.start import check_room, ensure_started, let_go
 
 if TYPE_CHECKING:
     from etude.algorithms.feeding import Feed
@@ -18,19 +18,33 @@ if TYPE_CHECKING:
     from etude.ray.runners import Runners
 
 
+P = TypeVar("P")
+
+
 class RayCluster:
     """See `etude.algorithms.cluster.Cluster`.
 
+    Args:
+        config: Of the algorithm.
+
     Raises:
-        EngineError: there is no cluster to connect to.
+        EngineError: there is no cluster to connect to, or the one started here lacks what is asked for.
     """
 
-    def __init__(self, settings: Ray) -> None:
-        self.settings = settings
+    def __init__(self, config: AlgorithmConfig) -> None:
+        assert config.engine != "local"
+        self.settings = settings = Ray() if config.engine == "ray" else config.engine
         self.num_learners = settings.num_learners
         self.has_evaluators = settings.num_evaluation_runners > 0
-        self._is_ours = ensure_started(settings.address, settings.runtime_env)
         self._parts: list[Any] = []
+        wanted = actors_of(config)
+        num_cpus = sum(each.get("CPU", 0.0) for each in wanted)
+        self._is_ours = ensure_started(settings.address, settings.runtime_env, num_cpus)
+        try:
+            check_room(wanted, can_grow=not self._is_ours)
+        except BaseException:
+            self.close()
+            raise
 
     def runners(self, algorithm: ActingAlgorithm[Any]) -> "Runners":
         """Start those of an algorithm."""
@@ -56,7 +70,7 @@ class RayCluster:
 
         return open_feeds(algorithm, self.settings)
 
-    def _kept(self, part: Any) -> Any:
+    def _kept(self, part: P) -> P:
         self._parts.append(part)
         return part
 
@@ -67,4 +81,4 @@ class RayCluster:
             part.close()
         if self._is_ours:
             self._is_ours = False
-            ray.shutdown()
+            let_go()

@@ -146,7 +146,9 @@ class RayCrew:
                     self._streams.append(self._next)
         finally:
             stream.close()
-        while self._job is not None and left and not self._is_closed.is_set():
+        if self._is_closed.is_set():  # an epoch that has not come to its end must not look as if it had
+            raise EngineError("no batch can be taken any more: what reads the recording was closed.")
+        while self._job is not None and left:
             yield self._without_block(left.popleft())
 
     def _opened(self) -> "_Fetched":

@@ -59,9 +59,12 @@ class LearnerGroup:
     def __init__(self, settings: Ray, arguments: Sequence[Any]) -> None:
         self._settings = settings
         resources = {"CPU": settings.cpus_per_learner, "GPU": settings.gpus_per_learner}
-        self._workers = WorkerGroup(settings.num_learners, resources, LearnerActor, tuple(arguments))
         self._size = settings.num_learners
+        self._workers: Any = None
         try:
+            self._workers = self._guarded(
+                lambda: WorkerGroup(settings.num_learners, resources, LearnerActor, tuple(arguments))
+            )
             self.call("build")
             if self._size > 1:
                 config = TorchConfig(_backend(settings), "tcp", max(1, round(settings.learner_timeout)))
@@ -136,7 +139,7 @@ class LearnerGroup:
     def _why(self, error: RayError, rank: int, known: BaseException | None) -> BaseException:
         """What tells most about a loss: of the one that died, not of those that waited for it. Raises what is none."""
         cause = error.cause if isinstance(error, RayTaskError) else error
-        if isinstance(cause, _GONE):
+        if isinstance(cause, _GONE) and not getattr(cause, "actor_init_failed", False):
             return cause
         if isinstance(cause, TeamLost):
             return known or cause
@@ -154,7 +157,8 @@ class LearnerGroup:
 
     def end(self) -> None:
         """End them all, whatever they are doing."""
-        self._workers.shutdown(patience_s=0)
+        if self._workers is not None:
+            self._workers.shutdown(patience_s=0)
 
 
 def _backend(settings: Ray) -> str:

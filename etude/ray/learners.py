@@ -38,6 +38,9 @@ class Learners:
     A learner that dies ends its group, as the others wait for it: all are made anew, with what the algorithm here
     knows, and the update is made again from the same shares.
 
+    Connectors work here, on everything, but those that see each batch just before it is learned from: these work at the
+    learners, on their shares, and where they learn from them, what the first learner's have learned is kept.
+
     Args:
         algorithm: Whose modules learn.
         settings: Of the cluster.
@@ -132,7 +135,7 @@ class Learners:
         done: list[Trained] = self._together(ask)
         self._hear(algorithm, done)
         data = {name: sum(own.data.get(name, 0.0) for own in done) for name in done[0].data}
-        for name in data.keys() & {"wait", "queue"}:
+        for name in data.keys() & {"wait", "queue", "staleness"}:
             data[name] /= len(done)  # they wait beside each other; the work of layers adds up
         return done[0].updates, data, done[0].bottleneck
 

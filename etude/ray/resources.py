@@ -6,7 +6,10 @@ from etude.algorithms.engines import Ray
 
 
 def actors_of(config: AlgorithmConfig) -> list[dict[str, float]]:
-    """The resources by name of each actor that an algorithm with these settings starts; none on the local engine."""
+    """The resources by name of each process that an algorithm with these settings starts; none on the local engine.
+
+    Of the tasks that read recordings, one: there may be more, as far as there is room.
+    """
     if config.engine == "local":
         return []
     engine = Ray() if config.engine == "ray" else config.engine
@@ -14,6 +17,8 @@ def actors_of(config: AlgorithmConfig) -> list[dict[str, float]]:
     learner = {"CPU": engine.cpus_per_learner, "GPU": engine.gpus_per_learner}
     acting = engine.num_runners if isinstance(config, ActingConfig) else 0
     wanted = [runner] * (acting + engine.num_evaluation_runners) + [learner] * engine.num_learners
+    if isinstance(config, OfflineConfig) and config.data is not None:
+        wanted.append({"CPU": engine.data.num_cpus})
     return [bundle for each in wanted if (bundle := {name: amount for name, amount in each.items() if amount > 0})]
 
 

@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Mapping
 from time import perf_counter
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import ray
@@ -19,9 +19,11 @@ from etude.algorithms.students import Spaces, spaces_in
 from etude.envs import Arena, make_arena
 from etude.experience import Experience
 from etude.ray.casting import Cast, News, Role, Weights, known_as, set_learned, set_plain_attributes
-from etude.ray.recording import RecordJob, RunnerRecorder
 from etude.runners import Finished, Lengths, ModuleOf, Runner
 from etude.runners.callbacks import callback_from
+
+if TYPE_CHECKING:
+    from etude.ray.recording import RecordJob, RunnerRecorder
 
 
 class Order(NamedTuple):
@@ -98,7 +100,7 @@ class RunnerActor:
         assert self._arena is not None
         return spaces_in(self._arena, module_ids, module_of, known)
 
-    def begin(self, acting: Cast, seed: int, life: int, record: RecordJob | None) -> None:
+    def begin(self, acting: Cast, seed: int, life: int, record: "RecordJob | None") -> None:
         """Let these modules act, in new episodes.
 
         Args:
@@ -128,7 +130,11 @@ class RunnerActor:
         self._times = {}
         if self._recorder is not None:
             self._recorder.close()
-        self._recorder = None if record is None else RunnerRecorder(record, self._number, life)
+        self._recorder = None
+        if record is not None:
+            from etude.ray.recording import RunnerRecorder  # needs pyarrow, which acting does not
+
+            self._recorder = RunnerRecorder(record, self._number, life)
 
     @ray.method(num_returns=2)
     def collect(self, order: Order, weights: Weights | None) -> tuple[Report, dict[str | None, Experience]]:

@@ -18,12 +18,12 @@ from etude.errors import DataError, SettingsError
 from etude.ray.casting import Broadcast, cast_of, known_as
 from etude.ray.crew import Crew
 from etude.ray.members import Fragment, Member
-from etude.ray.recording import SharedRecording
 from etude.ray.runner_actor import Order, RunnerActor, seed_of
 from etude.runners import ModuleOf
 
 if TYPE_CHECKING:
     from etude.algorithms.acting import ActingAlgorithm
+    from etude.ray.recording import SharedRecording
 
 _log = logging.getLogger("etude.ray")
 _PATIENCE = 5.0  # seconds that envs have to close
@@ -117,6 +117,8 @@ class Stage:
     def _begin_all(self) -> None:
         own = self._algorithm.config.record
         if own.path is not None and self._recording is None:
+            from etude.ray.recording import SharedRecording  # needs pyarrow, which acting does not
+
             self._recording = SharedRecording(self._algorithm, goes_on=own.path == self.recorded_before)
         config = self._algorithm.config
         acting = cast_of(self._algorithm.students, module_of=config.module_of, is_only=config.modules is None)

@@ -2,6 +2,7 @@
 """The connection to a cluster. One is started here only where none is there."""
 
 import logging
+import math
 import os
 import signal
 import socket
@@ -19,8 +20,13 @@ from etude.errors import EngineError
 PATIENCE = 10.0
 """Seconds within which a cluster's address must answer."""
 
+_HELD: dict[str, int] = {}
+"""Clusters that were started here, by address, with the number of those who use them."""
 
-def ensure_started(address: str | None = None, runtime_env: Mapping[str, Any] | None = None) -> bool:
+
+def ensure_started(
+    address: str | None = None, runtime_env: Mapping[str, Any] | None = None, num_cpus: float = 0.0
+) -> bool:
     """Connect this process to a cluster, unless it is connected already.
 
     Args:
@@ -28,9 +34,11 @@ def ensure_started(address: str | None = None, runtime_env: Mapping[str, Any] | 
             is started on this machine alone, with a logical CPU for each of its own, and no dashboard. It ends with
             this process at the latest, however that ends.
         runtime_env: What the processes of the cluster find, see Ray's runtime environments.
+        num_cpus: Logical CPUs that are wanted. One that is started here has as many at least: on few cores, its
+            processes share them.
 
     Returns:
-        Whether a cluster was started. It is the caller's, who ends it by ``ray.shutdown()``.
+        Whether the cluster was started here, now or before: the caller gives it back by `let_go`.
 
     Raises:
         EngineError: there is no cluster at the address, or none can be started.
@@ -42,17 +50,33 @@ def ensure_started(address: str | None = None, runtime_env: Mapping[str, Any] | 
                 "ray.init(runtime_env=...), or leave ray.init to Etude.",
                 stacklevel=2,
             )
-        return False
+        where = ray.get_runtime_context().gcs_address
+        if where in _HELD:
+            _HELD[where] += 1
+        return where in _HELD
     wanted = address or os.environ.get("RAY_ADDRESS") or "local"
     if wanted == "local":
         with _modules_found():
-            _init("no Ray cluster can be started on this machine", wanted, runtime_env, include_dashboard=False)
+            cpus = max(os.cpu_count() or 1, math.ceil(num_cpus))
+            whose = "no Ray cluster can be started on this machine"
+            _init(whose, wanted, runtime_env, include_dashboard=False, num_cpus=cpus)
+        _HELD[ray.get_runtime_context().gcs_address] = 1
         return True
     source = "" if address else ", which the environment variable RAY_ADDRESS names"
     whose = f"there is no Ray cluster at {wanted!r}{source}"
     _check_answers(wanted, whose)
     _init(whose, wanted, runtime_env)
     return False
+
+
+def let_go() -> None:
+    """Give back a cluster that `ensure_started` started here; the last one who does so ends it."""
+    where = ray.get_runtime_context().gcs_address if ray.is_initialized() else ""
+    if where in _HELD:
+        _HELD[where] -= 1
+        if not _HELD[where]:
+            del _HELD[where]
+            ray.shutdown()
 
 
 def _init(whose: str, address: str, runtime_env: Mapping[str, Any] | None, **more: Any) -> None:

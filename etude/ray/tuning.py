@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import ray
 from ray import tune as ray_tune
 from ray.tune.search.basic_variant import BasicVariantGenerator
 
@@ -20,7 +19,7 @@ from etude.envs import env_name
 from etude.errors import EngineError, SettingsError
 from etude.ray.resources import actors_of, driver_of
 from etude.ray.space import SHARED, Shared, checked
-from etude.ray.start import check_room, ensure_started
+from etude.ray.start import check_room, ensure_started, let_go
 from etude.ray.trainable import Trainable, algorithm_of
 from etude.ray.tuned import Tuned, tuned
 from etude.recordings import Recording
@@ -79,26 +78,21 @@ def tune(
         SettingsError: a name of the search space or its values are wrong, or other arguments; before anything starts.
         EngineError: there is no cluster, or it has too little for one trial.
     """
-    check_metric(metric)
     kind = algorithm or algorithm_of(type(config))
-    _check(save_interval=(save_interval, 0), keep=(keep, 1), num_samples=(num_samples, 1))
-    if mode not in ("max", "min"):
-        raise SettingsError(f"`mode` is {mode!r}, but must be 'max' or 'min'.")
-    if (stop is None or stop == Stop()) and scheduler is None:
-        raise SettingsError("`stop` is not set, but trials need to know when to end: give it a budget, as `env_steps`.")
+    check_metric(metric)
+    _check(mode, stop, scheduler, save_interval=(save_interval, 0), keep=(keep, 1), num_samples=(num_samples, 1))
+    config = _at_home(config)
     space = {name: _anywhere(value) if name == "data" else value for name, value in search_space.items()}
-    space = checked(_at_home(config), space, kind.name)
+    space = checked(config, space, kind.name)
+    shared = Shared(
+        config=config, stop=stop or Stop(), algorithm=kind, resources=resources, save_interval=save_interval
+    )
     folder, name = _folder(out, config, kind.name)
     run_config = ray_tune.RunConfig(
         name=name,
         storage_path=folder,
         failure_config=ray_tune.FailureConfig(max_failures=max_failures),
-        checkpoint_config=ray_tune.CheckpointConfig(
-            num_to_keep=keep,
-            checkpoint_score_attribute=metric,
-            checkpoint_score_order=mode,
-            checkpoint_at_end=True,
-        ),
+        checkpoint_config=_checkpoints(keep, metric, mode),
         verbose=verbose,
     )
     tune_config = ray_tune.TuneConfig(
@@ -110,13 +104,6 @@ def tune(
         max_concurrent_trials=max_concurrent,
         reuse_actors=True,  # a process takes seconds to start
     )
-    shared = Shared(
-        config=_at_home(config),
-        stop=stop or Stop(),
-        algorithm=kind,
-        resources=resources,
-        save_interval=save_interval,
-    )
     is_ours = ensure_started(address)
     try:
         check_room([resources or driver_of(config), *actors_of(config)], can_grow=not is_ours)
@@ -126,7 +113,14 @@ def tune(
         return _fitted(tuner, inside(folder, name))
     finally:
         if is_ours:
-            ray.shutdown()
+            let_go()
+
+
+def _checkpoints(keep: int, metric: str, mode: str) -> ray_tune.CheckpointConfig:
+    """The best few are kept; trials themselves say when there is to be one, and Tune at their end."""
+    return ray_tune.CheckpointConfig(
+        num_to_keep=keep, checkpoint_score_attribute=metric, checkpoint_score_order=mode, checkpoint_at_end=True
+    )
 
 
 def resume_tuning(path: str | os.PathLike[str], *, address: str | None = None) -> Tuned:
@@ -151,7 +145,7 @@ def resume_tuning(path: str | os.PathLike[str], *, address: str | None = None) -
         return _fitted(tuner, where)
     finally:
         if is_ours:
-            ray.shutdown()
+            let_go()
 
 
 def _fitted(tuner: ray_tune.Tuner, path: str) -> Tuned:
@@ -166,10 +160,14 @@ def _fitted(tuner: ray_tune.Tuner, path: str) -> Tuned:
     return tuned(grid, path, was_interrupted=was_interrupted)
 
 
-def _check(**least: tuple[float, int]) -> None:
+def _check(mode: str, stop: Stop | None, scheduler: Any, **least: tuple[float, int]) -> None:
     for name, (value, limit) in least.items():
         if value < limit:
             raise SettingsError(f"`{name}` is {value}, but must be at least {limit}.")
+    if mode not in ("max", "min"):
+        raise SettingsError(f"`mode` is {mode!r}, but must be 'max' or 'min'.")
+    if (stop is None or stop == Stop()) and scheduler is None:
+        raise SettingsError("`stop` is not set, but trials need to know when to end: give it a budget, as `env_steps`.")
 
 
 def _folder(out: str | os.PathLike[str] | None, config: AlgorithmConfig, kind: str) -> tuple[str, str]:

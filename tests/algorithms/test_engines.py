@@ -48,7 +48,7 @@ def test_an_engine_that_is_none():
 
 
 def test_the_local_engine_is_no_cluster():
-    assert connect("local") is None
+    assert connect(PPOConfig(env="CartPole-v1")) is None
 
 
 def test_settings_of_the_engine_are_kept_and_no_cluster_is_started_to_load_them(tmp_path):
@@ -65,9 +65,10 @@ def test_settings_of_the_engine_are_kept_and_no_cluster_is_started_to_load_them(
 def test_without_ray_the_error_says_what_to_install():
     code = (
         "import sys; sys.modules['ray'] = None\n"
+        "from etude.algorithms import PPOConfig\n"
         "from etude.algorithms.engines import connect\n"
         "from etude.errors import EngineError\n"
-        "try:\n    connect('ray')\nexcept EngineError as error:\n    print(error)\n"
+        "try:\n    connect(PPOConfig(engine='ray'))\nexcept EngineError as error:\n    print(error)\n"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert told.strip() == 'the ray engine needs Ray: pip install "etude[ray]".'
@@ -77,5 +78,3 @@ def test_nothing_but_the_ray_engine_imports_ray():
     code = "import sys, etude.algorithms, etude.cli.main; print('ray' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert told.strip() == "False"
-
-

@@ -88,7 +88,8 @@ class Watched(IMPALA):
 
 @pytest.mark.parametrize(("epochs", "num_minibatches", "updates"), [(3, 1, 3), (3, None, 12), (1, 4, 4)])
 def test_v_trace_is_computed_anew_before_each_epoch(epochs: int, num_minibatches: int | None, updates: int) -> None:
-    algorithm = Watched(config(epochs=epochs, num_minibatches=num_minibatches, minibatch_size=32, lr=0.05))
+    size = {"minibatch_size": 32} if num_minibatches is None else {}
+    algorithm = Watched(config(epochs=epochs, num_minibatches=num_minibatches, lr=0.05, **size))
     assert algorithm.train().updates == updates
     seen = algorithm.counts_trace.seen
     assert len(seen) == epochs
@@ -156,6 +157,7 @@ def test_modules_have_settings_of_their_own() -> None:
         ({"rho_bar": 0.0}, "`rho_bar` is 0.0, but must be greater than 0"),
         ({"c_bar": 1.5}, "`c_bar` is 1.5, but must be greater than 0 and at most `rho_bar`"),
         ({"value_weight": -0.1}, "`value_weight` is -0.1, but must be at least 0"),
+        ({"minibatch_size": 64}, "`minibatch_size` is 64, but must be left alone, or `num_minibatches` be none"),
         ({"connectors": ("v_trace",)}, "where v_trace has nothing to do"),
     ],
 )

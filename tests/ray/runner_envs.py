@@ -15,6 +15,8 @@ import numpy as np
 import ray
 from gymnasium import spaces
 
+from etude import Callback
+
 
 def claimed(path: str) -> bool:
     """Whether this is the first to ask for ``path``, over all processes."""
@@ -146,3 +148,11 @@ class Giver:
     def give(self, thing: Any) -> list[Any]:
         """References to things."""
         return [ray.put(thing)]
+
+
+class Noting(Callback):
+    """Logs how long episodes were."""
+
+    def on_episode_end(self, episode: Any) -> None:
+        """At the end of each."""
+        episode.log("length", float(episode.t))

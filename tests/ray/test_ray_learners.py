@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -41,7 +42,7 @@ class UserError(Exception):
 
 
 class Touchy(PPO):
-    """Fails where a row says so, ends its process where another does, once, and logs a number of its own."""
+    """Fails where a row says so, hangs where another does, or ends its process, once; logs a number of its own."""
 
     weight = 1.0
     died = ""
@@ -49,6 +50,8 @@ class Touchy(PPO):
     def loss(self, module: Module, batch: Batch) -> Loss:
         if bool((batch["bad"] > 0).any()):
             raise UserError("a row that must not be")
+        if bool((batch["bad"] < -1).any()):
+            time.sleep(600)
         if bool((batch["bad"] < 0).any()) and self.updates == 3 and self.died and not os.path.exists(self.died):
             open(self.died, "x").close()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -253,15 +256,18 @@ def test_a_learner_that_is_killed_changes_nothing(
     assert "a learner was lost, and all are made anew as they were before this update: The actor died" in caplog.text
 
 
-def test_losses_are_counted_out(cluster: None) -> None:
+def test_a_learner_that_hangs_is_lost_and_losses_are_counted_out(cluster: None) -> None:
     algorithm = made()
     learners = Learners(algorithm, Ray(num_learners=1, max_restarts=0))
     try:
         learners.update({"main": experience(10)}, 0)
         before = {name: value.clone() for name, value in algorithm.module.state_dict().items()}
-        os.kill(learners.pids[0], signal.SIGKILL)
-        with pytest.raises(EngineError, match=r"a learner was lost, and `ray.max_restarts` \(0\) are used up. The"):
-            learners.update({"main": experience(10)}, 0)
+        learners._settings = dataclasses.replace(learners._settings, learner_timeout=1.0)
+        exp = experience(10)
+        exp.steps["bad"][3] = -2
+        lost = r"a learner was lost, and `ray.max_restarts` \(0\) are used up. The cause: no answer within 1 s"
+        with pytest.raises(EngineError, match=lost):
+            learners.update({"main": exp}, 0)
         for name, value in algorithm.module.state_dict().items():
             assert torch.equal(value, before[name])
     finally:

@@ -144,7 +144,7 @@ def test_restarts_have_an_end(made: Any, tmp_path: Path) -> None:
 
 def test_an_env_that_can_not_be_made_says_so_at_once(made: Any) -> None:
     with pytest.raises(EnvError, match="no wheels") as error:
-        made(runner_envs.Unmade, Ray(num_runners=2))
+        made(runner_envs.Unmade, Ray(num_runners=1))
     assert "in runner " in "".join(error.value.__notes__)
     assert "runner_envs.py" in "".join(error.value.__notes__)  # its traceback
 
@@ -157,7 +157,7 @@ def test_nor_is_it_tried_again_and_again_where_a_restarted_runner_can_not_make_i
 
 def test_an_error_of_an_env_comes_as_itself(made: Any, tmp_path: Path) -> None:
     env = functools.partial(runner_envs.OnceBad, str(tmp_path), "raise")
-    algorithm = made(env, Ray(num_runners=2), workers=Workers(restart_failed=False))
+    algorithm = made(env, Ray(num_runners=1), workers=Workers(restart_failed=False))
     with pytest.raises(EnvError, match="a wheel came off") as error:
         total(algorithm, 3)
     assert "in runner " in "".join(error.value.__notes__)
@@ -165,7 +165,7 @@ def test_an_error_of_an_env_comes_as_itself(made: Any, tmp_path: Path) -> None:
 
 def test_or_the_env_is_made_again_in_its_runner(made: Any, tmp_path: Path) -> None:
     env = functools.partial(runner_envs.OnceBad, str(tmp_path), "raise")
-    algorithm = made(env, Ray(num_runners=2))
+    algorithm = made(env, Ray(num_runners=1))
     counts = total(algorithm, 3)
     assert counts["restarts"] == 1
     assert algorithm.faulty_episodes == 1

@@ -25,6 +25,7 @@ from etude.algorithms.ppo import PPO, PPOConfig
 from etude.algorithms.result import Stop
 from etude.errors import DataError, EngineError
 from etude.experience import Experience
+from etude.ray import dealing
 from etude.recordings import Recording
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -44,6 +45,13 @@ def envs_by_value() -> Iterator[None]:
     ray.cloudpickle.register_pickle_by_value(runner_envs)
     yield
     ray.cloudpickle.unregister_pickle_by_value(runner_envs)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is, no runner counts as late."""
+    for name in ("_SLACK", "_FORESEEN"):
+        monkeypatch.setattr(dealing, name, 60.0)
 
 
 @pytest.fixture
@@ -169,18 +177,15 @@ def test_only_episodes_that_have_ended(made: Any) -> None:
 
 
 def test_runners_act_by_the_newest_weights_however_they_came(made: Any) -> None:
-    algorithm = made(Ray(num_runners=2))
-    algorithm.train()
+    algorithm = made(Ray(num_runners=1), callbacks=(runner_envs.Noting(),))
+    assert algorithm.train().custom["length"]["mean"] == 5  # what callbacks log, there, comes here
     with torch.no_grad():
         for parameter in algorithm.module.parameters():
             parameter.zero_()
     exp = algorithm.runner.collect_each(num_steps=64)[None]
     np.testing.assert_allclose(exp.steps[col.LOGP], math.log(0.5), rtol=1e-6)
     assert algorithm.runner.stats()["policy_lag"] == 0
-
-
-def test_an_earlier_state_is_acted_by_too(made: Any) -> None:
-    algorithm = made(Ray(num_runners=1))
+    # an earlier state is acted by, too
     state = copy.deepcopy(algorithm.get_state("modules", None) | algorithm.get_state("learners", None))
     for _ in range(3):
         algorithm.train()
@@ -201,11 +206,12 @@ def test_exploration_is_the_learners(made: Any) -> None:
         algorithm.close()
 
 
-def test_a_runner_that_lags_is_not_waited_for(made: Any, tmp_path: Path) -> None:
+def test_a_runner_that_lags_is_not_waited_for(made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dealing, "_SLACK", 0.1)
     env = functools.partial(runner_envs.Gated, str(tmp_path), 40)
     algorithm = made(Ray(num_runners=2, fragment_steps=16), env=env)
-    for _ in range(4):
-        assert algorithm.train().env_steps % 64 == 0  # the other makes up for it, exactly
+    for i in range(1, 5):
+        assert algorithm.train().env_steps >= 64 * i  # the other makes up for it
     behind = sum(len(member.asks) for member in members(algorithm))
     assert behind > 0
     assert [member.is_late for member in members(algorithm)].count(True) == 1
@@ -216,7 +222,7 @@ def test_a_runner_that_lags_is_not_waited_for(made: Any, tmp_path: Path) -> None
     result = algorithm.train()
     assert result.metrics["lost_fragments"] == 0
     assert result.metrics["policy_lag"] > 0  # what it had made by older weights counts now
-    assert 64 <= result.env_steps - before < 64 + 16
+    assert 64 <= result.env_steps - before <= 64 + 16
 
 
 def test_a_collection_goes_on_with_what_has_come(made: Any, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def run(code, folder, **environment):
 
 OURS = """
 import signal, sys
-from etude.ray.start import check_room, ensure_started
+from etude.ray.start import check_room, ensure_started, let_go
 sys.path.append("elsewhere")
 import apart  # found because of the line above
 handler = lambda number, frame: None
@@ -49,7 +49,11 @@ try:
     check_room([{"CPU": 1.0}] * (int(cpus) + 1), can_grow=False)
 except Exception as error:
     print(type(error).__name__, str(error).replace(f"{cpus:g}", "N", 1))
-ray.shutdown()
+let_go()
+print(ray.is_initialized())
+let_go()
+print(ray.is_initialized())
+let_go()
 """
 
 
@@ -59,9 +63,10 @@ def test_a_cluster_is_started_where_there_is_none_and_finds_what_this_process_fi
     (tmp_path / "beside.py").write_text("NAME = 'beside'\n")
     environment = dict.fromkeys(("RAY_ADDRESS", "PYTHONPATH"), "")
     out, err = run(OURS.replace('"elsewhere"', repr(str(tmp_path / "elsewhere"))), tmp_path, **environment)
-    assert out[:4] == ["True", "True True", "False", "apart beside etude 1"]
+    assert out[:4] == ["True", "True True", "True", "apart beside etude 1"]
     assert out[4].startswith("EngineError the cluster has N CPU in all, but ")
     assert "ask for less (fewer runners or learners" in out[4]
+    assert out[5:] == ["True", "False"]  # the last of the two ends it
     assert "Started a local Ray instance" not in err
 
 

@@ -3,6 +3,8 @@ import dataclasses
 import json
 import math
 import os
+import signal
+import threading
 
 import numpy as np
 import pytest
@@ -137,6 +139,52 @@ def test_population_based_training_goes_on_from_anothers_checkpoint_with_its_own
         assert trial.config.lr in (1e-3, 5e-4)  # the one with 1e-6 was given others
         assert trial.result["metrics/lr"] == trial.config.lr
         assert trial.result["env_steps"] == 64 * 6
+
+
+# -- interrupted, and elsewhere ---------------------------------------------------------------------------------------
+
+
+def interrupt_once_there_is(pattern, folder):
+    """Let Ctrl-C come as soon as a file is there that has something in it."""
+    done = threading.Event()
+
+    def wait():
+        while not done.wait(0.02):
+            if any(path.stat().st_size for path in folder.glob(pattern)):
+                os.kill(os.getpid(), signal.SIGINT)
+                return
+
+    threading.Thread(target=wait, daemon=True).start()
+    return done
+
+
+# Tune leaves its own log files open when it is interrupted.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+def test_what_ctrl_c_ended_goes_on_from_its_checkpoints(cluster, tmp_path):
+    stop, handler = etude.Stop(env_steps=64 * 300), signal.getsignal(signal.SIGINT)
+    done = interrupt_once_there_is("x/*/checkpoint_*/*", tmp_path)
+    found = tune(TINY, {"lr": [1e-3]}, stop=stop, save_interval=0.3, out=tmp_path / "x", verbose=0)
+    done.set()
+    assert found.is_interrupted
+    assert not found.trials[0].has_ended
+    assert "interrupted" in found.table()
+    before = found.trials[0].result["env_steps"]
+    assert 0 < before < 64 * 300
+    assert signal.getsignal(signal.SIGINT) == handler
+    again = resume_tuning(tmp_path / "x")
+    assert not again.is_interrupted
+    result = again.trials[0].result
+    assert (result["env_steps"], result["training_iteration"]) == (64 * 300, 300)
+    assert result["iterations_since_restore"] < 300
+    assert etude.load(again.best.checkpoint).env_steps <= 64 * 300
+
+
+def test_a_trial_may_have_runners_of_its_own(cluster, tmp_path):
+    config = dataclasses.replace(TINY, engine=etude.algorithms.engines.Ray(num_runners=1))
+    found = tune(config, {"lr": [1e-3]}, stop=etude.Stop(env_steps=128), out=tmp_path / "x", verbose=0)
+    assert not found.errors
+    assert found.best.result["env_steps"] >= 128
+    assert etude.load(found.best.checkpoint, engine="local").env_steps >= 128
 
 
 # -- a trial ----------------------------------------------------------------------------------------------------------

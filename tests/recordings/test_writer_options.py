@@ -78,6 +78,19 @@ def test_writers_with_prefixes_of_their_own_write_one_recording_at_one_time(tmp_
         assert writer.next_file == 3
 
 
+def test_one_of_several_writers_keeps_the_manifest_or_none(tmp_path):
+    spaces = {"obs_space": OBS, "action_space": ACTION}
+    parts = [numbered([4, 2]), numbered([3], first=2)]
+    writers = [RecordingWriter(tmp_path, **spaces, prefix=f"w{i}", append=True, manifest=False) for i in range(2)]
+    for writer, exp in zip(writers, parts, strict=True):
+        writer.write(exp)
+        writer.close()
+    assert not (tmp_path / "recording.json").exists()  # files have it all
+    assert_same(Recording.open(tmp_path).read(), Experience.concat(parts))
+    RecordingWriter(tmp_path, **spaces, append=True).close()
+    assert {*json.loads((tmp_path / "recording.json").read_text())["files"]} == {"w0-00000.parquet", "w1-00000.parquet"}
+
+
 @pytest.mark.parametrize("prefix", ["", ".a", "_a", "a/b"])
 def test_prefixes_that_can_not_be(tmp_path, prefix):
     with pytest.raises(ValueError, match="prefix is"):
