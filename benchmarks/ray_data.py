@@ -88,7 +88,6 @@ def run():
 """
 
 _BARE = """
-import glob
 ray.data.DataContext.get_current().enable_progress_bars = False
 class Identity:
     def __call__(self, batch):
@@ -98,7 +97,7 @@ def take(split, rows, begin):
     return tell(split.iter_batches(batch_size={batch}, batch_format="numpy"), rows, begin)
 def run():
     begin = time.perf_counter()
-    found = ray.data.read_parquet(glob.glob(PATH + "/*.parquet"), columns=["obs", "action"])
+    found = ray.data.read_parquet(PATH, file_extensions=["parquet"], columns=["obs", "action"])
     if {actors}:
         found = found.map_batches(Identity, compute=ray.data.ActorPoolStrategy(size=1))
     if not NUM:

@@ -82,6 +82,9 @@ class Learners(Protocol):
     def update(self, parts: Mapping[str, Experience], env_steps: int) -> dict[str, Update]:
         """Let each module learn from prepared experience, as `OnPolicyAlgorithm.learn` does."""
 
+    def update_next(self, seen: Mapping[str, Experience], env_steps: int) -> dict[str, Update] | None:
+        """As `update` of what modules saw, while more is collected; gives what the one before brought, if any."""
+
     def update_from(self, module_id: str, batches: Iterable[Any], env_steps: int) -> tuple[Update, list[Figures]]:
         """As `ModuleLearner.update_from`, and what the loss kept of each batch, by row (`ModuleLearner.kept`)."""
 

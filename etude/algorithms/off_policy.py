@@ -9,6 +9,7 @@ import numpy as np
 
 from etude import columns as col
 from etude.algorithms.acting import ActingAlgorithm
+from etude.algorithms.cluster import Learners
 from etude.algorithms.components import Component
 from etude.algorithms.config import ActingConfig
 from etude.algorithms.replayed import seen, split
@@ -227,16 +228,16 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
 
     def learn(self, num_updates: int) -> dict[str, Update]:
         """Make gradient steps of each module that is trained and has a batch to draw."""
-        updates = {}
+        updates, learners = {}, self.learners
         for name, replay in self.learner.chosen(self.replays).items():
             with self.settings_of(name):
                 if replay.can_sample(self.config.batch_size):
                     num = num_updates * self.config.accumulate
-                    if self.learners is None:
+                    if learners is None:
                         learner = self.students[name].learner
                         updates[name] = learner.update_from(self._batches(name, learner, num))
                     else:
-                        updates[name] = self._learned_away(name, num)
+                        updates[name] = self._learned_away(learners, name, num)
         return updates
 
     def _drawn(self, name: str) -> tuple[Columns, Columns]:
@@ -250,13 +251,12 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
             yield shown
             self._set_priorities(self.replays[name], batch, learner.kept)
 
-    def _learned_away(self, name: str, num: int) -> Update:
+    def _learned_away(self, learners: Learners, name: str, num: int) -> Update:
         """Gradient steps by learners elsewhere, some batches at a time: priorities follow when these are learned."""
-        assert self.learners is not None
         done = []
         for first in range(0, num, _AT_ONCE):
             drawn = [self._drawn(name) for _ in range(min(_AT_ONCE, num - first))]
-            update, kept = self.learners.update_from(name, [shown for _, shown in drawn], self.env_steps)
+            update, kept = learners.update_from(name, [shown for _, shown in drawn], self.env_steps)
             for (batch, _), rows in zip(drawn, kept, strict=True):
                 self._set_priorities(self.replays[name], batch, rows)
             done.append(update)

@@ -159,11 +159,12 @@ class OfflineAlgorithm(Algorithm[C]):
         return {f"left_out/{kind}": float(count) for kind, count in found.items() if count}
 
     def _updated(self, name: str, feed: "Feed") -> Update:
+        learners = self.learners
         with self.settings_of(name):
             num = self.config.updates_per_iteration * self.config.accumulate
-            if self.learners is None:
+            if learners is None:
                 return self.students[name].learner.update_from(feed.take(num))
-            return self.learners.update_from(name, feed.take(num), self.env_steps)[0]
+            return learners.update_from(name, feed.take(num), self.env_steps)[0]
 
     def _evaluate(self) -> None:
         num = self.config.evaluation_episodes

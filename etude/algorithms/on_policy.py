@@ -2,10 +2,10 @@
 """OnPolicyAlgorithm: collect, learn from exactly that, forget."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from etude.algorithms.acting import ActingAlgorithm
+from etude.algorithms.cluster import Learners
 from etude.algorithms.config import OnPolicyConfig
 from etude.algorithms.reporting import together
 from etude.experience import Experience
@@ -17,53 +17,61 @@ C = TypeVar("C", bound=OnPolicyConfig)
 class OnPolicyAlgorithm(ActingAlgorithm[C]):
     """Learns from the steps that its own module has just made. Define `loss` and `learner_connectors`."""
 
-    agreed: Mapping[str, int] = MappingProxyType({})
-    """The minibatches of an epoch, by module id, where several learners have agreed on them."""
-
     def training_step(self) -> Update:
         """Collect, prepare, update: one iteration."""
-        parts = self.collect(num_steps=self.config.num_steps, whole_episodes=self.config.whole_episodes)
-        self.before_update(self.env_steps)
-        chosen = self.learner.chosen(self.assign(parts))
-        updates = self._learned(chosen) if self.learners is None else self._learned_away(chosen)
+        updates: dict[str, Update] | None = None
+        while updates is None:  # where learners elsewhere work beside, there is none to tell of at first
+            parts = self.collect(num_steps=self.config.num_steps, whole_episodes=self.config.whole_episodes)
+            self.before_update(self.env_steps)
+            updates = self._learned(self.learner.chosen(self.assign(parts)))
         several = len(self.students) > 1
         return Update(
             together({name: update.losses for name, update in updates.items()}, several=several),
-            together({name: update.metrics for name, update in updates.items()}, several=several) | self.counts,
+            together({name: update.metrics for name, update in updates.items()}, several=several)
+            | self.counts
+            | ({} if self.learners is None else self.learners.stats()),
         )
 
-    def _learned(self, parts: Mapping[str, Experience]) -> dict[str, Update]:
-        """Each module's update, one after the other."""
+    def _learned(self, parts: Mapping[str, Experience]) -> dict[str, Update] | None:
+        """The updates of all modules; None where they are only begun."""
+        if self.learners is not None:
+            return self._learned_away(self.learners, parts)
         updates = {}
         for name, exp in parts.items():
-            seen, batch = self._connected(name, exp)
+            seen = self._seen(name, exp)
+            batch = self.prepared(name, seen)
             with self.timed("update"):
                 updates[name] = self.learn(name, batch)
-            self._tell(name, exp, seen)
+            self.students[name].connectors.update(exp)
+            self.students[name].to_learner.update(seen)
         return updates
 
-    def _learned_away(self, parts: Mapping[str, Experience]) -> dict[str, Update]:
-        """The updates of all modules at once, by learners elsewhere."""
-        assert self.learners is not None
-        connected = {name: self._connected(name, exp) for name, exp in parts.items()}
-        with self.timed("update"):
-            updates = self.learners.update({name: batch for name, (_, batch) in connected.items()}, self.env_steps)
-        for name, (seen, _) in connected.items():
-            self._tell(name, parts[name], seen)
-        self.counts |= self.learners.stats()
+    def _learned_away(self, learners: Learners, parts: Mapping[str, Experience]) -> dict[str, Update] | None:
+        """Likewise, of all modules at once, by learners elsewhere; beside what comes next, where that is allowed."""
+        updates: dict[str, Update] | None
+        seen = {name: self._seen(name, exp) for name, exp in parts.items()}
+        if self.collects_beside:
+            with self.timed("update"):
+                updates = learners.update_next(seen, self.env_steps)
+        else:
+            batches = {name: self.prepared(name, exp) for name, exp in seen.items()}
+            with self.timed("update"):
+                updates = learners.update(batches, self.env_steps)
+            for name, exp in seen.items():
+                self.students[name].to_learner.update(exp)
+        for name, exp in parts.items():
+            self.students[name].connectors.update(exp)
         return updates
 
-    def _connected(self, name: str, exp: Experience) -> tuple[Experience, Experience]:
-        """What a module saw, and what it learns from."""
+    def _seen(self, name: str, exp: Experience) -> Experience:
+        with self.timed("connect"):
+            return self.students[name].connectors.offline(exp)
+
+    def prepared(self, name: str, seen: Experience) -> Experience:
+        """What a module learns from, of what it saw."""
         student = self.students[name]
         with self.timed("connect"):
-            seen = student.connectors.offline(exp)
-            return seen, student.to_learner.offline(seen, student.module)
-
-    def _tell(self, name: str, exp: Experience, seen: Experience) -> None:
-        """Let a module's connectors learn from what it has lived through."""
-        self.students[name].connectors.update(exp)
-        self.students[name].to_learner.update(seen)
+            return student.to_learner.offline(seen, student.module)
 
     def learn(self, name: str, batch: Experience) -> Update:
         """Let one module learn from what its connectors have prepared."""
@@ -92,7 +100,7 @@ class OnPolicyAlgorithm(ActingAlgorithm[C]):
             how: Other than the config has it, such as ``epochs``; see `ModuleLearner.update`.
         """
         config = self.config
-        num = self.agreed.get(learner.name, config.num_minibatches)
+        num = config.num_minibatches
         own: dict[str, Any] = {
             "minibatch_size": config.minibatch_size if num is None else None,
             "num_minibatches": num,

@@ -21,7 +21,8 @@ from etude.experience import Experience
 from etude.learners.batch import as_tensors
 from etude.recordings import Recording
 from etude.recordings.batches import DERIVED
-from etude.recordings.pipeline import PIECE_ROWS, Cuts, DataPipeline, Flow, InMemory, Parted, Steps
+from etude.recordings.parted import PIECE_ROWS, InMemory, Parted
+from etude.recordings.pipeline import Cuts, DataPipeline, Flow, Steps
 from etude.recordings.preparation import Preparation
 from etude.recordings.row_filters import RowFilter
 from etude.spaces import leaf_dtype, leaf_shape, leaves

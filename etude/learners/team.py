@@ -5,8 +5,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
 from etude.errors import EngineError
 
@@ -41,6 +43,12 @@ class Team:
         """Make a tensor, in place, the sum of those that all have: the same numbers everywhere, to the bit."""
         with _said():
             dist.all_reduce(tensor, dist.ReduceOp.SUM, self._group)
+
+    def sum_array_(self, array: NDArray[np.float64]) -> None:
+        """As `sum_`, of an array."""
+        tensor = torch.from_numpy(array).to(self._device)
+        self.sum_(tensor)
+        array[...] = tensor.cpu().numpy()
 
     def total(self, number: int) -> int:
         """The sum of everyone's number."""

@@ -141,6 +141,7 @@ class Broadcast:
         """Of `Weights`."""
         self.news = News({}, {})
         self._marks: Any = None
+        self._is_lost = False
         self._known = b""
 
     def refresh(self, students: Mapping[str, Student], ref: Any = None) -> None:
@@ -154,7 +155,8 @@ class Broadcast:
         marks = {name: (seq_nos[name], _mark(student.module)) for name, student in students.items()}
         if marks != self._marks:
             self._marks, self.seq_nos = marks, seq_nos
-            self.ref = ray.put(weights_of(students)) if ref is None else ref
+            self.ref = ray.put(weights_of(students)) if ref is None or self._is_lost else ref
+            self._is_lost = False
             self.version += 1
         news = News(
             {name: learned_of(student.connectors) for name, student in students.items()},
@@ -167,7 +169,7 @@ class Broadcast:
 
     def put_again(self) -> None:
         """The weights were lost from the store: put them there anew when they are next wanted."""
-        self._marks = None
+        self._marks, self._is_lost = None, True
 
 
 def weights_of(students: Mapping[str, Student]) -> Weights:

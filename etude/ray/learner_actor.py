@@ -57,6 +57,7 @@ class LearnerActor:
     ) -> None:
         self._made_of = (kind, config, spaces, device)
         self._feeds: dict[str, Feed] = {}
+        self._connects = False  # connectors that need the module work here
 
     def build(self) -> None:
         """Make the replica. Not done when the actor is made, so that what fails here is raised as itself."""
@@ -69,6 +70,8 @@ class LearnerActor:
         team = Team()
         for student in self._algorithm.students.values():
             student.learner.team = team
+            for connector in student.to_learner.connectors:
+                connector.sum_over_learners = team.sum_array_
 
     # -- what it knows ------------------------------------------------------------------------------------------
 
@@ -83,8 +86,8 @@ class LearnerActor:
 
     def rest(self) -> dict[str, Any]:
         """By module id, what else its learner knows; and its connectors, where they learn here."""
-        students = self._algorithm.students
-        return {name: known_by(student, connectors=name in self._feeds) for name, student in students.items()}
+        there = self._connects or bool(self._feeds)
+        return {name: known_by(student, connectors=there) for name, student in self._algorithm.students.items()}
 
     # -- learning -----------------------------------------------------------------------------------------------
 
@@ -94,6 +97,18 @@ class LearnerActor:
         algorithm = self._algorithm
         assert isinstance(algorithm, OnPolicyAlgorithm)
         return {name: algorithm.learn(name, part) for name, part in parts.items()}
+
+    def connect_and_update(self, seen: Mapping[str, Experience], standing: Standing) -> dict[str, Update]:
+        """As `update`, from what modules saw, before the learners' connectors."""
+        self._connects = True
+        self._stand(standing)
+        algorithm = self._algorithm
+        assert isinstance(algorithm, OnPolicyAlgorithm)
+        updates = {}
+        for name, exp in seen.items():
+            updates[name] = algorithm.learn(name, algorithm.prepared(name, exp))
+            algorithm.students[name].to_learner.update(exp)
+        return updates
 
     def update_from(
         self, batches: Sequence[Any], module_id: str, standing: Standing

@@ -38,6 +38,14 @@ class Learned(NamedTuple):
     """See `LearnerActor.rest`."""
 
 
+class Asked(NamedTuple):
+    """References to what `Learned` holds."""
+
+    answers: list[Any]
+    weights: Any
+    rest: Any
+
+
 class LearnerGroup:
     """Learners of one process group.
 
@@ -106,11 +114,18 @@ class LearnerGroup:
         self, method: str, *common: Any, own: Sequence[Any] | None = None, timeout: float | None = None
     ) -> Learned:
         """As `call` of a method by which they learn, and what they know then: all the same, so that one is asked."""
+        return self.learned(self.begin(method, *common, own=own), timeout)
+
+    def begin(self, method: str, *common: Any, own: Sequence[Any] | None = None) -> Asked:
+        """As `learn`, without waiting: see `learned`."""
         given = [()] * self._size if own is None else [(one,) for one in own]
-        refs = [self._method(rank, method, *mine, *common) for rank, mine in enumerate(given)]
-        weights, rest = self._method(0, "weights"), self._method(0, "rest")
-        *answers, new_weights, new_rest = self.wait([*refs, weights, rest], timeout)
-        return Learned(answers, weights, new_weights, new_rest)
+        answers = [self._method(rank, method, *mine, *common) for rank, mine in enumerate(given)]
+        return Asked(answers, self._method(0, "weights"), self._method(0, "rest"))
+
+    def learned(self, asked: Asked, timeout: float | None = None) -> Learned:
+        """What comes of what was begun; waits for it."""
+        *answers, weights, rest = self.wait([*asked.answers, asked.weights, asked.rest], timeout)
+        return Learned(answers, asked.weights, weights, rest)
 
     def _method(self, rank: int, method: str, *arguments: Any) -> Any:
         return getattr(self._workers.workers[rank].actor, method).remote(*arguments)

@@ -2,8 +2,9 @@
 """Learners: many learners of a cluster in place of one here."""
 
 import logging
+import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import ray
 import torch
@@ -16,7 +17,7 @@ from etude.learners import Update
 from etude.learners.updates import Figures
 from etude.ray.faults import first_line
 from etude.ray.learner_actor import Standing, Trained
-from etude.ray.learner_group import Learned, LearnerGroup, LearnerLost
+from etude.ray.learner_group import Asked, Learned, LearnerGroup, LearnerLost
 from etude.ray.shares import shares_of, shares_of_batch
 from etude.ray.states import from_arrays, known_by, set_known
 
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
     from etude.algorithms.base import Algorithm
     from etude.algorithms.offline import OfflineAlgorithm
 
+T = TypeVar("T")
+
 _log = logging.getLogger("etude.ray")
+_NEXT: Final = "connect_and_update"
 
 
 class Learners:
@@ -51,6 +55,8 @@ class Learners:
         self._config = algorithm.config
         self._group: LearnerGroup | None = None
         self._is_fed = False
+        self._begun: tuple[Asked, Standing, list[Any]] | None = None  # an update, and what it was asked with
+        self._brought: dict[str, Update] | None = None  # by the latest of these, not told yet
         self._known: Any = None
         self._weights_ref: Any = None
         self._restarts = self._told_restarts = self._left_out = 0
@@ -85,6 +91,36 @@ class Learners:
         timeout = self._settings.learner_timeout
         done = self._together(lambda group: group.learn("update", self._standing(env_steps), own=refs, timeout=timeout))
         return {name: done[0].get(name, Update({}, {})) for name in parts}
+
+    def update_next(self, seen: Mapping[str, Experience], env_steps: int) -> dict[str, Update] | None:
+        """Let each module learn from what it saw while more is collected; gives what the update before has brought.
+
+        Learners let their connectors work, which ask the module as it is there, on shares of whole segments. What is
+        changed in the modules here meanwhile is overwritten by what comes. None: there was none before.
+
+        Args:
+            seen: By module id: behind the connectors between env and module.
+            env_steps: Sampled over the lifetime.
+
+        Raises:
+            EngineError: as `update`; so are others.
+        """
+        before, self._brought = self._ended(), None
+        num = self._settings.num_learners
+        some = {name: shares_of(exp.numpy(), num, max_seq_len=sys.maxsize) for name, exp in seen.items()}
+        refs = [ray.put({name: own[i] for name, own in some.items()}) for i in range(num)]
+        given = (self._standing(env_steps), refs)
+        self._begun = (self._insist(lambda group: group.begin(_NEXT, given[0], own=refs)), *given)
+        return before
+
+    def _ended(self) -> dict[str, Update] | None:
+        """What the update brought that is under way; waits for its end."""
+        if self._begun is not None:
+            (asked, standing, refs), self._begun = self._begun, None
+            timeout = self._settings.learner_timeout
+            done = self._together(lambda group: group.learn(_NEXT, standing, own=refs, timeout=timeout), asked)
+            self._brought = done[0]
+        return self._brought
 
     def _shares(self, name: str, exp: Experience) -> list[Experience]:
         algorithm, num = self._algorithm, self._settings.num_learners
@@ -163,7 +199,8 @@ class Learners:
     # -- what learners know -------------------------------------------------------------------------------------
 
     def pull(self) -> None:
-        """Nothing is left to be brought: each update brings all."""
+        """Wait for an update that is under way: each brings all that learners know."""
+        self._ended()
 
     def push(self) -> None:
         """Let learners know what the algorithm here knows, before the next update; its modules may be others."""
@@ -171,6 +208,7 @@ class Learners:
             self._end()
         self._config = self._algorithm.config
         self._known, self._is_fed = None, False
+        self._begun = self._brought = None
 
     def stats(self) -> dict[str, float]:
         """What was counted since this was last asked: ``learner_restarts``.
@@ -189,19 +227,31 @@ class Learners:
             for name, student in self._algorithm.students.items()
         }
 
-    def _together(self, ask: Callable[[LearnerGroup], Learned]) -> list[Any]:
-        """Let a group learn, and take over what it has learned; as often as learners are lost."""
+    def _together(self, ask: Callable[[LearnerGroup], Learned], asked: Asked | None = None) -> list[Any]:
+        """Let a group learn, if that was not ``asked`` already, and take over what it has learned."""
+
+        def learned(group: LearnerGroup) -> Learned:
+            nonlocal asked
+            before, asked = asked, None
+            return ask(group) if before is None else group.learned(before, self._settings.learner_timeout)
+
+        done = self._insist(learned, is_ready=asked is not None)
+        for name, student in self._algorithm.students.items():
+            set_known(student, {**done.rest[name], "module": done.weights[name]})
+        self._known, self._weights_ref = self._marks(), done.weights_ref
+        return done.answers
+
+    def _insist(self, ask: Callable[[LearnerGroup], T], *, is_ready: bool = False) -> T:
+        """Ask a group for something, as often as learners are lost."""
         while True:
             try:
-                done = ask(self._ready())
+                return ask(self._group if is_ready and self._group is not None else self._ready())
             except LearnerLost as error:
+                is_ready = False
                 self._lost(error)
             except BaseException:
                 self._end()  # nobody knows how far the others are
                 raise
-            else:
-                self._take(done)
-                return done.answers
 
     def _ready(self) -> LearnerGroup:
         """A group that knows what the algorithm here knows."""
@@ -216,11 +266,6 @@ class Learners:
             self._group.call("load", ray.put(state))
             self._known = self._marks()
         return self._group
-
-    def _take(self, done: Learned) -> None:
-        for name, student in self._algorithm.students.items():
-            set_known(student, {**done.rest[name], "module": done.weights[name]})
-        self._known, self._weights_ref = self._marks(), done.weights_ref
 
     # -- what fails ---------------------------------------------------------------------------------------------
 

@@ -294,6 +294,9 @@ def test_a_learner_can_end_while_others_have_not_begun(data: str) -> None:
     taking.start()  # and waits for the other learner
     feed.close()
     taking.join()
+    other = shards[1].feeds(algorithm)["main"]  # now Ray Data need not wait any longer
+    assert len(taken(other, 1)[0]["action"]) == 7
+    other.close()
     assert not errors or "was closed" in str(errors[0])
 
 
