@@ -16,7 +16,7 @@ demo: $(VENV)/installed
 	$(BIN)/etude demo
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

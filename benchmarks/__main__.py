@@ -43,6 +43,8 @@ ROWS = {
     "replay": "replay:rows",
     "metrics": "metrics:rows",
     "ray-learners": "ray_learners:rows",
+    "ray-ppo": "ray_ppo:rows",
+    "ray-hops": "ray_hops:rows",
     "start": "start:rows",
 }
 """Where each group of rows is measured; a module is imported only when it is needed."""

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runners on a cluster of this machine: sampling, weights, and one that is slower than the others."""
 
-import importlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from benchmarks import ray_rllib
 from benchmarks.harness import ENV, ETUDE, SHARE, STEPS_A_SECOND, Figure, Options, Reach, Row, Work, race, rate
 from benchmarks.slow_envs import Costly, Costly100
 
@@ -79,8 +79,8 @@ def rows(options: Options) -> Iterator[Row]:
 def _cartpole(options: Options) -> Row:
     with _collecting(ENV, 2) as ours, _collecting(ENV, 0, num_envs=16) as local:
         works = {ETUDE: ours, LOCAL: local}
-        if _has_rllib():
-            works[RLLIB] = _rllib(ENV)
+        if ray_rllib.is_there():
+            works[RLLIB] = ray_rllib.sampling(ENV, STEPS)
         rates = race(works, options)
     figures = [Figure(ETUDE, rates[ETUDE], "etude"), Figure(LOCAL, rates[LOCAL])]
     figures += [Figure(RLLIB, rates[RLLIB], "peer")] if RLLIB in rates else []
@@ -232,36 +232,3 @@ def _sampled(env: Any, long: int) -> Iterator[Work]:
         yield work
     finally:
         algorithm.close()
-
-
-def _has_rllib() -> bool:
-    """Whether this interpreter has it, with all that it needs."""
-    try:
-        importlib.import_module("ray.rllib.algorithms.ppo")
-    except ImportError:
-        return False
-    return True
-
-
-def _rllib(env: str) -> Work:
-    from ray.rllib.algorithms.ppo import PPOConfig
-
-    config = (
-        PPOConfig()
-        .environment(env)
-        .env_runners(num_env_runners=2, num_envs_per_env_runner=8, rollout_fragment_length=STEPS // 16)
-        .training(train_batch_size=STEPS)
-    )
-    algorithm = config.build_algo()
-    from ray.rllib.execution.rollout_ops import synchronous_parallel_sample
-
-    def work() -> int:
-        episodes, _ = synchronous_parallel_sample(  # as its PPO does
-            worker_set=algorithm.env_runner_group,
-            max_env_steps=STEPS,
-            _uses_new_env_runners=True,
-            _return_metrics=True,
-        )
-        return sum(len(episode) for episode in episodes)
-
-    return work

@@ -22,6 +22,7 @@ from etude.algorithms.engines import Ray
 from etude.errors import EngineError
 from etude.ray.faults import first_line, raise_from
 from etude.ray.members import Ask, Fragment, Member
+from etude.ray.pulse import hung
 
 _log = logging.getLogger("etude.ray")
 
@@ -93,7 +94,7 @@ class Crew:
         now = monotonic()
         if now - self._looked > _TICK:
             self._looked = now
-            self._look_after_hanging({member.number for ref, member in heads.items() if ref not in ready}, now)
+            self._look_after_hanging(heads, now)
         if not ready or heads[ready[0]] not in self.members:
             return None
         member = heads[ready[0]]
@@ -130,7 +131,7 @@ class Crew:
 
     def _done(self, member: Member) -> None:
         member.asks.popleft()
-        member.since = member.moved = monotonic()
+        member.since = monotonic()
         member.is_late = False
 
     # -- what fails ---------------------------------------------------------------------------------------------
@@ -195,35 +196,18 @@ class Crew:
 
     # -- what hangs ---------------------------------------------------------------------------------------------
 
-    def _look_after_hanging(self, busy: set[int], now: float) -> None:
-        """Ask the runners at work how far they are, and replace those that have made no turn for too long.
-
-        One that does not answer, as an env holds Python's lock, has made none.
-        """
+    def _look_after_hanging(self, heads: dict[Any, Member], now: float) -> None:
+        """Ask the runners at work how far they are, and replace those that have made no turn for too long."""
         limit = self._settings.step_timeout
-        if limit is None:
+        if limit is None or not heads:
             return
-        for member in list(self.members):
-            if member.number not in busy or not member.has_begun or not member.asks or not member.asks[0].steps:
+        _, unfinished = ray.wait(list(heads), num_returns=len(heads), timeout=0, fetch_local=False)
+        for member in [heads[ref] for ref in unfinished]:
+            if not member.has_begun or not member.asks[0].steps:
                 continue
-            self._hear_of_turns(member, now)
-            if now - max(member.moved, member.since) > limit:
+            if member.pulse.still_for(member.actor, member.since, now) > limit:
                 self._counts["hung_runners"] += 1
-                why = f"no env made a step for {limit:g} s (`ray.step_timeout`)."
-                self.replace(member, TimeoutError(why))
-            elif member.ping is None:
-                member.ping = member.actor.turns.remote()
-
-    def _hear_of_turns(self, member: Member, now: float) -> None:
-        if member.ping is None or not ray.wait([member.ping], timeout=0)[0]:
-            return
-        try:
-            turns = ray.get(member.ping)
-        except RayError:
-            return  # its end is seen where its answer is waited for
-        member.ping = None
-        if turns != member.turns:
-            member.turns, member.moved = turns, now
+                self.replace(member, TimeoutError(hung(limit)))
 
     def _name(self, member: Member) -> str:
         where = f" (process {member.pid} on node {member.node[:12]})" if member.pid else ""

@@ -20,12 +20,14 @@ from etude.errors import EngineError, SettingsError
 from etude.ray.casting import Cast, cast_of
 from etude.ray.faults import first_line, raise_from
 from etude.ray.fragments import merged
-from etude.runners import Finished
+from etude.ray.pulse import Pulse, hung
+from etude.runners import Finished, Runner
 
 if TYPE_CHECKING:
     from etude.algorithms.base import Algorithm
 
 _log = logging.getLogger("etude.ray")
+_TICK = 0.5  # seconds between two looks at who hangs
 
 
 class EvaluationActor:
@@ -39,6 +41,7 @@ class EvaluationActor:
         torch.set_num_threads(config.threads)
         threadpoolctl.threadpool_limits(1, user_api="blas")
         self._config = config
+        self._runner: Runner | None = None
 
     def play(self, acting: Cast, num_episodes: int, seed: int, explore: bool) -> tuple[Finished, int, float]:
         """What so many episodes brought, how many broke off beside them, and the seconds that they took."""
@@ -48,7 +51,7 @@ class EvaluationActor:
         modules = None if acting.is_only else tuple(acting.roles)
         config = dataclasses.replace(config, modules=modules, module_of=acting.module_of)
         roles: Any = acting.roles  # of students, nothing but these is asked here
-        runner = runner_for(config, env, num_episodes, roles, seed)
+        self._runner = runner = runner_for(config, env, num_episodes, roles, seed)
         parts, faulty = [], 0
         try:
             for done in range(0, num_episodes, at_a_time := 4 * runner.arena.num_slots):  # the steps are not kept
@@ -57,13 +60,20 @@ class EvaluationActor:
                 faulty += int(runner.stats().get("faulty_episodes", 0))
         finally:
             runner.close()
+            self._runner = None
         return merged(parts), faulty, time.perf_counter() - begin
+
+    @ray.method(concurrency_group="pulse")
+    def turns(self) -> int:
+        """Turns made of what is played; -1 where nothing is. Answered while it plays."""
+        return -1 if self._runner is None else self._runner.turns
 
 
 class EvaluationRunners:
     """Plays an algorithm's evaluations on runners of their own, each with a part of the episodes.
 
-    One that dies costs its part of the episodes, and is made anew.
+    One that dies or hangs costs its part of the episodes, and is made anew, as often as `max_restarts` says. They have
+    `step_timeout` as those of training have, while an evaluation is waited for.
 
     Args:
         algorithm: Whose modules play.
@@ -86,7 +96,9 @@ class EvaluationRunners:
             )
         )
         self._actors = [self._make() for _ in range(settings.num_evaluation_runners)]
+        self._pulses = [Pulse() for _ in self._actors]
         self._asked: dict[Any, int] = {}  # by reference, the runner
+        self._since = 0.0  # when they were
         self._updates = 0
         self.restarts = 0
         """Of evaluation runners, over the lifetime."""
@@ -95,16 +107,20 @@ class EvaluationRunners:
 
     def _make(self) -> Any:
         own = self._settings
-        actor: Any = ray.remote(EvaluationActor)
+        remote: Any = ray.remote
+        actor = remote(concurrency_groups={"pulse": 1})(EvaluationActor)
         return actor.options(num_cpus=own.cpus_per_runner, resources=dict(own.resources_per_runner or {})).remote(
             self._config_ref
         )
 
     def next(self, num_episodes: int, *, seed: int | None) -> tuple[Evaluation | None, Finished | None]:
-        """What the last episodes brought, and then `start` with so many; see `finished`. None the first time."""
-        evaluation, finished = self.finished() if self._asked else (None, None)
+        """What the last episodes brought, and then `start` with so many; see `finished`.
+
+        None the first time, and where all of it was lost.
+        """
+        found = self.finished() if self._asked else None
         self.start(num_episodes, seed=seed)
-        return evaluation, finished
+        return (None, None) if found is None else found
 
     def start(self, num_episodes: int, *, seed: int | None = None, explore: bool = False) -> None:
         """Let the modules play as they are now; returns while they do.
@@ -119,35 +135,53 @@ class EvaluationRunners:
         cast = cast_of(algorithm.students, module_of=config.module_of, is_only=config.modules is None)
         ref, self._updates = ray.put(cast), algorithm.updates
         seeds = np.random.SeedSequence(seed).generate_state(len(self._actors), np.uint64) >> np.uint64(1)
+        self._since = time.monotonic()
         for i, actor in enumerate(self._actors):
+            self._pulses[i].ask(actor, self._since)
             own = num_episodes // len(self._actors) + (i < num_episodes % len(self._actors))
             if own:
                 self._asked[actor.play.remote(ref, own, int(seeds[i]), explore)] = i
 
-    def finished(self) -> tuple[Evaluation, Finished]:
+    def finished(self) -> tuple[Evaluation, Finished] | None:
         """What the episodes brought that were started last, with the gradient steps of who played; waits for them.
 
+        None where all of it was lost. The algorithm's metrics are told how many runners were: ``evaluation_restarts``.
+
         Raises:
-            EngineError: all runners were lost, or that has happened too often.
+            EngineError: runners were lost more often than they may be.
             Exception: what an env, a connector or a module raised, with a note of where.
         """
         asked, self._asked = self._asked, {}
-        parts, failed = [], None
-        for ref, i in asked.items():
-            try:
-                parts.append(ray.get(ref))
-            except RayTaskError as error:
-                raise_from(error, f"evaluation runner {i}")
-            except RayError as error:
-                failed = error
-                self._replace(i, error)
-        if failed is not None and not parts:
-            raise EngineError(f"all evaluation runners were lost: {first_line(failed)}") from failed
-        finished = [part for part, _, _ in parts]
-        faulty, seconds = sum(part[1] for part in parts), max(part[2] for part in parts)
-        return evaluation_of(finished, faulty, updates=self._updates, seconds=seconds), merged(finished)
+        before, parts = self.restarts, dict[int, tuple[Finished, int, float]]()
+        while asked:
+            ready, _ = ray.wait(list(asked), num_returns=1, timeout=_TICK)
+            if not ready:
+                self._end_hanging(asked)
+            for i in [asked.pop(ref) for ref in ready]:
+                try:
+                    parts[i] = ray.get(ready[0])
+                except RayTaskError as error:
+                    raise_from(error, f"evaluation runner {i}")
+                except RayError as error:
+                    self._replace(i, error)
+        self._algorithm.metrics.log("evaluation_restarts", float(self.restarts - before), by="sum")
+        if not parts:
+            return None
+        played, faulty, seconds = zip(*(parts[i] for i in sorted(parts)), strict=True)
+        evaluation = evaluation_of(played, sum(faulty), updates=self._updates, seconds=max(seconds))
+        return evaluation, merged(played)
 
-    def _replace(self, i: int, error: RayError) -> None:
+    def _end_hanging(self, asked: dict[Any, int]) -> None:
+        """Replace runners that have made no turn for too long, and wait no more for what was asked of them."""
+        limit, now = self._settings.step_timeout, time.monotonic()
+        for ref, i in list(asked.items()):
+            silence = self._pulses[i].still_for(self._actors[i], self._since, now)
+            # one that has never answered may not have been started for want of room
+            if limit is not None and self._pulses[i].turns is not None and silence > limit:
+                del asked[ref]
+                self._replace(i, TimeoutError(hung(limit)))
+
+    def _replace(self, i: int, error: Exception) -> None:
         _log.warning("evaluation runner %d was lost, with its part of the episodes: %s", i, first_line(error))
         self.lost_parts += 1
         ray.kill(self._actors[i])
@@ -157,7 +191,7 @@ class EvaluationRunners:
                 f"The cause: {first_line(error)}"
             ) from error
         self.restarts += 1
-        self._actors[i] = self._make()
+        self._actors[i], self._pulses[i] = self._make(), Pulse()
 
     def close(self) -> None:
         """End the runners; what they play is lost. Does nothing the second time."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from etude.experience import Experience
+from etude.ray.pulse import Pulse
 from etude.ray.runner_actor import Report
 
 
@@ -41,10 +42,7 @@ class Member:
     """Seconds that it takes for a step that it is asked for, in the mean of late."""
     since: float = 0.0
     """When it could begin with what is the first of ``asks`` now."""
-    turns: int = -1
-    moved: float = 0.0
-    """When it was last seen to make turns."""
-    ping: Any = None
+    pulse: Pulse = field(default_factory=Pulse)
     node: str = ""
     pid: int = 0
 

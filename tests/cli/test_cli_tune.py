@@ -134,7 +134,10 @@ def small_cluster():
     ray = pytest.importorskip("ray")
     is_ours = not ray.is_initialized()
     if is_ours:
-        ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=100_000_000)
+        handler = signal.getsignal(signal.SIGTERM)
+        options = {"include_dashboard": False, "log_to_driver": False, "object_store_memory": 100_000_000}
+        ray.init(address="local", num_cpus=1, **options)
+        signal.signal(signal.SIGTERM, handler)  # Ray takes it for itself
     yield
     if is_ours:
         ray.shutdown()

@@ -1,27 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Ray cluster of this machine alone, for all tests that don't harm it."""
+"""A Ray cluster of this machine alone, for all tests that don't harm it. Without Ray, all files here are skipped."""
 
+import importlib.util
 import os
+import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-ray = pytest.importorskip("ray", reason="the ray engine needs Ray: pip install 'etude[ray]'")
+TESTS = Path(__file__).parents[1]
+
+
+class WithoutRay(pytest.Module):
+    """A file of tests that is not imported."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        pytest.skip("the ray engine needs Ray: pip install 'etude[ray]'", allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    """Files here import Ray at the top."""
+    if importlib.util.find_spec("ray") is not None:
+        return None
+    return WithoutRay.from_parent(parent, path=module_path)  # type: ignore[no-any-return]
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[None]:
-    """Started once; actors are given one thread each, and find the tests' own modules."""
-    paths = os.pathsep.join(
-        os.path.join(os.path.dirname(os.path.dirname(__file__)), name) for name in ("envs", "runners", "algorithms", "ray")
-    )
-    ray.init(
-        address="local",
-        num_cpus=8,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=300 * 1024 * 1024,
-        runtime_env={"env_vars": {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}},
-    )
+    """Started once in each process of pytest; actors are given one thread each, and find the tests' own modules."""
+    import ray
+
+    handler = signal.getsignal(signal.SIGTERM)
+    with pytest.MonkeyPatch.context() as patch:
+        # What is started finds these in its environment: as a runtime_env they cost a process more for each actor.
+        paths = [str(TESTS / name) for name in ("envs", "runners", "algorithms", "ray")]
+        patch.setenv("PYTHONPATH", os.pathsep.join(paths))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        ray.init(
+            address="local",
+            num_cpus=8,
+            include_dashboard=False,
+            log_to_driver=False,
+            object_store_memory=300 * 1024 * 1024,
+        )
+    signal.signal(signal.SIGTERM, handler)  # Ray takes it for itself
     yield
     ray.shutdown()

@@ -40,7 +40,8 @@ def _elsewhere(group: Any) -> None:
 def _outside(group: Any) -> None:
     values = group["rewards"][()]
     del group["rewards"]
-    group.create_dataset("rewards", data=values, external=[("rewards.bin", 0, values.nbytes)])
+    beside = str(Path(group.file.filename).with_name("rewards.bin"))
+    group.create_dataset("rewards", data=values, external=[(beside, 0, values.nbytes)])
 
 
 def _replace(group: Any, name: str, values: np.ndarray) -> None:
