@@ -2,7 +2,8 @@
 """Two learners of a cluster beside one, and beside torch's DistributedDataParallel that does the same."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.harness import ENV, ETUDE, STEPS_A_SECOND, Figure, Options, Reach, Row, race
+from benchmarks.harness import ENV, ETUDE, STEPS_A_SECOND, Figure, Options, Reach, Row, Work, race
 from etude import PPO, Experience, NetworkConfig, PPOConfig
 from etude.algorithms.engines import Ray
 from etude.experience import Segments
@@ -30,39 +31,63 @@ SPACES = (spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(2))
 
 def rows(options: Options) -> Iterator[Row]:
     """Steps learned from a second, in gradient steps of 8,192, all that belongs to an update."""
-    logging.getLogger("ray").setLevel(logging.ERROR)
-    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=2**28)
-    exp = _experience()
-    made = [Learners(_algorithm(), Ray(num_learners=num)) for num in (2, 1)]
-    alone = _algorithm()
-    actors = [_Bare.remote(rank) for rank in range(2)]  # type: ignore[attr-defined]
-    address = ray.get(actors[0].address.remote())
-    ray.get([actor.join.remote(address) for actor in actors])
+    with on_cluster(), updates(WIDTH, (2, 1)) as works:
+        yield _row(works, options)
 
-    def away(learners: Learners) -> int:
-        learners.update({"main": exp}, 0)
-        return ROWS * EPOCHS
+
+@contextmanager
+def on_cluster() -> Iterator[None]:
+    """A cluster of this machine alone, on whose cores its processes stand in each other's way."""
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=2**30)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def updates(width: int, nums: Sequence[int]) -> Iterator[dict[int, Work]]:
+    """Whole updates, by so many learners of the cluster, and by none: in this process."""
+    exp = _experience()
+    made = {num: Learners(_algorithm(width), Ray(num_learners=num)) for num in nums}
+    alone = _algorithm(width)
+
+    def away(learners: Learners) -> Work:
+        def work() -> int:
+            learners.update({"main": exp}, 0)
+            return ROWS * EPOCHS
+
+        return work
 
     def here() -> int:
         alone.learn("main", exp)
         return ROWS * EPOCHS
 
+    yield {num: away(learners) for num, learners in made.items()} | {0: here}
+    for learners in made.values():
+        learners.close()
+
+
+def _row(works: dict[int, Work], options: Options) -> Row:
+    actors = [_Bare.remote(rank) for rank in range(2)]  # type: ignore[attr-defined]
+    address = ray.get(actors[0].address.remote())
+    ray.get([actor.join.remote(address) for actor in actors])
+
     def bare() -> int:
         ray.get([actor.update.remote() for actor in actors])
         return ROWS * EPOCHS
 
-    works = {ETUDE: lambda: away(made[0]), DDP: bare, ONE_AWAY: lambda: away(made[1]), ONE: here}
-    rates = race(works, options)
-    for learners in made:
-        learners.close()
-    ray.shutdown()
+    rates = race({ETUDE: works[2], DDP: bare, ONE_AWAY: works[1], ONE: works[0]}, options)
+    for actor in actors:
+        ray.kill(actor)
     figures = [Figure(ETUDE, rates[ETUDE], "etude"), *(Figure(name, rates[name]) for name in (DDP, ONE_AWAY, ONE))]
     work = f"PPO with two learners (gloo), 2x{WIDTH}, minibatch {ROWS:,}, {EPOCHS} epochs"
-    yield Row(work, STEPS_A_SECOND, figures, Reach(0.9, DDP))
+    return Row(work, STEPS_A_SECOND, figures, Reach(0.9, DDP))
 
 
-def _algorithm() -> PPO:
-    network = NetworkConfig(hidden=(WIDTH, WIDTH))
+def _algorithm(width: int) -> PPO:
+    network = NetworkConfig(hidden=(width, width))
     config = PPOConfig(env=ENV, seed=0, network=network, minibatch_size=ROWS, epochs=EPOCHS, lr=3e-4)
     return PPO(config, saved_spaces={"main": SPACES})
 

@@ -8,6 +8,8 @@ settings of its own tuned example for it and 2 env runners, and says the mean re
 import importlib
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from benchmarks.harness import ENV, Work
@@ -24,7 +26,8 @@ def is_there() -> bool:
     return True
 
 
-def sampling(env: str, steps: int) -> Work:
+@contextmanager
+def sampling(env: str, steps: int) -> Iterator[Work]:
     """Collect ``steps`` with 2 env runners of 8 envs each, as its PPO does."""
     from ray.rllib.algorithms.ppo import PPOConfig
     from ray.rllib.execution.rollout_ops import synchronous_parallel_sample
@@ -46,7 +49,8 @@ def sampling(env: str, steps: int) -> Work:
         )
         return sum(len(episode) for episode in episodes)
 
-    return work
+    yield work
+    algorithm.stop()
 
 
 def train(seed: int) -> dict[str, Any]:
@@ -55,7 +59,7 @@ def train(seed: int) -> dict[str, Any]:
     from ray.rllib.algorithms.ppo import PPOConfig
     from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
-    ray.init(include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", include_dashboard=False, log_to_driver=False)
     network = DefaultModelConfig(fcnet_hiddens=[32], fcnet_activation="linear", vf_share_layers=True)
     algorithm = (
         PPOConfig()

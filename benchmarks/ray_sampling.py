@@ -3,7 +3,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from benchmarks import ray_rllib
 from benchmarks.harness import ENV, ETUDE, SHARE, STEPS_A_SECOND, Figure, Options, Reach, Row, Work, race, rate
+from benchmarks.ray_learners import on_cluster
 from benchmarks.slow_envs import Costly, Costly100
 
 STEPS = 4096
@@ -68,7 +69,7 @@ class Unequal:
 
 def rows(options: Options) -> Iterator[Row]:
     """All of it, on one cluster."""
-    with _cluster():
+    with on_cluster():
         yield _cartpole(options)
         yield _scaling(options)
         for megabytes, width in ((1, 350), (100, 3536)):
@@ -77,10 +78,13 @@ def rows(options: Options) -> Iterator[Row]:
 
 
 def _cartpole(options: Options) -> Row:
-    with _collecting(ENV, 2) as ours, _collecting(ENV, 0, num_envs=16) as local:
-        works = {ETUDE: ours, LOCAL: local}
+    with ExitStack() as stack:
+        works = {
+            ETUDE: stack.enter_context(_collecting(ENV, 2)),
+            LOCAL: stack.enter_context(_collecting(ENV, 0, num_envs=16)),
+        }
         if ray_rllib.is_there():
-            works[RLLIB] = ray_rllib.sampling(ENV, STEPS)
+            works[RLLIB] = stack.enter_context(ray_rllib.sampling(ENV, STEPS))
         rates = race(works, options)
     figures = [Figure(ETUDE, rates[ETUDE], "etude"), Figure(LOCAL, rates[LOCAL])]
     figures += [Figure(RLLIB, rates[RLLIB], "peer")] if RLLIB in rates else []
@@ -174,17 +178,6 @@ def _unequal(options: Options) -> Row:
 
 
 # -- contenders ---------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _cluster() -> Iterator[None]:
-    import ray
-
-    ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False, object_store_memory=2**30)
-    try:
-        yield
-    finally:
-        ray.shutdown()
 
 
 def _ppo(env: Any, num_runners: int, num_envs: int, steps: int, **more: Any) -> Any:

@@ -3,6 +3,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any, ClassVar, TypeVar
 
 from gymnasium import Env
@@ -195,6 +196,8 @@ class ActingAlgorithm(Algorithm[C]):
         self, modules: dict[str, ModuleLike | None], module_of: ModuleOf | None, known: Mapping[str, Spaces]
     ) -> None:
         self.prepare()
+        if self.learners is not None:
+            self.learners.pull()  # an update may be under way
         old = self.config
         trained = old.modules_to_train
         config = dataclasses.replace(
@@ -308,7 +311,8 @@ class ActingAlgorithm(Algorithm[C]):
 
     def close(self) -> None:
         """Close the envs, and what is recorded."""
-        for envs in (self._arena, self._away):
-            if envs is not None:
-                envs.close()
-        super().close()
+        with ExitStack() as closing:  # whatever fails on the way
+            closing.callback(super().close)
+            for envs in (self._arena, self._away):
+                if envs is not None:
+                    closing.callback(envs.close)

@@ -87,7 +87,8 @@ class Ray:
     """Make runners anew that have died; else training goes on with the others."""
 
     max_restarts: int = 100
-    """Restarts of runners, and of learners, over a run; one more is an error. At least 0."""
+    """Restarts until a run is resumed, at least 0: so many of runners, of evaluation runners and of learners, all of a
+    kind together; one more is an error."""
 
     num_evaluation_runners: int = 0
     """Runners apart from these, which play the episodes of evaluations while training goes on; 0: the process that
@@ -103,7 +104,7 @@ class Ray:
     """GPUs likewise; fractions are allowed. Where there are some, learners learn on `cuda`."""
 
     backend: Literal["auto", "gloo", "nccl"] = "auto"
-    """How gradients are averaged: `nccl` between GPUs, `gloo` else."""
+    """How gradients are averaged: `nccl` where each learner has a GPU to itself, `gloo` else."""
 
     learner_timeout: float = 600.0
     """Seconds that an update may take before a learner counts as lost, above 0."""
@@ -128,6 +129,8 @@ class Ray:
             rules[name] = (value is None or value > 0, f"greater than 0, not {value}")
         fragment = self.fragment_steps
         rules["fragment_steps"] = (fragment is None or fragment >= 1, f"at least 1, not {fragment}")
+        is_whole = self.backend != "nccl" or self.gpus_per_learner >= 1
+        rules["backend"] = (is_whole, "auto or gloo where learners have no whole GPU each")
         check_range("ray", **rules)
 
 

@@ -92,7 +92,7 @@ C = TypeVar("C", bound=OffPolicyConfig)
 
 
 _AT_ONCE = 32
-"""Batches that learners elsewhere are given together."""
+"""Batches that learners elsewhere are given together, as far as that makes whole gradient steps."""
 
 
 class OffPolicyAlgorithm(ActingAlgorithm[C]):
@@ -253,9 +253,10 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
 
     def _learned_away(self, learners: Learners, name: str, num: int) -> Update:
         """Gradient steps by learners elsewhere, some batches at a time: priorities follow when these are learned."""
-        done = []
-        for first in range(0, num, _AT_ONCE):
-            drawn = [self._drawn(name) for _ in range(min(_AT_ONCE, num - first))]
+        done, accumulate = [], self.config.accumulate
+        at_once = max(1, _AT_ONCE // accumulate) * accumulate
+        for first in range(0, num, at_once):
+            drawn = [self._drawn(name) for _ in range(min(at_once, num - first))]
             update, kept = learners.update_from(name, [shown for _, shown in drawn], self.env_steps)
             for (batch, _), rows in zip(drawn, kept, strict=True):
                 self._set_priorities(self.replays[name], batch, rows)

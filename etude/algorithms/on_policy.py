@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """OnPolicyAlgorithm: collect, learn from exactly that, forget."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -20,15 +21,17 @@ class OnPolicyAlgorithm(ActingAlgorithm[C]):
     def training_step(self) -> Update:
         """Collect, prepare, update: one iteration."""
         updates: dict[str, Update] | None = None
+        counts: Counter[str] = Counter()
         while updates is None:  # where learners elsewhere work beside, there is none to tell of at first
             parts = self.collect(num_steps=self.config.num_steps, whole_episodes=self.config.whole_episodes)
+            counts.update(self.counts)
             self.before_update(self.env_steps)
             updates = self._learned(self.learner.chosen(self.assign(parts)))
         several = len(self.students) > 1
         return Update(
             together({name: update.losses for name, update in updates.items()}, several=several),
             together({name: update.metrics for name, update in updates.items()}, several=several)
-            | self.counts
+            | dict(counts)
             | ({} if self.learners is None else self.learners.stats()),
         )
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cluster that an algorithm lives on: what it asks for, started when it asks for it."""
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from etude.algorithms.acting import ActingAlgorithm
@@ -8,6 +9,7 @@ from etude.algorithms.base import Algorithm
 from etude.algorithms.config import AlgorithmConfig
 from etude.algorithms.engines import Ray
 from etude.algorithms.offline import OfflineAlgorithm
+from etude.errors import SettingsError
 from etude.ray.resources import actors_of
 from etude.ray.start import check_room, ensure_started, let_go
 
@@ -37,6 +39,11 @@ class RayCluster:
         self.num_learners = settings.num_learners
         self.has_evaluators = settings.num_evaluation_runners > 0
         self._parts: list[Any] = []
+        if config.device != "cpu" and settings.num_learners and not settings.gpus_per_learner:
+            raise SettingsError(
+                f"`device` is {config.device!r}, but learners on the cluster have no GPUs: set `ray.gpus_per_learner`, "
+                "and they learn on these."
+            )
         wanted = actors_of(config)
         num_cpus = sum(each.get("CPU", 0.0) for each in wanted)
         self._is_ours = ensure_started(settings.address, settings.runtime_env, num_cpus)
@@ -59,9 +66,19 @@ class RayCluster:
         return self._kept(Learners(algorithm, self.settings))
 
     def evaluators(self, algorithm: Algorithm[Any]) -> "EvaluationRunners":
-        """Start those of an algorithm."""
+        """Start those of an algorithm.
+
+        Raises:
+            SettingsError: evaluations are to be recorded, or to call back, which these do not.
+        """
         from etude.ray.evaluation import EvaluationRunners
 
+        config = algorithm.config
+        if isinstance(algorithm, OfflineAlgorithm) and (config.callbacks or config.record.path is not None):
+            raise SettingsError(
+                "`callbacks` and `record` are of evaluations here, which `ray.num_evaluation_runners` play elsewhere, "
+                "without either: leave these runners out, and this process plays them."
+            )
         return self._kept(EvaluationRunners(algorithm, self.settings))
 
     def feeds(self, algorithm: OfflineAlgorithm[Any]) -> "dict[str, Feed]":
@@ -77,8 +94,9 @@ class RayCluster:
     def close(self) -> None:
         """End all that was started, and the cluster, if it was started for this."""
         parts, self._parts = self._parts, []
-        for part in parts:
-            part.close()
-        if self._is_ours:
-            self._is_ours = False
-            let_go()
+        with ExitStack() as closing:  # whatever fails on the way
+            if self._is_ours:
+                self._is_ours = False
+                closing.callback(let_go)
+            for part in parts:
+                closing.callback(part.close)

@@ -8,25 +8,16 @@ from time import monotonic
 from typing import Any
 
 import ray
-from ray.exceptions import (
-    NodeDiedError,
-    ObjectLostError,
-    OutOfMemoryError,
-    RayActorError,
-    RayError,
-    RayTaskError,
-    WorkerCrashedError,
-)
+from ray.exceptions import ObjectLostError, RayError, RayTaskError
 
 from etude.algorithms.engines import Ray
 from etude.errors import EngineError
-from etude.ray.faults import first_line, raise_from
+from etude.ray.faults import cause_of, first_line, raise_from, was_lost
 from etude.ray.members import Ask, Fragment, Member
 from etude.ray.pulse import hung
 
 _log = logging.getLogger("etude.ray")
 
-_DIED = (RayActorError, WorkerCrashedError, NodeDiedError, OutOfMemoryError)
 _TICK = 0.5  # seconds between two looks at who hangs
 
 
@@ -142,14 +133,14 @@ class Crew:
         Raises:
             Exception: what was raised there.
         """
-        cause = error.cause if isinstance(error, RayTaskError) else error
+        cause = cause_of(error)
         if isinstance(cause, ObjectLostError) and member.asks and member.asks[0].steps:
             # what it was sent, or its answer: the runner itself is well
             self._done(member)
             self.lose(1, 0)
             member.sent, self.must_send_again = (-1, -1, member.sent[2]), True
             _log.warning("%s: a fragment is lost, or what it needed: %s", self._name(member), first_line(cause))
-        elif isinstance(cause, (*_DIED, ObjectLostError)) and not getattr(cause, "actor_init_failed", False):
+        elif was_lost(cause):
             self.replace(member, cause)
         else:
             raise_from(error, self._name(member))

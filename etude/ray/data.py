@@ -2,7 +2,7 @@
 """The way from a recording to the learners on a cluster, on Ray Data."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from etude.experience import Experience
 from etude.learners.batch import as_tensors
 from etude.ray.data_flow import Flowing, flowing
 from etude.ray.data_modules import Publisher
-from etude.ray.data_stream import RayCrew
+from etude.ray.data_stream import Cuts, RayCrew
 from etude.recordings.pipeline import DataPipeline
 from etude.recordings.preparation import Preparation
 from etude.recordings.screening import Counts
@@ -32,6 +32,7 @@ class Tally:
 
     def __post_init__(self) -> None:
         self.found: dict[int, Counts] = {}
+        self.crew: RayCrew | None = None
 
     def part(self, k: int, columns: Any = None) -> Experience:
         """None is loaded here."""
@@ -55,6 +56,8 @@ class Told:
     """By part: what was found bad, see `Recording.counts`."""
     left_out: int
     """Steps of an epoch that could not be learned from."""
+    cuts: Mapping[str, Mapping[int, Cuts]]
+    """Of the last whole epochs of each module, see `RayCrew.cuts`."""
     epochs: Mapping[str, int]
     """The size of this learner's share of an epoch of each module, as far as it is known."""
 
@@ -124,16 +127,36 @@ def told(feeds: Mapping[str, Feed]) -> Told:
     """What a learner's feeds have to tell."""
     bad: dict[int, Counts] = {}
     pipelines = {name: feed.pipeline for name, feed in feeds.items() if feed.pipeline is not None}
-    for pipeline in pipelines.values():
+    cuts = {}
+    for name, pipeline in pipelines.items():
         if isinstance(pipeline.source, Tally):
+            cuts[name] = {} if pipeline.source.crew is None else dict(pipeline.source.crew.cuts)
             bad |= pipeline.source.found
             pipeline.source.found = {}
     sizes = {name: pipeline.epoch_size for name, pipeline in pipelines.items()}
     return Told(
         bad,
         sum(pipeline.left_out for pipeline in pipelines.values()),
+        cuts,
         {name: size for name, size in sizes.items() if size is not None},
     )
+
+
+def unshared(tolds: Sequence[Told]) -> int:
+    """Steps of an epoch that no learner got, as there are fewer than learners, or they are segments that can't be cut.
+
+    Of the last epoch that all learners have ended, over all modules. Counted in blocks of which a learner got some: one
+    with fewer rows than there are learners may go unseen.
+    """
+    left = 0
+    for name in tolds[0].cuts:
+        ended = set.intersection(*(set(own.cuts[name]) for own in tolds))
+        steps: dict[int, int] = {}
+        for own in tolds if ended else ():
+            for first, (total, got) in own.cuts[name][max(ended)].items():
+                steps[first] = steps.get(first, total) - got
+        left += sum(steps.values())
+    return left
 
 
 def _plans(algorithm: OfflineAlgorithm[Any]) -> dict[str, Plan]:
@@ -148,6 +171,8 @@ def _plans(algorithm: OfflineAlgorithm[Any]) -> dict[str, Plan]:
 def _feed(flow: Flowing, index: int, student: Student, device: str, source: Any, plan: Plan | None) -> Feed:
     """A module's, in the process of who learns; with a plan, parts of which no block has come can be looked at."""
     crew = RayCrew(flow.blocks[0], None if plan is None else flow.job_of(plan))
+    if isinstance(source, Tally):
+        source.crew = crew
     nothing = Preparation(Pipeline([]), Pipeline([]))
     pipeline = DataPipeline(
         source,

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import pickle
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +24,7 @@ from etude.recordings.batches import rows_of
 from etude.recordings.layers import LAYERS, Spent
 
 _KEY: Final = b"etude:block"
+Column: TypeAlias = tuple[NDArray[Any], NDArray[np.int64] | None]
 _FACTS: Final = tuple(field.name for field in dataclasses.fields(Segments))
 
 
@@ -34,6 +35,8 @@ class Loaded:
     made: Columns | Experience | None
     """None: nothing."""
     spent: Spent
+    cut_from: tuple[int, int] | None = None
+    """Of a block that was split: its first part, and the steps that it had before."""
 
     @property
     def rows(self) -> int:
@@ -81,14 +84,14 @@ def _metadata(about: dict[str, Any]) -> dict[bytes, bytes]:
     return {_KEY: json.dumps(about).encode()}
 
 
-def _columns(made: Any) -> dict[str, tuple[NDArray[Any], NDArray[np.int64] | None]]:
+def _columns(made: Any) -> dict[str, Column]:
     """By name, all columns; those of which a row, a segment, has several values, with where its values begin."""
     if not isinstance(made, Experience):
         return {name: (np.asarray(values), None) for name, values in made.items()}
-    facts = {f"segment/{name}": (getattr(made.segments, name), None) for name in _FACTS}
-    steps = {f"steps/{name}": (np.asarray(values), made.offsets) for name, values in made.steps.items()}
-    finals = {f"final/{name}": (np.asarray(values), None) for name, values in made.final_obs.items()}
-    return facts | steps | finals
+    out: dict[str, Column] = {f"segment/{name}": (getattr(made.segments, name), None) for name in _FACTS}
+    out |= {f"steps/{name}": (np.asarray(values), made.offsets) for name, values in made.steps.items()}
+    out |= {f"final/{name}": (np.asarray(values), None) for name, values in made.final_obs.items()}
+    return out
 
 
 def _array(name: str, values: NDArray[Any], offsets: NDArray[np.int64] | None) -> pa.Array:
@@ -130,7 +133,7 @@ def from_block(table: pa.Table) -> Iterator[Loaded]:
     made = _made(table, about)
     if isinstance(made, Experience):
         share.rows = made.num_steps - int(made.segments.lookback.sum())
-    yield Loaded(made, share)
+    yield Loaded(made, share, (next(one.part or 0 for one in spent), sum(one.rows for one in spent)))
 
 
 def _add_share(share: Spent, spent: Spent, part: float) -> None:

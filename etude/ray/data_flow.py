@@ -89,7 +89,7 @@ def flowing(
         Epochs(plan.source.num_parts, _parts_per_task(plan), plan.flow.seed, first + i, turns, shuffled=not holds)
         for i in range(turns)
     ]
-    shared = SharedJob(ray.put(job))
+    shared = SharedJob.of(job)
     by_place = len(set(nodes or ())) > 1
     sets = [_dataset(shared, one, data, asking, num_modules * turns, in_order=not by_place) for one in epochs]
     splits = [_split(one, num_learners, nodes if by_place else None) for one in sets]
@@ -127,7 +127,7 @@ def _asking(fresh: list[Connector], student: Student, data: RayData) -> Asking |
                 "in several places: leave it out."
             )
     module = copy.deepcopy(student.module).cpu()
-    return Asking(module, list(fresh[: last + 1]), student.learner.updates, Board.remote())
+    return Asking(module, list(fresh[: last + 1]), student.learner.updates, Board.remote())  # type: ignore[attr-defined]
 
 
 def _share(plan: Plan, num: int, job: Job) -> tuple[int, bool]:
@@ -170,7 +170,7 @@ def _dataset(
     num_tasks = len(epochs.tasks(0))
     in_actors = data.concurrency is not None or asking is not None
     num_cpus = _cpus(data.num_cpus)
-    found = ray.data.read_datasource(
+    found: Dataset = ray.data.read_datasource(
         RecordingSource(named if in_actors else partial(prepared, job), epochs),
         override_num_blocks=max(1, num_tasks),
         num_cpus=0 if in_actors else num_cpus,
@@ -181,12 +181,12 @@ def _dataset(
     context.target_max_block_size = 2 * TASK_BYTES  # what Ray takes a task to need before it knows
     options = context.execution_options
     options.preserve_order = in_order
-    store = ray.cluster_resources().get("object_store_memory", 0.0)
+    store = ray.cluster_resources().get("object_store_memory", 0.0)  # type: ignore[no-untyped-call]
     options.resource_limits = ExecutionResources.for_limits(object_store_memory=_STORE_SHARE * store / num_sets)
     if not in_actors:
         return found
     least, most = data.concurrency if isinstance(data.concurrency, tuple) else (data.concurrency or 1,) * 2
-    return found.map_batches(
+    mapped: Dataset = found.map_batches(
         Worker,
         fn_constructor_args=(job, asking),
         batch_size=None,
@@ -195,11 +195,12 @@ def _dataset(
         num_cpus=num_cpus,
         num_gpus=data.num_gpus,
     )
+    return mapped
 
 
 def _cpus(wanted: float) -> float:
     """What a task asks for; nothing, where runners and learners have taken all that there are: it would never begin."""
-    free = ray.available_resources().get("CPU", 0.0)
+    free = ray.available_resources().get("CPU", 0.0)  # type: ignore[no-untyped-call]
     if free >= wanted:
         return wanted
     logger.warning(

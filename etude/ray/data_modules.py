@@ -19,6 +19,7 @@ from etude.modules.weights import load_weights
 from etude.ray.data_blocks import Loaded, failed, to_block
 from etude.ray.data_source import SharedJob
 from etude.recordings.layers import CONNECTORS
+from etude.recordings.pipeline import Job
 
 _COLUMN: Final = "module_updates"
 """The step column with how many gradient steps had made the copy of the module."""
@@ -101,19 +102,26 @@ class Worker:
     """Prepares the parts of which it is given the numbers. Ray Data makes them, as actors."""
 
     def __init__(self, job: SharedJob, asking: Asking | None) -> None:
-        self._job, self._asking = job.get(), asking
+        self._asking = asking
+        self._job: Job | None = None
+        try:
+            self._job = job.get()
+        except EtudeError as error:  # of what fails here, Ray would start one actor after the other
+            self._error = error
         if asking is not None:
             asking.begin()
 
     def __call__(self, numbers: pa.Table) -> pa.Table:
         """The block of these parts; or the error that they end in."""
+        if self._job is None:
+            return failed(self._error)
         try:
-            return to_block([self._loaded(k) for k in numbers["part"].to_pylist()])
+            return to_block([self._loaded(self._job, k) for k in numbers["part"].to_pylist()])
         except EtudeError as error:
             return failed(error)
 
-    def _loaded(self, k: int) -> Loaded:
-        made, spent = self._job(k)
+    def _loaded(self, job: Job, k: int) -> Loaded:
+        made, spent = job(k)
         if made is None or self._asking is None or not len(made):
             return Loaded(made, spent)
         with spent.on(CONNECTORS):

@@ -11,9 +11,11 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import ray
+import ray.cloudpickle
 from ray.data import Datasource, ReadTask
 from ray.data.block import BlockMetadata
 
+from etude.errors import EngineError, SettingsError
 from etude.ray.data_blocks import Loaded, to_block
 from etude.recordings.pipeline import Job
 
@@ -24,15 +26,46 @@ _JOBS: Final = 8
 
 @dataclasses.dataclass(frozen=True)
 class SharedJob:
-    """A job in the object store, once for all tasks; each process that works on it opens the recording once."""
+    """A job in the object store, once for all tasks; each process that works on it opens the recording once.
 
-    ref: "ray.ObjectRef[Job]"
+    It lies there as bytes: of an object that a process can't make, Ray says that its system has failed, and Ray Data
+    asks for the same again and again, without end.
+    """
+
+    ref: "ray.ObjectRef[bytes]"
     key: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex)
 
+    @classmethod
+    def of(cls, job: Job) -> "SharedJob":
+        """Put it there.
+
+        Raises:
+            SettingsError: it holds what can't be sent to other processes.
+        """
+        try:
+            data = ray.cloudpickle.dumps(job)  # type: ignore[no-untyped-call]
+        except Exception as error:
+            raise SettingsError(
+                f"tasks of Ray Data read and prepare, to which this can't be sent: {error}. A prelearner, a connector "
+                "or a source holds it: make it where it is first used."
+            ) from error
+        return cls(ray.put(data))
+
     def get(self) -> Job:
-        """The job."""
+        """The job.
+
+        Raises:
+            EngineError: this process can't make it, as what it is made of can't be imported here.
+        """
         if self.key not in _jobs:
-            _jobs[self.key] = ray.get(self.ref)
+            data = ray.get(self.ref)
+            try:
+                _jobs[self.key] = ray.cloudpickle.loads(data)
+            except Exception as error:
+                raise EngineError(
+                    f"a process that reads can't make the prelearner, a connector or a source: {type(error).__name__}: "
+                    f"{error}. What they are made of must be importable on every node: see `ray.runtime_env`."
+                ) from error
             while len(_jobs) > _JOBS:
                 _jobs.popitem(last=False)
         return _jobs[self.key]
@@ -72,7 +105,7 @@ def order_of(num_parts: int, seed: int, epoch: int) -> list[int]:
     return order
 
 
-class RecordingSource(Datasource):  # type: ignore[misc]
+class RecordingSource(Datasource):
     """Blocks of steps or segments. Ray plans each execution anew, which makes it the next epoch.
 
     Args:
@@ -81,7 +114,7 @@ class RecordingSource(Datasource):  # type: ignore[misc]
     """
 
     def __init__(self, read: Callable[[Sequence[int]], pa.Table], epochs: Epochs) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._read, self.epochs = read, epochs
         self._executions = 0
 

@@ -3,10 +3,11 @@
 
 import dataclasses
 import queue
+import re
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -24,8 +25,13 @@ _LARGE_ROW: Final = 1024
 """Bytes from which on rows are copied out of the object store at once, which a buffer of them would else fill."""
 _PATIENCE: Final = 10.0
 """Seconds within which Ray Data is to end an execution."""
+_UNFOUND: Final = re.compile(r"(ModuleNotFoundError|ImportError|AttributeError): .*")
 _POLL: Final = 0.1
 """Seconds after which who waits looks whether it is over."""
+
+
+Cuts: TypeAlias = dict[int, tuple[int, int]]
+"""By the first part of a block that was split between learners: its steps, and those that this learner got."""
 
 
 class _Fetched(Iterator[pa.Table]):
@@ -107,7 +113,8 @@ class Blocks:
             EngineError: something else went wrong there.
         """
         split = self.splits[execution % len(self.splits)]
-        batches = split.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=self.prefetch)
+        whole: Any = None  # blocks as they are; Ray takes it, but does not declare it
+        batches = split.iter_batches(batch_size=whole, batch_format="pyarrow", prefetch_batches=self.prefetch)
         try:
             yield from batches
         except ray.exceptions.RayError as error:
@@ -124,12 +131,16 @@ class RayCrew:
         self._next: _Fetched | None = None
         self._streams: list[_Fetched] = []
         self._empty: dict[int, tuple[Any, Spent]] = {}
+        self._epochs = 0
+        self.cuts: dict[int, Cuts] = {}
+        """Of the last whole epochs, by how many there were before. Learners are not all equally far."""
 
     def done(self, numbers: Iterable[int]) -> Iterator[tuple[Any, Spent]]:
         """This learner's share of an epoch: of parts, all, some or nothing, in the order in which they come."""
         stream, self._next = self._next or self._opened(), None
         self._streams = [stream]
         left = deque(numbers)
+        cuts: Cuts = {}
         begins_next = self._blocks.num_tasks // self._blocks.num_learners // 2
         try:
             for i, block in enumerate(stream):
@@ -140,6 +151,9 @@ class RayCrew:
                 while left and left[0] in parts:
                     left.popleft()
                 for loaded in loads:
+                    if loaded.cut_from is not None:
+                        first, steps = loaded.cut_from
+                        cuts[first] = (steps, cuts.get(first, (steps, 0))[1] + loaded.spent.rows)
                     yield self._own(loaded), loaded.spent
                 if i == begins_next and not self._blocks.holds:
                     self._next = self._opened()
@@ -150,6 +164,9 @@ class RayCrew:
             raise EngineError("no batch can be taken any more: what reads the recording was closed.")
         while self._job is not None and left:
             yield self._without_block(left.popleft())
+        self.cuts[self._epochs] = cuts
+        self.cuts.pop(self._epochs - 2, None)
+        self._epochs += 1
 
     def _opened(self) -> "_Fetched":
         """The blocks of the next execution, the first of them fetched ahead, by a thread."""
@@ -189,5 +206,14 @@ def cause_of(error: BaseException) -> EtudeError:
     while cause is not None:
         if isinstance(cause, EtudeError) and not isinstance(cause, ray.exceptions.RayError):
             return cause
-        last, cause = cause, getattr(cause, "cause", None) or cause.__cause__
-    return EngineError(f"Ray Data could not read or prepare the recording: {type(last).__name__}: {last}")
+        last = cause if str(cause) else last  # what Ray Data puts at the end says nothing
+        cause = getattr(cause, "cause", None) or cause.__cause__
+    unfound = _UNFOUND.search(str(last))
+    if unfound is not None:
+        return EngineError(
+            f"a process of Ray Data can't make what it is to work with: {unfound[0]}. What that is made of must be "
+            "importable on every node: see `ray.runtime_env`."
+        )
+    lost = isinstance(last, ray.exceptions.ObjectLostError | ray.exceptions.NodeDiedError)
+    then = " A node was lost with it: go on from the last checkpoint." if lost else ""
+    return EngineError(f"Ray Data could not read or prepare the recording: {type(last).__name__}: {last}{then}")

@@ -10,7 +10,7 @@ import numpy as np
 import ray
 import threadpoolctl
 import torch
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError
 
 from etude.algorithms.config import AlgorithmConfig
 from etude.algorithms.engines import Ray
@@ -18,7 +18,7 @@ from etude.algorithms.playing import evaluation_of, runner_for
 from etude.algorithms.result import Evaluation
 from etude.errors import EngineError, SettingsError
 from etude.ray.casting import Cast, cast_of
-from etude.ray.faults import first_line, raise_from
+from etude.ray.faults import cause_of, first_line, raise_from, was_lost
 from etude.ray.fragments import merged
 from etude.ray.pulse import Pulse, hung
 from etude.runners import Finished, Runner
@@ -160,9 +160,9 @@ class EvaluationRunners:
             for i in [asked.pop(ref) for ref in ready]:
                 try:
                     parts[i] = ray.get(ready[0])
-                except RayTaskError as error:
-                    raise_from(error, f"evaluation runner {i}")
                 except RayError as error:
+                    if not was_lost(cause_of(error)):
+                        raise_from(error, f"evaluation runner {i}")
                     self._replace(i, error)
         self._algorithm.metrics.log("evaluation_restarts", float(self.restarts - before), by="sum")
         if not parts:

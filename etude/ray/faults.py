@@ -4,12 +4,31 @@
 import re
 from typing import NoReturn
 
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import (
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+    WorkerCrashedError,
+)
 
 from etude.errors import EngineError
 
+_LOST = (RayActorError, WorkerCrashedError, NodeDiedError, OutOfMemoryError, ObjectLostError)
 _UNFOUND = "No module named"
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def cause_of(error: RayError) -> BaseException:
+    """What was raised in an actor; the error itself where that is Ray's own."""
+    return error.cause if isinstance(error, RayTaskError) else error
+
+
+def was_lost(cause: BaseException) -> bool:
+    """Whether a process, a node or an object is gone; else the code that ran there is to blame."""
+    return isinstance(cause, _LOST) and not getattr(cause, "actor_init_failed", False)
 
 
 def raise_from(error: RayError, where: str) -> NoReturn:
@@ -23,7 +42,9 @@ def raise_from(error: RayError, where: str) -> NoReturn:
         text = first_line(error)
         hint = " What it needs must be importable on every node: see `ray.runtime_env`." if _UNFOUND in text else ""
         raise EngineError(f"{where} can't be started, or asked: {text}{hint}") from error
-    cause.add_note(f"in {where}, where this happened:\n{_COLOURS.sub('', str(error))}")
+    lines = _COLOURS.sub("", str(error)).splitlines()
+    first = next((i for i, line in enumerate(lines) if line.startswith("  File ")), 0)  # before: what Ray calls it
+    cause.add_note("\n".join([f"in {where}, where this happened:", *lines[first:]]))
     raise cause from None
 
 

@@ -6,18 +6,17 @@ from time import monotonic
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import ray
-from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, RayError, RayTaskError, WorkerCrashedError
+from ray.exceptions import RayError
 from ray.train._internal.worker_group import WorkerGroup
 from ray.train.torch import TorchConfig
 
 from etude.algorithms.engines import Ray
 from etude.learners.team import TeamLost
-from etude.ray.faults import first_line, raise_from
+from etude.ray.faults import cause_of, first_line, raise_from, was_lost
 from etude.ray.learner_actor import LearnerActor
 
 T = TypeVar("T")
 
-_GONE = (RayActorError, WorkerCrashedError, OutOfMemoryError, ObjectLostError)
 _GRACE = 5.0  # seconds in which those that waited for a learner in vain may hear why
 
 
@@ -153,8 +152,8 @@ class LearnerGroup:
 
     def _why(self, error: RayError, rank: int, known: BaseException | None) -> BaseException:
         """What tells most about a loss: of the one that died, not of those that waited for it. Raises what is none."""
-        cause = error.cause if isinstance(error, RayTaskError) else error
-        if isinstance(cause, _GONE) and not getattr(cause, "actor_init_failed", False):
+        cause = cause_of(error)
+        if was_lost(cause):
             return cause
         if isinstance(cause, TeamLost):
             return known or cause

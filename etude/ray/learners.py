@@ -42,8 +42,9 @@ class Learners:
     A learner that dies ends its group, as the others wait for it: all are made anew, with what the algorithm here
     knows, and the update is made again from the same shares.
 
-    Connectors work here, on everything, but those that see each batch just before it is learned from: these work at the
-    learners, on their shares, and where they learn from them, what the first learner's have learned is kept.
+    Connectors work here, on everything. But those of the learner where an update goes on beside collecting, and offline
+    those that see each batch just before it is learned from, work at the learners, on their shares; where they learn
+    from them, what the first learner's have learned is kept.
 
     Args:
         algorithm: Whose modules learn.
@@ -59,7 +60,7 @@ class Learners:
         self._brought: dict[str, Update] | None = None  # by the latest of these, not told yet
         self._known: Any = None
         self._weights_ref: Any = None
-        self._restarts = self._told_restarts = self._left_out = 0
+        self._restarts = self._told_restarts = self._left_out = self._unshared = 0
 
     @property
     def pids(self) -> list[int]:
@@ -163,10 +164,12 @@ class Learners:
 
         def ask(group: LearnerGroup) -> Learned:
             if not self._is_fed:
-                group.call("open", own=open_shards(algorithm, self._settings, group.nodes))
+                shards = open_shards(algorithm, self._settings, group.nodes)
+                group.call("open", own=shards, timeout=self._settings.learner_timeout)
                 self._is_fed = algorithm._has_seen_data = True
             names = list(algorithm.learner.chosen(algorithm.students))
-            return group.learn("train", num_updates, names, self._standing(algorithm.env_steps))
+            timeout = self._settings.learner_timeout
+            return group.learn("train", num_updates, names, self._standing(algorithm.env_steps), timeout=timeout)
 
         done: list[Trained] = self._together(ask)
         self._hear(algorithm, done)
@@ -177,7 +180,10 @@ class Learners:
 
     def _hear(self, algorithm: "OfflineAlgorithm[Any]", done: list[Trained]) -> None:
         """Take what learners have found out about the recording."""
+        from etude.ray.data import unshared
+
         self._left_out = sum(own.told.left_out for own in done)
+        self._unshared = unshared([own.told for own in done])
         for own in done:
             for k, counts in own.told.bad.items():
                 algorithm.recording.count(k, counts)
@@ -214,11 +220,11 @@ class Learners:
         """What was counted since this was last asked: ``learner_restarts``.
 
         And where learners read a recording, ``left_out/early_or_dropped``: the steps of an epoch that could not be
-        learned from.
+        learned from; and ``left_out/unshared``: those that no learner got, since all get equally many.
         """
         new, self._told_restarts = self._restarts - self._told_restarts, self._restarts
-        left_out = {"left_out/early_or_dropped": float(self._left_out)} if self._left_out else {}
-        return {"learner_restarts": float(new)} | left_out
+        left_out = {"early_or_dropped": self._left_out, "unshared": self._unshared}
+        return {"learner_restarts": float(new)} | {f"left_out/{kind}": float(n) for kind, n in left_out.items() if n}
 
     def _marks(self) -> Any:
         """Changes when weights here are changed in place."""
@@ -263,7 +269,7 @@ class Learners:
         if self._known is None or self._known != self._marks():
             students = algorithm.students
             state = {name: known_by(student, module=True, connectors=True) for name, student in students.items()}
-            self._group.call("load", ray.put(state))
+            self._group.call("load", ray.put(state), timeout=settings.learner_timeout)
             self._known = self._marks()
         return self._group
 
@@ -287,8 +293,9 @@ class Learners:
             group.end()
 
     def close(self) -> None:
-        """End the learners."""
-        self._end()
+        """End the learners. Does nothing the second time."""
+        if ray.is_initialized():  # else they have ended with the cluster
+            self._end()
 
 
 def _joined(kept: list[Mapping[str, Any]]) -> Figures:

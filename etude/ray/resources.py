@@ -2,7 +2,7 @@
 """What an algorithm asks of a cluster, process by process."""
 
 from etude.algorithms import ActingConfig, AlgorithmConfig, OfflineConfig
-from etude.algorithms.engines import Ray
+from etude.algorithms.engines import Ray, RayData
 
 
 def actors_of(config: AlgorithmConfig) -> list[dict[str, float]]:
@@ -15,11 +15,24 @@ def actors_of(config: AlgorithmConfig) -> list[dict[str, float]]:
     engine = Ray() if config.engine == "ray" else config.engine
     runner = {"CPU": engine.cpus_per_runner, "GPU": engine.gpus_per_runner, **(engine.resources_per_runner or {})}
     learner = {"CPU": engine.cpus_per_learner, "GPU": engine.gpus_per_learner}
-    acting = engine.num_runners if isinstance(config, ActingConfig) else 0
-    wanted = [runner] * (acting + engine.num_evaluation_runners) + [learner] * engine.num_learners
+    evaluates = (
+        config.env is not None and isinstance(config, ActingConfig | OfflineConfig) and config.evaluation_interval
+    )
+    wanted = [runner] * (engine.num_runners if isinstance(config, ActingConfig) else 0)
+    wanted += [{**runner, "GPU": 0.0}] * (engine.num_evaluation_runners if evaluates else 0)
+    wanted += [learner] * engine.num_learners
     if isinstance(config, OfflineConfig) and config.data is not None:
-        wanted.append({"CPU": engine.data.num_cpus})
+        wanted += _readers_of(engine.data)
     return [bundle for each in wanted if (bundle := {name: amount for name, amount in each.items() if amount > 0})]
+
+
+def _readers_of(data: RayData) -> list[dict[str, float]]:
+    """A task, and the actors that it can't do without."""
+    task = {"CPU": data.num_cpus}
+    if data.concurrency is None:
+        return [task]
+    least = data.concurrency[0] if isinstance(data.concurrency, tuple) else data.concurrency
+    return [task, *[{**task, "GPU": data.num_gpus}] * least]
 
 
 def driver_of(config: AlgorithmConfig) -> dict[str, float]:

@@ -156,11 +156,12 @@ class RunnerActor:
     def _take(self, weights: Weights, seq_nos: Mapping[str, int]) -> None:
         assert self._runner is not None
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # they lie in the store, read-only: they are copied from there
+            # They lie in the store, read-only, and are acted with where they lie: all runners of a node share them.
+            warnings.simplefilter("ignore", UserWarning)
             for name, values in weights.items():
                 module_id, seq_no = known_as(name, is_only=self._is_only), seq_nos[name]
                 tensors = {key: torch.from_numpy(value) for key, value in values.items()}
-                if self._runner.take_weights(tensors, seq_no, module_id):
+                if self._runner.take_weights(tensors, seq_no, module_id, shared=True):
                     self._seq_nos[module_id] = seq_no
 
     def _hear(self, news: News) -> None:

@@ -4,6 +4,7 @@
 import contextlib
 import dataclasses
 import logging
+import sys
 from collections.abc import Mapping
 from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
@@ -197,6 +198,8 @@ class Stage:
     def close(self) -> None:
         """Close the envs and what is recorded, and end the runners. Does nothing the second time.
 
+        What is recorded has `sample_timeout` to be written, unless this ends because someone has interrupted it.
+
         Raises:
             DataError: a write failed.
         """
@@ -204,7 +207,8 @@ class Stage:
         if not ray.is_initialized():
             return  # they have ended with the cluster
         try:
-            self.crew.end(_PATIENCE if recording is None else self._settings.sample_timeout)
+            is_hasty = recording is None or isinstance(sys.exc_info()[1], KeyboardInterrupt)
+            self.crew.end(_PATIENCE if is_hasty else self._settings.sample_timeout)
         except BaseException:
             with contextlib.suppress(DataError):  # what runners have told first is raised
                 if recording is not None:

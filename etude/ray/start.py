@@ -44,13 +44,19 @@ def ensure_started(
         EngineError: there is no cluster at the address, or none can be started.
     """
     if ray.is_initialized():
+        where = ray.get_runtime_context().gcs_address
+        if address not in (None, "auto", "local", where):
+            warnings.warn(
+                f"`ray.address` {address!r} is left out, since this process is connected to the cluster at {where} "
+                "already: end that connection first, by ray.shutdown().",
+                stacklevel=2,
+            )
         if runtime_env:
             warnings.warn(
                 "`ray.runtime_env` is left out, since this process is connected to a cluster already: give it to "
                 "ray.init(runtime_env=...), or leave ray.init to Etude.",
                 stacklevel=2,
             )
-        where = ray.get_runtime_context().gcs_address
         if where in _HELD:
             _HELD[where] += 1
         return where in _HELD

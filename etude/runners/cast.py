@@ -66,13 +66,15 @@ class Cast:
             track.clear()
             self.lookbacks[module_id].clear()
 
-    def take_weights(self, weights: Mapping[str, torch.Tensor], seq_no: int, module_id: str | None) -> bool:
+    def take_weights(
+        self, weights: Mapping[str, torch.Tensor], seq_no: int, module_id: str | None, *, shared: bool
+    ) -> bool:
         """See `Runner.take_weights`."""
         if module_id not in self.tracks:
             raise EtudeError(f"there is no module {module_id!r} here, but {list(self.tracks)}.")
         if seq_no < self._seq_nos.get(module_id, 0):
             return False
-        load_weights(self.tracks[module_id].module, weights)
+        load_weights(self.tracks[module_id].module, weights, shared=shared)
         self._seq_nos[module_id] = seq_no
         return True
 

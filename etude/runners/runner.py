@@ -213,7 +213,9 @@ class Runner:
         """What the arena counted since this was last asked, such as ``faulty_episodes``."""
         return self.arena.stats() | self._lengths.stats()
 
-    def take_weights(self, weights: Mapping[str, torch.Tensor], seq_no: int, module_id: str | None = None) -> bool:
+    def take_weights(
+        self, weights: Mapping[str, torch.Tensor], seq_no: int, module_id: str | None = None, *, shared: bool = False
+    ) -> bool:
         """Take a module's weights from elsewhere, unless they are older than those that were taken before.
 
         Weights may overtake one another on their way from a learner; a runner never goes back.
@@ -222,6 +224,7 @@ class Runner:
             weights: As in the module's ``state_dict()``, on any device; copied.
             seq_no: The gradient steps that made them.
             module_id: Of which module; None is the only one.
+            shared: Act with the memory that is given, where it can be, rather than with a copy; nobody may write to it.
 
         Returns:
             Whether they were taken.
@@ -230,7 +233,7 @@ class Runner:
             EtudeError: there is no such module.
             CheckpointError: they are weights of another module; those that are here stay.
         """
-        return self._loop.cast.take_weights(weights, seq_no, module_id)
+        return self._loop.cast.take_weights(weights, seq_no, module_id, shared=shared)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next collection depends on, the modules' weights left out; plain data and arrays."""

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import importlib
 import os
 import signal
 import threading
@@ -17,7 +18,7 @@ from etude.recordings import Recording, RecordingWriter, convert
 
 ray = pytest.importorskip("ray")
 
-from etude.ray.data import Shard, open_feeds, open_shards, told  # noqa: E402
+from etude.ray.data import Shard, open_feeds, open_shards, told, unshared  # noqa: E402
 
 OBS, ACTION = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32), gym.spaces.Discrete(7)
 LENGTHS = [1, 9, 30, 4, 200, 17, 2, 60, 33, 120]
@@ -167,6 +168,39 @@ def test_a_recording_without_steps_that_are_wanted(data: str) -> None:
     feed.close()
 
 
+class Unfindable(etude.PreLearner):
+    """Processes that read can't make it."""
+
+    def __reduce__(self) -> Any:
+        return importlib.import_module, ("only_where_it_trains",)
+
+    def __call__(self, exp: Experience, connect: Any) -> Experience:
+        raise AssertionError
+
+
+class Unsendable(Unfindable):
+    def __reduce__(self) -> Any:
+        raise TypeError("cannot be sent")
+
+
+@pytest.mark.parametrize("concurrency", [None, 1])
+def test_what_processes_cant_import(data: str, concurrency: int | None) -> None:
+    """Ray Data would try again without end."""
+    feed = open_feeds(bc(data, mode="stream", prelearner=Unfindable()), Ray(data=RayData(concurrency=concurrency)))[
+        "main"
+    ]
+    with pytest.raises(
+        EngineError, match=r"can't make the prelearner.* No module named 'only_where.*`ray.runtime_env`"
+    ):
+        taken(feed, 1)
+    feed.close()
+
+
+def test_what_cant_be_sent_to_processes(data: str) -> None:
+    with pytest.raises(SettingsError, match=r"Ray Data read and prepare, to which this can't be sent: cannot be sent"):
+        open_feeds(bc(data, mode="stream", prelearner=Unsendable()), Ray())
+
+
 class DiesOnce(etude.PreLearner):
     def __init__(self, flag: str) -> None:
         self.flag = flag
@@ -276,6 +310,7 @@ def test_no_more_is_dropped_than_learners_cant_share(data: str) -> None:
     steps = [step for batches in found for step in rows(batches)[:share]]
     assert len(set(steps)) == 3 * share
     assert set(steps) <= set(EVERY)
+    assert unshared(ray.get([actor.told.remote() for actor in actors])) == NUM_STEPS - 3 * share == 2
 
 
 def test_a_learner_can_end_while_others_have_not_begun(data: str) -> None:
@@ -328,7 +363,8 @@ def test_recurrent_modules_share_whole_segments(data: str) -> None:
     assert {len(exp) for exp in a + b} == {2}
     found = [segment for exp in a + b for segment in segments(exp)]
     assert len(found) == len(set(found)) == 48  # of 50
-    assert set(found) <= {segment for exp in theirs for segment in segments(exp)}
+    every = {segment: steps for exp in theirs for segment, steps in zip(segments(exp), exp.lengths, strict=True)}
+    assert set(found) <= every.keys()
 
 
 def segments(exp: Experience) -> list[tuple[str, int, int, bool]]:

@@ -59,3 +59,28 @@ def test_weights_of_another_module_are_refused_and_the_old_ones_stay() -> None:
         own.take_weights(weights, 9, "red")
     assert held(own) == 2.0
     assert own.take_weights(copy.deepcopy(weights), 3), "what failed must not count"
+
+
+def test_shared_weights_are_acted_with_where_they_lie_and_only_buffers_are_copied() -> None:
+    own, copied = runner(), runner()
+    for each in (own, copied):
+        each.module.register_buffer("count", torch.zeros(2))
+        each.collect(num_steps=4)
+    weights = {name: weight + 0.25 for name, weight in own.module.state_dict().items()}
+    assert own.take_weights(weights, 1, shared=True)
+    assert copied.take_weights(weights, 1)
+    parameters = dict(own.module.named_parameters())
+    for name, weight in own.module.state_dict().items():
+        assert (weight.data_ptr() == weights[name].data_ptr()) == (name in parameters)
+        assert torch.equal(weight, copied.module.state_dict()[name])
+    assert own.collect(num_steps=6).steps["action"].tolist() == copied.collect(num_steps=6).steps["action"].tolist()
+    assert own.take_weights(filled(own, 3.0), 2)
+    assert held(own) == 3.0
+
+
+def test_shared_weights_of_another_dtype_are_copied() -> None:
+    own = runner()
+    weights = {name: weight.double() for name, weight in filled(own, 2.0).items()}
+    assert own.take_weights(weights, 1, shared=True)
+    assert {weight.dtype for weight in own.module.state_dict().values()} == {torch.float32}
+    assert held(own) == 2.0

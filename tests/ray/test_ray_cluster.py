@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an algorithm has on a cluster, all together: how it begins, goes on and ends."""
+
+import dataclasses
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+from runner_envs import Walk
+
+import etude
+from etude import APPO, BC, DQN, PPO, APPOConfig, BCConfig, DQNConfig, PPOConfig, Ray, RecordConfig
+from etude.algorithms.engines import RayData
+from etude.errors import DataError, SettingsError
+from etude.modules import NetworkConfig
+from etude.ray.resources import actors_of
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+SMALL: dict[str, Any] = {"env": Walk, "num_envs": 2, "num_steps": 64, "seed": 1, "network": NetworkConfig(hidden=(8,))}
+
+
+def test_whatever_fails_while_it_ends_all_else_has_ended() -> None:
+    """As where the disk of a recording is full."""
+
+    class Fails:
+        closed = 0
+
+        def close(self) -> None:
+            self.closed += 1
+            raise DataError("no space left")
+
+    algorithm = PPO(PPOConfig(**SMALL, engine=Ray(num_runners=1, num_learners=1)))
+    algorithm.train()
+    assert algorithm.cluster is not None
+    assert algorithm.learners is not None
+    pids = algorithm.learners.pids  # type: ignore[attr-defined]
+    assert len(pids) == 1
+    first, last = Fails(), Fails()
+    parts = algorithm.cluster._parts  # type: ignore[attr-defined]
+    parts[:] = [first, *parts, last]
+    with pytest.raises(DataError, match="no space left"):
+        algorithm.close()
+    assert (first.closed, last.closed) == (1, 1)
+    assert algorithm.learners.pids == []  # type: ignore[attr-defined]
+    algorithm.close()
+
+
+@pytest.mark.parametrize("given", [{"record": RecordConfig(path="rec")}, {"callbacks": (etude.Callback(),)}])
+def test_evaluation_runners_refuse_what_they_would_not_do(given: dict[str, Any], tmp_path: Path) -> None:
+    with closing(PPO(PPOConfig(**SMALL))) as expert:
+        expert.record(tmp_path / "data", 4)
+    engine = Ray(num_evaluation_runners=1)
+    config = BCConfig(data=str(tmp_path / "data"), env=Walk, updates_per_iteration=1, engine=engine, **given)
+    with (
+        closing(BC(config)) as algorithm,
+        pytest.raises(SettingsError, match="`callbacks` and `record` are of evaluations here"),
+    ):
+        algorithm.train()
+
+
+def test_batches_that_make_a_step_together_stay_together() -> None:
+    settings = {**SMALL, "iteration_steps": 64, "learning_starts": 0, "batch_size": 8, "updates_per_step": 0.55}
+    config = DQNConfig(**settings, accumulate=20)
+    engine = Ray(num_runners=1, num_learners=1, fragment_steps=64)
+    with closing(DQN(dataclasses.replace(config, engine=engine))) as far:
+        assert far.train().updates == 35
+
+
+def test_a_module_that_comes_meets_those_that_have_learned_what_was_under_way() -> None:
+    config = APPOConfig(**SMALL, modules=("a",), module_of=lambda agent, episode: "a", epochs=1, minibatch_size=64)
+    with closing(APPO(dataclasses.replace(config, engine=Ray(num_runners=1, num_learners=1)))) as algorithm:
+        algorithm.train()
+        before = algorithm.updates
+        student = algorithm.add_module("b", like="a", module_of=lambda agent, episode: "b")
+        assert algorithm.updates == before + 1
+        for name, value in algorithm.students["a"].module.state_dict().items():
+            np.testing.assert_array_equal(value, student.module.state_dict()[name])
+        algorithm.train()
+        assert algorithm.students["b"].learner.updates >= 1
+
+
+def test_what_was_counted_before_there_was_something_to_tell_is_told() -> None:
+    with closing(APPO(APPOConfig(**SMALL, engine=Ray(num_runners=1, num_learners=1)))) as algorithm:
+        collect, waits = algorithm.collect, []
+
+        def counted(**how: Any) -> Any:
+            parts = collect(**how)
+            waits.append(algorithm.counts["sample_wait_s"])
+            return parts
+
+        algorithm.collect = counted  # type: ignore[method-assign]
+        result = algorithm.train()
+        assert len(waits) == 2
+        assert result.metrics["sample_wait_s"] == pytest.approx(sum(waits))
+
+
+def test_a_device_that_learners_do_not_have_is_refused() -> None:
+    config = PPOConfig(**SMALL, engine=Ray(num_learners=1))
+    object.__setattr__(config, "device", "cuda")  # which can't be set where there is none
+    with pytest.raises(SettingsError, match="`device` is 'cuda', but learners on the cluster have no GPUs"):
+        etude.algorithms.engines.connect(config)
+    with pytest.raises(SettingsError, match="ray.backend must be auto or gloo where learners have no whole GPU each"):
+        Ray(backend="nccl", gpus_per_learner=0.5)
+
+
+def test_what_a_run_asks_a_cluster_for(tmp_path: Path) -> None:
+    engine = Ray(num_runners=2, gpus_per_runner=0.5, num_learners=1, gpus_per_learner=1, num_evaluation_runners=1)
+    runner, learner = {"CPU": 1.0, "GPU": 0.5}, {"CPU": 1.0, "GPU": 1.0}
+    acting = PPOConfig(**SMALL, engine=engine)
+    assert actors_of(acting) == [runner, runner, learner]
+    assert actors_of(dataclasses.replace(acting, evaluation_interval=1)) == [runner, runner, {"CPU": 1.0}, learner]
+    data = RayData(concurrency=(2, 8), num_cpus=0.5, num_gpus=0.25)
+    offline = BCConfig(data="data", engine=Ray(num_learners=1, data=data))
+    actor = {"CPU": 0.5, "GPU": 0.25}
+    assert actors_of(offline) == [{"CPU": 1.0}, {"CPU": 0.5}, actor, actor]
+
+
+def test_an_end_after_that_of_the_cluster_starts_none(cluster: None) -> None:
+    """In a process of its own, as the cluster is everybody's."""
+    code = (
+        "import ray, etude\n"
+        "ray.init(address='local', num_cpus=4, include_dashboard=False, log_to_driver=False)\n"
+        "config = etude.PPOConfig(env='CartPole-v1', num_envs=2, num_steps=32, seed=1,\n"
+        "                         engine=etude.Ray(num_runners=1, num_learners=1))\n"
+        "algorithm = etude.PPO(config)\nalgorithm.train()\nray.shutdown()\nalgorithm.close()\n"
+        "print(ray.is_initialized())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=180, check=True)
+    assert done.stdout.strip() == "False"
+    assert ray.is_initialized()
