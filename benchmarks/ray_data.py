@@ -1,15 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From Parquet to batches of 1,024 through Ray Data: ours, bare Ray Data, and RLlib's where it is installed."""
+"""From Parquet to batches of 1,024 through Ray Data: ours, bare Ray Data, and RLlib's where it can be imported.
 
+Each contender is a process of its own with a cluster of its own. The clock starts with the request, when Ray runs, all
+that this process needs is imported, and learners, if there are some, have started: with their own imports behind them.
+What was measured is kept beside the recordings, in ``ETUDE_BENCH_KEEP`` where that names a folder: a run that was ended
+goes on with what is missing.
+"""
+
+import dataclasses
+import json
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks import ray_rllib
 from benchmarks.harness import ETUDE, STEPS_A_SECOND, Figure, Options, Reach, Row, python
 from benchmarks.pipeline import synthetic
 
 BATCH = 1024
 LOCAL, READ, ACTORS = "Etude, local engine", "Ray Data, read only", "Ray Data, identity in an actor pool"
+RLLIB = "RLlib OfflineData"
 FIRST = 6.0
+ROUNDS = 3
+RLLIB_STEPS = 100_000
+"""RLlib takes seconds for 100,000."""
 
 _BEGIN = """
 import os, re, threading, time
@@ -66,17 +81,22 @@ config = etude.BCConfig(data=PATH, mode="stream", batch_size={batch} * max(1, NU
 algorithm = etude.BC(config)
 @ray.remote(num_cpus=0)
 class Learner:
-    def __init__(self, shard, spaces):
-        self.feed = shard.feeds(etude.BC(config, saved_spaces=spaces))["main"]
-    def take(self, rows, begin):
-        return tell(self.feed.take(10**9), rows, begin)
+    def __init__(self, spaces):
+        import etude.ray.data
+        self.algorithm = etude.BC(config, saved_spaces=spaces)
+    def ready(self):
+        return True
+    def take(self, shard, rows, begin):
+        return tell(shard.feeds(self.algorithm)["main"].take(10**9), rows, begin)
+learners = [Learner.remote(algorithm.module_spaces()) for _ in range(NUM)]
+ray.get([learner.ready.remote() for learner in learners])
 def run():
     begin = time.perf_counter()
     if not NUM:
         return begin, [tell(open_feeds(algorithm, Ray())["main"].take(10**9), STEPS, begin)]
     shards = open_shards(algorithm, Ray(num_learners=NUM))
-    learners = [Learner.remote(shard, algorithm.module_spaces()) for shard in shards]
-    return begin, ray.get([learner.take.remote(STEPS // NUM, begin) for learner in learners])
+    taking = [learner.take.remote(shard, STEPS // NUM, begin) for learner, shard in zip(learners, shards)]
+    return begin, ray.get(taking)
 """
 
 _LOCAL = """
@@ -93,8 +113,14 @@ class Identity:
     def __call__(self, batch):
         return batch
 @ray.remote(num_cpus=0)
-def take(split, rows, begin):
-    return tell(split.iter_batches(batch_size={batch}, batch_format="numpy"), rows, begin)
+class Learner:
+    def ready(self):
+        import ray.data
+        return True
+    def take(self, split, rows, begin):
+        return tell(split.iter_batches(batch_size={batch}, batch_format="numpy"), rows, begin)
+learners = [Learner.remote() for _ in range(NUM)]
+ray.get([learner.ready.remote() for learner in learners])
 def run():
     begin = time.perf_counter()
     found = ray.data.read_parquet(PATH, file_extensions=["parquet"], columns=["obs", "action"])
@@ -103,40 +129,78 @@ def run():
     if not NUM:
         return begin, [tell(found.iter_batches(batch_size={batch}, batch_format="numpy"), STEPS, begin)]
     splits = found.streaming_split(NUM, equal=True)
-    return begin, ray.get([take.remote(split, STEPS // NUM - {batch}, begin) for split in splits])
+    taking = [learner.take.remote(split, STEPS // NUM - {batch}, begin) for learner, split in zip(learners, splits)]
+    return begin, ray.get(taking)
+"""
+
+_RLLIB = """
+import numpy as np
+import gymnasium as gym
+from ray.rllib.algorithms.bc import BCConfig
+from ray.rllib.core.columns import Columns
+from ray.rllib.offline.offline_data import OfflineData
+box = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32)
+schema = {Columns.OBS: "obs", Columns.ACTIONS: "action", Columns.REWARDS: "reward", Columns.EPS_ID: "episode_id"}
+config = (
+    BCConfig()
+    .environment(observation_space=box, action_space=gym.spaces.Discrete(2))
+    .learners(num_learners=NUM)
+    .offline_data(
+        input_=[str(path) for path in sorted(Path(PATH).glob("*.parquet"))],
+        input_read_schema=schema,
+        dataset_num_iters_per_learner=1,
+    )
+    .training(train_batch_size_per_learner={batch})
+)
+def run():
+    begin = time.perf_counter()
+    algorithm = config.build_algo()
+    first, count = None, 0
+    while count < STEPS:
+        result = algorithm.train()
+        first = first or time.perf_counter() - begin
+        count += {batch} * max(1, NUM)
+    return begin, [(first, count, time.perf_counter())]
 """
 
 
 def rows(options: Options) -> Iterator[Row]:
     """250k and 10 M steps, to this process, and to two learners."""
+    if not ray_rllib.is_there():
+        print(f"ray-data: without {RLLIB}, which can't be imported here", file=sys.stderr)
+    keep = os.environ.get("ETUDE_BENCH_KEEP")
+    if keep:
+        options = dataclasses.replace(options, folder=Path(keep))
+        options.folder.mkdir(parents=True, exist_ok=True)
     for steps in [240_000] if options.quick else [240_000, 10_000_000]:
         path = synthetic(options, steps)
         for num in (0, 2):
-            yield from _one(path, steps, num, options)
+            yield from _rows(path, steps, num, options)
 
 
-def _one(path: Path, steps: int, num: int, options: Options) -> Iterator[Row]:
+def _codes(num: int) -> dict[str, str]:
     bare = {READ: _BARE.replace("{actors}", "False"), ACTORS: _BARE.replace("{actors}", "True")}
-    codes = {ETUDE: _OURS, **({} if num else {LOCAL: _LOCAL}), **bare}
-    found: dict[str, list[list[float]]] = {name: [] for name in codes}
-    for _ in range(1 if options.quick else 3):
-        for name, code in codes.items():
-            count = "len(batch['action'])"
-            begin = (
-                _BEGIN.replace("{batch}", count)
-                .replace("{path!r}", repr(str(path)))
-                .replace("{steps}", str(steps))
-                .replace("{num}", str(num))
-            )
-            out = python(begin + code.replace("{batch}", str(BATCH)) + _END).out
-            found[name].append([float(text) for text in out.split()[-4:]])
+    peers = {RLLIB: _RLLIB} if ray_rllib.is_there() and not num else {}
+    return {ETUDE: _OURS, **({} if num else {LOCAL: _LOCAL}), **bare, **peers}
+
+
+def _rows(path: Path, steps: int, num: int, options: Options) -> Iterator[Row]:
+    kept = options.folder / f"ray-data-{steps}-{num}.json"
+    found: dict[str, list[list[float]]] = json.loads(kept.read_text()) if kept.exists() else {}
+    for i in range(1 if options.quick else ROUNDS):
+        for name, code in _codes(num).items():
+            done = found.setdefault(name, [])
+            if len(done) > i or (name == RLLIB and i):
+                continue
+            done.append(_measured(path, min(steps, RLLIB_STEPS) if name == RLLIB else steps, num, code))
+            kept.write_text(json.dumps(found))
     to = f"{steps / 1e6:g} M steps through Ray Data to {'this process' if not num else f'{num} learners'}"
     yield Row(
         f"{to}, an epoch from the first request",
         STEPS_A_SECOND,
         _figures(found, 1),
         Reach(0.8, READ),
-        "batches of 1,024: ours shuffled, Ray Data's not",
+        f"batches of 1,024: ours shuffled, Ray Data's not; RLlib's rate is over {RLLIB_STEPS:,} steps",
     )
     yield Row(f"{to}: first batch", "s", _figures(found, 0), Reach(FIRST), "Ray is running; its workers are not warm")
     yield Row(f"{to}: once the first batch is there", STEPS_A_SECOND, _figures(found, 2))
@@ -148,7 +212,19 @@ def _one(path: Path, steps: int, num: int, options: Options) -> Iterator[Row]:
     )
 
 
+def _measured(path: Path, steps: int, num: int, code: str) -> list[float]:
+    """Seconds to the first batch, steps a second with and without these, and MB."""
+    begin = (
+        _BEGIN.replace("{batch}", "len(batch['action'])")
+        .replace("{path!r}", repr(str(path)))
+        .replace("{steps}", str(steps))
+        .replace("{num}", str(num))
+    )
+    return [float(text) for text in python(begin + code.replace("{batch}", str(BATCH)) + _END).out.split()[-4:]]
+
+
 def _figures(found: dict[str, list[list[float]]], i: int) -> list[Figure]:
     return [
-        Figure(name, [run[i] for run in runs], "etude" if "Etude" in name else "limit") for name, runs in found.items()
+        Figure(name, [run[i] for run in runs], "etude" if "Etude" in name else "peer" if name == RLLIB else "limit")
+        for name, runs in found.items()
     ]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Crew: the runners of a cluster as the process that learns sees them: asked, waited for, ended and made anew."""
 
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -227,6 +228,19 @@ class Crew:
             except RayError:
                 pass  # it had ended before
         for member in members:
+            _leave_out(member)
             ray.kill(member.actor)
         if errors:
             raise_from(*errors[0])
+
+
+def _leave_out(member: Member) -> None:
+    """Hear of errors that nobody waits for any more: Ray would show each at length."""
+    for ask in member.asks:
+        if ray.wait([ask.report], timeout=0, fetch_local=False)[0]:
+            try:
+                ray.get(ask.report)
+            except RayError:
+                with contextlib.suppress(RayError):  # the same
+                    if ask.parts is not None:
+                        ray.get(ask.parts)

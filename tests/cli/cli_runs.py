@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small runs for the tests of the command line."""
 
+import os
 import signal
+import time
 
 import gymnasium as gym
 import torch
@@ -54,6 +56,19 @@ class Interrupted(gym.Wrapper):
 
 def interrupted_env():
     return Interrupted(make_env())
+
+
+class Unwatched(gym.Wrapper):
+    """Steps once the file that the environment names is there."""
+
+    def step(self, action):
+        while not os.path.exists(os.environ["GONE"]):
+            time.sleep(0.01)
+        return super().step(action)
+
+
+def unwatched_env():
+    return Unwatched(make_env())
 
 
 def never_made():

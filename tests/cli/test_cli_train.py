@@ -366,12 +366,20 @@ def test_sigterm_before_training_is_an_interruption_too(tmp_path, capsys):
 SHELL = f'"{sys.executable}" -c "import sys; from etude.cli.main import main; sys.exit(main())"'
 
 
-@pytest.mark.parametrize("redirected", ["2>&1 | head -1", ">&-", "2>&-", ">&- 2>&-"])
+LEAVES = '2>&1 | (head -1; exec <&-; touch "$GONE")'  # the run goes on only then
+
+
+@pytest.mark.parametrize("redirected", [LEAVES, ">&-", "2>&-", ">&- 2>&-"], ids=["head", "out", "err", "both"])
 def test_a_run_outlives_those_who_watch_it(tmp_path, redirected):
-    out = tmp_path / "run"
-    words = " ".join([*SMALL, "--stop.updates", "20", "--json", "--out", str(out)])
+    out, gone = tmp_path / "run", tmp_path / "gone"
+    env = "cli_runs:unwatched_env" if "head" in redirected else "CartPole-v1"
+    words = " ".join([*SMALL, "--stop.updates", "20", "--json", "--out", str(out)]).replace("CartPole-v1", env)
     done = subprocess.run(
-        ["bash", "-c", f"{SHELL} {words} {redirected}; exit ${{PIPESTATUS[0]}}"], capture_output=True, text=True
+        ["bash", "-c", f"{SHELL} {words} {redirected}; exit ${{PIPESTATUS[0]}}"],
+        env={**os.environ, "PYTHONPATH": os.path.dirname(__file__), "GONE": str(gone)},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert "Traceback" not in done.stdout + done.stderr
     assert "Error" not in done.stdout + done.stderr

@@ -86,7 +86,9 @@ def draw(dist, rows=40, seed=0, scale=1.0):
     return torch.from_numpy(inputs), {name: torch.from_numpy(column) for name, column in action.items()}
 
 
-@pytest.mark.parametrize(("space", "oracle", "convert"), SIMPLE, ids=lambda given: getattr(given, "__name__", str(given)))
+@pytest.mark.parametrize(
+    ("space", "oracle", "convert"), SIMPLE, ids=lambda given: getattr(given, "__name__", str(given))
+)
 def test_equals_torch_distributions(space, oracle, convert):
     dist = distribution_for(space)
     inputs, action = draw(dist)

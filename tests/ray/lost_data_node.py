@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes batches that tasks on two nodes read, of which one goes in the middle of an epoch; prints how often steps came."""
+"""Takes batches that two nodes read, of which one goes in the middle of an epoch; prints how often steps came."""
 
 import json
 import sys

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 import importlib
+import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -333,6 +336,17 @@ def test_a_learner_can_end_while_others_have_not_begun(data: str) -> None:
     assert len(taken(other, 1)[0]["action"]) == 7
     other.close()
     assert not errors or "was closed" in str(errors[0])
+
+
+def test_a_node_that_goes_with_blocks_on_it(tmp_path: Path) -> None:
+    """It had read most of them: the cluster's other CPU is but one of four."""
+    path = record(tmp_path / "data", episodes([50] * 40), max_rows_per_file=50)
+    script = Path(__file__).with_name("lost_data_node.py")
+    done = subprocess.run(
+        [sys.executable, str(script), path, "2", "2000"], capture_output=True, text=True, check=False, timeout=200
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == {"steps": 2000, "most": 1}
 
 
 def test_batches_that_cant_be_shared(data: str) -> None:

@@ -196,18 +196,18 @@ def test_a_module_that_runners_do_not_find(made: Any, tmp_path: Path, monkeypatc
         made(here.Here, Ray(num_runners=1))
 
 
-def test_a_node_that_goes_costs_what_lay_on_it() -> None:
+def test_a_node_that_goes_costs_what_lay_on_it_and_one_with_a_learner_nothing() -> None:
     paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[2])])
     found = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("lost_node.py"))],
         env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert found.returncode == 0, found.stdout + found.stderr
-    counts, then = (json.loads(line) for line in found.stdout.splitlines()[-2:])
+    counts, then, learned = (json.loads(line) for line in found.stdout.splitlines() if line.startswith("{"))
     assert counts["made"] == 64
     assert counts["lost_steps"] == 2 * 64  # of what was made and lay there, it is known how long it was
     assert counts["lost_fragments"] >= 2
@@ -215,3 +215,8 @@ def test_a_node_that_goes_costs_what_lay_on_it() -> None:
     assert counts["env_steps"] == 3 * 64
     # of what runners are sent: it is put there again, and they are as well as before
     assert (then["env_steps"], then["lost_fragments"], then["runner_restarts"]) == (4 * 64, 1, 0)
+    # in the middle of the third update: it is made again, and comes out as that of a peer from the same experience
+    assert learned["learner_restarts"] == [0, 0, 1, 0, 0]
+    assert (learned["updates"], learned["env_steps"]) == (5, 5 * 64)
+    assert not any(learned["runner_restarts"] + learned["lost_fragments"])
+    assert learned["apart"] < 1e-5

@@ -243,9 +243,9 @@ def test_the_resources_of_a_trial():
     assert request(etude.PPOConfig(threads=2, workers=etude.Workers(num_workers=3))) == [{"CPU": 5.0}]
     assert request(TINY, resources={"CPU": 0.5}) == [{"CPU": 0.5}]
     engine = etude.algorithms.engines.Ray(num_runners=2, num_learners=1, gpus_per_learner=0.5, num_evaluation_runners=1)
-    config = etude.PPOConfig(engine=engine)
+    config = etude.PPOConfig(env="CartPole-v1", evaluation_interval=1, engine=engine)
     assert request(config) == [{"CPU": 1.0}, *[{"CPU": 1.0}] * 3, {"CPU": 1.0, "GPU": 0.5}]
-    assert actors_of(etude.BCConfig(data="x", engine="ray")) == []
+    assert actors_of(etude.BCConfig(data="x", engine="ray")) == [{"CPU": 1.0}]  # a task that reads
     assert driver_of(etude.BCConfig(data="x", num_workers=2)) == {"CPU": 3.0}
 
 
