@@ -16,11 +16,12 @@ from etude.algorithms.task_module import TaskModule
 from etude.connectors import Pipeline
 from etude.connectors.pipeline import overrides
 from etude.modules import Module
+from etude.ray.states import as_arrays
 from etude.runners import ModuleOf
 from etude.runners.watch import is_plain
 
 Weights: TypeAlias = dict[str, dict[str, NDArray[Any]]]
-"""By module id, what its ``state_dict()`` holds."""
+"""By module id, what its ``state_dict()`` holds; see `as_arrays`."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -174,10 +175,7 @@ class Broadcast:
 
 def weights_of(students: Mapping[str, Student]) -> Weights:
     """The weights of all modules; views where they are on the CPU."""
-    return {
-        name: {key: value.detach().cpu().numpy() for key, value in student.module.state_dict().items()}
-        for name, student in students.items()
-    }
+    return {name: as_arrays(student.module.state_dict()) for name, student in students.items()}
 
 
 def _mark(module: Module) -> int:

@@ -3,7 +3,6 @@
 
 import dataclasses
 import os
-import warnings
 from collections.abc import Mapping
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -19,6 +18,7 @@ from etude.algorithms.students import Spaces, spaces_in
 from etude.envs import Arena, make_arena
 from etude.experience import Experience
 from etude.ray.casting import Cast, News, Role, Weights, known_as, set_learned, set_plain_attributes
+from etude.ray.states import from_arrays
 from etude.runners import Finished, Lengths, ModuleOf, Runner
 from etude.runners.callbacks import callback_from
 
@@ -155,14 +155,11 @@ class RunnerActor:
 
     def _take(self, weights: Weights, seq_nos: Mapping[str, int]) -> None:
         assert self._runner is not None
-        with warnings.catch_warnings():
-            # They lie in the store, read-only, and are acted with where they lie: all runners of a node share them.
-            warnings.simplefilter("ignore", UserWarning)
-            for name, values in weights.items():
-                module_id, seq_no = known_as(name, is_only=self._is_only), seq_nos[name]
-                tensors = {key: torch.from_numpy(value) for key, value in values.items()}
-                if self._runner.take_weights(tensors, seq_no, module_id, shared=True):
-                    self._seq_nos[module_id] = seq_no
+        for name, values in weights.items():
+            module_id, seq_no = known_as(name, is_only=self._is_only), seq_nos[name]
+            # they are acted with where they lie: all runners of a node share them
+            if self._runner.take_weights(from_arrays(values), seq_no, module_id, shared=True):
+                self._seq_nos[module_id] = seq_no
 
     def _hear(self, news: News) -> None:
         for name, role in self._roles.items():

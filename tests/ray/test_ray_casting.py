@@ -11,6 +11,7 @@ from gymnasium import spaces
 from torch import nn
 
 from etude import columns as col
+from etude.algorithms.students import Student
 from etude.algorithms.task import Task, TaskConfig
 from etude.connectors import Connector, Pipeline
 from etude.connectors.base import Inputs
@@ -21,7 +22,8 @@ from etude.modules.q_module import QModule
 from etude.modules.targets import Follower
 
 pytest.importorskip("ray")
-from etude.ray.casting import learned_of, plain_attributes, portable, set_learned, set_plain_attributes
+from etude.ray.casting import learned_of, plain_attributes, portable, set_learned, set_plain_attributes, weights_of
+from etude.ray.states import from_arrays
 
 OBS, ACTION = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
 
@@ -133,3 +135,13 @@ def test_connectors_learn_from_afar_and_remember_their_slots() -> None:
     np.testing.assert_array_equal(relative.last, obs)
     assert relative.names == {0: "seen", 1: "seen"}
     assert there.metrics()["normalize_obs/count"] == 2
+
+
+def test_weights_of_a_kind_that_numpy_lacks_travel_as_well() -> None:
+    module = make_module(None, OBS, ACTION)
+    module.register_buffer("scale", torch.tensor([1.5, -2.0], dtype=torch.bfloat16))
+    student = Student(module, Pipeline([]), None, Pipeline([]))  # type: ignore[arg-type]
+    sent = from_arrays(pickle.loads(pickle.dumps(weights_of({"main": student}))))["main"]  # noqa: S301
+    assert sent.keys() == module.state_dict().keys()
+    for name, value in module.state_dict().items():
+        torch.testing.assert_close(sent[name], value, rtol=0, atol=0)

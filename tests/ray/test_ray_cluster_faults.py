@@ -181,7 +181,7 @@ def test_an_evaluation_runner_that_hangs_or_dies_costs_its_part(tmp_path: Path, 
     """The envs of training do not come to their 20th step."""
     env = functools.partial(runner_envs.OnceBad, str(tmp_path), how)
     engine = Ray(num_runners=1, num_evaluation_runners=1, step_timeout=1.0)
-    algorithm = made(env, engine, num_steps=16, minibatch_size=16, evaluation_interval=1, evaluation_episodes=8)
+    algorithm = made(env, engine, num_steps=16, minibatch_size=16, evaluation_interval=1, evaluation_episodes=100)
     try:
         first = algorithm.train()
         assert "evaluation_restarts" not in first.metrics  # the first evaluation is only begun
@@ -189,7 +189,7 @@ def test_an_evaluation_runner_that_hangs_or_dies_costs_its_part(tmp_path: Path, 
         assert second.metrics["evaluation_restarts"] == 1
         assert not algorithm.evaluation  # all of it was lost: there was one runner
         assert algorithm.train().metrics["evaluation_restarts"] == 0
-        assert algorithm.evaluation["episodes"] == 8
+        assert algorithm.evaluation["episodes"] == 100
         assert algorithm.evaluation["updates"] == second.updates
     finally:
         algorithm.close()
