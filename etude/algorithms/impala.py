@@ -48,8 +48,8 @@ class IMPALAConfig(OnPolicyConfig):
     """Cap of the weights by which later rewards come back, above 0, at most `rho_bar`. Default: as for `rho_bar`."""
 
     value_weight: float = 0.5
-    """Weight of the value loss, the mean of squared errors, at least 0. Default: as PPO's; twice that of Espeholt et al.
-    2018, whose loss has a half before the squares."""
+    """Weight of the value loss, the mean of squared errors, at least 0. Default: as PPO's; twice that of Espeholt et
+    al. 2018, whose loss has a half before the squares."""
 
     entropy_weight: float = 0.01
     """Weight of the entropy, which is added to what is maximised. Default: Espeholt et al. 2018, for
@@ -60,8 +60,8 @@ class IMPALAConfig(OnPolicyConfig):
     larger networks want less."""
 
     grad_clip: float | None = 40.0
-    """Limit that gradients are clipped to, see `grad_clip_by`; None leaves them as they are. Default: that of Espeholt et
-    al. 2018, for Atari; as their loss is a sum over steps, and this one a mean, it seldom clips here."""
+    """Limit that gradients are clipped to, see `grad_clip_by`; None leaves them as they are. Default: that of Espeholt
+    et al. 2018, for Atari; as their loss is a sum over steps, and this one a mean, it seldom clips here."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -84,7 +84,7 @@ def flowing(
     size, by_segments = _share(plan, num, job)
     epoch_size = None if plan.epoch_size is None else plan.epoch_size // num
     first = 0 if holds or not epoch_size else plan.start * size // epoch_size
-    turns = 1 if holds else 2
+    turns = 1 if holds or num_learners else 2  # who splits takes a second of a CPU to start: once is enough
     epochs = [
         Epochs(plan.source.num_parts, _parts_per_task(plan), plan.flow.seed, first + i, turns, shuffled=not holds)
         for i in range(turns)
@@ -189,7 +189,8 @@ def _dataset(
     mapped: Dataset = found.map_batches(
         Worker,
         fn_constructor_args=(job, asking),
-        batch_size=None,
+        # Ray Data refuses None with GPUs; the rows are numbers of parts, as many to a block
+        batch_size=max(map(len, epochs.tasks(0)), default=1) if data.num_gpus else None,
         batch_format="pyarrow",
         compute=ActorPoolStrategy(min_size=least, max_size=most),
         num_cpus=num_cpus,

@@ -25,9 +25,12 @@ _COLUMN: Final = "module_updates"
 """The step column with how many gradient steps had made the copy of the module."""
 
 
-@ray.remote(num_cpus=0)
+@ray.remote(num_cpus=0, max_restarts=-1)
 class Board:
-    """Where the newest weights are known; never the weights themselves."""
+    """Where the newest weights are known; never the weights themselves.
+
+    One that is lost is made anew by Ray, and knows the next weights that are put.
+    """
 
     def __init__(self) -> None:
         self._updates = -1

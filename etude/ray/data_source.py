@@ -2,9 +2,12 @@
 """A recording as a source of Ray Data: tasks that each read some parts, and prepare them in the same go."""
 
 import dataclasses
+import signal
+import threading
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -60,7 +63,8 @@ class SharedJob:
         if self.key not in _jobs:
             data = ray.get(self.ref)
             try:
-                _jobs[self.key] = ray.cloudpickle.loads(data)
+                with _uninterrupted():
+                    _jobs[self.key] = ray.cloudpickle.loads(data)
             except Exception as error:
                 raise EngineError(
                     f"a process that reads can't make the prelearner, a connector or a source: {type(error).__name__}: "
@@ -72,6 +76,23 @@ class SharedJob:
 
 
 _jobs: "OrderedDict[str, Job]" = OrderedDict()
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Within it, a task that is not wanted any more goes on.
+
+    Ray interrupts these; but torch, which is imported here, can't be imported again where that broke off, and the next
+    tasks would find such a process.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -89,7 +89,7 @@ class Blocks:
     """One learner's share of the blocks of each epoch. Goes to the learner's process.
 
     Args:
-        splits: What Ray Data gives it: of one dataset, or of two, which take turns, so that the next epoch begins while
+        splits: What Ray Data gives it: of one dataset; or of two, which take turns, so that the next epoch begins while
             this one comes to its end.
         num_tasks: How many blocks an epoch has, over all learners.
         num_learners: How many these are, at least 1.
@@ -155,7 +155,7 @@ class RayCrew:
                         first, steps = loaded.cut_from
                         cuts[first] = (steps, cuts.get(first, (steps, 0))[1] + loaded.spent.rows)
                     yield self._own(loaded), loaded.spent
-                if i == begins_next and not self._blocks.holds:
+                if i == begins_next and len(self._blocks.splits) > 1:
                     self._next = self._opened()
                     self._streams.append(self._next)
         finally:

@@ -40,6 +40,7 @@ def cluster() -> Iterator[None]:
         ray.init(
             address="local",
             num_cpus=8,
+            num_gpus=1,  # which is only counted
             include_dashboard=False,
             log_to_driver=False,
             object_store_memory=300 * 1024 * 1024,
