@@ -146,7 +146,7 @@ def test_room_is_there(cluster):
     ("wanted", "message"),
     [
         ([{"CPU": 1.0}] * 9, "the cluster has 8 CPU in all, but 9 are asked for: ask for less"),
-        ([{"CPU": 1.0}, {"GPU": 0.25}], "the cluster has 0 GPU in all, but 0.25 are asked for"),
+        ([{"CPU": 1.0}, {"GPU": 1.0}, {"GPU": 0.25}], "the cluster has 1 GPU in all, but 1.25 are asked for"),
         ([{"simulator": 2.0}], "the cluster has 0 simulator in all, but 2 are asked for"),
     ],
 )

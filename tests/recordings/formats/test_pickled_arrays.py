@@ -80,7 +80,7 @@ class Opener:
         (np.array(["a"]), "the dtype 'U1'"),
         (np.zeros(2, [("a", "i4")]), "the dtype 'V4'"),
         (1j, "the name `builtins.complex`"),
-        (print, "the name `builtins.print`"),
+        (eval, "the name `builtins.eval`"),
         (np.dtype("f4"), "a dtype or function as a value"),
         (np.ma.zeros(2), "the name `numpy.ma"),
     ],
