@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who makes which part of a collection that the learner waits for, and whom it does not wait for."""
 
+import math
 from collections.abc import Iterator, Sequence
 from statistics import median
 from time import monotonic
@@ -12,8 +13,21 @@ DEPTH: Final = 2
 """Fragments that a runner is asked for at once, so that it need not wait for the next order."""
 LATE: Final = 3.0
 """How many times as long as others a runner may take."""
+PARTS: Final = 4
+"""Fragments, at most, that a runner's share of a collection is cut into: a runner that is quicker than others takes over
+some of theirs."""
+WORTH: Final = 0.01
+"""Seconds that a fragment takes to make, or more: each costs about 1 ms to ask for and to take in."""
 _SLACK = 0.1  # seconds that are never late, where they come unforeseen
 _FORESEEN = 0.02  # likewise, where a runner has always been slow
+
+
+def size_for(members: Sequence[Member], whole: int, num_runners: int) -> int:
+    """The steps of a fragment, where no one has set them."""
+    share = whole / num_runners
+    paces = [member.pace for member in members if member.pace]
+    parts = min(PARTS, max(1, round(median(paces) * share / WORTH))) if paces else PARTS
+    return math.ceil(share / parts)
 
 
 def deal(members: Sequence[Member], whole: int, left: int, size: int) -> Iterator[tuple[Member, int]]:

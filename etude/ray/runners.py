@@ -2,10 +2,9 @@
 """Runners: many runners of a cluster in place of one here."""
 
 import logging
-import math
 from collections.abc import Mapping
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from etude.algorithms.engines import Ray
 from etude.algorithms.students import Spaces
@@ -13,7 +12,7 @@ from etude.connectors import Pipeline
 from etude.errors import EngineError
 from etude.experience import Experience
 from etude.modules import Module
-from etude.ray.dealing import deal, find_late
+from etude.ray.dealing import deal, find_late, size_for
 from etude.ray.fragments import put_together
 from etude.ray.members import Fragment
 from etude.ray.stage import Stage
@@ -26,11 +25,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("etude.ray")
 
 _LOOK = 0.02  # seconds between two looks at who is late
-
-PARTS: Final = 4
-"""Fragments that a runner's share of a collection is cut into, where no size is set: a runner that is quicker than
-others takes over some of theirs."""
-
 
 class Runners:
     """Lets runners on a cluster act, each with `num_envs` envs of its own, and gives what they make as one runner does.
@@ -125,11 +119,12 @@ class Runners:
         """Fragments of enough steps."""
         taken: list[Fragment] = []
         crew, have, begin = self._stage.crew, 0, monotonic()
+        size = self._settings.fragment_steps or size_for(crew.members, num_steps, self._settings.num_runners)
         while have < num_steps:
             if self._asynchronous:
                 self._ask_ahead(num_steps, key)
             else:
-                self._deal(num_steps, num_steps - have, key)
+                self._deal(num_steps, num_steps - have, size, key)
             if taken and monotonic() - begin > self._settings.sample_timeout:
                 self._tally.counts["sample_timeouts"] += 1
                 break
@@ -146,9 +141,8 @@ class Runners:
 
     # -- asking -------------------------------------------------------------------------------------------------
 
-    def _deal(self, whole: int, left: int, key: tuple[bool, bool]) -> None:
+    def _deal(self, whole: int, left: int, size: int, key: tuple[bool, bool]) -> None:
         """Ask for the steps that are left of a collection, of those that are free."""
-        size = self._settings.fragment_steps or math.ceil(whole / self._settings.num_runners / PARTS)
         for member, steps in deal(self._stage.crew.members, whole, left, size):
             self._stage.ask(member, steps, key)
 
