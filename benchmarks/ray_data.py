@@ -19,10 +19,12 @@ from benchmarks.harness import ETUDE, STEPS_A_SECOND, Figure, Options, Reach, Ro
 from benchmarks.pipeline import synthetic
 
 BATCH = 1024
+IN_ACTOR, AT_LEARNER = "Etude, `module_sync_period` 10: an actor asks the module", "Etude, as it is by default"
 LOCAL, READ, ACTORS = "Etude, local engine", "Ray Data, read only", "Ray Data, identity in an actor pool"
 RLLIB = "RLlib OfflineData"
 FIRST = 6.0
 ROUNDS = 3
+SMALL = 240_000
 RLLIB_STEPS = 100_000
 """RLlib takes seconds for 100,000."""
 
@@ -75,15 +77,15 @@ ray.shutdown()
 
 _OURS = """
 import etude
-from etude.algorithms.engines import Ray
+from etude.algorithms.engines import Ray, RayData
 from etude.ray.data import open_feeds, open_shards
-config = etude.BCConfig(data=PATH, mode="stream", batch_size={batch} * max(1, NUM), seed=0)
-algorithm = etude.BC(config)
+config = etude.{kind}Config(data=PATH, mode="stream", batch_size={batch} * max(1, NUM), seed=0)
+algorithm = etude.{kind}(config)
 @ray.remote(num_cpus=0)
 class Learner:
     def __init__(self, spaces):
         import etude.ray.data
-        self.algorithm = etude.BC(config, saved_spaces=spaces)
+        self.algorithm = etude.{kind}(config, saved_spaces=spaces)
     def ready(self):
         return True
     def take(self, shard, rows, begin):
@@ -93,7 +95,10 @@ ray.get([learner.ready.remote() for learner in learners])
 def run():
     begin = time.perf_counter()
     if not NUM:
-        return begin, [tell(open_feeds(algorithm, Ray())["main"].take(10**9), STEPS, begin)]
+        feed = open_feeds(algorithm, {engine})["main"]
+        told = tell(feed.take(10**9), STEPS, begin)
+        feed.close()
+        return begin, [told]
     shards = open_shards(algorithm, Ray(num_learners=NUM))
     taking = [learner.take.remote(shard, STEPS // NUM, begin) for learner, shard in zip(learners, shards)]
     return begin, ray.get(taking)
@@ -136,14 +141,14 @@ def run():
 _RLLIB = """
 import numpy as np
 import gymnasium as gym
-from ray.rllib.algorithms.bc import BCConfig
+from ray.rllib.algorithms.{kind_lower} import {kind}Config
 from ray.rllib.core.columns import Columns
 from ray.rllib.offline.offline_data import OfflineData
 box = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32)
 schema = {Columns.OBS: "obs", Columns.ACTIONS: "action", Columns.REWARDS: "reward", Columns.EPS_ID: "episode_id"}
 schema |= {Columns.NEXT_OBS: "obs", Columns.TERMINATEDS: "terminated", Columns.TRUNCATEDS: "truncated"}  # it wants them
 config = (
-    BCConfig()
+    {kind}Config()
     .environment(observation_space=box, action_space=gym.spaces.Discrete(2))
     .offline_data(
         input_=[str(path) for path in sorted(Path(PATH).glob("*.parquet"))],
@@ -174,28 +179,61 @@ def rows(options: Options) -> Iterator[Row]:
     if keep:
         options = dataclasses.replace(options, folder=Path(keep))
         options.folder.mkdir(parents=True, exist_ok=True)
-    for steps in [240_000] if options.quick else [240_000, 10_000_000]:
+    yield from _module_rows(synthetic(options, SMALL), options)
+    for steps in [SMALL] if options.quick else [SMALL, 10_000_000]:
         path = synthetic(options, steps)
         for num in (0, 2):
             yield from _rows(path, steps, num, options)
 
 
+def _module_rows(path: Path, options: Options) -> Iterator[Row]:
+    """MARWIL, whose advantages ask the module for values."""
+    actor = "Ray(data=RayData(module_sync_period=10))"
+    codes = {IN_ACTOR: _code(_OURS, "MARWIL", actor), AT_LEARNER: _code(_OURS, "MARWIL")}
+    peers = {RLLIB: _code(_RLLIB, "MARWIL")} if ray_rllib.is_there() else {}
+    found = _found(path, SMALL, 0, {**codes, **peers}, options, "marwil")
+    to = f"{SMALL / 1e6:g} M steps through Ray Data with a prelearner that asks the module (MARWIL)"
+    yield Row(
+        f"{to}, an epoch from the first request",
+        STEPS_A_SECOND,
+        _figures(found, 1),
+        Reach(10.0, RLLIB) if peers else None,
+        f"RLlib's rate is over {RLLIB_STEPS:,} steps",
+    )
+    yield Row(f"{to}: first batch", "s", _figures(found, 0), Reach(FIRST))
+
+
+def _code(code: str, kind: str = "BC", engine: str = "Ray()") -> str:
+    """With the algorithm whose connectors prepare the batches."""
+    return code.replace("{kind_lower}", kind.lower()).replace("{kind}", kind).replace("{engine}", engine)
+
+
 def _codes(num: int) -> dict[str, str]:
     bare = {READ: _BARE.replace("{actors}", "False"), ACTORS: _BARE.replace("{actors}", "True")}
-    peers = {RLLIB: _RLLIB} if ray_rllib.is_there() and not num else {}
-    return {ETUDE: _OURS, **({} if num else {LOCAL: _LOCAL}), **bare, **peers}
+    peers = (
+        {RLLIB: _code(_RLLIB)} if ray_rllib.is_there() and not num else {}
+    )  # of 10 M steps, the first batch takes it 7 minutes
+    return {ETUDE: _code(_OURS), **({} if num else {LOCAL: _LOCAL}), **bare, **peers}
+
+
+def _found(
+    path: Path, steps: int, num: int, codes: dict[str, str], options: Options, name: str
+) -> dict[str, list[list[float]]]:
+    """What was measured, by contender, run by run; and kept."""
+    kept = options.folder / f"ray-data-{name}.json"
+    found: dict[str, list[list[float]]] = json.loads(kept.read_text()) if kept.exists() else {}
+    for i in range(1 if options.quick else ROUNDS):
+        for who, code in codes.items():
+            done = found.setdefault(who, [])
+            if len(done) > i or (who == RLLIB and i):
+                continue
+            done.append(_measured(path, min(steps, RLLIB_STEPS) if who == RLLIB else steps, num, code))
+            kept.write_text(json.dumps(found))
+    return found
 
 
 def _rows(path: Path, steps: int, num: int, options: Options) -> Iterator[Row]:
-    kept = options.folder / f"ray-data-{steps}-{num}.json"
-    found: dict[str, list[list[float]]] = json.loads(kept.read_text()) if kept.exists() else {}
-    for i in range(1 if options.quick else ROUNDS):
-        for name, code in _codes(num).items():
-            done = found.setdefault(name, [])
-            if len(done) > i or (name == RLLIB and i):
-                continue
-            done.append(_measured(path, min(steps, RLLIB_STEPS) if name == RLLIB else steps, num, code))
-            kept.write_text(json.dumps(found))
+    found = _found(path, steps, num, _codes(num), options, f"{steps}-{num}")
     to = f"{steps / 1e6:g} M steps through Ray Data to {'this process' if not num else f'{num} learners'}"
     yield Row(
         f"{to}, an epoch from the first request",

@@ -79,7 +79,7 @@ def _start_of_learners(num: int, rounds: int) -> Row:
     config = PPOConfig(env=ENV)
     for _ in range(rounds):
         begin = perf_counter()
-        group = LearnerGroup(Ray(num_learners=num), (PPO, config, {"main": SPACES}, "cpu"))
+        group = LearnerGroup(Ray(num_learners=num), (PPO, config, {"main": SPACES}))
         seconds.append(perf_counter() - begin)
         group.end()
     work = "start of a learner" if num == 1 else f"start of {num} learners, until they are a process group (gloo)"

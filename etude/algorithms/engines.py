@@ -80,8 +80,8 @@ class Ray:
     """Seconds after which a collection goes on with what has come, which is at least one fragment; above 0."""
 
     step_timeout: float | None = 300.0
-    """Seconds without a single turn, above 0, after which a runner's envs count as hanging: it is ended and made anew.
-    None: never."""
+    """Seconds without a single turn, above 0, after which a runner's envs count as hanging, also those that are being
+    made: it is ended and made anew. None: never."""
 
     restart_failed_runners: bool = True
     """Make runners anew that have died; else training goes on with the others."""
@@ -107,7 +107,8 @@ class Ray:
     """How gradients are averaged: `nccl` where each learner has a GPU to itself, `gloo` else."""
 
     learner_timeout: float = 600.0
-    """Seconds that an update may take before a learner counts as lost, above 0."""
+    """Seconds that an update may take, or the start of learners that have found room, before one of them counts as
+    lost, above 0."""
 
     address: str | None = None
     """The cluster: `auto`, `host:port`, `ray://host:port`. None: the one that `RAY_ADDRESS` names or that this process

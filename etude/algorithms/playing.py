@@ -38,6 +38,18 @@ def play(
 ) -> Evaluation:
     """Play whole episodes, give them by module id to ``to``, and close the runner."""
     begin = time.perf_counter()
+    parts, faulty = played(runner, num_episodes, explore=explore, to=to)
+    return evaluation_of(parts, faulty, updates=updates, seconds=time.perf_counter() - begin)
+
+
+def played(
+    runner: Runner,
+    num_episodes: int,
+    *,
+    explore: bool,
+    to: Callable[[Mapping[str, Experience]], None] | None = None,
+) -> tuple[list[Finished], int]:
+    """As `play`; gives the episodes, and how many others an env broke off."""
     at_a_time = _AT_A_TIME * runner.arena.num_slots
     parts: list[Finished] = []
     faulty = 0
@@ -50,7 +62,7 @@ def play(
                 to(by_student(experience))
     finally:
         runner.close()
-    return evaluation_of(parts, faulty, updates=updates, seconds=time.perf_counter() - begin)
+    return parts, faulty
 
 
 def evaluation_of(parts: Sequence[Finished], faulty: int, *, updates: int, seconds: float) -> Evaluation:

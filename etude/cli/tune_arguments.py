@@ -150,9 +150,11 @@ def spaces_of(kind: type[AlgorithmConfig], file: str | None, tried: Mapping[str,
     Raises:
         SettingsError: a name is unknown, or what is written is no search space.
     """
+    from etude.ray.space import flat
+
     known = flags.Names([*leaves_of(kind), *_engine_leaves(kind)])
     found: dict[str, Any] = {}
-    for name, value in {**_flat(files.read_settings(file) if file else {}, kind), **tried}.items():
+    for name, value in {**flat(kind, files.read_settings(file) if file else {}), **tried}.items():
         leaf = known.leaves.get(name.replace("_", "-").rstrip("-"))
         if leaf is None:
             raise known.unknown(f"--{name}", f"the search space of {owner}", f"etude tune {owner}")
@@ -165,16 +167,6 @@ def _engine_leaves(kind: type[AlgorithmConfig]) -> list[Leaf]:
     there = {leaf.path[0] for leaf in leaves_of(kind) if len(leaf.path) == 1}
     inner = {name: cls for name, cls in settings_inside(kind).items() if name in there}
     return [leaf for name, cls in inner.items() for leaf in leaves_of(cls, (name,))]
-
-
-def _flat(values: Mapping[str, Any], kind: type) -> dict[str, Any]:
-    inside, found = settings_inside(kind), dict[str, Any]()
-    for name, value in values.items():
-        if name in inside and isinstance(value, Mapping):
-            found |= {f"{name}.{inner}": item for inner, item in _flat(value, inside[name]).items()}
-        else:
-            found[name] = value
-    return found
 
 
 def _space(value: Any, leaf: Leaf, owner: str) -> Any:

@@ -52,20 +52,8 @@ class Team:
 
     def total(self, number: int) -> int:
         """The sum of everyone's number."""
-        return self._reduced(number, dist.ReduceOp.SUM)
-
-    def most(self, number: int) -> int:
-        """The greatest of everyone's numbers."""
-        return self._reduced(number, dist.ReduceOp.MAX)
-
-    def all(self, flag: bool) -> bool:
-        """Whether it is true for everyone."""
-        return bool(self._reduced(int(flag), dist.ReduceOp.MIN))
-
-    def _reduced(self, number: int, by: Any) -> int:
         tensor = torch.tensor(number, dtype=torch.int64, device=self._device)
-        with _said():
-            dist.all_reduce(tensor, by, self._group)
+        self.sum_(tensor)
         return int(tensor.item())
 
     def gathered(self, thing: T) -> list[T]:

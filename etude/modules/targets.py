@@ -29,11 +29,17 @@ class Follower:
         # looked up once: parameters stay the same objects, wherever their memory goes
         self._targets: list[torch.Tensor] = list(target.parameters())
         self._sources: list[torch.Tensor] = list(source.parameters())
-        self._buffers = list(zip(target.buffers(), source.buffers(), strict=True))
+        # buffers are other objects elsewhere, so that modules are asked for theirs
+        self._owners = [
+            (own, other)
+            for own, other in zip(target.modules(), source.modules(), strict=True)
+            if any(True for _ in own.buffers(recurse=False))
+        ]
 
     @torch.no_grad()
     def follow(self, tau: float) -> None:
         """target = (1 - tau) target + tau source, for parameters; buffers are copied. With 1, the two are equal."""
         torch._foreach_lerp_(self._targets, self._sources, tau)
-        for target, source in self._buffers:
-            target.copy_(source)
+        for own, other in self._owners:
+            for target, source in zip(own.buffers(recurse=False), other.buffers(recurse=False), strict=True):
+                target.copy_(source)

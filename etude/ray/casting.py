@@ -11,11 +11,14 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
+from etude.algorithms.config import AlgorithmConfig
 from etude.algorithms.students import MAIN, Student
 from etude.algorithms.task_module import TaskModule
 from etude.connectors import Pipeline
 from etude.connectors.pipeline import overrides
+from etude.errors import SettingsError
 from etude.modules import Module
+from etude.ray.faults import first_line
 from etude.ray.states import as_arrays
 from etude.runners import ModuleOf
 from etude.runners.watch import is_plain
@@ -62,6 +65,21 @@ def cast_of(students: Mapping[str, Student], *, module_of: ModuleOf | None, is_o
         roles[name] = Role(portable(student.module), student.connectors)
     seq_nos = {name: student.learner.updates for name, student in students.items()}
     return Cast(roles, is_only, module_of, seq_nos)
+
+
+def sent(config: AlgorithmConfig, **changes: Any) -> Any:
+    """A reference to the config with these changes, for the local engine, as processes elsewhere need it.
+
+    Raises:
+        SettingsError: it can't be sent.
+    """
+    try:
+        return ray.put(dataclasses.replace(config, engine="local", **changes))
+    except (TypeError, AttributeError, ValueError, pickle.PicklingError) as error:
+        raise SettingsError(
+            f"the settings can't be sent to other processes: {first_line(error.__cause__ or error)}. Give what makes "
+            "an env, such as a function or an id, not an env object; likewise for callbacks and connectors."
+        ) from error
 
 
 def portable(module: Module) -> Module:

@@ -20,6 +20,7 @@ from etude.ray.pulse import hung
 _log = logging.getLogger("etude.ray")
 
 _TICK = 0.5  # seconds between two looks at who hangs
+_COUNTS = ("runner_restarts", "hung_runners", "lost_fragments", "lost_steps", "lost_recorded_steps")
 
 
 class Crew:
@@ -42,7 +43,7 @@ class Crew:
         self._looked = 0.0
         self.restarts = 0
         """Over the lifetime."""
-        self._counts = dict.fromkeys(("runner_restarts", "hung_runners", "lost_fragments", "lost_steps"), 0.0)
+        self._counts = dict.fromkeys(_COUNTS, 0.0)
         self.must_send_again = False
         """Weights were lost from the store."""
         self.members = [Member(number, 0, make(number)) for number in range(settings.num_runners)]
@@ -104,8 +105,9 @@ class Crew:
             if report is not None:
                 member.node, member.pid = report
             else:
-                member.has_begun = True
+                member.has_begun, member.unwritten = True, 0
             return None
+        member.unwritten = report.unwritten
         pace = report.seconds / ask.steps
         member.pace = pace if member.pace is None else 0.7 * member.pace + 0.3 * pace
         try:
@@ -155,7 +157,9 @@ class Crew:
         ray.kill(member.actor)
         self.lose(sum(1 for ask in member.asks if ask.steps), 0)
         name, settings = self._name(member), self._settings
-        _log.warning("%s was lost: %s", name, first_line(error))
+        self._counts["lost_recorded_steps"] += member.unwritten
+        recorded = f" So are {member.unwritten} steps that it had yet to record." if member.unwritten else ""
+        _log.warning("%s was lost: %s%s", name, first_line(error), recorded)
         if not settings.restart_failed_runners:
             self.members.remove(member)
             if not self.members:
@@ -195,9 +199,9 @@ class Crew:
             return
         _, unfinished = ray.wait(list(heads), num_returns=len(heads), timeout=0, fetch_local=False)
         for member in [heads[ref] for ref in unfinished]:
-            if not member.has_begun or not member.asks[0].steps:
-                continue
-            if member.pulse.still_for(member.actor, member.since, now) > limit:
+            still = member.pulse.still_for(member.actor, member.since, now)
+            # one that has never answered may not have been started for want of room
+            if still > limit and (member.has_begun or member.pulse.turns is not None):
                 self._counts["hung_runners"] += 1
                 self.replace(member, TimeoutError(hung(limit)))
 
@@ -210,6 +214,8 @@ class Crew:
     def end(self, patience: float) -> None:
         """Let runners close their envs and what they record, and end them.
 
+        Says of whom, and how much, what was to be recorded is lost.
+
         Args:
             patience: Seconds that they have for it, behind what they are doing.
 
@@ -218,20 +224,33 @@ class Crew:
         """
         members, self.members = self.members, []
         told = {member.actor.close.remote(): member for member in members}
-        closed, _ = ray.wait(list(told), num_returns=len(told), timeout=patience) if told else ([], [])
+        closed, late = ray.wait(list(told), num_returns=len(told), timeout=patience) if told else ([], [])
         errors = []
+        for ref in late:
+            self._unrecorded(told[ref], f"was still busy after {patience:g} s")
         for ref in closed:
             try:
                 ray.get(ref)
             except RayTaskError as error:
                 errors.append((error, self._name(told[ref])))
-            except RayError:
-                pass  # it had ended before
+            except RayError as error:
+                self._unrecorded(told[ref], first_line(error))
         for member in members:
             _leave_out(member)
             ray.kill(member.actor)
         if errors:
             raise_from(*errors[0])
+
+    def _unrecorded(self, member: Member, why: str) -> None:
+        """Say what is lost with a runner that could not close its recording."""
+        if member.unwritten:
+            _log.warning(
+                "%s could not finish what it records: %s. At least %d steps are lost; the files that are there are "
+                "whole.",
+                self._name(member),
+                why,
+                member.unwritten,
+            )
 
 
 def _leave_out(member: Member) -> None:

@@ -67,7 +67,6 @@ class Shard:
     """What one learner needs to be fed; goes to its process."""
 
     index: int
-    num: int
     flowing: dict[str, Flowing]
 
     def feeds(self, algorithm: OfflineAlgorithm[Any]) -> dict[str, Feed]:
@@ -118,7 +117,7 @@ def open_shards(algorithm: OfflineAlgorithm[Any], settings: Ray, nodes: list[str
             student = algorithm.students[name]
             flows[name] = flowing(plan, student, settings.data, num, nodes, len(algorithm.students))
     return [
-        Shard(i, num, {name: dataclasses.replace(flow, blocks=[flow.blocks[i]]) for name, flow in flows.items()})
+        Shard(i, {name: dataclasses.replace(flow, blocks=[flow.blocks[i]]) for name, flow in flows.items()})
         for i in range(num)
     ]
 

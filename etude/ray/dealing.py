@@ -14,8 +14,7 @@ DEPTH: Final = 2
 LATE: Final = 3.0
 """How many times as long as others a runner may take."""
 PARTS: Final = 4
-"""Fragments, at most, that a runner's share of a collection is cut into: a runner that is quicker than others takes over
-some of theirs."""
+"""Fragments, at most, that a runner's share of a collection is cut into: quicker ones take over some of others."""
 WORTH: Final = 0.01
 """Seconds that a fragment takes to make, or more: each costs about 1 ms to ask for and to take in."""
 _SLACK = 0.1  # seconds that are never late, where they come unforeseen

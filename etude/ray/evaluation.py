@@ -14,10 +14,10 @@ from ray.exceptions import RayError
 
 from etude.algorithms.config import AlgorithmConfig
 from etude.algorithms.engines import Ray
-from etude.algorithms.playing import evaluation_of, runner_for
+from etude.algorithms.playing import evaluation_of, played, runner_for
 from etude.algorithms.result import Evaluation
 from etude.errors import EngineError, SettingsError
-from etude.ray.casting import Cast, cast_of
+from etude.ray.casting import Cast, cast_of, sent
 from etude.ray.faults import cause_of, first_line, raise_from, was_lost
 from etude.ray.fragments import merged
 from etude.ray.pulse import Pulse, hung
@@ -43,7 +43,7 @@ class EvaluationActor:
         self._config = config
         self._runner: Runner | None = None
 
-    def play(self, acting: Cast, num_episodes: int, seed: int, explore: bool) -> tuple[Finished, int, float]:
+    def play(self, acting: Cast, num_episodes: int, seed: int) -> tuple[Finished, int, float]:
         """What so many episodes brought, how many broke off beside them, and the seconds that they took."""
         begin = time.perf_counter()
         config, env = self._config, self._config.env
@@ -52,14 +52,9 @@ class EvaluationActor:
         config = dataclasses.replace(config, modules=modules, module_of=acting.module_of)
         roles: Any = acting.roles  # of students, nothing but these is asked here
         self._runner = runner = runner_for(config, env, num_episodes, roles, seed)
-        parts, faulty = [], 0
         try:
-            for done in range(0, num_episodes, at_a_time := 4 * runner.arena.num_slots):  # the steps are not kept
-                runner.collect_each(num_episodes=min(at_a_time, num_episodes - done), explore=explore)
-                parts.append(runner.take_finished())
-                faulty += int(runner.stats().get("faulty_episodes", 0))
+            parts, faulty = played(runner, num_episodes, explore=False)
         finally:
-            runner.close()
             self._runner = None
         return merged(parts), faulty, time.perf_counter() - begin
 
@@ -84,26 +79,15 @@ class EvaluationRunners:
         if algorithm.config.env is None:
             raise SettingsError("there is no env to evaluate in: set `env`.")
         self._algorithm, self._settings = algorithm, settings
-        self._config_ref = ray.put(
-            dataclasses.replace(
-                algorithm.config,
-                engine="local",
-                module=None,
-                modules=None,
-                module_of=None,
-                overrides=None,
-                modules_to_train=None,
-            )
-        )
+        nobody = {"module": None, "modules": None, "module_of": None, "overrides": None, "modules_to_train": None}
+        self._config_ref = sent(algorithm.config, **nobody)
         self._actors = [self._make() for _ in range(settings.num_evaluation_runners)]
         self._pulses = [Pulse() for _ in self._actors]
         self._asked: dict[Any, int] = {}  # by reference, the runner
         self._since = 0.0  # when they were
         self._updates = 0
         self.restarts = 0
-        """Of evaluation runners, over the lifetime."""
-        self.lost_parts = 0
-        """Parts of evaluations that were lost with them, over the lifetime."""
+        """Of evaluation runners, over the lifetime: each has cost its part of the episodes."""
 
     def _make(self) -> Any:
         own = self._settings
@@ -114,22 +98,20 @@ class EvaluationRunners:
         )
 
     def next(self, num_episodes: int, *, seed: int | None) -> tuple[Evaluation | None, Finished | None]:
-        """What the last episodes brought, and then `start` with so many; see `finished`.
+        """What the last episodes brought, see `finished`; and let the modules play as they are now, without waiting.
 
         None the first time, and where all of it was lost.
-        """
-        found = self.finished() if self._asked else None
-        self.start(num_episodes, seed=seed)
-        return (None, None) if found is None else found
-
-    def start(self, num_episodes: int, *, seed: int | None = None, explore: bool = False) -> None:
-        """Let the modules play as they are now; returns while they do.
 
         Args:
             num_episodes: How many whole episodes, dealt out evenly.
             seed: Of envs and actions; each runner's is drawn from it. None draws one.
-            explore: Draw actions; else take the most likely ones.
         """
+        found = self.finished() if self._asked else None
+        self._start(num_episodes, seed)
+        return (None, None) if found is None else found
+
+    def _start(self, num_episodes: int, seed: int | None) -> None:
+        """Let the modules play as they are now; returns while they do."""
         algorithm = self._algorithm
         config = algorithm.config
         cast = cast_of(algorithm.students, module_of=config.module_of, is_only=config.modules is None)
@@ -140,7 +122,7 @@ class EvaluationRunners:
             self._pulses[i].ask(actor, self._since)
             own = num_episodes // len(self._actors) + (i < num_episodes % len(self._actors))
             if own:
-                self._asked[actor.play.remote(ref, own, int(seeds[i]), explore)] = i
+                self._asked[actor.play.remote(ref, own, int(seeds[i]))] = i
 
     def finished(self) -> tuple[Evaluation, Finished] | None:
         """What the episodes brought that were started last, with the gradient steps of who played; waits for them.
@@ -183,7 +165,6 @@ class EvaluationRunners:
 
     def _replace(self, i: int, error: Exception) -> None:
         _log.warning("evaluation runner %d was lost, with its part of the episodes: %s", i, first_line(error))
-        self.lost_parts += 1
         ray.kill(self._actors[i])
         if self.restarts >= self._settings.max_restarts:
             raise EngineError(

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """LearnerActor: one of the learners of a cluster, with an algorithm of its own that it learns by."""
 
-import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -9,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from etude.algorithms.base import Algorithm
 from etude.algorithms.config import AlgorithmConfig
 from etude.algorithms.on_policy import OnPolicyAlgorithm
-from etude.algorithms.recorder import RecordConfig
 from etude.algorithms.students import Spaces
 from etude.experience import Experience
 from etude.learners import Update
@@ -47,23 +45,19 @@ class LearnerActor:
 
     Args:
         kind: Of algorithm.
-        config: Its settings.
+        config: Its settings, for the local engine, without callbacks and what is recorded.
         spaces: Of each module, on the env's side.
-        device: Where it learns, as torch names it.
     """
 
-    def __init__(
-        self, kind: type[Algorithm[Any]], config: AlgorithmConfig, spaces: dict[str, Spaces], device: str
-    ) -> None:
-        self._made_of = (kind, config, spaces, device)
+    def __init__(self, kind: type[Algorithm[Any]], config: AlgorithmConfig, spaces: dict[str, Spaces]) -> None:
+        self._made_of = (kind, config, spaces)
         self._feeds: dict[str, Feed] = {}
         self._connects = False  # connectors that need the module work here
 
     def build(self) -> None:
         """Make the replica. Not done when the actor is made, so that what fails here is raised as itself."""
-        kind, config, spaces, device = self._made_of
-        own = dataclasses.replace(config, engine="local", record=RecordConfig(), callbacks=(), device=device)
-        self._algorithm = kind(own, saved_spaces=spaces)
+        kind, config, spaces = self._made_of
+        self._algorithm = kind(config, saved_spaces=spaces)
 
     def join(self) -> None:
         """Learn in a team with the others of the process group that this process is in."""

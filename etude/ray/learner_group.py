@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """LearnerGroup: learners that were started together, and end together."""
 
-from collections.abc import Callable, Sequence
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from time import monotonic
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import ray
+import torch.distributed
 from ray.exceptions import RayError
 from ray.train._internal.worker_group import WorkerGroup
 from ray.train.torch import TorchConfig
@@ -14,7 +18,9 @@ from etude.algorithms.engines import Ray
 from etude.learners.team import TeamLost
 from etude.ray.faults import cause_of, first_line, raise_from, was_lost
 from etude.ray.learner_actor import LearnerActor
+from etude.ray.start import room
 
+_log = logging.getLogger("etude.ray")
 T = TypeVar("T")
 
 _GRACE = 5.0  # seconds in which those that waited for a learner in vain may hear why
@@ -69,14 +75,15 @@ class LearnerGroup:
         self._size = settings.num_learners
         self._workers: Any = None
         try:
-            self._workers = self._guarded(
-                lambda: WorkerGroup(settings.num_learners, resources, LearnerActor, tuple(arguments))
-            )
-            self.call("build")
+            with _told_if_long(settings.sample_timeout):
+                self._workers = self._guarded(
+                    lambda: WorkerGroup(settings.num_learners, resources, LearnerActor, tuple(arguments))
+                )
+            self.call("build", timeout=settings.learner_timeout)
             if self._size > 1:
                 config = TorchConfig(_backend(settings), "tcp", max(1, round(settings.learner_timeout)))
                 self._guarded(lambda: config.backend_cls().on_start(self._workers, config))
-                self.call("join")
+                self.call("join", timeout=settings.learner_timeout)
         except BaseException:
             self.end()
             raise
@@ -155,7 +162,7 @@ class LearnerGroup:
         cause = cause_of(error)
         if was_lost(cause):
             return cause
-        if isinstance(cause, TeamLost):
+        if isinstance(cause, TeamLost | torch.distributed.DistError):
             return known or cause
         self._fail(error, f"learner {rank if rank < self._size else 0}")
 
@@ -173,6 +180,18 @@ class LearnerGroup:
         """End them all, whatever they are doing."""
         if self._workers is not None:
             self._workers.shutdown(patience_s=0)
+
+
+@contextmanager
+def _told_if_long(seconds: float) -> Iterator[None]:
+    """Say what is free in the cluster where learners find no room for so long."""
+    timer = threading.Timer(seconds, lambda: _log.warning("no learners yet after %g s. %s", seconds, room()))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _backend(settings: Ray) -> str:

@@ -11,10 +11,12 @@ import torch
 
 from etude.algorithms.config import OnPolicyConfig
 from etude.algorithms.engines import Ray
+from etude.algorithms.recorder import RecordConfig
 from etude.errors import EngineError
 from etude.experience import Experience
 from etude.learners import Update
 from etude.learners.updates import Figures
+from etude.ray.casting import sent
 from etude.ray.faults import first_line
 from etude.ray.learner_actor import Standing, Trained
 from etude.ray.learner_group import Asked, Learned, LearnerGroup, LearnerLost
@@ -264,7 +266,8 @@ class Learners:
         algorithm, settings = self._algorithm, self._settings
         if self._group is None:
             device = "cuda" if settings.gpus_per_learner > 0 else self._config.device
-            self._group = LearnerGroup(settings, (type(algorithm), self._config, algorithm.spaces, device))
+            config = sent(self._config, record=RecordConfig(), callbacks=(), device=device)
+            self._group = LearnerGroup(settings, (type(algorithm), config, algorithm.spaces))
             self._known = None
         if self._known is None or self._known != self._marks():
             students = algorithm.students

@@ -43,6 +43,8 @@ class Member:
     since: float = 0.0
     """When it could begin with what is the first of ``asks`` now."""
     pulse: Pulse = field(default_factory=Pulse)
+    unwritten: int = 0
+    """Steps that it has given and that are to be recorded, but are not in a finished file yet."""
     node: str = ""
     pid: int = 0
 

@@ -13,7 +13,7 @@ class Pulse:
     """What was last heard of a runner's turns. Its actor answers ``turns()`` while it works."""
 
     turns: int | None = None
-    """None: it has not answered yet. Below 0: it has no envs yet that could hang."""
+    """None: it has not answered yet. Below 0: it has nothing to do that could hang."""
     moved: float = 0.0
     """When it was last seen to make turns."""
     _ping: Any = None
@@ -45,4 +45,4 @@ class Pulse:
 
 def hung(limit: float) -> str:
     """What is said of one that was still for longer."""
-    return f"no env made a step for {limit:g} s (`ray.step_timeout`)."
+    return f"no env made a step, or was made, for {limit:g} s (`ray.step_timeout`)."

@@ -47,12 +47,19 @@ class RunnerRecorder:
         self._job = job
         prefix = f"runner{number}-{life}"
         self._writers = ModuleWriters(job.path, job.kinds, append=True, prefix=prefix, manifest=False, **job.options)
+        self._taken = 0
 
     def take(self, parts: Mapping[str, Experience], meta: Mapping[str, Any] | None) -> None:
         """Record raw experience by module id; ``meta`` is kept with it from now on."""
         if meta is not None:
             self._writers.set_meta(meta)
         self._writers.take(parts, self._job.kinds, self._job.tag)
+        self._taken += sum(exp.num_steps - int(exp.segments.lookback.sum()) for exp in parts.values())
+
+    @property
+    def unwritten(self) -> int:
+        """Steps that were taken, and would be lost with this process."""
+        return self._taken - self._writers.num_steps
 
     def flush(self) -> None:
         """Put on the disk what was taken, but for unfinished episodes that are held."""

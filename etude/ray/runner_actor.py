@@ -55,6 +55,8 @@ class Report:
     stats: dict[str, float]
     seconds: float
     """How long it took to make."""
+    unwritten: int = 0
+    """Steps, of this fragment and others, that are to be recorded and are not yet in a finished file."""
 
 
 class RunnerActor:
@@ -178,6 +180,7 @@ class RunnerActor:
             turns=runner.turns - turns,
             stats=runner.stats(),
             seconds=seconds,
+            unwritten=0 if self._recorder is None else self._recorder.unwritten,
         )
         self._told, self._times = (runner.env_steps, runner.agent_steps, runner.turns), dict(runner.times)
         return report
@@ -187,14 +190,16 @@ class RunnerActor:
         """Turns made since the modules began to act; answered while a fragment is made."""
         return 0 if self._runner is None else self._runner.turns
 
-    def flush(self) -> None:
-        """Put on the disk what was recorded.
+    def flush(self) -> int:
+        """Put on the disk what was recorded; gives the steps that are held, as their episodes have not ended.
 
         Raises:
             DataError: a write failed.
         """
-        if self._recorder is not None:
-            self._recorder.flush()
+        if self._recorder is None:
+            return 0
+        self._recorder.flush()
+        return self._recorder.unwritten
 
     def close(self) -> None:
         """Close the envs, and what is recorded.

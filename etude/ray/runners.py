@@ -26,6 +26,7 @@ _log = logging.getLogger("etude.ray")
 
 _LOOK = 0.02  # seconds between two looks at who is late
 
+
 class Runners:
     """Lets runners on a cluster act, each with `num_envs` envs of its own, and gives what they make as one runner does.
 

@@ -57,7 +57,7 @@ def checked(config: AlgorithmConfig, space: Mapping[str, Any], owner: str) -> di
             drawn at random, some is tried.
     """
     found: dict[str, Any] = {}
-    for name, value in _flat(type(config), space).items():
+    for name, value in flat(type(config), space).items():
         if isinstance(value, list):
             if not value:
                 raise SettingsError(f"the search space of `{name}` is an empty list: give the values to try.")
@@ -74,12 +74,12 @@ def checked(config: AlgorithmConfig, space: Mapping[str, Any], owner: str) -> di
     return found
 
 
-def _flat(cls: type, space: Mapping[str, Any]) -> dict[str, Any]:
+def flat(cls: type, space: Mapping[str, Any]) -> dict[str, Any]:
     """Names of settings inside others, dotted."""
     inside, found = settings_inside(cls), dict[str, Any]()
     for name, value in space.items():
         if name in inside and isinstance(value, Mapping) and "grid_search" not in value:
-            found |= {f"{name}.{inner}": item for inner, item in _flat(inside[name], value).items()}
+            found |= {f"{name}.{inner}": item for inner, item in flat(inside[name], value).items()}
         else:
             found[name] = value
     return found

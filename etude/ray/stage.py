@@ -2,24 +2,23 @@
 """Stage: the runners of an algorithm with what they act by: modules, weights, and where to record."""
 
 import contextlib
-import dataclasses
 import logging
 import sys
 from collections.abc import Mapping
 from time import monotonic
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import RayError
 
-from etude.algorithms.config import ActingConfig
 from etude.algorithms.engines import Ray
 from etude.algorithms.students import Spaces
-from etude.errors import DataError, SettingsError
-from etude.ray.casting import Broadcast, cast_of, known_as
+from etude.errors import DataError
+from etude.ray.casting import Broadcast, cast_of, known_as, sent
 from etude.ray.crew import Crew
 from etude.ray.members import Fragment, Member
 from etude.ray.runner_actor import Order, RunnerActor, seed_of
+from etude.ray.start import room
 from etude.runners import ModuleOf
 
 if TYPE_CHECKING:
@@ -43,7 +42,8 @@ class Stage:
 
     def __init__(self, algorithm: "ActingAlgorithm[Any]", settings: Ray) -> None:
         self._algorithm, self._settings = algorithm, settings
-        self._config_ref = _sent(algorithm.config)
+        modules = None if algorithm.config.modules is None else tuple(algorithm.config.modules)
+        self._config_ref = sent(algorithm.config, module=None, modules=modules, device="cpu")
         self._cast_ref: Any = None  # of those that act now; None before they are known
         self._cast_version = 0  # of the weights in it
         self._broadcast = Broadcast()
@@ -128,8 +128,15 @@ class Stage:
             self._begin(member)
         begin = self._waited = monotonic()
         while not all(member.has_begun for member in self.crew.members):
+            absent = [member.number for member in self.crew.members if not member.has_begun]
             is_long = monotonic() - begin > self._settings.sample_timeout
-            if is_long and any(member.has_begun for member in self.crew.members):
+            if is_long and len(absent) < len(self.crew.members):
+                _log.warning(
+                    "of the runners, %s could not begin within %g s; the others go on without. %s",
+                    absent,
+                    self._settings.sample_timeout,
+                    room(),
+                )
                 break
             self.next(1.0)
 
@@ -142,13 +149,7 @@ class Stage:
             self._waited = monotonic()
         elif monotonic() - self._waited > self._settings.sample_timeout:
             self._waited = monotonic()
-            _log.warning(
-                "no runner has given anything for %g s; of the cluster's %s, %s are free. Runners wait until there is "
-                "room for them.",
-                self._settings.sample_timeout,
-                cast("Any", ray.cluster_resources)(),
-                cast("Any", ray.available_resources)(),
-            )
+            _log.warning("no runner has given anything for %g s. %s", self._settings.sample_timeout, room())
         return fragment
 
     def seq_nos(self) -> dict[str | None, int]:
@@ -189,11 +190,18 @@ class Stage:
             refs = [member.actor.flush.remote() for member in self.crew.members]
             done, _ = ray.wait(refs, num_returns=len(refs), timeout=self._settings.sample_timeout)
             for member, ref in zip(list(self.crew.members), refs, strict=True):
-                if ref in done:
-                    try:
-                        ray.get(ref)
-                    except RayError as error:
-                        self.crew.failed(member, error)
+                if ref not in done:
+                    _log.warning(
+                        "runner %d was still busy after %g s (`ray.sample_timeout`), so that the last it has recorded "
+                        "is not on the disk yet: a run that goes on from this checkpoint may lack it.",
+                        member.number,
+                        self._settings.sample_timeout,
+                    )
+                    continue
+                try:
+                    member.unwritten = ray.get(ref)
+                except RayError as error:
+                    self.crew.failed(member, error)
 
     def close(self) -> None:
         """Close the envs and what is recorded, and end the runners. Does nothing the second time.
@@ -216,20 +224,3 @@ class Stage:
             raise
         if recording is not None:
             recording.finish()
-
-
-def _sent(config: ActingConfig) -> Any:
-    """A reference to the config, as runners need it.
-
-    Raises:
-        SettingsError: it can't be sent.
-    """
-    modules = None if config.modules is None else tuple(config.modules)
-    own = dataclasses.replace(config, engine="local", module=None, modules=modules, device="cpu")
-    try:
-        return ray.put(own)
-    except (TypeError, AttributeError, ValueError) as error:
-        raise SettingsError(
-            f"the settings can't be sent to the runners: {error}. Give what makes an env, such as a function or an id, "
-            "rather than an env object; likewise for callbacks and connectors."
-        ) from error

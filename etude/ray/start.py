@@ -11,7 +11,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import ray
 
@@ -163,6 +163,14 @@ def check_room(wanted: Sequence[Mapping[str, float]], *, can_grow: bool) -> None
         else:
             continue
         _tell(f"{lack}: ask for less (fewer runners or learners, or less for each, such as cpus_per_runner)", can_grow)
+
+
+def room() -> str:
+    """What is free of the cluster, in words."""
+    there, free = cast("Any", ray.cluster_resources)(), cast("Any", ray.available_resources)()
+    own = {name: amount for name, amount in there.items() if not name.startswith(("node:", "object_store", "memory"))}
+    words = ", ".join(f"{free.get(name, 0.0):g} of {amount:g} {name}" for name, amount in sorted(own.items()))
+    return f"Free are {words}: what finds no room waits for it."
 
 
 def _tell(lack: str, can_grow: bool) -> None:

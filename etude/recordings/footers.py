@@ -83,4 +83,9 @@ def _read(path: AnyPath) -> pq.FileMetaData:
             f"{path}: is not a whole Parquet file: it was cut off or overwritten ({first_line(error)}). "
             "Restore it from a copy, or move it away to read the rest."
         ) from error
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise DataError(
+            f"{path}: a library that this process has imported, such as Ray Data, refuses what the file says of its "
+            f"types ({first_line(error)}). Convert the recording in a process without it, by `etude data convert`."
+        ) from error
     return metadata

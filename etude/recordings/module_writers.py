@@ -172,6 +172,11 @@ class ModuleWriters:
         return Experience(steps, exp.offsets, segments, exp.final_obs)
 
     @property
+    def num_steps(self) -> int:
+        """Rows that are on the disk for good, in files of these writers."""
+        return sum(series.writer.num_steps for series in self._series.values())
+
+    @property
     def meta_is_due(self) -> bool:
         """Whether so much was written that `set_meta` should be called again."""
         return self._rows >= ROW_GROUP_ROWS

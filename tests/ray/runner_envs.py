@@ -49,21 +49,22 @@ class Walk(gym.Env[Any, Any]):
 
 
 class OnceBad(Walk):
-    """In the first process to come to its 20th step, something happens.
+    """In the first process to come to its 20th step, or a later one, something happens.
 
     Args:
         folder: Where files say what has happened.
         what: ``hang`` for ever; ``hold`` Python's lock for ever; ``die`` by SIGKILL; ``raise`` a ValueError.
         again: Also in all later processes.
+        at: The step.
     """
 
-    def __init__(self, folder: str, what: str, *, again: bool = False) -> None:
+    def __init__(self, folder: str, what: str, *, again: bool = False, at: int = 20) -> None:
         super().__init__()
-        self.folder, self.what, self.again, self.steps = folder, what, again, 0
+        self.folder, self.what, self.again, self.at, self.steps = folder, what, again, at, 0
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.steps += 1
-        if self.steps == 20 and (claimed(f"{self.folder}/{self.what}") or self.again):
+        if self.steps == self.at and (claimed(f"{self.folder}/{self.what}") or self.again):
             if self.what == "hang":
                 threading.Event().wait()
             elif self.what == "hold":
@@ -94,6 +95,15 @@ class Unmade(Walk):
 
     def __init__(self) -> None:
         raise RuntimeError("no wheels")
+
+
+class SlowlyMade(Walk):
+    """The first of all that are made waits for ever, while it is."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        if claimed(f"{folder}/made"):
+            threading.Event().wait()
 
 
 class UnmadeLater(OnceBad):

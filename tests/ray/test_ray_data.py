@@ -2,6 +2,7 @@
 import importlib
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import etude
@@ -439,3 +442,13 @@ def test_each_module_has_a_stream_of_its_own(tmp_path: Path, cluster: None) -> N
         found = rows(taken(feed, len(own) // 14 + 1))[: len(own)]
         assert sorted(found) == own, name
         feed.close()
+
+
+def test_a_file_whose_types_ray_refuses_to_take_is_an_error_with_a_remedy(tmp_path: Path) -> None:
+    importlib.import_module("ray.data.extensions")  # registers Ray's types
+    told = {b"ARROW:extension:name": b"ray.data.arrow_tensor_v2", b"ARROW:extension:metadata": pickle.dumps((2,))}
+    field = pa.field("obs", pa.large_list(pa.float32()), metadata=told)  # as Ray 2.49 to 2.54 have written
+    table = pa.Table.from_arrays([pa.array([[1.0, 2.0]], field.type)], schema=pa.schema([field]))
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet: a library .* Ray Data, refuses .* by `etude data convert`"):
+        Recording.open(tmp_path)

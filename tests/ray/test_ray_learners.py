@@ -3,9 +3,12 @@
 
 import dataclasses
 import logging
+import logging.handlers
 import os
+import queue
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -19,13 +22,14 @@ from gymnasium import spaces
 
 from etude import BC, DQN, PPO, BCConfig, DQNConfig, PPOConfig
 from etude.algorithms.engines import Ray
-from etude.errors import EngineError, EtudeError
+from etude.errors import EngineError, EtudeError, SettingsError
 from etude.experience import Experience, Segments
 from etude.learners import Batch, Loss, Update
 from etude.modules import Module, NetworkConfig
 
 ray = pytest.importorskip("ray", reason="the ray engine needs Ray: pip install 'etude[ray]'")
 
+from etude.ray.learner_group import LearnerGroup, _told_if_long  # noqa: E402
 from etude.ray.learners import Learners  # noqa: E402
 from etude.ray.shares import shares_of, shares_of_batch  # noqa: E402
 
@@ -272,6 +276,39 @@ def test_a_learner_that_hangs_is_lost_and_losses_are_counted_out(cluster: None) 
             assert torch.equal(value, before[name])
     finally:
         learners.close()
+
+
+def test_learners_that_find_no_room_are_told(cluster: None) -> None:
+    told: queue.Queue[logging.LogRecord] = queue.Queue()
+    handler = logging.handlers.QueueHandler(told)
+    log = logging.getLogger("etude.ray")
+    log.addHandler(handler)
+    try:
+        with _told_if_long(0.01):
+            text = told.get(timeout=30).getMessage()
+    finally:
+        log.removeHandler(handler)
+    assert text == "no learners yet after 0.01 s. Free are 8 of 8 CPU, 1 of 1 GPU: what finds no room waits for it."
+
+
+def test_one_that_waited_in_vain_for_another_at_the_start_is_not_to_blame() -> None:
+    waited = ray.exceptions.RayTaskError("join", "", torch.distributed.DistStoreError("wait timeout after 600000ms"))
+    group = object.__new__(LearnerGroup)
+    assert isinstance(group._why(waited, 0, None), torch.distributed.DistStoreError)
+    died = ray.exceptions.ActorDiedError()
+    assert group._why(died, 1, None) is died
+    assert group._why(waited, 0, died) is died
+
+
+def test_what_can_not_be_sent_to_learners_is_told(cluster: None) -> None:
+    lock = threading.Lock()
+    config = PPOConfig(seed=3, network=SMALL, env=lambda: lock)
+    learners = Learners(made(config=config), Ray(num_learners=1))
+    with (
+        closing(learners),
+        pytest.raises(SettingsError, match=r"can't be sent to other processes: .{0,20}_thread.lock"),
+    ):
+        learners.update({"main": experience(20)}, 0)
 
 
 def test_what_a_loss_raises_is_raised_as_itself(two: tuple[Any, Learners]) -> None:

@@ -20,8 +20,11 @@ import runner_envs
 
 from etude.algorithms.engines import Ray
 from etude.algorithms.ppo import PPO, PPOConfig
+from etude.algorithms.recorder import RecordConfig
 from etude.envs import Workers
 from etude.errors import EngineError, EnvError, SettingsError
+from etude.ray.runner_actor import Order
+from etude.recordings import Recording
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
@@ -88,6 +91,49 @@ def test_an_env_that_hangs_is_found_by_turns_that_are_not_made(made: Any, tmp_pa
     counts = total(algorithm, 2)
     assert counts["hung_runners"] == counts["runner_restarts"] == 1
     assert algorithm.env_steps >= 128
+
+
+def test_an_env_that_hangs_while_it_is_made_is_found_too(made: Any, tmp_path: Path) -> None:
+    env = functools.partial(runner_envs.SlowlyMade, str(tmp_path))
+    algorithm = made(env, Ray(num_runners=1, step_timeout=1.0))
+    assert total(algorithm, 1)["hung_runners"] == 1
+    assert algorithm.env_steps == 64
+
+
+def test_what_a_killed_runner_had_yet_to_record_is_counted(made: Any, tmp_path: Path, caplog: Any) -> None:
+    record = RecordConfig(path=str(tmp_path / "run"), layout="table")
+    algorithm = made(runner_envs.Walk, Ray(num_runners=1), record=record)
+    algorithm.train()
+    os.kill(members(algorithm)[0].pid, signal.SIGKILL)
+    counts = total(algorithm, 1)
+    assert counts["lost_recorded_steps"] == 64
+    assert "So are 64 steps that it had yet to record." in caplog.text
+    algorithm.close()
+    assert Recording.open(tmp_path / "run").num_steps == algorithm.env_steps - 64
+
+
+def test_what_a_runner_that_hangs_had_yet_to_record_is_told(made: Any, tmp_path: Path, caplog: Any) -> None:
+    record = RecordConfig(path=str(tmp_path / "run"), layout="table")
+    env = functools.partial(runner_envs.OnceBad, str(tmp_path), "hang", at=50)
+    algorithm = made(env, Ray(num_runners=1, sample_timeout=0.5), record=record)
+    algorithm.train()
+    members(algorithm)[0].actor.collect.remote(
+        Order(64, False, True, {"main": 0}, None, None), None
+    )  # it hangs in this
+    algorithm.runner.state_dict()
+    assert "runner 0 was still busy after 0.5 s (`ray.sample_timeout`)" in caplog.text
+    algorithm.close()
+    assert "could not finish what it records: was still busy after 0.5 s. At least 64 steps are lost" in caplog.text
+
+
+def test_a_runner_that_finds_no_room_is_told(made: Any, caplog: Any) -> None:
+    taken = ray.remote(runner_envs.Giver).options(num_cpus=5).remote()
+    ray.get(taken.give.remote(1))
+    algorithm = made(runner_envs.Walk, Ray(num_runners=2, cpus_per_runner=2, sample_timeout=0.5))
+    assert algorithm.train().env_steps == 64
+    assert "of the runners, [1] could not begin within 0.5 s; the others go on without." in caplog.text
+    assert "Free are 1 of 8 CPU, 1 of 1 GPU: what finds no room waits for it." in caplog.text
+    ray.kill(taken)
 
 
 def test_the_processes_of_envs_end_with_their_runner(made: Any) -> None:
@@ -185,7 +231,7 @@ def test_what_can_not_be_sent_is_told_before_anything_is_started(made: Any) -> N
     def make() -> Any:
         return lock and runner_envs.Walk()
 
-    with pytest.raises(SettingsError, match="the settings can't be sent to the runners"):
+    with pytest.raises(SettingsError, match="the settings can't be sent to other processes"):
         made(make, Ray(num_runners=1))
 
 
