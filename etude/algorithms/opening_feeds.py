@@ -22,7 +22,7 @@ from etude.learners.batch import as_tensors
 from etude.recordings import Recording
 from etude.recordings.batches import DERIVED
 from etude.recordings.parted import PIECE_ROWS, InMemory, Parted
-from etude.recordings.pipeline import Cuts, DataPipeline, Flow, Steps
+from etude.recordings.pipeline import Cuts, DataPipeline, Flow, Job, Steps
 from etude.recordings.preparation import Preparation
 from etude.recordings.row_filters import RowFilter
 from etude.spaces import leaf_dtype, leaf_shape, leaves
@@ -55,6 +55,11 @@ class Plan:
     epoch_size: int | None
     start: int
     """The first batch to give."""
+
+    @property
+    def job(self) -> Job:
+        """What is done with a part."""
+        return Job(self.source, self.columns, self.prepare, self.make)
 
 
 @dataclasses.dataclass

@@ -60,6 +60,8 @@ class Told:
     """Of the last whole epochs of each module, see `RayCrew.cuts`."""
     epochs: Mapping[str, int]
     """The size of this learner's share of an epoch of each module, as far as it is known."""
+    parts: Mapping[str, set[int]]
+    """See `RayCrew.parts`, of each module whose first epoch has ended."""
 
 
 @dataclasses.dataclass
@@ -126,10 +128,13 @@ def told(feeds: Mapping[str, Feed]) -> Told:
     """What a learner's feeds have to tell."""
     bad: dict[int, Counts] = {}
     pipelines = {name: feed.pipeline for name, feed in feeds.items() if feed.pipeline is not None}
-    cuts = {}
+    cuts, parts = {}, {}
     for name, pipeline in pipelines.items():
         if isinstance(pipeline.source, Tally):
-            cuts[name] = {} if pipeline.source.crew is None else dict(pipeline.source.crew.cuts)
+            crew = pipeline.source.crew
+            cuts[name] = {} if crew is None else dict(crew.cuts)
+            if crew is not None and crew.parts is not None:
+                parts[name] = crew.parts
             bad |= pipeline.source.found
             pipeline.source.found = {}
     sizes = {name: pipeline.epoch_size for name, pipeline in pipelines.items()}
@@ -138,7 +143,28 @@ def told(feeds: Mapping[str, Feed]) -> Told:
         sum(pipeline.left_out for pipeline in pipelines.values()),
         cuts,
         {name: size for name, size in sizes.items() if size is not None},
+        parts,
     )
+
+
+def count_without_blocks(algorithm: OfflineAlgorithm[Any], tolds: Sequence[Told], done: dict[str, int]) -> None:
+    """Count what was found bad in parts of which nothing was left, so that no learner has heard of them.
+
+    Args:
+        algorithm: Whose recording it is.
+        tolds: Of each learner.
+        done: The modules of which this was done, with the steps in such parts that could not be learned from; others,
+            whose first epoch all learners have ended, are added.
+    """
+    ended = set.intersection(*(set(own.parts) for own in tolds)) - set(done)
+    for name, plan in _plans(algorithm).items() if ended else ():
+        if name in ended:
+            came, job = set.union(*(own.parts[name] for own in tolds)), plan.job
+            empty = [job(k)[1] for k in range(plan.source.num_parts) if k not in came]
+            done[name] = sum(spent.left_out for spent in empty)
+            for spent in empty:
+                if spent.part is not None:
+                    algorithm.recording.count(spent.part, spent.bad)
 
 
 def unshared(tolds: Sequence[Told]) -> int:
@@ -169,7 +195,7 @@ def _plans(algorithm: OfflineAlgorithm[Any]) -> dict[str, Plan]:
 
 def _feed(flow: Flowing, index: int, student: Student, device: str, source: Any, plan: Plan | None) -> Feed:
     """A module's, in the process of who learns; with a plan, parts of which no block has come can be looked at."""
-    crew = RayCrew(flow.blocks[0], None if plan is None else flow.job_of(plan))
+    crew = RayCrew(flow.blocks[0], None if plan is None else plan.job)
     if isinstance(source, Tally):
         source.crew = crew
     nothing = Preparation(Pipeline([]), Pipeline([]))

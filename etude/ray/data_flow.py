@@ -20,7 +20,7 @@ from etude.experience import Experience
 from etude.ray.data_modules import Asking, Board, Worker
 from etude.ray.data_source import TASK_BYTES, Epochs, RecordingSource, SharedJob, named, prepared
 from etude.ray.data_stream import Blocks
-from etude.recordings.pipeline import Cuts, Flow, Job, Steps
+from etude.recordings.pipeline import Cuts, Flow, Steps
 from etude.spaces import leaf_dtype, leaf_shape, leaves
 
 _PART_ROWS: Final = 65_536
@@ -54,10 +54,6 @@ class Flowing:
     """Where weights are known, if connectors ask the module in actors."""
     period: int
 
-    def job_of(self, plan: Plan) -> Job:
-        """What is done with a part."""
-        return Job(plan.source, plan.columns, plan.prepare, plan.make)
-
 
 def flowing(
     plan: Plan, student: Student, data: RayData, num_learners: int, nodes: list[str] | None, num_modules: int
@@ -75,13 +71,12 @@ def flowing(
     Raises:
         SettingsError: the settings do not go together.
     """
-    job = Job(plan.source, plan.columns, plan.prepare, plan.make)
     connectors = student.to_learner.connectors
     first_fresh = len(connectors) - len(plan.fresh)
     asking = _asking(plan.fresh, student, data)
     holds = plan.held == "prepared" and asking is None
     num = max(1, num_learners)
-    size, by_segments = _share(plan, num, job)
+    size, by_segments = _share(plan, num)
     epoch_size = None if plan.epoch_size is None else plan.epoch_size // num
     first = 0 if holds or not epoch_size else plan.start * size // epoch_size
     turns = 1 if holds or num_learners else 2  # who splits takes a second of a CPU to start: once is enough
@@ -89,7 +84,7 @@ def flowing(
         Epochs(plan.source.num_parts, _parts_per_task(plan), plan.flow.seed, first + i, turns, shuffled=not holds)
         for i in range(turns)
     ]
-    shared = SharedJob.of(job)
+    shared = SharedJob.of(plan.job)
     by_place = len(set(nodes or ())) > 1
     sets = [_dataset(shared, one, data, asking, num_modules * turns, in_order=not by_place) for one in epochs]
     splits = [_split(one, num_learners, nodes if by_place else None) for one in sets]
@@ -130,7 +125,7 @@ def _asking(fresh: list[Connector], student: Student, data: RayData) -> Asking |
     return Asking(module, list(fresh[: last + 1]), student.learner.updates, Board.remote())  # type: ignore[attr-defined]
 
 
-def _share(plan: Plan, num: int, job: Job) -> tuple[int, bool]:
+def _share(plan: Plan, num: int) -> tuple[int, bool]:
     """One learner's share of a batch, and whether it is of whole segments. All have equally many rows of an epoch: what
     each takes for a batch must be equally many, too, or one would wait for the next epoch before the others."""
     if num == 1:
@@ -141,11 +136,12 @@ def _share(plan: Plan, num: int, job: Job) -> tuple[int, bool]:
         return plan.size // num, False
     if plan.by_segments:
         return max(1, round(plan.size / num)), True
-    return max(1, round(plan.size / num / _mean_length(plan, job))), True
+    return max(1, round(plan.size / num / _mean_length(plan))), True
 
 
-def _mean_length(plan: Plan, job: Job) -> float:
+def _mean_length(plan: Plan) -> float:
     """Of segments, in the first part that has some."""
+    job = plan.job
     for k in range(plan.source.num_parts):
         made, _ = job(k)
         if isinstance(made, Experience) and len(made):

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a learner gets of the blocks that Ray Data streams to it: parts, in place of workers of its own."""
 
+import atexit
 import dataclasses
 import queue
 import re
 import threading
+import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from time import monotonic
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -25,6 +28,8 @@ _LARGE_ROW: Final = 1024
 """Bytes from which on rows are copied out of the object store at once, which a buffer of them would else fill."""
 _PATIENCE: Final = 10.0
 """Seconds within which Ray Data is to end an execution."""
+_OF_RAY_DATA: Final = "iter_threaded"
+"""What Ray Data calls its threads that fetch blocks."""
 _UNFOUND: Final = re.compile(r"(ModuleNotFoundError|ImportError|AttributeError): .*")
 _POLL: Final = 0.1
 """Seconds after which who waits looks whether it is over."""
@@ -37,13 +42,14 @@ Cuts: TypeAlias = dict[int, tuple[int, int]]
 class _Fetched(Iterator[pa.Table]):
     """Blocks that a thread fetches. Closing does not wait for one: Ray gives it perhaps when all learners want one."""
 
-    def __init__(self, blocks: Iterator[pa.Table], is_closed: threading.Event) -> None:
+    def __init__(self, blocks: Generator[pa.Table], is_closed: threading.Event) -> None:
+        self._others = set(threading.enumerate())
         self._ready: queue.Queue[Any] = queue.Queue(1)
         self._ended, self._is_closed = threading.Event(), is_closed
         self._thread = threading.Thread(target=self._fetch, args=(blocks,), name="etude-blocks", daemon=True)
         self._thread.start()
 
-    def _fetch(self, blocks: Iterator[pa.Table]) -> None:
+    def _fetch(self, blocks: Generator[pa.Table]) -> None:
         last: Any = None
         try:
             for block in blocks:
@@ -52,6 +58,8 @@ class _Fetched(Iterator[pa.Table]):
                     return
         except Exception as error:  # noqa: BLE001 - raised again where the blocks are taken
             last = error
+        finally:
+            blocks.close()  # which lets Ray Data's own threads end
         self._put(last)
 
     def _put(self, item: Any) -> None:
@@ -78,10 +86,16 @@ class _Fetched(Iterator[pa.Table]):
         raise StopIteration
 
     def close(self, patience: float = 0.0) -> None:
-        """Fetch no more. Wait so many seconds for what is fetched now."""
+        """Fetch no more. Wait so many seconds, at most, for what is fetched now."""
         self._ended.set()
-        if patience:
-            self._thread.join(patience)
+        if not patience:
+            return
+        end = monotonic() + patience
+        self._thread.join(patience)
+        # Ray Data can't be asked to wait for its threads. One that fetches while Ray is ended would end the process.
+        for thread in set(threading.enumerate()) - self._others:
+            if thread.name == _OF_RAY_DATA and thread.is_alive():
+                thread.join(max(0.0, end - monotonic()))
 
 
 @dataclasses.dataclass
@@ -105,7 +119,7 @@ class Blocks:
     prefetch: int
     holds: bool
 
-    def of(self, execution: int) -> Iterator[pa.Table]:
+    def of(self, execution: int) -> Generator[pa.Table]:
         """The blocks of one execution.
 
         Raises:
@@ -128,12 +142,16 @@ class RayCrew:
         self._blocks, self._job = blocks, job
         self._executions = 0
         self._is_closed = threading.Event()
+        weakref.finalize(self, self._is_closed.set)
+        _OPEN.add(self)
         self._next: _Fetched | None = None
         self._streams: list[_Fetched] = []
         self._empty: dict[int, tuple[Any, Spent]] = {}
         self._epochs = 0
         self.cuts: dict[int, Cuts] = {}
         """Of the last whole epochs, by how many there were before. Learners are not all equally far."""
+        self.parts: set[int] | None = None
+        """Those of which a block came in the first epoch; None before its end."""
 
     def done(self, numbers: Iterable[int]) -> Iterator[tuple[Any, Spent]]:
         """This learner's share of an epoch: of parts, all, some or nothing, in the order in which they come."""
@@ -141,11 +159,13 @@ class RayCrew:
         self._streams = [stream]
         left = deque(numbers)
         cuts: Cuts = {}
+        came: set[int] = set()
         begins_next = self._blocks.num_tasks // self._blocks.num_learners // 2
         try:
             for i, block in enumerate(stream):
                 loads = list(from_block(block))
                 parts = {loaded.spent.part for loaded in loads}
+                came |= {part for part in parts if part is not None}
                 while self._job is not None and left and left[0] not in parts:
                     yield self._without_block(left.popleft())
                 while left and left[0] in parts:
@@ -164,6 +184,8 @@ class RayCrew:
             raise EngineError("no batch can be taken any more: what reads the recording was closed.")
         while self._job is not None and left:
             yield self._without_block(left.popleft())
+        if self.parts is None:
+            self.parts = came
         self.cuts[self._epochs] = cuts
         self.cuts.pop(self._epochs - 2, None)
         self._epochs += 1
@@ -190,8 +212,18 @@ class RayCrew:
     def close(self) -> None:
         """Fetch no more; who waits for a block gets none."""
         self._is_closed.set()
+        _OPEN.discard(self)
         for stream in self._streams:
             stream.close(_PATIENCE if self._blocks.is_alone else 0.0)
+
+
+_OPEN: Final[weakref.WeakSet[RayCrew]] = weakref.WeakSet()
+
+
+@atexit.register  # after Ray has: so this comes before its end
+def _close_all() -> None:
+    for crew in list(_OPEN):
+        crew.close()
 
 
 def _row_bytes(made: Columns | Experience) -> int:

@@ -58,6 +58,7 @@ class Learners:
         self._config = algorithm.config
         self._group: LearnerGroup | None = None
         self._is_fed = False
+        self._in_empty: dict[str, int] = {}  # see `count_without_blocks`
         self._begun: tuple[Asked, Standing, list[Any]] | None = None  # an update, and what it was asked with
         self._brought: dict[str, Update] | None = None  # by the latest of these, not told yet
         self._known: Any = None
@@ -182,10 +183,12 @@ class Learners:
 
     def _hear(self, algorithm: "OfflineAlgorithm[Any]", done: list[Trained]) -> None:
         """Take what learners have found out about the recording."""
-        from etude.ray.data import unshared
+        from etude.ray.data import count_without_blocks, unshared
 
-        self._left_out = sum(own.told.left_out for own in done)
-        self._unshared = unshared([own.told for own in done])
+        tolds = [own.told for own in done]
+        count_without_blocks(algorithm, tolds, self._in_empty)
+        self._left_out = sum(own.left_out for own in tolds) + sum(self._in_empty.values())
+        self._unshared = unshared(tolds)
         for own in done:
             for k, counts in own.told.bad.items():
                 algorithm.recording.count(k, counts)

@@ -228,6 +228,17 @@ def test_work_of_a_process_that_dies_is_done_again(data: str, tmp_path: Path, co
     feed.close()
 
 
+def test_nothing_of_ray_data_is_at_work_any_more_once_it_is_closed(data: str) -> None:
+    """A thread that fetches while Ray is ended ends the process."""
+    before = set(threading.enumerate())
+    feed = open_feeds(bc(data, mode="stream"), Ray())["main"]
+    taken(feed, 40)  # 34 are an epoch: there are two executions
+    assert {"etude-blocks", "iter_threaded"} <= {thread.name for thread in set(threading.enumerate()) - before}
+    feed.close()
+    left = {thread.name for thread in set(threading.enumerate()) - before}
+    assert not left & {"etude-blocks", "iter_threaded"}
+
+
 def test_what_is_bad_is_counted(tmp_path: Path, cluster: None) -> None:
     exp = episodes(LENGTHS)
     exp.steps["reward"][[5, 100, 101]] = np.nan
