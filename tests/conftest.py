@@ -1,12 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One thread for everything: tests run beside other work, and two thread pools make each other crawl."""
+"""One thread for everything: tests run beside other work, and two thread pools make each other crawl. An S3 server."""
 
 import importlib.util
+import itertools
+import logging
+import re
 import sys
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import hypothesis
+import pytest
 import threadpoolctl
 import torch
+from pyarrow import fs
 
 torch.set_num_threads(1)
 threadpoolctl.threadpool_limits(1)
@@ -16,3 +23,76 @@ hypothesis.settings.load_profile("etude")
 _found = importlib.util.find_spec("ray")
 if _found is None or _found.origin is None:
     sys.modules["ray"] = None  # type: ignore[assignment]  # and the folder tests/ray, which pytest lets one import, is not it
+
+
+# -- a real S3 server on this machine, for recordings that lie in a bucket -------------------------------------------
+
+_COUNT = itertools.count()
+
+
+class S3(NamedTuple):
+    """A bucket of a server."""
+
+    url: str
+    """``s3://bucket``; the environment holds the credentials and the server's address."""
+    address: str
+    """Of the server: host and port."""
+    system: fs.FileSystem
+    """With credentials of its own."""
+    requests: list[str]
+    """What the server was asked for since it was last cleared: ``GET /bucket/key``."""
+
+
+class _Log(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        found = re.search(r"(GET|HEAD|PUT|POST|DELETE) \S+", record.getMessage())
+        if found:
+            self.lines.append(found[0])
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[tuple[str, list[str]]]:
+    """A server in a thread of this process, on a free port; it ends with the tests, however they end."""
+    server_of = pytest.importorskip("moto.server")
+    log, logger = _Log(), logging.getLogger("werkzeug")
+    logger.handlers[:], logger.propagate = [log], False
+    logger.setLevel(logging.INFO)
+    server = server_of.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=True)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        yield f"{host}:{port}", log.lines
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def s3(s3_server: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch) -> S3:
+    """A new bucket."""
+    address, requests = s3_server
+    settings: dict[str, Any] = {
+        "AWS_ACCESS_KEY_ID": "some-key",
+        "AWS_SECRET_ACCESS_KEY": "some-secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": f"http://{address}",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    system = fs.S3FileSystem(
+        access_key="k",
+        secret_key="s",
+        endpoint_override=address,
+        scheme="http",
+        region="us-east-1",
+        allow_bucket_creation=True,
+        allow_bucket_deletion=True,
+    )
+    name = f"bucket-{next(_COUNT)}"
+    system.create_dir(name)
+    requests.clear()
+    return S3(f"s3://{name}", address, system, requests)

@@ -10,13 +10,14 @@ pytest.importorskip("ray")
 
 from etude.errors import EngineError
 from etude.ray.start import check_room, ensure_started
+from etude.recordings import Recording
 
 
-def run(code, folder, **environment):
+def run(code, folder, *arguments, **environment):
     """What a process of its own prints."""
     (folder / "script.py").write_text(code)
     done = subprocess.run(
-        [sys.executable, "script.py"],
+        [sys.executable, "script.py", *arguments],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -84,13 +85,38 @@ print(subprocess.run([sys.executable, "-c", code], env={**os.environ, "RAY_ADDRE
 from etude.ray.start import ensure_started
 print(ensure_started(cluster.address), ray.cluster_resources()["CPU"])
 ray.shutdown()
+command = [
+    sys.executable, "-m", "etude", "train", "ppo", "--env", "brought:make", "--num-envs", "2", "--num-steps", "64",
+    "--engine", "ray", "--num-runners", "2", "--ray.address", cluster.address,
+    "--ray.runtime-env", "working_dir=brought", 'env_vars={"LENGTH": "7"}',
+    "--record.path", sys.argv[1], "--stop.env-steps", "128", "--out", "run", "--json",
+]
+env = {**os.environ, "PYTHONPATH": "brought", "LENGTH": "0"}
+done = subprocess.run(command, env=env, capture_output=True, text=True)
+print(done.returncode, done.stderr if done.returncode else done.stdout)
 cluster.shutdown()
 """
 
+BROUGHT = """
+import os
+import gymnasium as gym
 
-def test_a_cluster_that_is_there_is_connected_to_by_address_or_environment(tmp_path):
-    out, _ = run(ELSEWHERE, tmp_path, RAY_ADDRESS="")
-    assert out == ["False 3.0", "False 3.0"]
+def make():
+    return gym.make("CartPole-v1", max_episode_steps=int(os.environ["LENGTH"]))
+"""
+
+
+def test_a_cluster_that_is_there_is_used_by_address_or_environment_and_records_to_a_bucket(tmp_path, s3):
+    """Its processes find what the runtime environment brings."""
+    (tmp_path / "brought").mkdir()
+    (tmp_path / "brought" / "brought.py").write_text(BROUGHT)
+    out, _ = run(ELSEWHERE, tmp_path, f"{s3.url}/run", RAY_ADDRESS="")
+    assert out[:2] == ["False 3.0", "False 3.0"]
+    assert out[2].startswith("0 "), out[2:]
+    recording = Recording.open(f"{s3.url}/run")
+    assert recording.num_steps == 128
+    assert {file.name[:7] for file in recording.files} == {"runner0", "runner1"}
+    assert recording.read().lengths.max() == 7
 
 
 @pytest.mark.parametrize(
