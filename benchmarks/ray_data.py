@@ -179,26 +179,25 @@ def rows(options: Options) -> Iterator[Row]:
     if keep:
         options = dataclasses.replace(options, folder=Path(keep))
         options.folder.mkdir(parents=True, exist_ok=True)
-    yield from _module_rows(synthetic(options, SMALL), options)
+    yield from _module_rows(SMALL if options.quick else 1_000_000, options)
     for steps in [SMALL] if options.quick else [SMALL, 10_000_000]:
         path = synthetic(options, steps)
         for num in (0, 2):
             yield from _rows(path, steps, num, options)
 
 
-def _module_rows(path: Path, options: Options) -> Iterator[Row]:
-    """MARWIL, whose advantages ask the module for values."""
+def _module_rows(steps: int, options: Options) -> Iterator[Row]:
+    """MARWIL, whose advantages ask the module for values; RLlib's whole epoch, too."""
     actor = "Ray(data=RayData(module_sync_period=10))"
     codes = {IN_ACTOR: _code(_OURS, "MARWIL", actor), AT_LEARNER: _code(_OURS, "MARWIL")}
     peers = {RLLIB: _code(_RLLIB, "MARWIL")} if ray_rllib.is_there() else {}
-    found = _found(path, SMALL, 0, {**codes, **peers}, options, "marwil")
-    to = f"{SMALL / 1e6:g} M steps through Ray Data with a prelearner that asks the module (MARWIL)"
+    found = _found(synthetic(options, steps), steps, 0, {**codes, **peers}, options, f"marwil-{steps}", steps)
+    to = f"{steps / 1e6:g} M steps through Ray Data with a prelearner that asks the module (MARWIL)"
     yield Row(
         f"{to}, an epoch from the first request",
         STEPS_A_SECOND,
         _figures(found, 1),
         Reach(10.0, RLLIB) if peers else None,
-        f"RLlib's rate is over {RLLIB_STEPS:,} steps",
     )
     yield Row(f"{to}: first batch", "s", _figures(found, 0), Reach(FIRST))
 
@@ -217,9 +216,9 @@ def _codes(num: int) -> dict[str, str]:
 
 
 def _found(
-    path: Path, steps: int, num: int, codes: dict[str, str], options: Options, name: str
+    path: Path, steps: int, num: int, codes: dict[str, str], options: Options, name: str, most: int = RLLIB_STEPS
 ) -> dict[str, list[list[float]]]:
-    """What was measured, by contender, run by run; and kept."""
+    """What was measured, by contender, run by run, and kept; RLlib once, over ``most`` steps."""
     kept = options.folder / f"ray-data-{name}.json"
     found: dict[str, list[list[float]]] = json.loads(kept.read_text()) if kept.exists() else {}
     for i in range(1 if options.quick else ROUNDS):
@@ -227,7 +226,7 @@ def _found(
             done = found.setdefault(who, [])
             if len(done) > i or (who == RLLIB and i):
                 continue
-            done.append(_measured(path, min(steps, RLLIB_STEPS) if who == RLLIB else steps, num, code))
+            done.append(_measured(path, min(steps, most) if who == RLLIB else steps, num, code))
             kept.write_text(json.dumps(found))
     return found
 
