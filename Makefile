@@ -17,6 +17,7 @@ demo: $(VENV)/installed
 
 test: lint
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m cluster
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

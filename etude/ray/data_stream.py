@@ -43,7 +43,6 @@ class _Fetched(Iterator[pa.Table]):
     """Blocks that a thread fetches. Closing does not wait for one: Ray gives it perhaps when all learners want one."""
 
     def __init__(self, blocks: Generator[pa.Table], is_closed: threading.Event) -> None:
-        self._others = set(threading.enumerate())
         self._ready: queue.Queue[Any] = queue.Queue(1)
         self._ended, self._is_closed = threading.Event(), is_closed
         self._thread = threading.Thread(target=self._fetch, args=(blocks,), name="etude-blocks", daemon=True)
@@ -88,14 +87,8 @@ class _Fetched(Iterator[pa.Table]):
     def close(self, patience: float = 0.0) -> None:
         """Fetch no more. Wait so many seconds, at most, for what is fetched now."""
         self._ended.set()
-        if not patience:
-            return
-        end = monotonic() + patience
-        self._thread.join(patience)
-        # Ray Data can't be asked to wait for its threads. One that fetches while Ray is ended would end the process.
-        for thread in set(threading.enumerate()) - self._others:
-            if thread.name == _OF_RAY_DATA and thread.is_alive():
-                thread.join(max(0.0, end - monotonic()))
+        if patience:
+            self._thread.join(patience)
 
 
 @dataclasses.dataclass
@@ -215,6 +208,16 @@ class RayCrew:
         _OPEN.discard(self)
         for stream in self._streams:
             stream.close(_PATIENCE if self._blocks.is_alone else 0.0)
+        if self._blocks.is_alone and not _OPEN:
+            _let_end()
+
+
+def _let_end() -> None:
+    """Wait for Ray Data's own threads, which it can't be asked to do: one at work while Ray ends ends the process."""
+    end = monotonic() + _PATIENCE / 5
+    for thread in threading.enumerate():
+        if thread.name == _OF_RAY_DATA and thread.is_alive():
+            thread.join(max(0.0, end - monotonic()))
 
 
 _OPEN: Final[weakref.WeakSet[RayCrew]] = weakref.WeakSet()

@@ -19,6 +19,13 @@ class WithoutRay(pytest.Module):
         pytest.skip("the ray engine needs Ray: pip install 'etude[ray]'", allow_module_level=True)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All of these are a suite of their own."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker("cluster")
+
+
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
     """Files here import Ray at the top."""
     if importlib.util.find_spec("ray") is not None:

@@ -145,11 +145,10 @@ class Scaled(etude.PreLearner):
         return exp.with_steps(obs=np.asarray(exp.steps["obs"]) * np.float32(self.factor))
 
 
-@pytest.mark.parametrize("num_gpus", [0.0, 0.5])
-def test_a_prelearner_in_actors_gives_what_it_gives_in_tasks(data: str, num_gpus: float) -> None:
+def test_a_prelearner_in_actors_gives_what_it_gives_in_tasks(data: str) -> None:
     """GPUs are only counted here."""
     algorithm = bc(data, mode="stream", prelearner=Scaled(2.0))
-    in_actors, local = both(algorithm, NUM_STEPS // 14, Ray(data=RayData(concurrency=(1, 2), num_gpus=num_gpus)))
+    in_actors, local = both(algorithm, NUM_STEPS // 14, Ray(data=RayData(concurrency=(1, 2), num_gpus=0.5)))
     assert_same(in_actors, local)
     assert max(t for _, t in rows(in_actors)) == 2 * 199
 
