@@ -27,38 +27,27 @@ def is_there() -> bool:
 
 
 @contextmanager
-def sampling(env: Any, steps: int, *, most: int | None = None) -> Iterator[Work]:
-    """Collect ``steps`` with 2 env runners of 8 envs each, as its PPO does.
-
-    Args:
-        env: Its id, or what makes one.
-        steps: How many; 0: an episode of each runner.
-        most: Count the steps only of episodes that have so many at most.
-    """
+def sampling(env: str, steps: int) -> Iterator[Work]:
+    """Collect ``steps`` with 2 env runners of 8 envs each, as its PPO does."""
     from ray.rllib.algorithms.ppo import PPOConfig
     from ray.rllib.execution.rollout_ops import synchronous_parallel_sample
 
-    if not isinstance(env, str):
-        from ray.tune.registry import register_env
-
-        name = f"bench-{id(env)}"
-        register_env(name, env)
-        env = name
-    config = PPOConfig().environment(env).env_runners(num_env_runners=2, num_envs_per_env_runner=8)
-    if steps:
-        config = config.env_runners(rollout_fragment_length=steps // 16).training(train_batch_size=steps)
-    else:
-        config = config.env_runners(batch_mode="complete_episodes")
+    config = (
+        PPOConfig()
+        .environment(env)
+        .env_runners(num_env_runners=2, num_envs_per_env_runner=8, rollout_fragment_length=steps // 16)
+        .training(train_batch_size=steps)
+    )
     algorithm = config.build_algo()
 
     def work() -> int:
         episodes, _ = synchronous_parallel_sample(
             worker_set=algorithm.env_runner_group,
-            max_env_steps=steps or 1,
+            max_env_steps=steps,
             _uses_new_env_runners=True,
             _return_metrics=True,
         )
-        return sum(len(episode) for episode in episodes if most is None or len(episode) <= most)
+        return sum(len(episode) for episode in episodes)
 
     yield work
     algorithm.stop()

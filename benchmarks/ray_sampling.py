@@ -3,7 +3,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,23 +49,20 @@ class Short(Costly100):
 
 
 class Unequal:
-    """Makes envs with episodes 20 times longer in the first process, other than this, that asks for one."""
+    """Makes envs with episodes 20 times longer in the first process that asks for one."""
 
     def __init__(self, folder: Path) -> None:
         self.mark = folder / f"long-{os.urandom(4).hex()}"
-        self.here = os.getpid()
 
-    def __call__(self, _: Any = None) -> gym.Env[Any, Any]:
+    def __call__(self) -> gym.Env[Any, Any]:
         """Make one."""
-        env, own = Short(), os.getpid()
-        if own == self.here:
-            return env
         try:
             with self.mark.open("x") as file:
-                file.write(str(own))
+                file.write(str(os.getpid()))
         except FileExistsError:
             pass
-        if self.mark.read_text() == str(own):
+        env = Short()
+        if self.mark.read_text() == str(os.getpid()):
             env.length *= 20
         return env
 
@@ -167,21 +164,17 @@ def _weights(options: Options, megabytes: int, width: int) -> Row:
 
 def _unequal(options: Options) -> Row:
     """Whole episodes: the rate of the runner whose episodes are short, beside one with long ones, and without."""
-    figures = [Figure(ETUDE, _shares(_sampled(Short), _sampled(Unequal(options.folder)), options), "etude")]
-    if ray_rllib.is_there():
-        beside = ray_rllib.sampling(Unequal(options.folder), 0, most=Short.length)
-        # without a long one, both runners are counted, of which one is wanted
-        shares = _shares(ray_rllib.sampling(lambda _: Short(), 0, most=Short.length), beside, options)
-        figures.append(Figure(RLLIB, [2 * share for share in shares], "peer"))
-    work = "whole episodes, those of one of 2 runners 20 times longer: how the other samples"
-    return Row(work, SHARE, figures, Reach(0.95))
-
-
-def _shares(
-    without: AbstractContextManager[Work], beside: AbstractContextManager[Work], options: Options
-) -> list[float]:
-    with without as alone, beside as together:
-        return [rate(together, 2 * options.seconds) / rate(alone, 2 * options.seconds) for _ in range(options.rounds)]
+    shares = []
+    with _sampled(Short, 0) as without, _sampled(Unequal(options.folder), 1) as beside:
+        for _ in range(options.rounds):
+            alone = rate(without, 2 * options.seconds)
+            shares.append(rate(beside, 2 * options.seconds) / alone)
+    return Row(
+        "whole episodes, those of one of 2 runners 20 times longer: how the other samples",
+        SHARE,
+        [Figure(ETUDE, shares, "etude")],
+        Reach(0.95),
+    )
 
 
 # -- contenders ---------------------------------------------------------------------------------------------------
@@ -215,7 +208,7 @@ def _collecting(env: Any, num_runners: int, *, num_envs: int = 8, steps: int = S
 
 
 @contextmanager
-def _sampled(env: Any) -> Iterator[Work]:
+def _sampled(env: Any, long: int) -> Iterator[Work]:
     """Counts the steps of one runner that has short episodes."""
     algorithm = _ppo(env, 2, 8, 640)
     shorts: set[str] = set()
