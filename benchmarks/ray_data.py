@@ -264,6 +264,6 @@ def _measured(path: Path, steps: int, num: int, code: str) -> list[float]:
 
 def _figures(found: dict[str, list[list[float]]], i: int) -> list[Figure]:
     return [
-        Figure(name, [run[i] for run in runs], "etude" if "Etude" in name else "peer" if name == RLLIB else "limit")
-        for name, runs in found.items()
+        Figure(name, [run[i] for run in runs], "etude" if not k else "peer" if name == RLLIB else "limit")
+        for k, (name, runs) in enumerate(found.items())
     ]

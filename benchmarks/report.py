@@ -15,7 +15,7 @@ from benchmarks.harness import Figure, Reach, Row
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- benchmarks:begin -->", "<!-- benchmarks:end -->"
-PACKAGES = ("torch", "numpy", "gymnasium", "pyarrow", "stable-baselines3")
+PACKAGES = ("torch", "numpy", "gymnasium", "pyarrow", "stable-baselines3", "ray")
 
 
 def about() -> dict[str, Any]:

@@ -15,8 +15,9 @@ LATE: Final = 3.0
 """How many times as long as others a runner may take."""
 PARTS: Final = 4
 """Fragments, at most, that a runner's share of a collection is cut into: quicker ones take over some of others."""
-WORTH: Final = 0.01
-"""Seconds that a fragment takes to make, or more: each costs about 1 ms to ask for and to take in."""
+WORTH: Final = 0.005
+"""Seconds of a collection for each fragment in it, at least: to ask for one and to take it in takes the process that
+learns about 1 ms."""
 _SLACK = 0.1  # seconds that are never late, where they come unforeseen
 _FORESEEN = 0.02  # likewise, where a runner has always been slow
 
@@ -25,7 +26,7 @@ def size_for(members: Sequence[Member], whole: int, num_runners: int) -> int:
     """The steps of a fragment, where no one has set them."""
     share = whole / num_runners
     paces = [member.pace for member in members if member.pace]
-    parts = min(PARTS, max(1, round(median(paces) * share / WORTH))) if paces else PARTS
+    parts = min(PARTS, max(1, round(median(paces) * share / (num_runners * WORTH)))) if paces else PARTS
     return math.ceil(share / parts)
 
 

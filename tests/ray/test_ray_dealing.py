@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("ray")
-from etude.ray.dealing import DEPTH, deal, find_late
+from etude.ray.dealing import DEPTH, deal, find_late, size_for
 from etude.ray.fragments import Ended, merged
 from etude.ray.members import Ask, Fragment, Member
 from etude.ray.runner_actor import Report, seed_of
@@ -45,6 +45,20 @@ def test_what_is_asked_for_makes_up_what_is_wanted(num: int, whole: int, size: i
         have += order.choice(busy).asks.popleft().steps
     assert have == whole
     assert not any(member.asks for member in members)
+
+
+@pytest.mark.parametrize(
+    ("pace", "num_runners", "size"),
+    [
+        (None, 2, 512),  # nobody knows: a quarter of a share
+        (1e-3, 2, 512),
+        (1e-5, 2, 1024),  # 20 ms of work: two fragments of each
+        (1e-6, 2, 2048),
+        (1e-3, 32, 128),  # 128 ms, in which as much as 32 fragments can be taken in without haste, and not 128
+    ],
+)
+def test_fragments_are_worth_asking_for(pace: float | None, num_runners: int, size: int) -> None:
+    assert size_for(crew(num_runners, pace), 4096, num_runners) == size
 
 
 def test_all_are_asked_before_one_is_asked_twice() -> None:
