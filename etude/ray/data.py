@@ -23,7 +23,7 @@ from etude.recordings.screening import Counts
 
 
 @dataclasses.dataclass
-class Tally:
+class RecordingElsewhere:
     """Stands for the recording at a learner elsewhere: takes the counts of what was found bad, until they are told."""
 
     num_parts: int
@@ -80,7 +80,7 @@ class Shard:
         for name, flow in self.flowing.items():
             with algorithm.settings_of(name):
                 student, device = algorithm.students[name], algorithm.config.device
-                out[name] = _feed(flow, self.index, student, device, Tally(flow.num_parts, []), None)
+                out[name] = _feed(flow, self.index, student, device, RecordingElsewhere(flow.num_parts, []), None)
         return out
 
 
@@ -130,7 +130,7 @@ def told(feeds: Mapping[str, Feed]) -> Told:
     pipelines = {name: feed.pipeline for name, feed in feeds.items() if feed.pipeline is not None}
     cuts, parts = {}, {}
     for name, pipeline in pipelines.items():
-        if isinstance(pipeline.source, Tally):
+        if isinstance(pipeline.source, RecordingElsewhere):
             crew = pipeline.source.crew
             cuts[name] = {} if crew is None else dict(crew.cuts)
             if crew is not None and crew.parts is not None:
@@ -196,7 +196,7 @@ def _plans(algorithm: OfflineAlgorithm[Any]) -> dict[str, Plan]:
 def _feed(flow: Flowing, index: int, student: Student, device: str, source: Any, plan: Plan | None) -> Feed:
     """A module's, in the process of who learns; with a plan, parts of which no block has come can be looked at."""
     crew = RayCrew(flow.blocks[0], None if plan is None else plan.job)
-    if isinstance(source, Tally):
+    if isinstance(source, RecordingElsewhere):
         source.crew = crew
     nothing = Preparation(Pipeline([]), Pipeline([]))
     pipeline = DataPipeline(

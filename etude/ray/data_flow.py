@@ -18,9 +18,9 @@ from etude.connectors import Connector, overrides
 from etude.errors import SettingsError
 from etude.experience import Experience
 from etude.ray.data_modules import Asking, Board, Worker
-from etude.ray.data_source import TASK_BYTES, Epochs, RecordingSource, SharedJob, named, prepared
+from etude.ray.data_source import TASK_BYTES, Epochs, RecordingSource, Shared, named, prepared
 from etude.ray.data_stream import Blocks
-from etude.recordings.pipeline import Cuts, Flow, Steps
+from etude.recordings.pipeline import Cuts, Flow, Job, Steps
 from etude.spaces import leaf_dtype, leaf_shape, leaves
 
 _PART_ROWS: Final = 65_536
@@ -84,9 +84,11 @@ def flowing(
         Epochs(plan.source.num_parts, _parts_per_task(plan), plan.flow.seed, first + i, turns, shuffled=not holds)
         for i in range(turns)
     ]
-    shared = SharedJob.of(plan.job)
+    shared = Shared.of(plan.job)
     by_place = len(set(nodes or ())) > 1
-    sets = [_dataset(shared, one, data, asking, num_modules * turns, in_order=not by_place) for one in epochs]
+    board: Any = None if asking is None else Board.remote()  # type: ignore[attr-defined]
+    asked = None if asking is None else (Shared.of(asking), board)
+    sets = [_dataset(shared, one, data, asked, num_modules * turns, in_order=not by_place) for one in epochs]
     splits = [_split(one, num_learners, nodes if by_place else None) for one in sets]
     num_tasks = len(epochs[0].tasks(0))
     return Flowing(
@@ -103,7 +105,7 @@ def flowing(
         epoch_size=epoch_size,
         start=plan.start,
         fresh_from=first_fresh + (0 if asking is None else len(asking.connectors)),
-        board=None if asking is None else asking.board,
+        board=board,
         period=data.module_sync_period or 0,
     )
 
@@ -122,7 +124,7 @@ def _asking(fresh: list[Connector], student: Student, data: RayData) -> Asking |
                 "in several places: leave it out."
             )
     module = copy.deepcopy(student.module).cpu()
-    return Asking(module, list(fresh[: last + 1]), student.learner.updates, Board.remote())  # type: ignore[attr-defined]
+    return Asking(module, list(fresh[: last + 1]), student.learner.updates)
 
 
 def _share(plan: Plan, num: int) -> tuple[int, bool]:
@@ -161,10 +163,16 @@ def _parts_per_task(plan: Plan) -> int:
 
 
 def _dataset(
-    job: SharedJob, epochs: Epochs, data: RayData, asking: Asking | None, num_sets: int, *, in_order: bool
+    job: Shared[Job],
+    epochs: Epochs,
+    data: RayData,
+    asked: tuple[Shared[Asking], Any] | None,
+    num_sets: int,
+    *,
+    in_order: bool,
 ) -> Dataset:
     num_tasks = len(epochs.tasks(0))
-    in_actors = data.concurrency is not None or asking is not None
+    in_actors = data.concurrency is not None or asked is not None
     num_cpus = _cpus(data.num_cpus)
     found: Dataset = ray.data.read_datasource(
         RecordingSource(named if in_actors else partial(prepared, job), epochs),
@@ -184,7 +192,7 @@ def _dataset(
     least, most = data.concurrency if isinstance(data.concurrency, tuple) else (data.concurrency or 1,) * 2
     mapped: Dataset = found.map_batches(
         Worker,
-        fn_constructor_args=(job, asking),
+        fn_constructor_args=(job, *(asked or ())),
         # Ray Data refuses None with GPUs; the rows are numbers of parts, as many to a block
         batch_size=max(map(len, epochs.tasks(0)), default=1) if data.num_gpus else None,
         batch_format="pyarrow",

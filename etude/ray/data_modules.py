@@ -17,7 +17,7 @@ from etude.experience import Experience
 from etude.modules import Module
 from etude.modules.weights import load_weights
 from etude.ray.data_blocks import Loaded, failed, to_block
-from etude.ray.data_source import SharedJob
+from etude.ray.data_source import Shared
 from etude.recordings.layers import CONNECTORS
 from etude.recordings.pipeline import Job
 
@@ -54,16 +54,15 @@ class Asking:
         module: As it is now.
         connectors: The first asks it.
         updates: How many gradient steps have made it.
-        board: Where newer weights will be known.
     """
 
     module: Module
     connectors: Sequence[Connector]
     updates: int
-    board: Any
 
-    def begin(self) -> None:
-        """In the process that works."""
+    def begin(self, board: Any) -> None:
+        """In the process that works, with a board on which newer weights will be known."""
+        self._board = board
         self.module.to("cuda" if torch.cuda.is_available() and ray.get_gpu_ids() else "cpu").eval()
         self._answer: Any = None
         self._coming: tuple[int, Any] | None = None
@@ -90,7 +89,7 @@ class Asking:
             if answer is not None:
                 self._coming = (answer[0], answer[1][0])
         if self._answer is None and self._coming is None:
-            self._answer = self.board.newer.remote(self.updates)
+            self._answer = self._board.newer.remote(self.updates)
 
 
 def _found(ref: Any) -> Any:
@@ -102,17 +101,24 @@ def _found(ref: Any) -> Any:
 
 
 class Worker:
-    """Prepares the parts of which it is given the numbers. Ray Data makes them, as actors."""
+    """Prepares the parts of which it is given the numbers. Ray Data makes them, as actors.
 
-    def __init__(self, job: SharedJob, asking: Asking | None) -> None:
-        self._asking = asking
+    Args:
+        job: What is done with a part.
+        asking: Then, if this is given, with a board.
+        board: See `Board`.
+    """
+
+    def __init__(self, job: Shared[Job], asking: Shared[Asking] | None = None, board: Any = None) -> None:
+        self._asking: Asking | None = None
         self._job: Job | None = None
         try:
             self._job = job.get()
+            if asking is not None:
+                self._asking = asking.get()
+                self._asking.begin(board)
         except EtudeError as error:  # of what fails here, Ray would start one actor after the other
-            self._error = error
-        if asking is not None:
-            asking.begin()
+            self._job, self._error = None, error
 
     def __call__(self, numbers: pa.Table) -> pa.Table:
         """The block of these parts; or the error that they end in."""

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -24,12 +24,14 @@ from etude.recordings.pipeline import Job
 
 TASK_BYTES: Final = 16 * 2**20
 """What a task reads, about: large enough that Ray's cost per task and block is small beside it."""
-_JOBS: Final = 8
+T = TypeVar("T")
+
+_KEPT: Final = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class SharedJob:
-    """A job in the object store, once for all tasks; each process that works on it opens the recording once.
+class Shared(Generic[T]):
+    """What tasks work with, in the object store, once for all of them; each process makes it once.
 
     It lies there as bytes: of an object that a process can't make, Ray says that its system has failed, and Ray Data
     asks for the same again and again, without end.
@@ -39,14 +41,14 @@ class SharedJob:
     key: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex)
 
     @classmethod
-    def of(cls, job: Job) -> "SharedJob":
+    def of(cls, thing: T) -> "Shared[T]":
         """Put it there.
 
         Raises:
             SettingsError: it holds what can't be sent to other processes.
         """
         try:
-            data = ray.cloudpickle.dumps(job)  # type: ignore[no-untyped-call]
+            data = ray.cloudpickle.dumps(thing)  # type: ignore[no-untyped-call]
         except Exception as error:
             raise SettingsError(
                 f"tasks of Ray Data read and prepare, to which this can't be sent: {error}. A prelearner, a connector "
@@ -54,28 +56,29 @@ class SharedJob:
             ) from error
         return cls(ray.put(data))
 
-    def get(self) -> Job:
-        """The job.
+    def get(self) -> T:
+        """The thing.
 
         Raises:
             EngineError: this process can't make it, as what it is made of can't be imported here.
         """
-        if self.key not in _jobs:
+        if self.key not in _made:
             data = ray.get(self.ref)
             try:
                 with _uninterrupted():
-                    _jobs[self.key] = ray.cloudpickle.loads(data)
+                    _made[self.key] = ray.cloudpickle.loads(data)
             except Exception as error:
                 raise EngineError(
-                    f"a process that reads can't make the prelearner, a connector or a source: {type(error).__name__}: "
-                    f"{error}. What they are made of must be importable on every node: see `ray.runtime_env`."
+                    "a process that reads can't make the prelearner, a connector, a module or a source: "
+                    f"{type(error).__name__}: {error}. What they are made of must be importable on every node: see `ray.runtime_env`."
                 ) from error
-            while len(_jobs) > _JOBS:
-                _jobs.popitem(last=False)
-        return _jobs[self.key]
+            while len(_made) > _KEPT:
+                _made.popitem(last=False)
+        found: T = _made[self.key]
+        return found
 
 
-_jobs: "OrderedDict[str, Job]" = OrderedDict()
+_made: OrderedDict[str, Any] = OrderedDict()
 
 
 @contextmanager
@@ -158,7 +161,7 @@ def _blocks(read: Callable[[Sequence[int]], pa.Table], numbers: Sequence[int]) -
     yield read(numbers)
 
 
-def prepared(job: SharedJob, numbers: Sequence[int]) -> pa.Table:
+def prepared(job: Shared[Job], numbers: Sequence[int]) -> pa.Table:
     """The block of these parts, read and prepared."""
     own = job.get()
     return to_block([Loaded(*own(k)) for k in numbers])

@@ -180,6 +180,9 @@ class Unfindable(etude.PreLearner):
     def __reduce__(self) -> Any:
         return importlib.import_module, ("only_where_it_trains",)
 
+    def __deepcopy__(self, memo: Any) -> "Unfindable":
+        return self
+
     def __call__(self, exp: Experience, connect: Any) -> Experience:
         raise AssertionError
 
@@ -432,6 +435,15 @@ def test_copies_of_the_module_take_newer_weights(data: str) -> None:
         raise AssertionError("no newer weights have come")
     feed.close()
     assert seen[0] == 0
+
+
+def test_a_module_that_actors_cant_make(data: str) -> None:
+    algorithm = marwil(data)
+    algorithm.module.findable = Unfindable()
+    feed = open_feeds(algorithm, Ray(data=RayData(module_sync_period=2)))["main"]
+    with pytest.raises(EngineError, match=r"can't make .* a module .* No module named 'only_where.*`ray.runtime_env`"):
+        taken(feed, 1)
+    feed.close()
 
 
 def test_a_period_without_connectors_that_ask(data: str) -> None:
