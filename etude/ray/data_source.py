@@ -70,7 +70,8 @@ class Shared(Generic[T]):
             except Exception as error:
                 raise EngineError(
                     "a process that reads can't make the prelearner, a connector, a module or a source: "
-                    f"{type(error).__name__}: {error}. What they are made of must be importable on every node: see `ray.runtime_env`."
+                    f"{type(error).__name__}: {error}. What they are made of must be importable on every node: see "
+                    "`ray.runtime_env`."
                 ) from error
             while len(_made) > _KEPT:
                 _made.popitem(last=False)
