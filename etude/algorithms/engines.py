@@ -77,8 +77,8 @@ class Ray:
     runners busy while it learns, and make what it learns from older."""
 
     sample_timeout: float = 60.0
-    """Seconds after which a collection goes on with what has come, which is at least one fragment; above 0. Runners also
-    have these to write what they record, and processes wait so long for room before that is told."""
+    """Seconds after which a collection goes on with what has come, at least one fragment; above 0. Runners also have
+    these to write what they record, and processes wait so long for room before that is told."""
 
     step_timeout: float | None = 300.0
     """Seconds without a single turn, above 0, after which a runner's envs count as hanging, also those that are being
