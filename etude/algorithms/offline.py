@@ -123,8 +123,9 @@ class OfflineAlgorithm(Algorithm[C]):
 
         self.before_update(self.env_steps)
         if self._given is None and self.learners is not None:
-            with self.timed("update"):
-                updates, self.data_flow, self.bottleneck = self.learners.train(self.config.updates_per_iteration)
+            begin = time.perf_counter()
+            updates, self.data_flow, self.bottleneck = self.learners.train(self.config.updates_per_iteration)
+            seconds = time.perf_counter() - begin
         else:
             feeds = self._given
             if feeds is None:
@@ -136,8 +137,8 @@ class OfflineAlgorithm(Algorithm[C]):
             updates = {name: self._updated(name, feed) for name, feed in self.learner.chosen(feeds).items()}
             seconds = time.perf_counter() - begin
             self.data_flow, self.bottleneck = report(feeds, seconds, self.config.num_workers)
-            self.took("wait", self.data_flow["wait"])
-            self.took("update", seconds - self.data_flow["wait"])
+        self.took("wait", self.data_flow["wait"])
+        self.took("update", seconds - self.data_flow["wait"])
         interval = self.config.evaluation_interval
         if self.config.env is not None and interval and (self.iteration + 1) % interval == 0:
             with self.timed("evaluate"):

@@ -13,7 +13,7 @@ from etude.settings import merged, settings
 class EngineFlags:
     """Settings of the ray engine."""
 
-    short: ClassVar = ("num_runners", "num_learners")
+    short: ClassVar = ("num_runners", "num_learners", "num_evaluation_runners")
     """The settings that have a short name, too; others have it as settings of envs' workers."""
 
     ray: Ray = Ray()

@@ -21,6 +21,7 @@ from etude.ray.casting import Cast, cast_of, sent
 from etude.ray.faults import cause_of, first_line, raise_from, was_lost
 from etude.ray.fragments import merged
 from etude.ray.pulse import Pulse, hung
+from etude.ray.start import check_connected, connection
 from etude.runners import Finished, Runner
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class EvaluationRunners:
         if algorithm.config.env is None:
             raise SettingsError("there is no env to evaluate in: set `env`.")
         self._algorithm, self._settings = algorithm, settings
+        self._home = connection()
         nobody = {"module": None, "modules": None, "module_of": None, "overrides": None, "modules_to_train": None}
         self._config_ref = sent(algorithm.config, **nobody)
         self._actors = [self._make() for _ in range(settings.num_evaluation_runners)]
@@ -106,6 +108,7 @@ class EvaluationRunners:
             num_episodes: How many whole episodes, dealt out evenly.
             seed: Of envs and actions; each runner's is drawn from it. None draws one.
         """
+        check_connected(self._home)
         found = self.finished() if self._asked else None
         self._start(num_episodes, seed)
         return (None, None) if found is None else found
@@ -177,5 +180,5 @@ class EvaluationRunners:
     def close(self) -> None:
         """End the runners; what they play is lost. Does nothing the second time."""
         actors, self._actors, self._asked = self._actors, [], {}
-        for actor in actors if ray.is_initialized() else []:
+        for actor in actors if connection() == self._home else []:
             ray.kill(actor)

@@ -17,6 +17,7 @@ from ray.exceptions import (
 from etude.errors import EngineError
 
 _LOST = (RayActorError, WorkerCrashedError, NodeDiedError, OutOfMemoryError, ObjectLostError)
+_MOST = 500  # characters of what an error says
 _UNFOUND = "No module named"
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -51,4 +52,5 @@ def raise_from(error: RayError, where: str) -> NoReturn:
 def first_line(error: BaseException) -> str:
     """What an error says, in one line."""
     lines = [line.strip() for line in _COLOURS.sub("", str(error)).splitlines() if line.strip()]
-    return " ".join(lines)[:500] or type(error).__name__
+    text = " ".join(lines) or type(error).__name__
+    return text if len(text) <= _MOST else f"{text[:_MOST]} ..."

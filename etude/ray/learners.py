@@ -21,6 +21,7 @@ from etude.ray.faults import first_line
 from etude.ray.learner_actor import Standing, Trained
 from etude.ray.learner_group import Asked, Learned, LearnerGroup, LearnerLost
 from etude.ray.shares import shares_of, shares_of_batch
+from etude.ray.start import check_connected, connection
 from etude.ray.states import from_arrays, known_by, set_known
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class Learners:
     def __init__(self, algorithm: "Algorithm[Any]", settings: Ray) -> None:
         self._algorithm, self._settings = algorithm, settings
         self._config = algorithm.config
+        self._home = connection()
         self._group: LearnerGroup | None = None
         self._is_fed = False
         self._in_empty: dict[str, int] = {}  # see `count_without_blocks`
@@ -266,6 +268,7 @@ class Learners:
 
     def _ready(self) -> LearnerGroup:
         """A group that knows what the algorithm here knows."""
+        check_connected(self._home)
         algorithm, settings = self._algorithm, self._settings
         if self._group is None:
             device = "cuda" if settings.gpus_per_learner > 0 else self._config.device
@@ -300,7 +303,7 @@ class Learners:
 
     def close(self) -> None:
         """End the learners. Does nothing the second time."""
-        if ray.is_initialized():  # else they have ended with the cluster
+        if connection() == self._home:  # else they have ended with the cluster
             self._end()
 
 

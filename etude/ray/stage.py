@@ -18,7 +18,7 @@ from etude.ray.casting import Broadcast, cast_of, known_as, sent
 from etude.ray.crew import Crew
 from etude.ray.members import Fragment, Member
 from etude.ray.runner_actor import Order, RunnerActor, seed_of
-from etude.ray.start import room
+from etude.ray.start import check_connected, connection, room
 from etude.runners import ModuleOf
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class Stage:
 
     def __init__(self, algorithm: "ActingAlgorithm[Any]", settings: Ray) -> None:
         self._algorithm, self._settings = algorithm, settings
+        self._home = connection()
         modules = None if algorithm.config.modules is None else tuple(algorithm.config.modules)
         self._config_ref = sent(algorithm.config, module=None, modules=modules, device="cpu")
         self._cast_ref: Any = None  # of those that act now; None before they are known
@@ -103,6 +104,7 @@ class Stage:
 
     def ready(self) -> None:
         """See that all that act are known to the runners, and whatever has changed of it."""
+        check_connected(self._home)
         algorithm, broadcast = self._algorithm, self._broadcast
         before = dict(broadcast.seq_nos)
         ref = getattr(vars(algorithm).get("learners"), "weights_ref", None)  # of learners elsewhere, if there are some
@@ -186,7 +188,7 @@ class Stage:
         Raises:
             DataError: a write failed.
         """
-        if self._recording is not None:
+        if self._recording is not None and connection() == self._home:
             refs = [member.actor.flush.remote() for member in self.crew.members]
             done, _ = ray.wait(refs, num_returns=len(refs), timeout=self._settings.sample_timeout)
             for member, ref in zip(list(self.crew.members), refs, strict=True):
@@ -212,7 +214,7 @@ class Stage:
             DataError: a write failed.
         """
         recording, self._recording = self._recording, None
-        if not ray.is_initialized():
+        if connection() != self._home:
             return  # they have ended with the cluster
         try:
             is_hasty = recording is None or isinstance(sys.exc_info()[1], KeyboardInterrupt)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The connection to a cluster. One is started here only where none is there."""
 
+import importlib
 import logging
 import math
 import os
@@ -11,6 +12,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import ray
@@ -90,7 +92,8 @@ def _init(whose: str, address: str, runtime_env: Mapping[str, Any] | None, **mor
     env = None if runtime_env is None else dict(runtime_env)
     try:
         # Warnings of the start concern Ray's own affairs; what comes later is heard again.
-        ray.init(address=address, runtime_env=env, logging_level=logging.ERROR, **more)
+        with _apart():
+            ray.init(address=address, runtime_env=env, logging_level=logging.ERROR, **more)
     except (ConnectionError, OSError, RuntimeError, ValueError, SystemExit) as error:
         why = str(error).rstrip(".")
         raise EngineError(f"{whose}: {why}. {_REMEDY if address != 'local' else ''}".rstrip()) from error
@@ -103,8 +106,46 @@ def _init(whose: str, address: str, runtime_env: Mapping[str, Any] | None, **mor
 
 _REMEDY = (
     "Start one (ray start --head), give another address, or give none, and one is started here for as long as the run "
-    "lasts."
+    "lasts. If it is there and asks for a token, set RAY_AUTH_MODE=token here, and RAY_AUTH_TOKEN where no "
+    "~/.ray/auth_token holds it."
 )
+
+
+@contextmanager
+def _apart() -> Iterator[None]:
+    """Let what Ray starts within it be process groups of their own.
+
+    Ray keeps Ctrl-C from them, but not a SIGTERM to the whole group, as `timeout` and batch systems send it: then the
+    cluster would be gone before a run could save. They end with this process, however it ends, as before.
+    """
+    services: Any = importlib.import_module("ray._private.services")  # it has no setting for this
+    popen = services.ConsolePopen
+    services.ConsolePopen = partial(popen, process_group=0)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = popen
+
+
+def connection() -> str:
+    """Which cluster this process is connected to, and as what; empty where it is to none."""
+    if not ray.is_initialized():
+        return ""
+    context = ray.get_runtime_context()
+    return f"{context.get_node_id()} {context.get_job_id()}"
+
+
+def check_connected(home: str) -> None:
+    """See that this process still has the `connection` ``home``: Ray itself would start another cluster.
+
+    Raises:
+        EngineError: it has another, or none.
+    """
+    if connection() != home:
+        raise EngineError(
+            "the connection to the Ray cluster has ended (by ray.shutdown()?), and runners and learners with it: load "
+            "the last checkpoint, or make the algorithm anew."
+        )
 
 
 def _handlers() -> dict[int, Any]:

@@ -36,6 +36,11 @@ import apart  # found because of the line above
 handler = lambda number, frame: None
 signal.signal(signal.SIGTERM, handler)
 print(ensure_started(num_cpus=37.5))
+import os, pathlib
+def parent(pid):
+    return int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+children = [int(name) for name in os.listdir("/proc") if name.isdecimal() and parent(name) == os.getpid()]
+print(len(children) > 1, os.getpgid(0) in map(os.getpgid, children))  # a signal to the group does not end the cluster
 print(signal.getsignal(signal.SIGTERM) is handler, "PYTHONPATH" in __import__("os").environ)
 print(ensure_started())
 import ray
@@ -64,10 +69,10 @@ def test_a_cluster_is_started_where_there_is_none_and_finds_what_this_process_fi
     (tmp_path / "beside.py").write_text("NAME = 'beside'\n")
     environment = dict.fromkeys(("RAY_ADDRESS", "PYTHONPATH"), "")
     out, err = run(OURS.replace('"elsewhere"', repr(str(tmp_path / "elsewhere"))), tmp_path, **environment)
-    assert out[:4] == ["True", "True True", "True", "apart beside etude 1"]
-    assert out[4].startswith("EngineError the cluster has 38 CPU in all, but 39 are asked for: ")
-    assert "ask for less (fewer runners or learners" in out[4]
-    assert out[5:] == ["True", "False"]  # the last of the two ends it
+    assert out[:5] == ["True", "True False", "True True", "True", "apart beside etude 1"]
+    assert out[5].startswith("EngineError the cluster has 38 CPU in all, but 39 are asked for: ")
+    assert "ask for less (fewer runners or learners" in out[5]
+    assert out[6:] == ["True", "False"]  # the last of the two ends it
     assert "Started a local Ray instance" not in err
 
 
