@@ -379,6 +379,7 @@ def test_learners_read_a_recording_and_outlive_one_another(cluster: None, tmp_pa
     assert [result.metrics["learner_restarts"] for result in results] == [1.0, 0.0, 0.0]
     assert results[-1].losses["imitation"] < first.losses["imitation"]
     assert results[-1].bottleneck
+    assert results[-1].times["wait"] == results[-1].data["wait"] > 0
     left_out = {name: count for name, count in results[-1].metrics.items() if name.startswith("left_out/")}
     unshared = {"left_out/unshared": 1.0} if read.num_steps % 2 else {}
     assert left_out == {"left_out/nan": float(some.num_steps)} | unshared
