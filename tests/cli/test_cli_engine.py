@@ -23,6 +23,7 @@ def test_flags_of_the_ray_engine():
     assert engine_of("--engine", "ray", "--num-runners", "3", "--num-learners", "1") == Ray(
         num_runners=3, num_learners=1
     )
+    assert engine_of("--engine", "ray", "--num-evaluation-runners", "2") == Ray(num_evaluation_runners=2)
     found = engine_of(
         "--engine", "ray", "--ray.num-runners", "4", "--ray.address", "auto", "--ray.fragment-steps", "64",
         "--ray.resources-per-runner", "simulator=1", "--ray.step-timeout", "none", "--no-ray.restart-failed-runners",

@@ -134,6 +134,9 @@ def test_a_runner_that_finds_no_room_is_told(made: Any, caplog: Any) -> None:
     assert "of the runners, [1] could not begin within 0.5 s; the others go on without." in caplog.text
     assert "Free are 1 of 8 CPU, 1 of 1 GPU: what finds no room waits for it." in caplog.text
     ray.kill(taken)
+    parts = algorithm.runner.collect_each(num_steps=64)
+    while len({name.split("-")[0] for name in parts[None].segments.episode_id}) < 2:  # until it takes part, too
+        parts = algorithm.runner.collect_each(num_steps=64)
 
 
 def test_the_processes_of_envs_end_with_their_runner(made: Any) -> None:

@@ -143,6 +143,7 @@ except Exception as error:
     begin = time.monotonic()
     out, _ = run(code, tmp_path)
     assert out[0].startswith(f"EngineError {message}")
+    assert "If it is there and asks for a token, set RAY_AUTH_MODE=token here" in out[0]
     assert time.monotonic() - begin < 30  # Ray itself takes 80 s
 
 
