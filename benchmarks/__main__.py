@@ -31,6 +31,7 @@ ROWS = {
     "bc": "training:bc",
     "marwil": "marwil:rows",
     "off-policy": "off_policy:rows",
+    "threads": "default_threads:rows",
     "offline": "offline_algorithms:rows",
     "parquet": "data:parquet",
     "memory": "data:memory",

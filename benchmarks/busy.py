@@ -66,8 +66,13 @@ def _work(name: str, num_envs: int) -> Work:
 
     # The algorithm chooses the threads.
     config = PPOConfig(env=ENV, num_envs=num_envs, seed=0, module=None if name == "built-in" else UsersNet())
-    runner = PPO(config).runner
-    return lambda: runner.collect(num_steps=64 * num_envs).num_steps
+    algorithm = PPO(config)
+
+    def work() -> int:
+        with algorithm.threads_held():
+            return algorithm.runner.collect(num_steps=64 * num_envs).num_steps
+
+    return work
 
 
 if __name__ == "__main__":

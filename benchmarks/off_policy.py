@@ -25,12 +25,12 @@ def rows(options: Options) -> Iterator[Row]:
     """DQN on CartPole, SAC on Pendulum; the returns of both after as many steps."""
     returns = _returns(_dqn, _peer_dqn, DQN_STEPS // (20 if options.quick else 1), 1 if options.quick else 3)
     yield from _rows(f"DQN on {ENV}: env step and update, 2x64, batch 64", _dqn(0), _peer_dqn(0), options, returns)
-    returns = _returns(_sac, _peer_sac, SAC_STEPS // (20 if options.quick else 1), 1 if options.quick else 2)
+    returns = _returns(etude_sac, peer_sac, SAC_STEPS // (20 if options.quick else 1), 1 if options.quick else 2)
     for hidden, batch, note in (((64, 64), 128, returns), ((256, 256), 256, "")):
         yield from _rows(
             f"SAC on Pendulum-v1: env step and update, 2x{hidden[0]}, batch {batch}",
-            _sac(0, hidden, batch),
-            _peer_sac(0, hidden, batch),
+            etude_sac(0, hidden, batch),
+            peer_sac(0, hidden, batch),
             options,
             note,
         )
@@ -131,7 +131,8 @@ def _peer_dqn(seed: int) -> PeerDQN:
     )
 
 
-def _sac(seed: int, hidden: tuple[int, int] = (64, 64), batch_size: int = 128) -> SAC:
+def etude_sac(seed: int, hidden: tuple[int, int] = (64, 64), batch_size: int = 128) -> SAC:
+    """SAC on Pendulum."""
     return SAC(
         SACConfig(
             env="Pendulum-v1",
@@ -146,7 +147,8 @@ def _sac(seed: int, hidden: tuple[int, int] = (64, 64), batch_size: int = 128) -
     )
 
 
-def _peer_sac(seed: int, hidden: tuple[int, int] = (64, 64), batch_size: int = 128) -> PeerSAC:
+def peer_sac(seed: int, hidden: tuple[int, int] = (64, 64), batch_size: int = 128) -> PeerSAC:
+    """Stable-Baselines3's SAC at the same settings."""
     return PeerSAC(
         "MlpPolicy",
         "Pendulum-v1",

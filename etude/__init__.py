@@ -4,6 +4,16 @@
 Names are imported when they are first used, so that ``import etude`` is quick and reading data does not load torch.
 """
 
+# ruff: noqa: E402
+import os
+import sys
+
+# For ``python -m etude``, Python puts the current folder first, and a file in it, perhaps a stranger's, would stand in
+# for a library of its name: it goes before anything else is imported.
+_is_command = sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)] in ("etude", "-metude")
+if _is_command and sys.path[:1] == [os.getcwd()] != [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]:
+    del sys.path[0]
+
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +72,9 @@ if TYPE_CHECKING:
         ClipAction,
         ClipReward,
         Connector,
+        Drop,
         FrameStack,
+        LiftAdvantages,
         NextObs,
         NormalizeAdvantages,
         NormalizeObs,
@@ -108,8 +120,8 @@ _HOMES = {
     "Algorithm AlgorithmConfig BCConfig CQLConfig Checkpoints Clip DQNConfig Evaluation IMPALAConfig IQLConfig "
     "MARWILConfig OffPolicyAlgorithm OffPolicyConfig OfflineAlgorithm OfflineConfig OnPolicyAlgorithm OnPolicyConfig "
     "PPOConfig Ray RayData RecordConfig Result SACConfig Stop TD3BCConfig Task TaskConfig clip load",
-    "etude.connectors": "VTrace GAE AdvantageWeights ClipAction ClipReward Connector FrameStack NStep NextObs "
-    "NormalizeAdvantages NormalizeObs Pipeline PreLearner PrevActionReward RescaleAction",
+    "etude.connectors": "VTrace GAE AdvantageWeights ClipAction ClipReward Connector Drop FrameStack NStep NextObs "
+    "LiftAdvantages NormalizeAdvantages NormalizeObs Pipeline PreLearner PrevActionReward RescaleAction",
     "etude.envs": "InfoActionMask MultiAgentEnv PoolArena VectorArena Workers make_arena",
     "etude.errors": "EngineError CheckpointError DataError EnvError EtudeError ModuleError SettingsError SpaceError",
     "etude.evaluation": "Estimate FQEConfig OffPolicyEvaluation evaluate_each_on evaluate_on",
@@ -152,6 +164,7 @@ __all__ = [
     "Connector",
     "DQNConfig",
     "DataError",
+    "Drop",
     "EngineError",
     "EnvError",
     "Episode",
@@ -166,6 +179,7 @@ __all__ = [
     "IQLConfig",
     "InfoActionMask",
     "Learner",
+    "LiftAdvantages",
     "Loss",
     "MARWILConfig",
     "Module",

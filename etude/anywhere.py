@@ -2,11 +2,12 @@
 """Files that are read and written in one way, wherever they lie."""
 
 import os
+import secrets
 import tempfile
 from pathlib import Path, PurePath
 from typing import Any, cast
 
-from etude.atomic import publish, write_atomically
+from etude.atomic import publish_new, write_atomically
 from etude.filesystems import AnyPath, RemotePath
 
 
@@ -45,18 +46,26 @@ def replace(path: AnyPath, data: bytes) -> None:
 
 
 def aside_of(path: AnyPath) -> Path:
-    """Where a large file is written that is to appear at ``path`` whole: beside it, or on this machine's disk."""
+    """Where a large file is written that is to appear at ``path`` whole: beside it, or on this machine's disk.
+
+    No two writers get the same.
+    """
     if isinstance(path, Path):
-        return path.with_name(f".{path.name}.tmp")
+        return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     handle, name = tempfile.mkstemp(prefix="etude-", suffix=f"-{path.name}")
     os.close(handle)
     return Path(name)
 
 
 def publish_at(aside: Path, path: AnyPath) -> None:
-    """Put the finished file ``aside``, of `aside_of`, in its place at one stroke; OSError where that fails."""
+    """Put the finished file ``aside``, of `aside_of`, in its place at one stroke.
+
+    Raises:
+        FileExistsError: there is a file already, on this machine; ``aside`` is still there.
+        OSError: that fails.
+    """
     if isinstance(path, Path):
-        publish(aside, path)
+        publish_new(aside, path)
         return
     import pyarrow as pa
 

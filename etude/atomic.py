@@ -2,6 +2,7 @@
 """Files that appear whole or not at all, whenever the process is killed or the power is cut."""
 
 import contextlib
+import errno
 import os
 from pathlib import Path
 
@@ -29,6 +30,22 @@ def publish(aside: Path, path: Path) -> None:
     """Rename a finished file of the same folder to its real name, so that it and its name survive a power cut."""
     sync(aside)
     os.replace(aside, path)
+    sync(path.parent)
+
+
+def publish_new(aside: Path, path: Path) -> None:
+    """As `publish`, but never in place of another file: raises a FileExistsError where there is one."""
+    sync(aside)
+    try:
+        os.link(aside, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, "there is a file already", str(path)) from None
+        os.replace(aside, path)
+    else:
+        aside.unlink()
     sync(path.parent)
 
 

@@ -33,6 +33,7 @@ TARGET_LOGP: Final = "target_logp"
 STATE_IN: Final = "state_in"
 STATE_OUT: Final = "state_out"
 WEIGHT: Final = "weight"
+STEPS_AHEAD: Final = "steps_ahead"
 
 ACTION_MASK: Final = "action_mask"
 """The key, in an observation that is a Dict, of the choices that are allowed."""

@@ -1,9 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """The errors that Etude raises. Each message says what was wrong, where, and what to do next."""
 
+import traceback
+
+
+def printable(text: str) -> str:
+    """Text from a file, safe to print: control characters, line breaks and invisible ones are shown as escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def printable_lines(text: str) -> str:
+    """A text of several lines, each made safe to print as by `printable`; the line breaks stay."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def described(error: BaseException) -> str:
+    """The type and the message of another package's error; if it has no message, where it was raised."""
+    if str(error):
+        return f"{type(error).__name__}: {error}"
+    raised = traceback.extract_tb(error.__traceback__)[-1:]
+    return type(error).__name__ + "".join(f" in {at.filename}, line {at.lineno}: `{at.line}`" for at in raised)
+
 
 class EtudeError(Exception):
-    """Base of every error that Etude raises on purpose."""
+    """Base of every error that Etude raises on purpose. Its text is safe to print, whatever names it holds."""
+
+    def __str__(self) -> str:
+        return printable_lines(super().__str__())
 
 
 class SettingsError(EtudeError):
@@ -32,3 +55,7 @@ class CheckpointError(EtudeError):
 
 class EngineError(EtudeError):
     """What runs elsewhere can't be reached, can't be started, or was lost more often than it may be."""
+
+
+class UnknownNameError(EtudeError, AttributeError):
+    """An object has no attribute of that name; the message says what is meant, or the nearest one."""

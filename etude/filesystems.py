@@ -8,6 +8,7 @@ readers and writers use. Credentials inside a URL reach the file system and noth
 import contextlib
 import io
 import posixpath
+import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -19,6 +20,60 @@ from etude.urls import first_line
 
 _OBJECT_STORES: Final = ("s3", "s3a", "gcs", "gs", "abfs", "abfss", "az", "oss")
 _BUFFER: Final = 1 << 20
+
+
+def is_object_store(system: Any) -> bool:
+    """Whether a pyarrow file system shows a file once it is whole, and replaces it at a stroke when it is written."""
+    return not set(re.findall(r"\w+", system.type_name)).isdisjoint(_OBJECT_STORES)  # fsspec's may have several names
+
+
+def move(system: Any, source: str, target: str) -> None:
+    """Rename a file of a pyarrow file system, in place of the one that may be at ``target``.
+
+    Raises:
+        OSError: that is not possible there.
+    """
+    with as_os_error():
+        inner = _of_fsspec(system)
+        if inner is None:
+            system.move(source, target)
+        elif _copies_to_move(type(inner)):
+            inner.cp_file(source, target)
+            inner.rm_file(source)
+        else:  # pyarrow passes an argument on that fsspec's sftp does not take
+            inner.mv(source, target)
+            if inner.exists(source):  # webhdfs says nothing where it does not replace a file
+                raise OSError(f"{source} can't be renamed to {target}")
+
+
+def remove(system: Any, path: str, *, is_folder: bool = False) -> None:
+    """Remove a file, or an empty folder, of a pyarrow file system.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        OSError: that is not possible there.
+    """
+    with as_os_error():
+        inner = _of_fsspec(system)
+        if inner is None:
+            (system.delete_dir if is_folder else system.delete_file)(path)
+        elif is_folder:
+            inner.rmdir(path)
+        elif not inner.exists(path):
+            raise FileNotFoundError(path)
+        else:  # ``rm``, which pyarrow calls, takes `run[1]` for a glob, and removes what is in `run1`
+            inner.rm_file(path)
+
+
+def _of_fsspec(system: Any) -> Any:
+    return getattr(getattr(system, "handler", None), "fs", None)
+
+
+def _copies_to_move(kind: type) -> bool:
+    """Whether ``mv`` is fsspec's own, which takes paths for globs."""
+    from fsspec import AbstractFileSystem  # type: ignore[import-untyped]
+
+    return kind.mv is AbstractFileSystem.mv  # type: ignore[attr-defined]
 
 
 class Stat(NamedTuple):
@@ -41,7 +96,7 @@ class Listing:
 class RemotePath:
     """A file or folder of a pyarrow file system, there or not; like a `pathlib.Path` where that has the same name.
 
-    Made by `etude.places.located`. Two are equal where their URLs are.
+    Made by `etude.places.located`. Two are equal where their URLs and their paths in the file system are.
 
     Attributes:
         system: The ``pyarrow.fs.FileSystem``.
@@ -63,10 +118,10 @@ class RemotePath:
         return f"RemotePath({self._url!r})"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, RemotePath) and self._url == other._url
+        return isinstance(other, RemotePath) and (self._url, self.inner) == (other._url, other.inner)
 
     def __hash__(self) -> int:
-        return hash(self._url)
+        return hash((self._url, self.inner))
 
     def __lt__(self, other: "RemotePath") -> bool:
         return self._url.split("/") < other._url.split("/")  # as paths are ordered: part by part
@@ -223,7 +278,7 @@ class RemotePath:
     def unlink(self, missing_ok: bool = False) -> None:
         """Remove the file."""
         with contextlib.suppress(*[FileNotFoundError] * missing_ok), as_os_error():
-            self.system.delete_file(self.inner)
+            remove(self.system, self.inner)
 
     def write_bytes(self, data: Any) -> None:
         """Put a file here, in place of the one that is there, at one stroke; ``data`` is any buffer.
@@ -234,18 +289,18 @@ class RemotePath:
         Raises:
             OSError: it can't be written; what was there before is there still.
         """
-        whole = self.system.type_name.removeprefix("py::fsspec+") in _OBJECT_STORES
+        whole = is_object_store(self.system)
         target = self.inner if whole else posixpath.join(posixpath.dirname(self.inner), f".{self.name}.tmp")
         with as_os_error():
             try:
                 with self.system.open_output_stream(target, compression=None) as file:
                     file.write(data)
                 if not whole:
-                    self.system.move(target, self.inner)
+                    move(self.system, target, self.inner)
             except BaseException:
                 if not whole:
                     with contextlib.suppress(Exception):
-                        self.system.delete_file(target)
+                        remove(self.system, target)
                 raise
 
     # -- errors -----------------------------------------------------------------------------------------------

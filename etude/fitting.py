@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a value is what an annotation says, and what is made of one that only is written in another way."""
 
+import dataclasses
 import math
 import numbers
+import re
 import types
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Union, get_args, get_origin
@@ -26,13 +28,42 @@ def fitting(hint: Any, value: Any, name: str, *, text: bool = False) -> Any:
     if not fine:
         finite = " that is finite" if str(value).lstrip("-") in ("inf", "nan") else ""
         truth = ": not yes or no" if _holds_truth(value) else ""
-        raise SettingsError(f"{name} is {value!r}, expected {_in_words(hint)}{finite}{truth}.")
+        raise SettingsError(f"{name} is {value!r}, expected {_in_words(hint)}{finite}{truth}.{_advice(hint, value)}")
     return result
 
 
-def fits(hint: Any, value: Any) -> bool:
-    """Whether ``value`` is what the annotation ``hint`` says, as it is."""
-    return _fit(hint, value)[0]
+def _advice(hint: Any, value: Any) -> str:
+    """What to write in place of a value that does not fit, where it is clear what is meant."""
+    if foreign := foreign_env(value):
+        return f" {foreign}"
+    fine, meant = _fit(hint, value, True)
+    if fine:
+        return f" Write {meant!r}."
+    for option in get_args(hint) if get_origin(hint) in _UNIONS else (hint,):
+        if dataclasses.is_dataclass(option) and isinstance(option, type):
+            main = getattr(option, "main_setting", None)
+            given = value if isinstance(value, Mapping) else {main: value} if main else {}
+            return f" Write {option.__name__}({', '.join(f'{key}={v!r}' for key, v in given.items()) or '...'})."
+        if get_origin(option) is tuple and get_args(option)[-1:] == (...,) and fits(get_args(option)[0], value):
+            return f" Write ({'...' if repr(value).startswith('<') else repr(value)},)."
+    return ""
+
+
+def foreign_env(value: Any) -> str:
+    """What to give in place of an env of another library that Etude can't step; nothing where it is none."""
+    names = {cls.__name__ for cls in type(value).__mro__}
+    if "VecEnv" in names:
+        return (
+            f"A {type(value).__name__} is a vector env of Stable-Baselines3: give the env itself, as its id or a "
+            "function that makes one, and `num_envs`. In place of VecNormalize, connectors=('normalize_obs',) scales "
+            "observations; in place of VecFrameStack, 'frame_stack:4' stacks them."
+        )
+    return ""
+
+
+def fits(hint: Any, value: Any, *, text: bool = False) -> bool:
+    """Whether ``value`` is what the annotation ``hint`` says, as it is; with ``text``, numbers may be text."""
+    return _fit(hint, value, text)[0]
 
 
 def _holds_truth(value: Any) -> bool:
@@ -63,6 +94,8 @@ def _fit(hint: Any, value: Any, text: bool = False) -> tuple[bool, Any]:
 
 
 def _fit_items(args: tuple[Any, ...], value: Any, text: bool) -> tuple[bool, Any]:
+    if text and args[0] in _NUMBERS:
+        value = _numbers(value)
     if not isinstance(value, list | tuple):
         return False, value
     wanted = (args[0],) * len(value) if args[-1:] == (Ellipsis,) else args
@@ -76,6 +109,14 @@ def _fit_number(hint: Any, value: Any, text: bool) -> tuple[bool, Any]:
         value = int(value) if hint is int and isinstance(value, float) and value.is_integer() else value
     fine = isinstance(value, _NUMBERS[hint]) and not isinstance(value, bool) and math.isfinite(value)
     return fine, hint(value) if fine else value
+
+
+def _numbers(value: Any) -> Any:
+    """What is meant by ``64,64``, ``[64, 64]`` or several such words, where numbers are wanted; else ``value``."""
+    words = [value] if isinstance(value, str) and re.search(r"[\s,\[(]", value) else value
+    if isinstance(words, list | tuple) and words and all(isinstance(word, str) for word in words):
+        return re.findall(r"[^\s,\[\]()]+", " ".join(words))
+    return value
 
 
 def _number(text: str) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 from etude.errors import DataError
 from etude.filesystems import AnyPath, RemotePath
-from etude.urls import is_url, redacted, system_of
+from etude.urls import is_url, path_in, redacted, system_of
 
 Systems = dict[str, tuple[Any, str]]
 
@@ -61,7 +61,7 @@ def _given(filesystem: Any, text: str) -> tuple[Any, str, str]:
     from pyarrow.fs import FileSystem, FSSpecHandler, PyFileSystem
 
     shown = redacted(text)
-    bare = shown.partition("://")[2].removeprefix("***@") if is_url(text) else text
+    bare = path_in(text)
     if isinstance(filesystem, FileSystem):
         kind = filesystem.type_name
         return filesystem, bare, shown if is_url(text) else f"{kind.removeprefix('py::fsspec+')}://{bare.lstrip('/')}"
@@ -90,7 +90,7 @@ def expanded(where: Any, filesystem: Any = None, known: Systems | None = None) -
         DataError: nothing fits a glob; and see `located`.
     """
     text = None if isinstance(where, RemotePath) else os.fspath(where)
-    if text is None or not glob.has_magic(redacted(text)):
+    if text is None or not glob.has_magic(path_in(text)):
         return [located(where, filesystem, known)]
     if filesystem is None and not is_url(text):
         if os.path.lexists(text):

@@ -24,13 +24,31 @@ def settings(cls: type[C]) -> type[C]:
 
     Making one raises a SettingsError for an unknown name (the nearest right one is given), a missing value or one of
     another type. A list is taken for a tuple, and an int for a float.
+
+    Raises:
+        SettingsError: a field of a base class is given another default without an annotation, which has no effect.
     """
     made: Any = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+    own = inspect.get_annotations(cls)
+    for name, default in cls.__dict__.items():
+        if name in made.__dataclass_fields__ and name not in own:
+            kind = made.__dataclass_fields__[name].type
+            kind = kind if isinstance(kind, str) else getattr(kind, "__name__", "float")
+            raise SettingsError(
+                f"{cls.__name__} sets `{name}` without an annotation, which has no effect: write "
+                f"`{name}: {kind} = {shown(default)}`."
+            )
     plain_init = made.__init__
 
     @functools.wraps(plain_init)
     def checked_init(self: Any, *unnamed: Any, **given: Any) -> None:
         name = type(self).__name__
+        for base in type(self).__mro__[: type(self).__mro__.index(made)]:
+            if inspect.get_annotations(base) or _hints(made).keys() & base.__dict__.keys():
+                raise SettingsError(
+                    f"{base.__name__} is no settings class itself, so that what it adds to {made.__name__} has no "
+                    f"effect: write @etude.settings above `class {base.__name__}`."
+                )
         if unnamed:
             raise SettingsError(f"{name} takes its settings by name, as in {name}({next(iter(_hints(made)), '')}=...).")
         plain_init(self, **_checked(made, given, name))
@@ -132,12 +150,103 @@ def defaults(cls: type) -> dict[str, Any]:
     return result
 
 
+_OTHER_NAMES = {
+    "lr": "learning_rate step_size alpha_lr policy_lr pi_lr actor_lr vf_lr q_lr critic_lr actor_learning_rate "
+    "critic_learning_rate",
+    "env_steps": "stop total_timesteps total_steps total_env_steps timesteps num_timesteps n_timesteps timesteps_total "
+    "max_timesteps max_env_steps total_frames num_frames frames num_env_steps",
+    "updates": "num_updates n_updates gradient_updates train_steps training_steps n_gradient_steps",
+    "return_mean": "reward_threshold target_return target_reward stop_reward episode_reward_mean episode_return_mean",
+    "seconds": "time_limit max_time time_total_s",
+    "batch_size": "minibatch_size train_batch_size mini_batch_size",
+    "minibatch_size": "batch_size sgd_minibatch_size mini_batch_size",
+    "n_step": "n_steps nstep multi_step n_step_return estimation_step",
+    "num_steps": "n_steps steps_per_epoch train_batch_size train_batch_size_per_learner rollout_length rollout_steps "
+    "horizon rollout_fragment_length",
+    "epochs": "n_epochs num_epochs update_epochs num_sgd_iter ppo_epochs train_pi_iters repeat_per_collect",
+    "num_envs": "n_envs envs num_envs_per_env_runner num_envs_per_worker num_vec_envs training_num",
+    "num_workers": "num_env_runners num_rollout_workers n_workers num_cpu num_processes n_proc",
+    "lambda_": "gae_lambda lam gae_lam td_lambda",
+    "gamma": "discount discount_factor discount_rate",
+    "clip": "clip_range clip_param clip_coef clip_eps clip_ratio epsilon_clip eps_clip clip_epsilon",
+    "value_clip": "clip_range_vf vf_clip_param clip_vloss",
+    "value_weight": "vf_coef vf_coeff vf_loss_coeff value_coef value_coeff value_loss_coef critic_coef",
+    "entropy_weight": "ent_coef ent_coeff entropy_coef entropy_coeff entropy_cost",
+    "grad_clip": "max_grad_norm clip_grad_norm clip_grad grad_norm_clip gradient_clip max_gradient_norm",
+    "kl_target": "target_kl desired_kl",
+    "normalize_advantages": "normalize_advantage norm_adv advantage_normalization standardize_advantages",
+    "network": "policy_kwargs model model_config net_kwargs encoder_factory",
+    "hidden": "net_arch hidden_sizes hidden_units hidden_layers hidden_dims hidden_dim hidden_size layers "
+    "fcnet_hiddens",
+    "activation": "activation_fn fcnet_activation nonlinearity",
+    "recurrent": "use_lstm lstm use_rnn",
+    "recurrent_size": "lstm_hidden_size lstm_cell_size rnn_hidden_size",
+    "module": "policy policy_class custom_model net model_class",
+    "capacity": "buffer_size replay_size memory_size replay_buffer_size replay_capacity buffer_capacity",
+    "learning_starts": "start_steps random_steps warmup_steps start_timesteps num_steps_sampled_before_learning_starts",
+    "updates_per_step": "gradient_steps utd utd_ratio update_to_data_ratio update_every train_frequency train_freq "
+    "training_intensity",
+    "target_interval": "target_update_interval target_network_frequency target_network_update_freq target_update_freq",
+    "tau": "polyak soft_update_coefficient target_smoothing_coefficient",
+    "epsilon": "exploration_fraction exploration_initial_eps exploration_final_eps start_e end_e eps_start eps_end "
+    "epsilon_start epsilon_end epsilon_decay eps_greedy epsilon_timesteps exploration_config",
+    "prioritized": "prioritized_replay use_per per prioritized_replay_buffer",
+    "temperature": "alpha ent_coef init_temperature initial_alpha entropy_coeff",
+    "beta": "weight_temp inverse_temperature",
+    "data": "dataset input input_ offline_data",
+    "evaluation_interval": "eval_freq eval_interval evaluation_freq eval_every",
+    "evaluation_episodes": "n_eval_episodes num_eval_episodes eval_episodes evaluation_duration",
+    "num_episodes": "n_eval_episodes num_eval_episodes eval_episodes n_episodes episodes",
+    "window": "stats_window_size metrics_num_episodes_for_smoothing",
+    "seed": "random_seed random_state rng",
+    "env": "env_id env_name environment gym_id task game",
+    "device": "cuda use_cuda gpu use_gpu num_gpus torch_device",
+    "threads": "num_threads torch_threads",
+    "modules": "policies agents",
+    "module_of": "policy_mapping_fn agent_to_module_mapping_fn",
+    "modules_to_train": "policies_to_train",
+    "callbacks": "callback callbacks_class",
+    "connectors": "wrappers env_to_module_connector observation_filter preprocessors",
+    "out": "output output_dir log_dir logdir save_dir tensorboard_log storage_path local_dir save_path",
+    "resume": "restore load checkpoint load_path resume_from checkpoint_path",
+    "log": "logger loggers track wandb tensorboard",
+    "save_interval": "save_freq checkpoint_freq checkpoint_frequency",
+    "clip_interval": "capture_video record_video video_interval",
+    "quiet": "verbose verbosity",
+}
+"""What Stable-Baselines3, RLlib, CleanRL, Tianshou, d3rlpy and Spinning Up call settings, by their name here."""
+
+_SAID_ELSEWHERE = {
+    **{
+        name: f"When to stop is for fit, as in fit(Stop({name}=...)), and for `stop: {{{name}: ...}}` in a file"
+        for name in ("env_steps", "updates", "return_mean", "seconds")
+    },
+    "out": "A folder is given to algorithm.save(folder), and to etude.metrics.TensorBoard(folder) in a loop over "
+    "iterate(); only `etude train` has --out",
+    "resume": "etude.load(folder) gives the algorithm that was saved",
+    "quiet": "iterate() gives each result: print what you want to see",
+}
+"""What settings of other libraries are no settings here, by the name in `_OTHER_NAMES`, and what is instead."""
+
+
+def other_names(name: str) -> list[str]:
+    """The settings that other libraries call ``name``, the likeliest first; ``name`` itself where we call one so."""
+    name = name.replace("-", "_").lower()
+    return [name] * (name in _SAID_ELSEWHERE) + [o for o, others in _OTHER_NAMES.items() if name in others.split()]
+
+
 def unknown_setting(owner: str, name: str, cls: type) -> SettingsError:
-    """The error for a setting that ``cls`` does not have: names it and the nearest right name."""
+    """The error for a setting that ``cls`` does not have: names it and the right name, or the nearest one."""
     known = {leaf.path[-1]: (".".join(leaf.path), leaf.about) for leaf in leaves_of(cls)}
     known |= {field: (field, summary(cls, field)) for field in _hints(cls)}
-    near = nearest(name.replace("-", "_"), known)
-    hint = " Nearest: `{}` ({}).".format(*known[near]) if near else ""
+    meant = other_names(name)
+    same = next((ours for ours in meant if ours in known), None)
+    near = same or nearest(name.replace("-", "_"), known)
+    hint = ""
+    if same is None and (elsewhere := [_SAID_ELSEWHERE[ours] for ours in meant if ours in _SAID_ELSEWHERE]):
+        hint = f" {elsewhere[0]}."
+    elif near:
+        hint = " {}: `{}` ({}).".format("Here it is" if same else "Nearest", *known[near])
     return SettingsError(f"{owner} has no setting `{name}`.{hint}")
 
 
@@ -145,6 +254,8 @@ def summary(cls: type, name: str) -> str:
     """A setting in a few words: what it is, and its default where it has one."""
     about = re.split(r"[.;:] ", field_docs(cls).get(name, ""))[0].rstrip(".")
     default = f"default {shown(defaults(cls)[name])}" if name in defaults(cls) else ""
+    if dataclasses.is_dataclass(defaults(cls).get(name)):
+        default = ""  # too long to help
     return ", ".join(filter(None, [about[:1].lower() + about[1:], default]))
 
 
@@ -159,6 +270,15 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
     """The one of ``names`` most like ``name``, or None where none is alike."""
     found = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
     return found[0] if found else None
+
+
+def choice(name: str, names: Iterable[str]) -> str:
+    """What to say of a name that is none of a few ``names``: which one was mistyped, or all of them."""
+    names = list(names)
+    near = nearest(name, names)
+    if near is not None and near[0] == name[:1] and abs(len(near) - len(name)) <= 1:
+        return f"Nearest: `{near}`."
+    return f"There are {', '.join(names)}."
 
 
 def from_dict(cls: type[C], values: Mapping[str, Any], *, owner: str) -> C:

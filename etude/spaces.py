@@ -5,22 +5,30 @@ Only here is a nested observation or action taken apart (``Flattener``) and put 
 """
 
 import functools
+import itertools
 import math
-from collections.abc import Callable, Mapping
+import reprlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from etude.columns import SEPARATOR
+from etude.columns import OBS, SEPARATOR, is_under
 from etude.errors import SpaceError
 
 Space: TypeAlias = gym.Space[Any]
 Path: TypeAlias = tuple[str | int, ...]
 
-MOST_NUMBERS: Final = 2**24
+MOST_NUMBERS: Final = 2**27
 """The numbers in one value of a space that is read from a file: a broken file must not take all memory."""
+
+MOST_LEVELS: Final = 64
+"""Of Dicts and Tuples inside each other."""
+
+_ROUNDING: Final = 1e-5
+"""How far a float may be outside a bound of its Box, relative to it: env arithmetic has rounding errors."""
 
 _LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
@@ -35,6 +43,7 @@ def leaves(space: Space, root: str) -> dict[str, Space]:
 
 
 def _walk(space: Space, name: str, path: Path) -> list[tuple[str, Path, Space]]:
+    _check_level(len(path))
     if isinstance(space, spaces.Dict | spaces.Tuple) and not len(space.spaces):
         raise SpaceError(f"`{name}` is a {type(space).__name__} space without parts: there is nothing in it.")
     if isinstance(space, spaces.Dict):
@@ -50,8 +59,61 @@ def _walk(space: Space, name: str, path: Path) -> list[tuple[str, Path, Space]]:
         return [(name, path, space)]
     raise SpaceError(
         f"`{name}` is a {type(space).__name__} space. Etude handles Box, Discrete, MultiDiscrete, MultiBinary, Dict "
-        "and Tuple: turn this part into one of them with a Gymnasium wrapper."
+        f"and Tuple: {_remedy(name, path)}"
     )
+
+
+def _remedy(name: str, path: Path) -> str:
+    """What to do about a part that can't be handled, given its name and its keys."""
+    wrapper = "TransformObservation" if is_under(name, OBS) else "TransformAction"
+    turn = f"turn this part into one of them with a wrapper, such as gymnasium.wrappers.{wrapper}"
+    keys = list(itertools.takewhile(lambda key: isinstance(key, str), path))
+    if not keys or wrapper == "TransformAction":
+        return f"{turn}."
+    drop = f"drop:{SEPARATOR.join(map(str, keys))}"
+    return f'{turn}, or leave it out with a connector: connectors=("{drop}",), or --connectors {drop}.'
+
+
+def is_handled(space: Space) -> bool:
+    """Whether all parts of a space are of kinds that Etude handles."""
+    try:
+        return bool(_walk(space, "", ()))
+    except SpaceError:
+        return False
+
+
+def find_part(space: Space, path: str) -> Space | None:
+    """The part of nested Dict spaces whose keys ``path`` holds, separated by ``/``; None if there is none."""
+    found: Any = space
+    for key in path.split(SEPARATOR):
+        if not isinstance(found, spaces.Dict) or key not in found.spaces:
+            return None
+        found = found.spaces[key]
+    return found  # type: ignore[no-any-return]
+
+
+def without(space: Space, paths: Iterable[str]) -> Space:
+    """``space`` without those of the parts called ``paths`` (see `find_part`) that it has.
+
+    Raises:
+        SpaceError: nothing would be left.
+    """
+    for path in paths:
+        if find_part(space, path) is not None:
+            space = _without(space, path.split(SEPARATOR))
+            if not space.spaces:
+                raise SpaceError(f"to drop `{path}` leaves nothing of the observation: keep a part of it.")
+    return space
+
+
+def _without(space: Any, keys: Sequence[str]) -> spaces.Dict:
+    parts: list[tuple[str, Space]] = []
+    for key, part in space.spaces.items():
+        if key != keys[0]:
+            parts.append((key, part))
+        elif len(keys) > 1 and (rest := _without(part, keys[1:])).spaces:
+            parts.append((key, rest))
+    return spaces.Dict(parts)
 
 
 def leaf_shape(space: Space) -> tuple[int, ...]:
@@ -113,7 +175,16 @@ def _nest(space: Space, name: str, columns: Mapping[str, Any]) -> Any:
 
 
 def space_to_json(space: Space) -> dict[str, Any]:
-    """A space as plain JSON data; bounds are one number where all are equal, infinities are the text ``"inf"``."""
+    """A space as plain JSON data; bounds are one number where all are equal, infinities are the text ``"inf"``.
+
+    Raises:
+        SpaceError: it is of a kind that Etude can't handle, or larger than `space_from_json` takes.
+    """
+    _Room().take_all(space)
+    return _to_json(space)
+
+
+def _to_json(space: Space) -> dict[str, Any]:
     if isinstance(space, spaces.Box):
         return {
             "type": "Box",
@@ -134,42 +205,89 @@ def space_to_json(space: Space) -> dict[str, Any]:
     if isinstance(space, spaces.MultiBinary):
         return {"type": "MultiBinary", "n": list(space.shape)}
     if isinstance(space, spaces.Dict):
-        return {"type": "Dict", "spaces": [[key, space_to_json(sub)] for key, sub in space.spaces.items()]}
+        return {"type": "Dict", "spaces": [[key, _to_json(sub)] for key, sub in space.spaces.items()]}
     if isinstance(space, spaces.Tuple):
-        return {"type": "Tuple", "spaces": [space_to_json(sub) for sub in space.spaces]}
+        return {"type": "Tuple", "spaces": [_to_json(sub) for sub in space.spaces]}
     raise SpaceError(f"a {type(space).__name__} space can't be written down.")
 
 
-def space_from_json(data: Mapping[str, Any]) -> Space:
+def _check_level(level: int) -> None:
+    if level > MOST_LEVELS:
+        raise SpaceError(f"the space has Dicts or Tuples inside each other on more than {MOST_LEVELS} levels.")
+
+
+class _Room:
+    """What a space may still hold."""
+
+    def __init__(self) -> None:
+        self.numbers = MOST_NUMBERS
+
+    def take(self, shape: Iterable[int], kind: str) -> None:
+        """Take the numbers of a simple space; SpaceError where there are too many."""
+        shape = list(shape)
+        self.numbers -= math.prod(shape)
+        if self.numbers < 0:
+            raise SpaceError(
+                f"with a {kind} of shape {reprlib.repr(shape)}, the space has more than {MOST_NUMBERS:,} numbers in "
+                "all its parts, the most that a space in a file may have: bounds take several bytes for each number, "
+                "and a broken file must not fill the memory. Let the env show less at once."
+            )
+
+    def take_all(self, space: Space, level: int = 0) -> None:
+        """Take the numbers of a space."""
+        _check_level(level)
+        if isinstance(space, spaces.Dict | spaces.Tuple):
+            for sub in space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces:
+                self.take_all(sub, level + 1)
+        else:
+            self.take(space.shape or (), type(space).__name__)
+
+
+def space_from_json(data: Any) -> Space:
     """The inverse of `space_to_json`.
 
     Raises:
-        SpaceError: the data does not describe a space.
+        SpaceError: the data does not describe a space; or one whose values have more than `MOST_NUMBERS` numbers, or
+            that has more than `MOST_LEVELS` levels.
     """
+    return _from_json(data, _Room(), 0)
+
+
+def _from_json(data: Any, room: _Room, level: int) -> Space:
+    _check_level(level)
     try:
         kind = data["type"]
         if kind == "Box":
-            dtype, shape = np.dtype(data["dtype"]), tuple(data["shape"])
-            if math.prod(shape) > MOST_NUMBERS:
-                raise ValueError(f"a Box of shape {list(shape)} is larger than any value can be")
+            dtype, shape = _dtype(data["dtype"], "biuf"), tuple(data["shape"])
+            room.take(shape, kind)
             low, high = (_bounds_from_json(data[side], shape, dtype) for side in ("low", "high"))
             return spaces.Box(low, high, shape, dtype.type)
         if kind == "Discrete":
-            return spaces.Discrete(data["n"], start=data["start"], dtype=np.dtype(data.get("dtype", "int64")).type)
+            return spaces.Discrete(data["n"], start=data["start"], dtype=_dtype(data.get("dtype", "int64"), "iu").type)
         if kind == "MultiDiscrete":
-            dtype = np.dtype(data["dtype"])
+            dtype = _dtype(data["dtype"], "iu")
             start = np.asarray(data["start"], dtype) if "start" in data else None
             return spaces.MultiDiscrete(np.asarray(data["nvec"], dtype), dtype.type, start=start)
         if kind == "MultiBinary":
             n = data["n"]
+            room.take(n, kind)
             return spaces.MultiBinary(n[0] if len(n) == 1 else n)
         if kind == "Dict":
-            return spaces.Dict([(key, space_from_json(sub)) for key, sub in data["spaces"]])
+            return spaces.Dict([(key, _from_json(sub, room, level + 1)) for key, sub in data["spaces"]])
         if kind == "Tuple":
-            return spaces.Tuple([space_from_json(sub) for sub in data["spaces"]])
-    except (KeyError, TypeError, ValueError, AssertionError, IndexError, OverflowError) as error:
-        raise SpaceError(f"this does not describe a space: {str(data)[:200]} ({error}).") from error
-    raise SpaceError(f"unknown kind of space: {kind!r}.")
+            return spaces.Tuple([_from_json(sub, room, level + 1) for sub in data["spaces"]])
+    except SpaceError:
+        raise
+    except Exception as error:
+        raise SpaceError(f"this does not describe a space: {reprlib.repr(data)} ({error}).") from error
+    raise SpaceError(f"unknown kind of space: {reprlib.repr(kind)}.")
+
+
+def _dtype(name: Any, kinds: str) -> np.dtype[Any]:
+    dtype = np.dtype(name if isinstance(name, str) else "")
+    if dtype.kind not in kinds:
+        raise ValueError(f"{name!r} is no dtype of such a space")
+    return dtype
 
 
 def _bounds_to_json(bounds: np.ndarray) -> Any:
@@ -185,33 +303,65 @@ def _number_to_json(x: float) -> float | str:
 
 def _bounds_from_json(data: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     if isinstance(data, list):
-        return np.array([float(x) if isinstance(x, str) else x for x in data], dtype).reshape(shape)
-    return np.full(shape, float(data) if isinstance(data, str) else data, dtype)
+        bounds = np.array([float(x) if isinstance(x, str) else x for x in data], dtype).reshape(shape)
+    else:
+        bounds = np.full(shape, float(data) if isinstance(data, str) else data, dtype)
+    if np.isnan(bounds).any():
+        raise ValueError("NaN is no bound")
+    return bounds
+
+
+def check_form(name: str, leaf: Space, array: np.ndarray) -> None:
+    """Raise a SpaceError where the shape or the dtype of the value ``name`` is not that of its simple space."""
+    shape, dtype = leaf_shape(leaf), leaf_dtype(leaf)
+    if array.shape != shape:
+        raise SpaceError(f"`{name}` has shape {array.shape}, but its space {leaf} has shape {shape}.")
+    if not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise SpaceError(f"`{name}` has dtype {array.dtype}, but its space {leaf} has dtype {dtype}.")
+
+
+def check_finite_value(name: str, array: np.ndarray) -> None:
+    """Raise a SpaceError where the value ``name`` holds NaN or infinity."""
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        where = tuple(np.argwhere(~np.isfinite(array))[0].tolist())
+        held = "NaN" if np.isnan(array[where]) else str(array[where])
+        raise SpaceError(f"`{name}` holds {held} at {list(where)}: {array}.")
+
+
+def _bounds_with_rounding(box: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
+    """The bounds of a Box; if it holds floats, wider by `_ROUNDING` times the size of each bound.
+
+    A bound of 0 counts as the other one, but at most as 1.
+    """
+    if leaf_dtype(box).kind != "f":
+        return box.low, box.high
+    low, high = box.low.astype(np.float64), box.high.astype(np.float64)
+    of_zero = np.clip(np.maximum(np.abs(low), np.abs(high)), 0.0, 1.0)
+    slack_low, slack_high = (_ROUNDING * np.where(bound == 0, of_zero, np.abs(bound)) for bound in (low, high))
+    return low - slack_low, high + slack_high
 
 
 def check_value(space: Space, value: Any, root: str) -> None:
-    """Raise a SpaceError that shows space against value where ``value`` (a single one) is not in ``space``."""
+    """Raise a SpaceError that shows space against value where ``value`` (a single one) is not in ``space``.
+
+    A float may be outside the bounds of its Box by a rounding error.
+    """
     try:
         values = Flattener(space, root)(value)
     except (KeyError, IndexError, TypeError) as error:
         raise SpaceError(f"`{root}` is {_describe(value)}, but its space is {space}: {error!r}.") from error
     for name, leaf in leaves(space, root).items():
         array = np.asarray(values[name])
-        shape = leaf_shape(leaf)
-        if array.shape != shape:
-            raise SpaceError(f"`{name}` has shape {array.shape}, but its space {leaf} has shape {shape}.")
-        if array.dtype.kind == "f" and np.isnan(array).any():
-            where = np.argwhere(np.isnan(array))[0].tolist()
-            raise SpaceError(f"`{name}` holds NaN at {where}: {array}.")
-        if not np.can_cast(array.dtype, leaf_dtype(leaf), "same_kind"):
-            raise SpaceError(f"`{name}` has dtype {array.dtype}, but its space {leaf} has dtype {leaf_dtype(leaf)}.")
+        check_form(name, leaf, array)
+        check_finite_value(name, array)
         if isinstance(leaf, spaces.Box):
-            outside = (array < leaf.low) | (array > leaf.high)
+            low, high = _bounds_with_rounding(leaf)
+            outside = (array < low) | (array > high)
             if outside.any():
                 at = tuple(np.argwhere(outside)[0].tolist())
                 raise SpaceError(
                     f"`{name}` is {array[at]} at {list(at)}, outside its space's [{leaf.low[at]}, {leaf.high[at]}]. "
-                    "Mend the env's step or reset, or widen its space."
+                    "Mend the env's step or reset, or widen its space, as gymnasium.wrappers.TransformObservation does."
                 )
         elif not leaf.contains(array.astype(leaf_dtype(leaf))[()]):
             raise SpaceError(f"`{name}` is {array}, outside its space {leaf}.")

@@ -3,45 +3,117 @@
 
 import re
 from typing import Any, Final, NamedTuple
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from etude.errors import EtudeError
 
+_URL: Final = re.compile(r"\s*(?:[A-Za-z][\w+.-]*::?)*[A-Za-z][\w+.-]*://")  # fsspec chains: simplecache::s3://...
+_MISTYPED: Final = re.compile(r"\A(\s*(?!file:)[A-Za-z][\w+.-]+:)(?:/|///+)(?=[^/].*@)", re.DOTALL | re.IGNORECASE)
+_NEXT_LINK: Final = re.compile(r"::(?=[A-Za-z][\w+.-]*(?:://|::))")
 _QUERY: Final = re.compile(r"\?[\w.-]+=.*$", re.DOTALL)  # a `?` before anything else stands for a letter, in a glob
-_USER: Final = re.compile(r"://[^/@]*:(?!\d+(?:/|$))[^@]*@|://[^/@]*@")
+_SECRET: Final = re.compile(r"[;#]|\?(?![./?*\[\]]|$)|\?(?=.*@)", re.DOTALL)
+"""Where params, a fragment, or what may be a query begins: a ``?`` before a dot or slash is more likely a glob."""
+_HTTP_SECRET: Final = re.compile(r"[;#?]")  # where a ``?`` is no glob
 _CONTAINERS: Final = ("abfs", "abfss", "az", "adl")  # container@account: no secret
-_NO_SECRET: Final = re.compile(r"(?:abfss?|az|adl)://([^/@:]+)(?::[^@]*)?@|(?!s3|gs|gcs)\w+://([^/@:]+)@")
-_HARMLESS: Final = ("region", "scheme", "endpoint_override", "project_id")
+_LOGINS: Final = ("sftp", "ssh", "hdfs", "webhdfs", "smb")  # user@host: a login name, no token
+_WITH_PORTS: Final = ("http", "https", "hdfs", "webhdfs")  # host:80/path@version: seldom with a user
+_HARMLESS: Final = re.compile(r"(?:region|scheme|endpoint_override|project_id)=[\w.:/-]*")
+
+
+class _Link(NamedTuple):
+    """A URL, or one of those that are chained."""
+
+    start: str
+    """Up to ``://``."""
+    user: str | None
+    """The user and the password, as written."""
+    place: str
+    """The host and the path, up to what may be a secret."""
+    rest: str
+    """Params, query and fragment."""
+    is_clear: bool
+    """False where what is hidden may be a part of the path, so that without it another place may be meant."""
+
+
+def _links(text: str) -> list[_Link]:
+    return [_link(part) for part in _NEXT_LINK.split(text)]
+
+
+def _link(text: str) -> _Link:
+    start, separator, rest = text.partition("://")
+    if not separator:  # such as `simplecache`
+        return _Link("", None, text, "", True)
+    authority = re.split("[/?#]", rest, maxsplit=1)[0]
+    after = rest[len(authority) :]
+    path = re.split("[?#;]", after, maxsplit=1)[0]
+    user, at, _ = authority.rpartition("@")
+    has_password = ":" in user if at else _has_password(start.lower(), authority)
+    if has_password and "@" in after[len(path) :]:  # of the password, or of what comes last: nobody can tell
+        return _Link(f"{start}://", None, "***", rest, False)
+    in_path = has_password and "@" in path  # a password with a slash, or a path with an @
+    end = len(authority) + path.rfind("@") if in_path else authority.rfind("@")
+    is_clear = not (in_path and at)
+    place = rest[end + 1 :]
+    found = (_HTTP_SECRET if start.strip().lower() in ("http", "https") else _SECRET).search(place)
+    hidden = place[found.start() :] if found else ""
+    is_clear = is_clear and (not hidden or (_QUERY.fullmatch(hidden) is not None and "#" not in hidden))
+    return _Link(f"{start}://", None if end < 0 else rest[:end], place[: len(place) - len(hidden)], hidden, is_clear)
+
+
+def _has_password(scheme: str, authority: str) -> bool:
+    """Whether what stands before the first slash is a user with the beginning of a password, and no host and port."""
+    host, colon, port = authority.rpartition(":")
+    if not colon or authority.endswith("]"):
+        return False
+    return not (port.isdigit() and ":" not in host.strip("[]") and scheme in _WITH_PORTS)
 
 
 def is_url(text: str) -> bool:
     """Whether it is a URL, such as ``s3://bucket/run``, and not a path."""
-    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text) is not None
+    return _URL.match(text) is not None
 
 
 def redacted(text: str) -> str:
-    """A path or URL as it may be shown and kept: without user, password and query."""
+    """A path or URL as it may be shown: without user, password, params, query and fragment."""
+    text = _MISTYPED.sub(r"\1//", text)  # with one slash or three: what follows may be a password all the same
     if not is_url(text):
         return text
-    text = _QUERY.sub("", text)
-    found = _USER.search(text)
-    if found is None or (text.startswith(_CONTAINERS) and ":" not in found[0][3:]):
-        return text
-    return f"{text[: found.start()]}://***@{text[found.end() :]}"
+    shown = []
+    for start, user, place, _, _ in _links(text):
+        is_container = start.removesuffix("://") in _CONTAINERS and ":" not in (user or "")
+        shown.append(f"{start}{'' if user is None else f'{user}@' if is_container else '***@'}{place}")
+    return "::".join(shown)
 
 
 def without_credentials(text: str) -> str:
     """A path or URL as it may be kept and used again, with credentials from elsewhere: only what is no secret stays."""
     if not is_url(text):
         return text
-    start, _, rest = redacted(text).partition("://")
-    user = _NO_SECRET.match(text)
-    rest = rest.removeprefix("***@")
-    if user and "@" not in rest.partition("/")[0]:
-        rest = f"{user[1] or user[2]}@{rest}"
-    query = _QUERY.search(text)
-    known = [part for part in query[0][1:].split("&") if part.partition("=")[0] in _HARMLESS] if query else []
-    return f"{start}://{rest}{'?' * bool(known)}{'&'.join(known)}"
+    kept = []
+    for start, user, place, rest, _ in _links(text):
+        scheme, (name, colon, _) = start.removesuffix("://"), (user or "").partition(":")
+        stays = name and (scheme in _CONTAINERS or (scheme in _LOGINS and not colon))
+        known = [part for part in rest[1:].split("&") if _HARMLESS.fullmatch(part)] if rest[:1] == "?" else []
+        kept.append(f"{start}{f'{name}@' if stays else ''}{place}{'?' * bool(known)}{'&'.join(known)}")
+    return "::".join(kept)
+
+
+def can_be_kept(text: str) -> bool:
+    """Whether `without_credentials` means the same place for sure.
+
+    It may not where a URL has a fragment, params or a query without values, or more than one ``@``: these may be
+    secrets, or belong to the path. In a path, write them as ``%23``, ``%3B``, ``%3F`` and ``%40``.
+    """
+    return not is_url(text) or all(link.is_clear for link in _links(text))
+
+
+def path_in(text: str) -> str:
+    """The path that a URL means in a file system that was given, ``bucket/run`` of ``s3://user@bucket/run?region=x``;
+    of what is no URL, itself."""
+    if not is_url(text):
+        return text
+    link = _links(text)[-1]
+    return link.place + _QUERY.sub("", link.rest)
 
 
 class _Parts(NamedTuple):
@@ -80,7 +152,10 @@ def system_of(url: str, error: type[EtudeError], known: dict[str, tuple[Any, str
     Raises:
         EtudeError: of the class ``error``: nothing here knows such URLs, or it can't be reached.
     """
-    if url.lower().startswith("file:") or "::" in url:  # this machine's; and fsspec's chains, which it takes apart
+    if url.lower().startswith(("file:", "local:")):  # this machine's, where spaces and accents stand as they are
+        url = f"file:{url.partition(':')[2]}"
+        return _opened(quote(url, safe="%/:?#[]@!$&'()*+,;=~*{}|"), url, error)
+    if "::" in url:  # fsspec's chains, which it takes apart
         return _opened(url, url, error)
     root, rest = _split(url)
     known = {} if known is None else known
@@ -104,7 +179,7 @@ def _opened(root: str, url: str, kind: type[EtudeError]) -> tuple[Any, str]:
 
         system, path = fsspec.core.url_to_fs(root)
     except (ImportError, ValueError, OSError, TypeError) as error:
-        told = (without_secrets(first_line(e), url).rstrip(".") for e in (reason, error))
+        told = (without_secrets(first_line(e, None), url)[:200].rstrip(".") for e in (reason, error))
         raise kind(
             f"can't open {redacted(url)}: pyarrow says: {next(told)}; fsspec says: {next(told)}. Install "
             "fsspec and its driver for such URLs (as s3fs for s3://), correct the URL, or give a path."
@@ -115,15 +190,17 @@ def _opened(root: str, url: str, kind: type[EtudeError]) -> tuple[Any, str]:
 def without_secrets(text: str, url: str) -> str:
     """A message about ``url`` without anything in it that `redacted` leaves out."""
     shown = redacted(url)
-    text = text.replace(url, shown)
-    query, user = _QUERY.search(url), _USER.search(_QUERY.sub("", url))
-    hidden = [part.partition("=")[2] for part in query[0][1:].split("&")] if query else []
-    hidden += user[0][3:-1].split(":") if user else []
-    for part in sorted((part for part in hidden if len(part) > 2 and part not in shown), key=len, reverse=True):
-        text = text.replace(part, "***").replace(unquote(part), "***")
+    text = text.replace(url, shown).replace(repr(url)[1:-1], shown)
+    links = _links(url) if is_url(url) else []
+    hidden = [part for link in links for part in ((link.user or "").partition(":") + tuple(link.rest[1:].split("&")))]
+    pieces = {piece for part in hidden for piece in (part, part.partition("=")[2], *re.split("[:@/?#;&=]", part))}
+    written = {way(piece) for piece in pieces for way in (str, unquote, lambda piece: quote(piece, safe=""))}
+    for piece in sorted(written, key=len, reverse=True):
+        if len(piece) > 2 and piece not in shown:
+            text = text.replace(piece, "***")
     return text
 
 
-def first_line(error: BaseException) -> str:
-    """What an error says, at most 200 letters of its first line."""
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+def first_line(error: BaseException, length: int | None = 200) -> str:
+    """What an error says, at most ``length`` letters of its first line."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:length]

@@ -1,28 +1,56 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One thread for everything: tests run beside other work, and two thread pools make each other crawl. An S3 server."""
+"""One thread for everything: tests run beside other work, and two thread pools make each other crawl. Seeds. An S3
+server."""
 
 import importlib.util
 import itertools
 import logging
+import os
+import random
 import re
 import sys
+import tempfile
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import hypothesis
+import numpy as np
 import pytest
 import threadpoolctl
 import torch
+from preloaded import Preloaded
 from pyarrow import fs
 
+if " " in tempfile.gettempdir():  # torch.compile can't compile there
+    _compiled = tempfile.TemporaryDirectory(dir="/tmp")
+    os.environ.update(TORCHINDUCTOR_CACHE_DIR=_compiled.name, TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS="0")
 torch.set_num_threads(1)
 threadpoolctl.threadpool_limits(1)
 hypothesis.settings.register_profile("etude", deadline=None, derandomize=True, max_examples=50)
 hypothesis.settings.load_profile("etude")
 
+_RECURSION_LIMIT = sys.getrecursionlimit()
 _found = importlib.util.find_spec("ray")
 if _found is None or _found.origin is None:
     sys.modules["ray"] = None  # type: ignore[assignment]  # and the folder tests/ray, which pytest lets one import, is not it
+
+
+@pytest.fixture(autouse=True)
+def seeded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test draws without a seed of its own, and how deep it may recurse, is the same whatever ran before it."""
+    sys.setrecursionlimit(_RECURSION_LIMIT)  # which torch.compile raises
+    draws = random.Random(request.node.nodeid)
+    random.seed(draws.getrandbits(32))
+    np.random.seed(draws.getrandbits(32))
+    torch.manual_seed(draws.getrandbits(32))
+    monkeypatch.setattr(np.random.bit_generator, "randbits", draws.getrandbits)  # what unseeded generators begin with
+
+
+@pytest.fixture(scope="session")
+def preloaded() -> Iterator[Preloaded]:
+    """Runs Python programs in processes of their own."""
+    with Preloaded() as server:
+        yield server
 
 
 # -- a real S3 server on this machine, for recordings that lie in a bucket -------------------------------------------

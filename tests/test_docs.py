@@ -6,16 +6,14 @@ the block before it must print. ``<!-- no-run: reason -->`` before a block leave
 ``etude`` must name commands and flags that exist; those of the start page are run. YAML must be settings of PPO.
 """
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
+from preloaded import Preloaded
 
 from etude.algorithms import BCConfig, PPOConfig, Stop
 from etude.cli.data import COMMANDS as DATA_COMMANDS
@@ -37,7 +35,7 @@ class Block(NamedTuple):
 
 
 def blocks(page: Path) -> list[Block]:
-    text = page.read_text()
+    text = page.read_text(encoding="utf-8")
     return [
         Block(m["kind"], m["code"], m["mark"] or "", text.count("\n", 0, m.start("kind")) + 1)
         for m in _FENCE.finditer(text)
@@ -54,30 +52,34 @@ def script_of(found: list[Block]) -> str:
     return "\n".join(lines)
 
 
-def run(command: list[str], folder: Path, *codes: int) -> str:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, env=environment())
-    assert done.returncode in (codes or (0,)), f"{command}\n{done.stdout}\n{done.stderr}"
+def run(preloaded: Preloaded, folder: Path, program: str | Path, *args: str) -> str:
+    done = preloaded.run(program, *args, cwd=folder)
+    assert done.returncode == 0, f"{args}\n{done.stdout}\n{done.stderr}"
     return done.stdout
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error::DeprecationWarning:__main__"}
 
 
 def id_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-RUNNABLE = [page for page in PAGES if script_of(blocks(page))]
+_OF_RAY = re.compile(r"engine=.?.?ray|etude\.ray|import ray|Ray\(|tune\(|tuned\(")
+
+
+def runnable(path: Path, code: str) -> Any:
+    """A page or example as a parameter; those that start Ray are of the suite of the ray engine."""
+    return pytest.param(path, marks=[pytest.mark.cluster] if _OF_RAY.search(code) else [])
+
+
+RUNNABLE = [runnable(page, script) for page in PAGES if (script := script_of(blocks(page)))]
 
 
 @pytest.mark.parametrize("page", RUNNABLE, ids=id_of)
-def test_python_on_page_runs_and_prints_what_the_page_shows(page: Path, tmp_path: Path) -> None:
+def test_python_on_page_runs_and_prints_what_the_page_shows(page: Path, tmp_path: Path, preloaded: Preloaded) -> None:
     found = blocks(page)
     script = tmp_path / "page.py"
     script.write_text(script_of(found))
     printed = {}
-    for part in run([sys.executable, script.name], tmp_path).split(_BLOCK)[1:]:
+    for part in run(preloaded, tmp_path, script).split(_BLOCK)[1:]:
         number, _, output = part.partition("\n")
         printed[int(number)] = output.strip()
     for i, block in enumerate(found):
@@ -87,7 +89,7 @@ def test_python_on_page_runs_and_prints_what_the_page_shows(page: Path, tmp_path
 
 @pytest.mark.parametrize("page", PAGES, ids=id_of)
 def test_marks_give_reasons(page: Path) -> None:
-    text = page.read_text()
+    text = page.read_text(encoding="utf-8")
     for mark in re.findall(r"<!-- (no-run.*?) -->", text):
         assert re.fullmatch(r"no-run: .{10,}", mark), mark
     assert text.count("<!-- output -->") == sum(block.mark == "output" for block in blocks(page))
@@ -95,7 +97,7 @@ def test_marks_give_reasons(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=id_of)
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
-    prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
+    prose = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", prose):
         assert target.startswith("http") or (page.parent / target).exists(), target
 
@@ -125,7 +127,7 @@ def test_shell_line_names_what_exists(page: Path, words: list[str], helps: dict[
 
 
 @pytest.fixture(scope="module")
-def helps() -> dict[str, str]:
+def helps(preloaded: Preloaded) -> dict[str, str]:
     """The help of each command."""
     code = (
         "import contextlib, io, json, sys\nfrom etude.cli.main import main\nout = {}\n"
@@ -152,18 +154,15 @@ def helps() -> dict[str, str]:
         "demo",
         *(f"data {name}" for name in DATA_COMMANDS),
     ]
-    return dict(yaml.safe_load(run([sys.executable, "-c", code, *names], ROOT)))
+    return dict(yaml.safe_load(run(preloaded, ROOT, code, *names)))
 
 
-def test_shell_lines_of_the_start_page_run(tmp_path: Path) -> None:
+def test_shell_lines_of_the_start_page_run(tmp_path: Path, preloaded: Preloaded) -> None:
     page = ROOT / "docs" / "index.md"
     assert len(shell_lines(page)) > 5
     for words in shell_lines(page):
         if words[1] != "demo":  # the same again, and longer
-            run(
-                [sys.executable, "-c", "import sys; from etude.cli.main import main; sys.exit(main())", *words[1:]],
-                tmp_path,
-            )
+            run(preloaded, tmp_path, "import sys; from etude.cli.main import main; sys.exit(main())", *words[1:])
 
 
 def test_yaml_holds_settings() -> None:
@@ -175,10 +174,10 @@ def test_yaml_holds_settings() -> None:
         from_dict(BCConfig if "data" in values else PPOConfig, values, owner="page")
 
 
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+EXAMPLES = [runnable(path, path.read_text(encoding="utf-8")) for path in sorted((ROOT / "examples").glob("*.py"))]
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
-def test_example_runs(example: Path, tmp_path: Path) -> None:
-    assert len(example.read_text().splitlines()) < 95
-    assert run([sys.executable, str(example)], tmp_path)
+def test_example_runs(example: Path, tmp_path: Path, preloaded: Preloaded) -> None:
+    assert len(example.read_text(encoding="utf-8").splitlines()) < 95
+    assert run(preloaded, tmp_path, example)

@@ -138,6 +138,8 @@ def test_file_systems_that_are_passed_in(tmp_path):
     assert located(str(tmp_path), filesystem=fs.LocalFileSystem()) == tmp_path
     assert located(str(tmp_path), filesystem=fsspec.filesystem("file")) == tmp_path
     assert located(f"file://{tmp_path}/a%20b") == tmp_path / "a b"
+    assert located(f"file://{tmp_path}/ü b/a%20b") == tmp_path / "ü b" / "a b"
+    assert located(f"local://{tmp_path}/ü b/a%20b") == tmp_path / "ü b" / "a b"
     s3 = fs.S3FileSystem(region="us-east-1", anonymous=True)
     for text in ("bucket/run", "s3://bucket/run", "s3://KEY:SECRET@bucket/run?region=x"):
         assert located(text, filesystem=s3).inner == "bucket/run"

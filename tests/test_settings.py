@@ -8,9 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from etude.algorithms import BCConfig, DQNConfig, PPOConfig, SACConfig, Stop
 from etude.errors import SettingsError
 from etude.fitting import fitting
-from etude.settings import check_range, defaults, field_docs, from_dict, leaves_of, merged, nearest, settings, typed
+from etude.settings import (
+    check_range,
+    choice,
+    defaults,
+    field_docs,
+    from_dict,
+    leaves_of,
+    merged,
+    nearest,
+    settings,
+    typed,
+)
 
 
 @settings
@@ -177,6 +189,34 @@ def test_ranges_name_the_first_setting_that_breaks_its_rule():
     check_range("ppo", lr=(True, "above 0"))
     with pytest.raises(SettingsError, match=r"^ppo\.clip must be between 0 and 1\.$"):
         check_range("ppo", lr=(True, "above 0"), clip=(False, "between 0 and 1"), seed=(False, "0 or more"))
+
+
+def test_settings_are_found_by_what_other_libraries_call_them():
+    theirs = {
+        PPOConfig: "learning_rate=lr batch_size=minibatch_size n_steps=num_steps n_envs=num_envs n_epochs=epochs "
+        "gae_lambda=lambda_ clip_range=clip clip_param=clip ent_coef=entropy_weight entropy_coeff=entropy_weight "
+        "vf_coef=value_weight max_grad_norm=grad_clip target_kl=kl_target train_batch_size=num_steps "
+        "num_sgd_iter=epochs net_arch=network.hidden env_id=env discount=gamma learning-rate=lr",
+        DQNConfig: "learning_rate=lr buffer_size=capacity minibatch_size=batch_size target_update_interval="
+        "target_interval exploration_final_eps=epsilon n_steps=n_step gradient_steps=updates_per_step",
+        SACConfig: "ent_coef=temperature alpha=temperature polyak=tau replay_size=capacity",
+        BCConfig: "learning_rate=lr dataset=data n_eval_episodes=evaluation_episodes",
+        Stop: "total_timesteps=env_steps timesteps=env_steps reward_threshold=return_mean",
+    }
+    for cls, pairs in theirs.items():
+        for pair in pairs.split():
+            other, _, ours = pair.partition("=")
+            with pytest.raises(SettingsError, match=rf"`{other}`\. .*`{ours}`"):
+                typed(cls, {other: 1}, owner="some")
+            with pytest.raises(SettingsError, match=rf"`{other}`\. .*`{ours}`"):
+                cls(**{other: 1})
+
+
+def test_a_choice_names_what_was_mistyped_or_all():
+    names = ["ppo", "sac", "td3_bc", "plot"]
+    assert [choice(name, names) for name in ("poo", "ppoo", "sca")] == ["Nearest: `ppo`."] * 2 + ["Nearest: `sac`."]
+    for name in ("a2c", "td3", "export", "rainbow", ""):
+        assert choice(name, names) == "There are ppo, sac, td3_bc, plot."
 
 
 def test_nearest_names():

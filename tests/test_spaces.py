@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
+import contextlib
 import json
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from checkpoint_documents import places, removed, replaced
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 from hypothesis import given
@@ -44,6 +46,16 @@ others = st.one_of(
     st.builds(spaces.MultiBinary, st.integers(1, 5) | st.lists(st.integers(1, 3), min_size=2, max_size=3)),
 )
 keys = st.text(st.characters(exclude_characters="/", codec="utf-8"), min_size=1, max_size=3)
+
+
+@pytest.mark.parametrize("depth", [70, 300])
+def test_spaces_too_deep_to_be_meant_are_refused(depth):
+    space, data = spaces.Discrete(2), {"type": "Discrete", "n": 2, "start": 0}
+    for _ in range(depth):
+        space, data = spaces.Tuple([space]), {"type": "Dict", "spaces": [["a", data]]}
+    for work in (lambda: leaves(space, "obs"), lambda: space_to_json(space), lambda: space_from_json(data)):
+        with pytest.raises(SpaceError, match="64 levels"):
+            work()
 
 
 def nested(*, widest):
@@ -178,3 +190,116 @@ BOX = spaces.Box(-1, 1, (2,), np.float32)
 def test_values_that_do_not_fit_are_shown_beside_their_space(space, value, message):
     with pytest.raises(SpaceError, match=message):
         check_value(space, value, "obs")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "dtype", "inside", "outside"),
+    [
+        (0.0, 1.0, np.float64, [1.0000000000000002, -1e-9, 1.000001], [1.001, -1e-4]),
+        (-np.pi, np.pi, np.float32, [np.nextafter(np.float32(np.pi), np.float32(4))], [3.1425]),
+        (0.0, np.inf, np.float32, [-1e-7, 1e30], [-0.001]),
+        (-np.inf, 0.0, np.float32, [1e-7], [0.001]),
+        (0.0, 1e-6, np.float64, [1.000001e-6], [1.01e-6, -1e-8]),
+        (-1e6, 1e6, np.float32, [1_000_000.1], [1_000_100.0]),
+        (-1.0, 1e9, np.float32, [-1.000001], [-1.001]),
+        (0.0, 1e9, np.float32, [-1e-6], [-1e-3]),
+        (0.0, 0.0, np.float64, [0.0], [1e-9]),
+        (-np.finfo(np.float32).max, np.finfo(np.float32).max, np.float32, [np.finfo(np.float32).max], []),
+    ],
+)
+def test_floats_may_be_outside_their_bounds_by_a_rounding_error(low, high, dtype, inside, outside):
+    box = spaces.Box(low, high, (2,), dtype)
+    middle = np.clip(0.5, low, high)
+    for value in inside:
+        check_value(box, np.array([middle, value], dtype), "obs")
+    for value in outside:
+        with pytest.raises(SpaceError, match=r"`obs` is .* at \[1\], outside its space's"):
+            check_value(box, np.array([middle, value], dtype), "obs")
+
+
+def test_whole_numbers_may_not_be_outside_their_bounds():
+    with pytest.raises(SpaceError, match=r"`obs` is 100001 at \[0\], outside its space's"):
+        check_value(spaces.Box(0, 100_000, (1,), np.int32), np.array([100_001], np.int32), "obs")
+
+
+# -- what a file may say --------------------------------------------------------------------------------------------
+
+
+def test_a_large_picture_is_a_space_as_any_other():
+    picture = spaces.Box(0, 255, (4000, 4000, 3), np.uint8)
+    made = space_from_json(space_to_json(picture))
+    assert (made.shape, made.dtype, made.low.max(), made.high.min()) == ((4000, 4000, 3), np.uint8, 0, 255)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        {"type": "Box", "dtype": "uint8", "shape": [12000, 12000, 3], "low": 0, "high": 1},
+        {"type": "MultiBinary", "n": [2**20, 2**20]},
+        {"type": "Tuple", "spaces": [{"type": "MultiBinary", "n": [2**26]}] * 3},
+    ],
+)
+def test_a_space_that_would_fill_the_memory_is_refused_with_the_limit_and_the_reason(space):
+    with pytest.raises(SpaceError, match=r"of shape \[.*\], the space has more than 134,217,728 numbers .* memory"):
+        space_from_json(space)
+
+
+def test_what_could_not_be_read_again_is_not_written():
+    with pytest.raises(SpaceError, match=r"MultiBinary of shape \[\d+\], the space has more than 134,217,728 numbers"):
+        space_to_json(spaces.MultiBinary(2**28))
+    space, data = spaces.Discrete(2), space_to_json(spaces.Discrete(2))
+    for _ in range(64):
+        space, data = spaces.Tuple([space]), {"type": "Tuple", "spaces": [data]}
+    assert space_from_json(data) == space
+    assert space_to_json(space) == data
+    for deep in (70, 480, 5000, 100_000):
+        deeper = data
+        for _ in range(deep - 64):
+            deeper = {"type": "Tuple", "spaces": [deeper]}
+        with pytest.raises(SpaceError, match="more than 64 levels"):
+            space_from_json(deeper)
+    with pytest.raises(SpaceError, match="more than 64 levels"):
+        space_to_json(spaces.Tuple([space]))
+
+
+HOSTILE = (
+    None,
+    True,
+    0,
+    -1,
+    2**70,
+    1.5,
+    float("nan"),
+    "x",
+    "O",
+    "f4,f4",
+    [],
+    [[]],
+    {},
+    ["a"],
+    [2**40] * 3,
+    {"type": "Box"},
+)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Box(-1, np.array([1, 2], np.float32), (2,), np.float32),
+        spaces.Discrete(3, start=1),
+        spaces.MultiDiscrete([2, 3]),
+        spaces.MultiBinary([2, 3]),
+        spaces.Dict(a=spaces.Box(0, 1, (2,)), b=spaces.Tuple([spaces.Discrete(2)])),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_changed_anywhere_it_is_a_space_or_a_space_error(space):
+    data = space_to_json(space)
+    for place in places(data):
+        changed = [replaced(data, place, value) for value in HOSTILE]
+        for one in [*changed, removed(data, place)]:
+            with contextlib.suppress(SpaceError):
+                leaves(space_from_json(one), "obs")
+    for value in HOSTILE:
+        with pytest.raises(SpaceError):
+            space_from_json(value)

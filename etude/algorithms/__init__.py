@@ -13,7 +13,7 @@ from etude.algorithms.engines import Ray, RayData
 from etude.algorithms.impala import IMPALA, IMPALAConfig
 from etude.algorithms.iql import IQL, IQLConfig
 from etude.algorithms.keeping import Checkpoints
-from etude.algorithms.loading import config_class, load
+from etude.algorithms.loading import load
 from etude.algorithms.marwil import MARWIL, MARWILConfig
 from etude.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
 from etude.algorithms.offline import OfflineAlgorithm
@@ -67,6 +67,5 @@ __all__ = [
     "Task",
     "TaskConfig",
     "clip",
-    "config_class",
     "load",
 ]

@@ -2,6 +2,7 @@
 """ActingAlgorithm: what acts in envs while it learns."""
 
 import dataclasses
+import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any, ClassVar, TypeVar
@@ -13,16 +14,19 @@ from etude.algorithms.base import Algorithm
 from etude.algorithms.cluster import Collector, Runners
 from etude.algorithms.components import Component
 from etude.algorithms.config import ActingConfig, ModuleLike
-from etude.algorithms.playing import by_student, copied, make_runner, workers_of
+from etude.algorithms.playing import by_student, copied, dropped_by, make_runner, workers_of
 from etude.algorithms.result import Evaluation
 from etude.algorithms.students import Spaces, Student, modules_given, spaces_in
 from etude.envs import Arena, EnvLike, env_name, make_arena
-from etude.errors import CheckpointError, SettingsError
+from etude.errors import CheckpointError, EtudeError, SettingsError
 from etude.experience import Experience
+from etude.interruption import interruptible
 from etude.learners import load_weights
-from etude.runners import Lengths, ModuleOf
+from etude.runners import Lengths, ModuleOf, Runner
 
 C = TypeVar("C", bound=ActingConfig)
+
+_log = logging.getLogger("etude.algorithms")
 
 _TAKEN_APART = "of the runner and the connectors, not all were taken from the checkpoint"
 
@@ -33,6 +37,7 @@ _EVALUATED = ("return_mean", "return_min", "return_max", "length_mean", "episode
 class ActingAlgorithm(Algorithm[C]):
     """Owns envs and a runner, and collects experience. Define `loss` and `training_step`."""
 
+    Config = ActingConfig
     collects_beside: ClassVar[bool] = False
     """On a cluster, runners go on acting while it learns: it can learn from steps that older weights have made."""
 
@@ -67,6 +72,9 @@ class ActingAlgorithm(Algorithm[C]):
             else:
                 self._runner = self._away
             self._go_on()
+            if isinstance(self._runner, Runner):  # envs in workers never have a state that can be saved
+                is_resumed = self._resumed is not None
+                self._runner.warn_of_lost_episodes = not is_resumed and not self.config.workers.num_workers
             if self._away is None:  # else runners record what they live through themselves
                 self.recorder.open(self)
         except BaseException:
@@ -86,7 +94,8 @@ class ActingAlgorithm(Algorithm[C]):
             raise SettingsError(f"{type(self).__name__} needs an env to act in: set `env`, such as env='CartPole-v1'.")
         try:
             if self.cluster is None:
-                self._arena = make_arena(self.config.env, self.config.num_envs, workers_of(self.config))
+                config, env = self.config, self.config.env
+                self._arena = make_arena(env, config.num_envs, workers_of(config), drop=dropped_by(config))
             else:
                 self._away = self.cluster.runners(self)
             return self._spaces_of(list(modules_given(self.config)), self.config.module_of)
@@ -112,20 +121,38 @@ class ActingAlgorithm(Algorithm[C]):
 
     def _go_on(self) -> None:
         """Let the runner go on from where a loaded run stood."""
-        if self._runner is None or self._saved_runner is None:
+        saved = self._saved_runner
+        if self._runner is None or (saved is None and not self.env_steps):
             return
         try:
-            if ("tracks" in self._saved_runner) == (self._away is None):
-                self._resumed = self._runner.load_state_dict(self._saved_runner)
+            if saved is None:
+                self._begin_anew("the state of the runner was not loaded")
+            elif ("tracks" in saved) == (self._away is None):
+                self._resumed = self._runner.load_state_dict(saved)
             else:  # another engine's: only the counts go on
-                self._runner.env_steps, self._runner.agent_steps = self._saved_runner["steps"]
-                self._runner.begin_anew()
-                self._resumed = "new episodes: the run went on with another engine"
+                self.env_steps, self.agent_steps = saved["steps"]
+                self._begin_anew("the run went on with another engine")
         except KeyError as error:
             raise CheckpointError(
                 f"the checkpoint holds no {error} of the running episodes: it was saved by another version of Etude."
             ) from error
+        except EtudeError:
+            raise
+        except Exception as error:
+            raise CheckpointError(
+                f"what the checkpoint holds of the running episodes does not fit ({type(error).__name__}: {error}): "
+                "make the algorithm anew, and let it load the checkpoint with not_components='runner'."
+            ) from error
         self._saved_runner = None
+        if self._resumed is not None and self._resumed.startswith("new episodes"):
+            _log.warning("The run goes on, in %s.", self._resumed)
+
+    def _begin_anew(self, why: str) -> None:
+        """Let the runner begin new episodes, and count on from what the algorithm has counted."""
+        assert self._runner is not None
+        self._runner.env_steps, self._runner.agent_steps = self.env_steps, self.agent_steps
+        self._runner.begin_anew()
+        self._resumed = f"new episodes: {why}"
 
     @property
     def window(self) -> int:
@@ -224,7 +251,7 @@ class ActingAlgorithm(Algorithm[C]):
 
         The counts of steps, the figures of episodes and the faulty ones among them follow.
         """
-        with self.timed("sample"):
+        with self.timed("sample"), self.threads_held():
             given = self.runner.collect_each(num_steps=num_steps, whole_episodes=whole_episodes, explore=explore)
         parts = by_student(given)
         if self.recorder.is_on and self._away is None:
@@ -245,6 +272,7 @@ class ActingAlgorithm(Algorithm[C]):
             self.metrics.log("policy_lag", self.counts.pop("policy_lag"))
         return parts
 
+    @interruptible
     def evaluate_when_due(self) -> None:
         """Evaluate every ``evaluation_interval`` iterations: here, or beside training where runners are there for it.
 
@@ -253,7 +281,7 @@ class ActingAlgorithm(Algorithm[C]):
         interval = self.config.evaluation_interval
         if not interval or self.iteration % interval:
             return
-        with self.timed("evaluate"):
+        with self.untimed(), self.timed("evaluate"):
             found: Evaluation | None
             if self.evaluators is None:
                 found = self.evaluate(self.config.evaluation_episodes, seed=self._seed)
@@ -297,8 +325,7 @@ class ActingAlgorithm(Algorithm[C]):
             return
         if self._saved_runner is None:
             if self._runner is not None:
-                self._runner.begin_anew()
-                self._resumed = f"new episodes: {_TAKEN_APART}"
+                self._begin_anew(_TAKEN_APART)
             return
         if "tracks" in self._saved_runner:
             students = zip(self.students.values(), self._saved_runner["tracks"], strict=True)

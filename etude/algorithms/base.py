@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Algorithm: what all algorithms share: training in a loop, evaluating, recording, saving."""
 
+import operator
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args
 
 import numpy as np
-import threadpoolctl
-import torch
 from numpy.typing import NDArray
 from torch import nn
 
@@ -19,23 +18,25 @@ from etude import columns as col
 from etude.algorithms.checkpointing import save_state, take_state
 from etude.algorithms.cluster import Cluster, Evaluators, Learners
 from etude.algorithms.components import Component, Names, chosen, put_back, shared_components
-from etude.algorithms.config import AlgorithmConfig, ModuleLike, check_device
+from etude.algorithms.config import AlgorithmConfig, ModuleLike, learners_of
 from etude.algorithms.engines import connect
 from etude.algorithms.figures import Figures
 from etude.algorithms.playing import play, runner_apart
 from etude.algorithms.recorder import RecordConfig, Recorder
 from etude.algorithms.reporting import TIMES, counts_of, result_of
 from etude.algorithms.result import MIN_EPISODES, Evaluation, Result, Stop
+from etude.algorithms.slips import arguments_checked, how_to_train, no_such_attribute
 from etude.algorithms.students import Spaces, Student, make_student, modules_given, spawned
 from etude.checkpoints import Where
 from etude.connectors import Pipeline
 from etude.envs import EnvLike
 from etude.errors import SettingsError
-from etude.learners import Batch, Learner, Loss, Schedule, Update
+from etude.learners import Batch, Learner, Loss, Schedule, ScheduleBy, Update, check_device
 from etude.modules import Module, make_module
 from etude.runners import CallbackLike, Finished, Runner
 from etude.runners.callbacks import callback_from
 from etude.spaces import Space
+from etude.threads import for_acting, held
 
 C = TypeVar("C", bound=AlgorithmConfig)
 F = TypeVar("F", bound=Callable[..., Any])
@@ -58,38 +59,62 @@ class Algorithm(Generic[C]):
         saved_spaces: What `module_spaces` gave when the algorithm was saved; used by `load`.
     """
 
+    Config: ClassVar[type[AlgorithmConfig]] = AlgorithmConfig
+    """The class of its settings. A subclass with settings of its own says so: ``Config = MyConfig``, or where it
+    inherits from a base class that leaves them open, ``OnPolicyAlgorithm[MyConfig]``."""
+
     name: ClassVar[str] = ""
     """What it is called in messages and on the command line; the class's name in lower case if not set."""
 
     needs_value: ClassVar[bool] = True
     """The built-in network has a value function."""
 
+    schedules_by: ClassVar[ScheduleBy] = "env_steps"
+    """What schedules in the settings count."""
+
     recorded: ClassVar[tuple[str, ...]] = (col.OBS, col.ACTION, col.REWARD, col.LOGP)
     """The columns of steps that `record` keeps."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        given = [arg for base in cls.__dict__.get("__orig_bases__", ()) for arg in get_args(base)]
+        configs = [arg for arg in given if isinstance(arg, type) and issubclass(arg, AlgorithmConfig)]
+        if configs and "Config" not in cls.__dict__:
+            cls.Config = configs[0]
+        wanted = next(base.__dict__["Config"] for base in cls.__mro__[1:] if "Config" in base.__dict__)
+        if not (isinstance(cls.Config, type) and issubclass(cls.Config, wanted)):
+            raise SettingsError(
+                f"{cls.__name__}.Config is {cls.Config!r}, but must be a class of settings that inherits from "
+                f"{wanted.__name__}, such as @etude.settings class MyConfig({wanted.__name__})."
+            )
         if "name" not in cls.__dict__:
             cls.name = cls.__name__.lower()
 
+    @arguments_checked
     def __init__(self, config: C, *, saved_spaces: dict[str, Spaces] | None = None) -> None:
         self.config = config
         self._saved_spaces = saved_spaces
         self.recorder = Recorder(config.record)
         """Keeps what is lived through, where `record` asks for it."""
-        torch.set_num_threads(config.threads)
-        # BLAS threads beside torch's make both crawl; NumPy's matrices here are too small to gain from them.
-        threadpoolctl.threadpool_limits(1, user_api="blas")
         check_device(config.device)
         weights, runner, learner = np.random.SeedSequence(config.seed).spawn(3)
         self._seed = int(runner.generate_state(1)[0])
-        self.spaces = self.module_spaces()
-        """On the env's side, of observations and of actions, by module id."""
-        try:
-            self._build(weights, learner)
-        except BaseException:
-            self.close()
-            raise
+        with self.threads_held():
+            self.spaces = self.module_spaces()
+            """On the env's side, of observations and of actions, by module id."""
+            try:
+                self._build(weights, learner)
+            except BaseException:
+                self.close()
+                raise
+
+    if not TYPE_CHECKING:  # mypy would take it for the promise of any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """Say what there is in place of what other libraries have."""
+            if name.startswith("_") or hasattr(type(self), name):
+                return object.__getattribute__(self, name)  # raises what it raised before
+            raise no_such_attribute(self, name)
 
     def _build(self, weights: np.random.SeedSequence, learner: np.random.SeedSequence) -> None:
         config = self.config
@@ -112,12 +137,15 @@ class Algorithm(Generic[C]):
         """Pictures (PNG) and clips (GIF) that they logged in these, the newest of each name."""
         self.iteration = self.env_steps = self.agent_steps = self.episodes = self.faulty_episodes = 0
         self.seconds = 0.0
+        self._seconds_apart = 0.0
         self.evaluation: dict[str, float] = {}
         """See `Result.evaluation`."""
         self.data_flow: dict[str, float] = {}
         """See `Result.data`."""
         self.bottleneck = ""
         """The slowest layer on the way of the data, see `Result.bottleneck`."""
+        self.left_out: dict[str, str] = {}
+        """What the last checkpoint was saved without, and why: parts that can't be saved."""
         self._resumed: str | None = None
         self.setup()
 
@@ -140,6 +168,10 @@ class Algorithm(Generic[C]):
             yield
         finally:
             self.config = whole
+
+    def threads_held(self) -> AbstractContextManager[None]:
+        """Within it, torch has the threads of the settings (one where they are `auto`) and BLAS has one."""
+        return held(for_acting(self.config.threads))
 
     @cached_property
     def cluster(self) -> Cluster | None:
@@ -213,8 +245,13 @@ class Algorithm(Generic[C]):
         return None
 
     def learning_rates(self) -> Schedule | Mapping[str, Schedule]:
-        """The learning rate of all optimizers, or of each by name."""
+        """The learning rate of all optimizers that have none of their own (such as `actor_lr`); or of each by name."""
         return self.config.lr
+
+    def scheduled(self, name: str, module: Module) -> Any:
+        """The value now of a setting that may be a schedule, for `loss`: a number, or a tensor where it changes."""
+        value = getattr(self.config, name)
+        return module.scheduled[name] if isinstance(value, tuple) else float(value)
 
     def before_update(self, env_steps: int) -> None:
         """Called before the updates of each iteration, with the steps sampled over the lifetime until then."""
@@ -241,7 +278,10 @@ class Algorithm(Generic[C]):
 
     def module_spaces(self) -> dict[str, Spaces]:
         """The spaces of observations and actions on the env's side, by module id."""
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} does not say its spaces: inherit from OnPolicyAlgorithm, OffPolicyAlgorithm or "
+            "OfflineAlgorithm, or define module_spaces()."
+        )
 
     def training_step(self) -> Update:
         """One iteration: get experience, and learn from it."""
@@ -254,18 +294,30 @@ class Algorithm(Generic[C]):
 
     # -- training -----------------------------------------------------------------------------------------------
 
+    @arguments_checked
     def train(self) -> Result:
         """One iteration."""
+        with self.threads_held():
+            return self._train()
+
+    def _train(self) -> Result:
         self.prepare()
-        begin = time.perf_counter()
+        begin, apart = time.perf_counter(), self._seconds_apart
         self.histograms, self.media = {}, {}
         before = counts_of(self)
         self.learner.set_env_steps(self.env_steps)
         update = self.training_step()
+        num = learners_of(self.config)
+        if num and "learners" not in vars(self):
+            raise SettingsError(
+                f"`engine` has num_learners={num}, but {type(self).__name__}.training_step made its gradient steps in "
+                "this process, without asking self.learners: leave `num_learners` out, or call "
+                "super().training_step(), which asks them. Runners work all the same."
+            )
         self.after_update(self.env_steps)
         self.iteration += 1
         self.evaluate_when_due()
-        self.seconds += time.perf_counter() - begin
+        self.seconds += time.perf_counter() - begin - (self._seconds_apart - apart)
         result, self._resumed = result_of(self, update, before, resumed=self._resumed), None
         return result
 
@@ -280,14 +332,15 @@ class Algorithm(Generic[C]):
             self.histograms[name] = np.append(self.histograms.get(name, np.zeros(0)), values)
         self.media |= finished.media
 
+    @arguments_checked
     def iterate(self, stop: Stop | None = None) -> Iterator[Result]:
         """Train, an iteration at a time, until ``stop`` says so.
 
         Where a budget is used up already, as a resumed run's may be, one result says how things stand.
         """
-        stop = stop or Stop()
+        stop = Stop() if stop is None else self._a_stop(stop)
         self.check_stop(stop)
-        standing = result_of(self, Update({}, {}), resumed=self._resumed)
+        standing = self.standing()
         if stop.budget_used(standing):
             yield standing
             return
@@ -297,6 +350,10 @@ class Algorithm(Generic[C]):
             if stop.now(result):
                 return
 
+    def standing(self) -> Result:
+        """How things stand, without another iteration."""
+        return result_of(self, Update({}, {}), resumed=self._resumed)
+
     def check_stop(self, stop: Stop) -> None:
         """Raise a SettingsError where ``stop`` sets a goal that can never be met."""
         if stop.return_mean is not None and self.window < MIN_EPISODES:
@@ -305,9 +362,19 @@ class Algorithm(Generic[C]):
                 "only: raise `window` (`evaluation_episodes` offline)."
             )
 
+    def _a_stop(self, stop: Any) -> Stop:
+        if not isinstance(stop, Stop):
+            raise SettingsError(f"`stop` is {stop!r}, but must be a Stop. {how_to_train(self, [stop])}")
+        return stop
+
+    @arguments_checked
     def fit(self, stop: Stop) -> Result:
-        """Train until ``stop`` says so; gives the last result."""
-        if stop == Stop():
+        """Train until ``stop`` says so; gives the last result.
+
+        Raises:
+            SettingsError: ``stop`` sets nothing, or is no `Stop`.
+        """
+        if self._a_stop(stop) == Stop():
             raise SettingsError("fit needs to know when to stop: set something in Stop(...), or use iterate().")
         *_, last = deque(self.iterate(stop), maxlen=1)
         return last
@@ -320,8 +387,18 @@ class Algorithm(Generic[C]):
         """Add seconds to a phase, as `timed` does."""
         self.metrics.log(f"{TIMES}{phase}", seconds, by="sum")
 
+    @contextmanager
+    def untimed(self) -> Iterator[None]:
+        """Leave the time of a ``with`` block out of `Result.seconds`, as that of evaluations is."""
+        begin, before = time.perf_counter(), self._seconds_apart
+        try:
+            yield
+        finally:
+            self._seconds_apart = before + time.perf_counter() - begin
+
     # -- using the policy ---------------------------------------------------------------------------------------
 
+    @arguments_checked
     def evaluate(
         self,
         num_episodes: int = 20,
@@ -340,9 +417,11 @@ class Algorithm(Generic[C]):
             explore: Draw actions; else take the most likely ones.
             callbacks: Called while the episodes run; those of the config are for training.
         """
-        runner = self.new_runner(env, num_episodes, seed, callbacks)
-        return play(runner, num_episodes, explore=explore, updates=self.updates)
+        with self.untimed(), self.threads_held():
+            runner = self.new_runner(env, num_episodes, seed, callbacks)
+            return play(runner, num_episodes, explore=explore, updates=self.updates)
 
+    @arguments_checked
     def record(
         self,
         path: str | os.PathLike[str],
@@ -376,18 +455,19 @@ class Algorithm(Generic[C]):
         """
         from etude.algorithms.recording import record  # needs pyarrow, which acting does not
 
-        return record(
-            self,
-            path,
-            num_episodes,
-            env=env,
-            seed=seed,
-            explore=explore,
-            append=append,
-            compression=compression,
-            max_rows_per_file=max_rows_per_file,
-            max_file_size=max_file_size,
-        )
+        with self.untimed(), self.threads_held():
+            return record(
+                self,
+                path,
+                num_episodes,
+                env=env,
+                seed=seed,
+                explore=explore,
+                append=append,
+                compression=compression,
+                max_rows_per_file=max_rows_per_file,
+                max_file_size=max_file_size,
+            )
 
     def new_runner(
         self, env: EnvLike | None, num_episodes: int, seed: int | None, callbacks: Sequence[CallbackLike] = ()
@@ -406,7 +486,7 @@ class Algorithm(Generic[C]):
 
         An algorithm that keeps more adds it: ``{**super().components(), "mine": Component(get, set)}``.
         """
-        seed = Component(lambda: self._seed, lambda seed: setattr(self, "_seed", seed))
+        seed = Component(lambda: self._seed, lambda seed: setattr(self, "_seed", operator.index(seed)))
         return {**shared_components(self), "seed": seed}
 
     def get_state(self, components: Names = None, not_components: Names = None) -> dict[str, Any]:
@@ -419,11 +499,15 @@ class Algorithm(Generic[C]):
         Raises:
             CheckpointError: there are no such components; those that there are are named.
         """
+        self.pull_learners()
+        parts = self.components()
+        return {name: parts[name].get() for name in chosen(parts, components, not_components)}
+
+    def pull_learners(self) -> None:
+        """Have here what learners elsewhere know, if there are some."""
         learners: Learners | None = vars(self).get("learners")  # none are started for it
         if learners is not None:
             learners.pull()
-        parts = self.components()
-        return {name: parts[name].get() for name in chosen(parts, components, not_components)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go on from `get_state`; of components that are not in ``state``, nothing is changed.
@@ -440,6 +524,7 @@ class Algorithm(Generic[C]):
         if learners is not None:
             learners.push()
 
+    @arguments_checked
     def save(
         self,
         path: Where,
@@ -450,7 +535,8 @@ class Algorithm(Generic[C]):
     ) -> None:
         """Write a checkpoint: ``etude.load(path)`` goes on as if this run had never stopped.
 
-        Atomic: a checkpoint that is there is replaced as a whole. Free of pickle.
+        Atomic: a checkpoint that is there is replaced as a whole. Free of pickle. A component that can't be saved, such
+        as a callback whose state is no plain data, is left out, and a warning says so: the weights are always saved.
 
         Args:
             path: A folder, or its URL (``s3://...``).
@@ -463,6 +549,7 @@ class Algorithm(Generic[C]):
         """
         save_state(self, path, components, not_components, result)
 
+    @arguments_checked
     def load(self, path: Where, components: Names = None, not_components: Names = None) -> None:
         """Take the state, or parts of it, from a checkpoint, which may be one of another run.
 

@@ -18,7 +18,8 @@ from etude.connectors import ClipAction, Pipeline
 from etude.envs import Arena, EnvLike, make_arena
 from etude.envs.clip_files import ClipFile, check_fps
 from etude.envs.clip_frames import Frame, Size, filmed, parse_size
-from etude.envs.clips import RenderMode, check_screen, fps_of, no_screen_needed, open_window, seen_env
+from etude.envs.clips import RenderMode, fps_of, open_window, seen_env
+from etude.envs.screen import check_screen, no_screen_needed
 from etude.errors import ModuleError, SettingsError
 from etude.experience import Experience
 from etude.modules import Module

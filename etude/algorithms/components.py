@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Components: the named parts of an algorithm's state."""
 
+import operator
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from etude.algorithms.students import Student
-from etude.errors import CheckpointError
+from etude.errors import CheckpointError, EtudeError
 from etude.learners import ModuleLearner
 from etude.modules.weights import load_weights
 
 if TYPE_CHECKING:
     from etude.algorithms.base import Algorithm
+
+MODULES: Final = "modules/"
+"""What the names of components begin with that hold weights."""
 
 _COUNTERS = ("iteration", "env_steps", "agent_steps", "episodes", "faulty_episodes", "seconds")
 
@@ -44,7 +48,7 @@ def components_of(name: str, student: Student) -> dict[str, Component]:
         student.to_learner.load_state_dict(state["learner"])
 
     return {
-        f"modules/{name}": Component(
+        f"{MODULES}{name}": Component(
             lambda: {"weights": _weights(learner), "seq_no": learner.updates},
             lambda state: load_weights(learner.module, state["weights"]),
         ),
@@ -66,8 +70,10 @@ def shared_components(algorithm: "Algorithm[Any]") -> dict[str, Component]:
     recorder, figures = algorithm.recorder, algorithm.figures
 
     def set_counters(counters: Mapping[str, Any]) -> None:
-        for name in _COUNTERS:
-            setattr(algorithm, name, counters[name])
+        found = {name: counters[name] for name in _COUNTERS}
+        found = {name: (float if name == "seconds" else operator.index)(value) for name, value in found.items()}
+        for name, value in found.items():
+            setattr(algorithm, name, value)
 
     recorded = Component(
         lambda: recorder.state_dict(algorithm), lambda state: recorder.load_state_dict(algorithm, state)
@@ -121,6 +127,13 @@ def put_back(parts: Mapping[str, Component], state: Mapping[str, Any]) -> None:
                 raise CheckpointError(
                     f"the component `{name}` of the state holds no {error}: it was saved by another version of "
                     "Etude, or with other settings."
+                ) from error
+            except EtudeError:
+                raise
+            except Exception as error:
+                raise CheckpointError(
+                    f"the component `{name}` of the state does not fit ({type(error).__name__}: {error}): it is "
+                    "broken, or was saved by another version of Etude or with other settings."
                 ) from error
 
 

@@ -3,7 +3,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self, get_type_hints
 
 import torch
 
@@ -13,11 +13,12 @@ from etude.connectors import PreLearnerLike
 from etude.connectors.pipeline import ConnectorLike
 from etude.envs import EnvLike, Workers
 from etude.errors import SettingsError
-from etude.learners import Precision, Schedule, check_schedule
+from etude.learners import ClipBy, Precision, Schedule, check_schedule
 from etude.metrics.window import Smoothing
 from etude.modules import NetworkConfig
 from etude.runners import CallbackLike, CountBy, Lengths, ModuleOf
-from etude.settings import settings, typed
+from etude.settings import defaults, settings, typed
+from etude.threads import ThreadsLike
 
 ModuleLike = torch.nn.Module | Callable[[Any, Any], torch.nn.Module]
 """A net, or what makes one of the spaces; Any, so that it may be annotated with the kinds of space that it takes."""
@@ -54,7 +55,13 @@ _SHARED = {
     "on_bad",
     "obs_filter",
     "updates_per_iteration",
+    "iteration_steps",
+    "min_trajectory_length",
+    "max_trajectory_length",
+    "at_max_length",
+    "smoothing",
     "evaluation_interval",
+    "evaluation_episodes",
     "evaluate_beside",
 }
 """Settings that can't be different for single modules."""
@@ -63,9 +70,22 @@ TrainedLike = tuple[str, ...] | Callable[[str, Any], bool]
 """Ids of modules, or a function ``(module_id, experience) -> bool``."""
 
 
+NO_STD = dict.fromkeys(
+    ("network.log_std_init", "network.state_dependent_std"), "no standard deviations of actions are learned"
+)
+NO_VALUE = {"network.separate": "the network has no value function that could share layers with the policy"}
+SINGLE_STEPS = dict.fromkeys(
+    ("max_segment_length", "burn_in", "network.recurrent_size"), "it learns from single steps, without a memory"
+)
+
+
 @settings
 class AlgorithmConfig:
     """What every algorithm can be told."""
+
+    unused: ClassVar[Mapping[str, str]] = {}
+    """Settings that have no effect on this algorithm, beside those of its base classes, and why: they are refused.
+    `network.separate` is nested."""
 
     env: EnvLike | None = None
     """Where to act: a registered id, `module:factory`, a function that makes an env, an Env or a VectorEnv."""
@@ -99,15 +119,23 @@ class AlgorithmConfig:
     or functions of the observation."""
 
     lr: Schedule = 3e-4
-    """Learning rate of Adam; or points of (env_steps, rate) with straight lines between."""
+    """Learning rate of Adam; or a schedule of it: points of (env_steps, rate) with straight lines between."""
+
+    adam_eps: float = 1e-8
+    """What Adam adds to the root of the second moment, at least 0. Default: Kingma & Ba 2015."""
+
+    adam_betas: tuple[float, float] = (0.9, 0.999)
+    """Decay rates of Adam's two moments, each at least 0 and below 1. Default: Kingma & Ba 2015."""
 
     grad_clip: float | None = 0.5
     """Limit that gradients are clipped to, see `grad_clip_by`; None leaves them as they are. Default: Huang et al.
     2022, detail 11."""
 
-    grad_clip_by: Literal["global_norm", "norm", "value"] = "global_norm"
-    """What `grad_clip` limits: the norm of all gradients of an optimizer together, the norm of each tensor, or each
-    element."""
+    grad_clip_by: ClipBy = "loss_norm"
+    """What `grad_clip` limits. `loss_norm`: the norm of the gradient of the policy's loss, and that of the value's,
+    each by itself; else the larger one, the value's where returns are large, would leave the other next to nothing. Of
+    algorithms with several optimizers, the norm of each. `global_norm`: that of all gradients of an optimizer together.
+    `norm`: that of each tensor. `value`: each element."""
 
     log_grad_norms: bool = False
     """Log the norm of the gradients, `grad_norm`, also where nothing is clipped."""
@@ -134,14 +162,17 @@ class AlgorithmConfig:
 
     compile: bool = False
     """Compile the whole gradient step with torch.compile: takes up to half a minute at the start, then about twice as
-    fast on a CPU. Needs a C++ compiler."""
+    fast on a CPU. Needs a C++ compiler, and a folder for temporary files (`TMPDIR`) whose path has no space."""
 
     device: str = "cpu"
-    """Where the module is and learns, as torch names it: cpu, cuda, cuda:1, mps."""
+    """Where the module is and learns, as torch names it: cpu, cuda, cuda:1. Others are refused: Apple's `mps` has no
+    float64, which some figures are computed in."""
 
-    threads: int = 1
-    """CPU threads of torch, at least 1. More pay only for large networks on an idle machine; beside other busy
-    processes they slow everything down."""
+    threads: ThreadsLike = "auto"
+    """CPU threads of torch while it trains, at least 1; then the process has its own setting back. `auto`: gradient
+    steps get as many as the first of them show to be fastest, one for small networks, and never more than there are
+    free cores; all else gets one. Sums that threads share may differ in their last bits: for numbers that repeat
+    exactly with large networks, give a number."""
 
     evaluation_episodes: int = 20
     """Episodes of an evaluation during training."""
@@ -159,10 +190,14 @@ class AlgorithmConfig:
     of these."""
 
     def __post_init__(self) -> None:
-        check_schedule("lr", self.lr)
+        self._refuse_unused()
+        for name, schedule in schedules_in(self).items():
+            check_schedule(name, schedule)
         self.check(
+            adam_eps=(self.adam_eps >= 0, "at least 0"),
+            adam_betas=(all(0 <= beta < 1 for beta in self.adam_betas), "two numbers, each at least 0 and below 1"),
             seed=(self.seed is None or self.seed >= 0, "at least 0"),
-            threads=(self.threads >= 1, "at least 1"),
+            threads=(self.threads == "auto" or self.threads >= 1, "at least 1, or auto"),
             accumulate=(self.accumulate >= 1, "at least 1"),
             max_skipped=(self.max_skipped >= 1, "at least 1"),
             grad_clip=(self.grad_clip is None or self.grad_clip > 0, "greater than 0, or none"),
@@ -184,6 +219,20 @@ class AlgorithmConfig:
             self.with_overrides(module_id, given)
         if isinstance(self.modules_to_train, tuple) and not set(self.modules_to_train) <= set(there):
             raise SettingsError(f"`modules_to_train` is {self.modules_to_train!r}, but the `modules` are {there}.")
+
+    def _refuse_unused(self) -> None:
+        known = defaults(type(self))
+        unused: dict[str, str] = {}
+        for base in type(self).__mro__:
+            unused |= base.__dict__.get("unused", {})
+        for path, why in unused.items():
+            outer, _, inner = path.partition(".")
+            value, usual = getattr(self, outer), [known[outer]]
+            if inner:
+                usual = [getattr(known[outer], inner), defaults(type(value))[inner]]
+                value = getattr(value, inner)
+            if value not in usual:
+                raise SettingsError(f"`{path}` is {value!r}, but has no effect here: {why}. Leave it out.")
 
     def with_overrides(self, module_id: str, given: Mapping[str, Any]) -> Self:
         """These settings with some of a module's own.
@@ -207,6 +256,24 @@ class AlgorithmConfig:
         for name, (fine, rule) in rules.items():
             if not fine:
                 raise SettingsError(f"`{name}` is {getattr(self, name)!r}, but must be {rule}.")
+
+
+def schedules_in(config: AlgorithmConfig) -> dict[str, Schedule]:
+    """The settings that may be schedules, by name; without those that are None."""
+    hints = get_type_hints(type(config))
+    found = {name: getattr(config, name) for name, hint in hints.items() if hint in (Schedule, Schedule | None)}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+@settings
+class ActorCriticRates:
+    """Learning rates of policy and values of their own."""
+
+    actor_lr: Schedule | None = None
+    """Learning rate of the parameters that only the policy's loss reaches, or a schedule of it; None: `lr`."""
+
+    critic_lr: Schedule | None = None
+    """Learning rate of the parameters that only the loss of values reaches, or a schedule of it; None: `lr`."""
 
 
 @settings
@@ -260,12 +327,12 @@ class ActingConfig(AlgorithmConfig):
 
 
 @settings
-class OnPolicyConfig(ActingConfig):
+class OnPolicyConfig(ActingConfig, ActorCriticRates):
     """What algorithms that learn from their own latest steps can be told."""
 
     lr: Schedule = 1e-3
-    """Learning rate of Adam; or points of (env_steps, rate) with straight lines between. Default: the best of 3e-4 to
-    1e-3 on CartPole, Acrobot and Pendulum; larger networks want less."""
+    """Learning rate of Adam; or a schedule of it: points of (env_steps, rate) with straight lines between. Default: the
+    best of 3e-4 to 1e-3 on CartPole, Acrobot and Pendulum; larger networks want less."""
 
     whole_episodes: bool = False
     """Learn from whole episodes: from those that have ended, as soon as they have `num_steps` steps together."""
@@ -317,7 +384,16 @@ DataLike = str | tuple[Any, ...] | Any
 
 @settings
 class OfflineConfig(AlgorithmConfig):
-    """What algorithms that learn from a recording can be told. ``env`` is only for evaluation."""
+    """What algorithms that learn from a recording can be told. ``env`` is only for evaluation.
+
+    Schedules count gradient steps.
+    """
+
+    unused: ClassVar[Mapping[str, str]] = {"record.layout": "evaluations record whole episodes"}
+
+    lr: Schedule = 3e-4
+    """Learning rate of Adam; or a schedule of it: points of (gradient steps, rate) with straight lines between, or half
+    a cosine where `cosine` is in front of them."""
 
     data: DataLike | None = None
     """The recording to learn from: a folder, a file, a glob or a URL, several of them, a `Source`, or a `Recording` (as
@@ -389,7 +465,6 @@ class OfflineConfig(AlgorithmConfig):
             max_segment_length=(self.max_segment_length >= 1, "at least 1"),
             burn_in=(self.burn_in >= 0, "at least 0"),
             evaluation_interval=(self.evaluation_interval >= 0, "at least 0"),
-            lr=(isinstance(self.lr, int | float), "a number offline, where no env steps are counted"),
             prelearner=(not isinstance(self.prelearner, type), "an object of this class, made with its settings"),
         )
         if self.data is None and self.env is None:
@@ -399,10 +474,6 @@ class OfflineConfig(AlgorithmConfig):
             )
 
 
-def check_device(device: str) -> None:
-    """Raise a SettingsError where torch can't use ``device``."""
-    try:
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise SettingsError(f"`device` is {device!r}, which torch can't use here: {reason} Use cpu.") from None
+def learners_of(config: AlgorithmConfig) -> int:
+    """The learners on a cluster that settings ask for."""
+    return 0 if isinstance(config.engine, str) else config.engine.num_learners

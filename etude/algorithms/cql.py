@@ -4,14 +4,14 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from gymnasium import spaces
 from torch import nn
 from torch.nn import functional as F
 
-from etude.algorithms.config import ModuleLike, OfflineConfig
+from etude.algorithms.config import SINGLE_STEPS, ActorCriticRates, ModuleLike, OfflineConfig
 from etude.algorithms.conservative import soft_maximum
 from etude.algorithms.critics import TRANSITION, groups_of, looking_ahead, not_recurrent, of_kind, target_of
 from etude.algorithms.offline import OfflineAlgorithm
@@ -27,12 +27,12 @@ from etude.spaces import Space
 
 
 @settings
-class CQLConfig(OfflineConfig):
+class CQLConfig(OfflineConfig, ActorCriticRates):
     """Settings of CQL. The recording needs rewards, and what was observed after each step."""
 
     alpha: float | None = None
     """Weight of the penalty, above 0: more trusts the recorded actions more. None: 5 for Box actions, 1 for Discrete
-    ones, as in Kumar et al. 2020, their published code."""
+    ones, as in Kumar et al. 2020, their published code, whose squared errors have no factor 1/2."""
 
     threshold: float | None = None
     """For Box actions: `alpha` is learned from there on, so that the penalty, which is how much more all actions
@@ -46,7 +46,7 @@ class CQLConfig(OfflineConfig):
     gradient_actions: int | None = 4
     """For Box actions: through how many of these the penalty's gradient goes, drawn by their share in it, so that the
     mean is the same; at least 1. None: through all, which takes twice as long. Default: for speed; on Pendulum, one
-    seed got -660 with 4 and -810 with all."""
+    seed got -660 with 4 and -810 with all (`alpha` 10)."""
 
     temperature: float | None = None
     """For Box actions: weight of the policy's entropy, above 0; None: it is learned, as in SAC."""
@@ -68,7 +68,14 @@ class CQLConfig(OfflineConfig):
     """How far target networks move after each gradient step, above 0, at most 1. Default: Haarnoja et al. 2018."""
 
     lr: Schedule = 3e-4
-    """Learning rate of Adam for all that is learned. Default: Kumar et al. 2020 for critics."""
+    """Learning rate of Adam for all that is learned, or a schedule of it. Default: Kumar et al. 2020 for critics; their
+    policies had less, `actor_lr=1e-4` in the published code."""
+
+    temperature_lr: Schedule | None = None
+    """Learning rate of the temperature of its own, or a schedule of it; None: `lr`."""
+
+    alpha_lr: Schedule | None = None
+    """Learning rate of `alpha` of its own, where that is learned (see `threshold`), or a schedule of it; None: `lr`."""
 
     grad_clip: float | None = None
     """Limit that gradients are clipped to, see `grad_clip_by`; None leaves them as they are, as in Kumar et al."""
@@ -84,6 +91,11 @@ class CQLConfig(OfflineConfig):
 
     network: NetworkConfig = NetworkConfig(hidden=(256, 256), activation="relu", separate=False)
     """The shape of policy and critics. Default: Haarnoja et al. 2018."""
+
+    unused: ClassVar[Mapping[str, str]] = {
+        "network.state_dependent_std": "standard deviations always depend on the observation",
+        **SINGLE_STEPS,
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -106,6 +118,7 @@ class CQL(OfflineAlgorithm[CQLConfig]):
     """
 
     name = "cql"
+    Config = CQLConfig
     columns = TRANSITION
 
     def learner_connectors(self) -> list[Any]:
@@ -164,7 +177,11 @@ class CQL(OfflineAlgorithm[CQLConfig]):
         return Loss(td=F.smooth_l1_loss(recorded, target), conservative=alpha * gap).log(q=recorded.mean(), gap=gap)
 
     def _of_box(self, soft: ConservativeModule, batch: Batch) -> Loss:
-        """The target is without entropy, as in the published code of Kumar et al. (``deterministic_backup``)."""
+        """As in the published code of Kumar et al., not as in eq. 4.
+
+        The squared errors of the critics have no factor 1/2, which `alpha` is relative to, and the target is without
+        entropy (``deterministic_backup``).
+        """
         config = self.config
         temperature, alpha = soft.log_temperature.detach().exp(), soft.log_alpha.detach().exp()
         obs, following = soft.columns_of(batch.obs), soft.columns_of(batch.next_obs)
@@ -182,7 +199,7 @@ class CQL(OfflineAlgorithm[CQLConfig]):
         excess = gap if config.threshold is None else gap - config.threshold
         parts = {
             "actor": (temperature * logp - worth).mean(),
-            "critic": 0.5 * (values - target).square().mean(1).sum(),
+            "critic": (values - target).square().mean(1).sum(),
             "conservative": (alpha * excess).sum(),
         }
         if soft.log_temperature.requires_grad:

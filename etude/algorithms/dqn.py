@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """DQN: deep Q-learning (Mnih et al. 2015, "Human-level control through deep reinforcement learning")."""
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 from torch.nn import functional as F
 
-from etude.algorithms.config import ModuleLike
+from etude.algorithms.config import NO_STD, ModuleLike
 from etude.algorithms.critics import of_kind
 from etude.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
+from etude.algorithms.reporting import together
 from etude.columns import WEIGHT
-from etude.learners import Batch, Loss, Schedule, Update, check_schedule, value_at
+from etude.learners import Batch, Loss, Schedule, Update, points_of, value_at
 from etude.modules import Module, NetworkConfig, make_module
-from etude.modules.q_module import QModule
+from etude.modules.q_module import QModule, action_values
 from etude.settings import settings
 from etude.spaces import Space
 
@@ -66,12 +70,12 @@ class DQNConfig(OffPolicyConfig):
     network: NetworkConfig = NetworkConfig(hidden=(128, 128), activation="relu", separate=False)
     """The shape of the built-in network. With `dueling` and `separate`, values and advantages share no layers."""
 
+    unused: ClassVar[Mapping[str, str]] = {"squash": "actions are Discrete"} | NO_STD
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_schedule("epsilon", self.epsilon)
-        points = self.epsilon if isinstance(self.epsilon, tuple) else ((0, self.epsilon),)
         self.check(
-            epsilon=(all(value <= 1 for _, value in points), "probabilities from 0 to 1"),
+            epsilon=(all(value <= 1 for _, value in points_of(self.epsilon)), "probabilities from 0 to 1"),
             target_interval=(self.target_interval >= 1, "at least 1"),
             tau=(0 < self.tau <= 1, "above 0 and at most 1"),
         )
@@ -81,6 +85,7 @@ class DQN(OffPolicyAlgorithm[DQNConfig]):
     """Deep Q-learning, with double and dueling networks, n-step targets and priorities as settings."""
 
     name = "dqn"
+    Config = DQNConfig
 
     def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
         """A net whose ``dist_inputs`` are the values of the actions, and its target network; see `QModule`."""
@@ -89,8 +94,9 @@ class DQN(OffPolicyAlgorithm[DQNConfig]):
 
     def before_collect(self, env_steps: int) -> None:
         """Sets epsilon to its schedule's value."""
-        for student in self.students.values():
-            of_kind(student.module, QModule).dist.epsilon = value_at(self.config.epsilon, env_steps)
+        for name, student in self.students.items():
+            with self.settings_of(name):
+                of_kind(student.module, QModule).dist.epsilon = value_at(self.config.epsilon, env_steps)
 
     def loss(self, module: Module, batch: Batch) -> Loss:
         """Huber's loss of the errors r + discount * max Q_target(next_obs, .) - Q(obs, action).
@@ -100,11 +106,10 @@ class DQN(OffPolicyAlgorithm[DQNConfig]):
         """
         net = of_kind(module, QModule)
         with torch.no_grad():
-            following = batch.next_obs
-            by = net.values(following) if self.config.double else None
-            best = net.best_of(net.target_values(following), by)
+            by = action_values(batch.forward_next(net)) if self.config.double else None
+            best = net.best_of(action_values(batch.forward_next(net.target)), by)
             target = torch.addcmul(batch.reward, batch.discount, best)
-        values = net.values_of(net.values(batch.obs), batch.action)
+        values = net.values_of(action_values(batch.forward(net)), batch.action)
         if WEIGHT not in batch:
             return Loss(td=F.smooth_l1_loss(values, target)).log(q=values.mean())
         losses = F.smooth_l1_loss(values, target, reduction="none")
@@ -118,5 +123,8 @@ class DQN(OffPolicyAlgorithm[DQNConfig]):
 
     def training_step(self) -> Update:
         """As for every off-policy algorithm; epsilon is among the metrics."""
-        update = super().training_step()
-        return Update(update.losses, update.metrics | {"epsilon": value_at(self.config.epsilon, self.env_steps)})
+        update, epsilons = super().training_step(), {}
+        for name in self.students:
+            with self.settings_of(name):
+                epsilons[name] = {"epsilon": value_at(self.config.epsilon, self.env_steps)}
+        return Update(update.losses, update.metrics | together(epsilons, several=len(epsilons) > 1))

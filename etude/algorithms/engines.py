@@ -63,10 +63,10 @@ class Ray:
     """CPUs that each of them is given, at least 0."""
 
     gpus_per_runner: float = 0.0
-    """GPUs likewise; fractions are allowed."""
+    """GPUs that each of them is given, at least 0; fractions are allowed."""
 
     resources_per_runner: Mapping[str, float] | None = None
-    """Other resources likewise, by name, such as `{"simulator": 1}`."""
+    """Other resources that each of them is given, by name, such as `{"simulator": 1}`."""
 
     fragment_steps: int | None = None
     """Steps that a runner gives at once, at least 1. None: where the learner waits for all of an iteration's steps, a
@@ -102,7 +102,7 @@ class Ray:
     """CPUs that each of them is given, at least 0."""
 
     gpus_per_learner: float = 0.0
-    """GPUs likewise; fractions are allowed. Where there are some, learners learn on `cuda`."""
+    """GPUs that each of them is given, at least 0; fractions are allowed. Above 0, learners learn on `cuda`."""
 
     backend: Literal["auto", "gloo", "nccl"] = "auto"
     """How gradients are averaged: `nccl` where each learner has a GPU to itself, `gloo` else."""

@@ -153,7 +153,7 @@ class Feed:
             exp = connector.offline(exp, self._module)
         self._module.train()
         self._connecting += time.perf_counter() - begin
-        return exp if self._module.recurrent else exp.steps
+        return exp if self._module.recurrent else exp.trained_steps()
 
     def told(self) -> tuple[Spent, float, list[int]]:
         """What was spent since this was last asked, the seconds waited, and how many blocks were ready each time."""

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from etude.algorithms.config import OnPolicyConfig
 from etude.algorithms.on_policy import OnPolicyAlgorithm
-from etude.connectors import VTrace
+from etude.connectors import LiftAdvantages, VTrace
 from etude.experience import Experience
 from etude.learners import Batch, Loss, ModuleLearner, Schedule, Update, mean_of
 from etude.modules import Module
@@ -21,8 +21,8 @@ class IMPALAConfig(OnPolicyConfig):
     """Settings of IMPALA."""
 
     num_envs: int = 4
-    """Copies of the env that step together, at least 1. Default: with `num_steps` and `lr` the best of a dozen settings
-    tried together on CartPole, with the newest weights and with such as were 4 iterations old: segments of 64 steps."""
+    """Copies of the env that step together, at least 1. Default: with `num_steps` the best of a dozen settings tried
+    together on CartPole, with the newest weights and with such as were 4 iterations old: segments of 64 steps."""
 
     num_steps: int = 256
     """Steps collected for each iteration, over all envs, at least 1. Default: as for `num_envs`."""
@@ -32,14 +32,16 @@ class IMPALAConfig(OnPolicyConfig):
     et al. 2018, who learn from each step once."""
 
     num_minibatches: int | None = 1
-    """Minibatches of each module in an epoch, at least 1. One: a gradient step from all that was collected. None: as
-    many as `minibatch_size` gives. The later ones learn from what V-trace said before the first."""
+    """Minibatches of each module in an epoch, at least 1. None: as many as `minibatch_size` gives. The later ones learn
+    from what V-trace said before the first. Default: Espeholt et al. 2018; with 4, nothing was learned on CartPole from
+    steps that were 4 iterations old."""
 
     minibatch_size: int = 256
     """Steps in a gradient step where `num_minibatches` is None, at least 1; else to be left alone."""
 
-    lambda_: float = 1.0
-    """Extra decay of the trace, 0 to 1 (Espeholt et al. 2018, remark 2). Default: none, as theirs."""
+    lambda_: float = 0.95
+    """Extra decay of the trace, 0 to 1 (Espeholt et al. 2018, remark 2). Default: measured with `lr` on Acrobot
+    and CartPole; theirs is 1."""
 
     rho_bar: float = 1.0
     """Cap of the importance weights of rewards and of the policy gradient, above 0. Default: Espeholt et al. 2018."""
@@ -51,13 +53,17 @@ class IMPALAConfig(OnPolicyConfig):
     """Weight of the value loss, the mean of squared errors, at least 0. Default: as PPO's; twice that of Espeholt et
     al. 2018, whose loss has a half before the squares."""
 
-    entropy_weight: float = 0.01
-    """Weight of the entropy, which is added to what is maximised. Default: Espeholt et al. 2018, for
-    Atari."""
+    entropy_weight: Schedule = 0.01
+    """Weight of the entropy, which is added to what is maximised, at least 0; or a schedule of it: points of
+    (env_steps, weight). Default: Espeholt et al. 2018, for Atari."""
+
+    lift_advantages: bool = True
+    """Take the mean over an iteration's steps from the advantages where it is negative. Until values are learned,
+    rewards below 0 make all advantages negative, which makes the policy deterministic before it has found anything."""
 
     lr: Schedule = 2e-3
-    """Learning rate of Adam; or points of (env_steps, rate) with straight lines between. Default: as for `num_envs`;
-    larger networks want less."""
+    """Learning rate of Adam; or points of (env_steps, rate) with straight lines between. Default: measured on Acrobot
+    and CartPole; larger networks want less."""
 
     grad_clip: float | None = 40.0
     """Limit that gradients are clipped to, see `grad_clip_by`; None leaves them as they are. Default: that of Espeholt
@@ -78,12 +84,14 @@ class IMPALA(OnPolicyAlgorithm[IMPALAConfig]):
     """Policy gradient with V-trace: learns from steps that were made by older weights, too."""
 
     name = "impala"
+    Config = IMPALAConfig
     collects_beside: ClassVar[bool] = True
 
     def learner_connectors(self) -> list[Any]:
         """V-trace advantages and value targets, for the module as it is when they are computed."""
         config = self.config
-        return [VTrace(config.gamma, config.rho_bar, config.c_bar, config.lambda_)]
+        connectors: list[Any] = [VTrace(config.gamma, config.rho_bar, config.c_bar, config.lambda_)]
+        return [*connectors, LiftAdvantages()] if config.lift_advantages else connectors
 
     def loss(self, module: Module, batch: Batch) -> Loss:
         """The three gradients of Espeholt et al. 2018, 4.2: of values, policy and entropy."""
@@ -96,7 +104,7 @@ class IMPALA(OnPolicyAlgorithm[IMPALAConfig]):
             "value": config.value_weight * F.mse_loss(out.value, batch["value_target"]),
         }
         if config.entropy_weight:
-            parts["entropy"] = -config.entropy_weight * entropy
+            parts["entropy"] = -self.scheduled("entropy_weight", module) * entropy
         log_ratio = logp.detach() - batch.logp
         rho = log_ratio.clamp(max=math.log(config.rho_bar)).exp()
         return Loss(**parts).log(kl=-log_ratio.mean(), rho=rho.mean(), entropy=entropy)

@@ -2,11 +2,12 @@
 """IQL: implicit Q-learning (Kostrikov, Nair & Levine 2021, "Offline reinforcement learning with implicit Q-learning",
 arXiv 2110.06169)."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 
-from etude.algorithms.config import ModuleLike, OfflineConfig
+from etude.algorithms.config import SINGLE_STEPS, ActorCriticRates, ModuleLike, OfflineConfig
 from etude.algorithms.critics import TRANSITION, looking_ahead, not_recurrent, of_kind, target_of
 from etude.algorithms.offline import OfflineAlgorithm
 from etude.learners import Batch, Loss, Schedule
@@ -17,7 +18,7 @@ from etude.spaces import Space
 
 
 @settings
-class IQLConfig(OfflineConfig):
+class IQLConfig(OfflineConfig, ActorCriticRates):
     """Settings of IQL. The recording needs rewards, and what was observed after each step."""
 
     expectile: float = 0.7
@@ -44,7 +45,8 @@ class IQLConfig(OfflineConfig):
     2021."""
 
     lr: Schedule = 3e-4
-    """Learning rate of Adam. Default: Kostrikov et al. 2021."""
+    """Learning rate of Adam, or a schedule of it. Default: Kostrikov et al. 2021, who let that of the policy fall to 0
+    by half a cosine over their run: `actor_lr=("cosine", (0, 3e-4), (1_000_000, 0.0))`."""
 
     grad_clip: float | None = None
     """Limit that gradients are clipped to, see `grad_clip_by`; None leaves them as they are, as in Kostrikov et al."""
@@ -57,6 +59,8 @@ class IQLConfig(OfflineConfig):
 
     network: NetworkConfig = NetworkConfig(hidden=(256, 256), activation="relu")
     """The shape of policy, value function and critics. Default: Kostrikov et al. 2021."""
+
+    unused: ClassVar[Mapping[str, str]] = SINGLE_STEPS
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -77,6 +81,7 @@ class IQL(OfflineAlgorithm[IQLConfig]):
     """
 
     name = "iql"
+    Config = IQLConfig
     columns = TRANSITION
 
     def learner_connectors(self) -> list[Any]:

@@ -12,10 +12,11 @@ from typing import Any, Literal, NamedTuple
 
 from etude.algorithms.base import Algorithm
 from etude.algorithms.result import Result
-from etude.checkpoints import Where, load_meta, remove_tree
-from etude.checkpoints.folders import MANIFEST, folder_at, inside
+from etude.checkpoints import Where, copy_tree, has_manifest, load_meta, remove_tree
+from etude.checkpoints.folders import folder_at, inside
 from etude.errors import CheckpointError, SettingsError
 from etude.settings import nearest
+from etude.urls import redacted
 
 _NAME = re.compile(r"checkpoint-(\d{6,})")
 
@@ -28,7 +29,7 @@ class Kept(NamedTuple):
     time: float
     """When: seconds since 1970."""
     score: float
-    """The metric in the result that was saved with it; NaN where there is none."""
+    """The metric in the result that was saved with it; NaN if there is none."""
     path: str
     """Its folder, or its URL: for ``etude.load``."""
 
@@ -81,13 +82,17 @@ class Checkpoints:
         for name in folder_at(self.folder).names():
             if match := _NAME.fullmatch(name):
                 path = inside(self.folder, name)
-                if MANIFEST not in folder_at(path).names():
+                if not has_manifest(path):
                     remove_tree(path)
                     continue
                 meta = load_meta(path)
-                if not (isinstance(meta, dict) and isinstance(meta.get("result"), dict)):
-                    raise CheckpointError(f"{path} was saved without a result: take it out of {self.folder}.")
-                found.append(Kept(int(match[1]), meta["time"], score_of(meta["result"], self.metric), path))
+                meta = meta if isinstance(meta, dict) else {}
+                result, saved = meta.get("result"), meta.get("time")
+                if not (isinstance(result, dict) and isinstance(saved, int | float)):
+                    raise CheckpointError(
+                        f"{redacted(path)} was saved without a result: take it out of {redacted(self.folder)}."
+                    )
+                found.append(Kept(int(match[1]), saved, score_of(result, self.metric), path))
         return found
 
     def save(self, algorithm: Algorithm[Any], result: Result) -> str:
@@ -100,16 +105,40 @@ class Checkpoints:
         Raises:
             CheckpointError: the checkpoint can't be written, or another not be removed.
         """
-        path = inside(self.folder, f"checkpoint-{result.iteration:06d}")
+        path = self._path(result)
         algorithm.save(path, result=result)
+        return self._keep(path, result)
+
+    def add(self, checkpoint: Where, result: Result) -> str:
+        """Keep a copy of a checkpoint that has been saved elsewhere, as `save` does; gives its path.
+
+        On one disk of this machine, its data is not copied: it is one file under two names, and stays until both are
+        removed.
+
+        Args:
+            checkpoint: Its folder, or its URL.
+            result: That it was saved with.
+
+        Raises:
+            CheckpointError: there is none, the copy can't be written, or another checkpoint not be removed.
+        """
+        path = self._path(result)
+        copy_tree(checkpoint, path)
+        return self._keep(path, result)
+
+    def _path(self, result: Result) -> str:
+        return inside(self.folder, f"checkpoint-{result.iteration:06d}")
+
+    def _keep(self, path: str, result: Result) -> str:
+        """Remove what is no longer to be kept, now that there is a checkpoint at ``path``; gives that path."""
         score = score_of(result.to_dict(), self.metric)
         if self.keep_best and math.isnan(score) and "/" in self.metric and not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                f"the result has no `{self.metric}`, so that {path} can't be among the best. It has "
+                f"the result has no `{self.metric}`, so that {redacted(path)} can't be among the best. It has "
                 f"{', '.join(f'losses/{name}' for name in result.losses)} and "
                 f"{', '.join(f'metrics/{name}' for name in result.metrics)}.",
-                stacklevel=2,
+                stacklevel=3,
             )
         self._kept[result.iteration] = Kept(result.iteration, time.time(), score, path)
         newest = self.all()[0 if self.keep_last is None else -self.keep_last :]
@@ -134,7 +163,7 @@ class Checkpoints:
         return ranked[0].path if ranked else None
 
     def latest(self) -> str | None:
-        """The path of the newest; None where there is none."""
+        """The path of the newest; None if there is none."""
         return self.all()[-1].path if self._kept else None
 
 
@@ -148,7 +177,7 @@ def check_metric(metric: str) -> None:
 
 
 def score_of(result: Mapping[str, Any], metric: str) -> float:
-    """A number in a result, as a dict: of a field, or of an entry of one; NaN where there is none."""
+    """A number in a result, as a dict: of a field, or of an entry of one; NaN if there is none."""
     if isinstance(found := result.get(metric), int | float):
         return float(found)
     for name, entries in result.items():

@@ -7,7 +7,7 @@ from typing import Any
 from torch.nn import functional as F
 
 from etude import columns as col
-from etude.algorithms.config import ModuleLike, OfflineConfig
+from etude.algorithms.config import ActorCriticRates, ModuleLike, OfflineConfig
 from etude.algorithms.offline import OfflineAlgorithm
 from etude.connectors import GAE, AdvantageWeights
 from etude.learners import Batch, Loss
@@ -18,11 +18,11 @@ from etude.spaces import Space
 
 
 @settings
-class MARWILConfig(OfflineConfig):
+class MARWILConfig(OfflineConfig, ActorCriticRates):
     """Settings of MARWIL. The recording needs rewards, unless ``beta`` is 0."""
 
     lr: Schedule = 1e-3
-    """Learning rate of Adam."""
+    """Learning rate of Adam, or a schedule of it: points of (gradient steps, rate)."""
 
     beta: float = 1.0
     """How much more an action is imitated that turned out better than others, at least 0. 0 imitates all alike, which
@@ -67,6 +67,7 @@ class MARWIL(OfflineAlgorithm[MARWILConfig]):
     """
 
     name = "marwil"
+    Config = MARWILConfig
 
     def learner_connectors(self) -> list[Any]:
         """What weighs steps, by advantages from the module as it is; nothing where ``beta`` is 0."""

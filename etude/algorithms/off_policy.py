@@ -3,7 +3,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from etude.algorithms.acting import ActingAlgorithm
 from etude.algorithms.cluster import Learners
 from etude.algorithms.components import Component
 from etude.algorithms.config import ActingConfig
-from etude.algorithms.replayed import seen, split
+from etude.algorithms.replayed import looked_ahead, seen, split
 from etude.algorithms.reporting import together
 from etude.algorithms.students import Spaces, spawned
 from etude.columns import Columns
@@ -20,7 +20,7 @@ from etude.errors import SettingsError
 from etude.experience import Experience
 from etude.experience.replay import Replay
 from etude.experience.replay_priorities import Priorities
-from etude.learners import ModuleLearner, Schedule, Update, check_schedule, mean_of, value_at
+from etude.learners import ModuleLearner, Schedule, Update, mean_of, value_at
 from etude.learners.updates import Figures
 from etude.settings import settings
 
@@ -47,7 +47,18 @@ class OffPolicyConfig(ActingConfig):
     """Env steps that are collected before the first gradient step."""
 
     batch_size: int = 256
-    """Steps in a gradient step, at least 1."""
+    """Steps in a gradient step, at least 1; of a recurrent module about so many, in whole sequences."""
+
+    max_seq_len: int = 16
+    """Steps that a recurrent module is trained through at once, at least 1. The replay then gives sequences."""
+
+    burn_in: int = 8
+    """Steps before each of these sequences that a recurrent module walks through first, without gradients (Kapturowski
+    et al. 2019, "Recurrent experience replay in distributed reinforcement learning")."""
+
+    sequence_start: Literal["stored", "zeros"] = "stored"
+    """The state that a recurrent module begins a sequence's burn-in with: the one it had while acting, which the replay
+    then holds, or its initial one. SAC's critics, which do not act, always begin with theirs."""
 
     capacity: int = 1_000_000
     """Steps that the replay of each module holds, at least `batch_size`: when it is full, the oldest make room."""
@@ -70,7 +81,6 @@ class OffPolicyConfig(ActingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_schedule("priority_beta", self.priority_beta)
         self.check(
             updates_per_step=(self.updates_per_step > 0, "greater than 0"),
             iteration_steps=(self.iteration_steps >= 1, "at least 1"),
@@ -78,14 +88,15 @@ class OffPolicyConfig(ActingConfig):
             batch_size=(self.batch_size >= 1, "at least 1"),
             capacity=(self.capacity >= self.batch_size, f"at least `batch_size` ({self.batch_size})"),
             n_step=(self.n_step >= 1, "at least 1"),
+            max_seq_len=(self.max_seq_len >= 1, "at least 1"),
+            burn_in=(self.burn_in >= 0, "at least 0"),
             priority_alpha=(self.priority_alpha >= 0, "at least 0"),
             min_trajectory_length=(self.min_trajectory_length == 1, "1 where steps come a few at a time into a replay"),
+            max_trajectory_length=(
+                self.max_trajectory_length is None or self.at_max_length == "reset",
+                "none, or `at_max_length` be 'reset': a replay joins segments that were cut",
+            ),
         )
-        if self.network.recurrent is not None:
-            raise SettingsError(
-                f"`network.recurrent` is {self.network.recurrent!r}, but steps are drawn from the replay one by one, "
-                "without what came before: take frame_stack as a connector, or PPO, which learns from sequences."
-            )
 
 
 C = TypeVar("C", bound=OffPolicyConfig)
@@ -103,22 +114,27 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
     these; ``discount``, the factor of its value, 0 where the episode terminated. Where `prioritized` is set, there is a
     ``weight`` for each row, and the loss must keep its ``td_error``: ``Loss(...).keep(td_error=...)``.
 
+    A recurrent module learns from sequences: a loss that asks ``batch.forward(module)`` and
+    ``batch.forward_next(module)`` works with and without a memory.
+
     The replay holds steps behind the connectors, up to the first that learns, such as `NormalizeObs`. That one and
     those behind it are applied to each batch, as they are then. The learner's connectors are applied to what is stored.
     """
 
+    Config = OffPolicyConfig
     needs_value = False
     collects_beside = True
 
     stored: ClassVar[tuple[str, ...]] = (col.OBS, col.ACTION, col.REWARD)
-    """The columns that the replay holds, beside those that the learner's connectors add."""
+    """The columns that the replay holds, beside those that the learner's connectors add, and ``state_in``."""
 
     def setup(self) -> None:
         """Make the replays, and what `ActingAlgorithm` makes."""
         *_, self._draws = np.random.SeedSequence(self.config.seed).spawn(4)  # the first three are used by Algorithm
         self.replays: dict[str, Replay] = {}
         """What each module has lived through, by module id."""
-        self._owed = 0.0
+        self._owed: dict[str, float] = {}
+        """What is left of a gradient step of each module."""
         self._fit_to_students()
         super().setup()
 
@@ -136,10 +152,10 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
 
     def _new_replay(self, name: str) -> Replay:
         config, module = self.config, self.students[name].module
-        if module.recurrent:
+        if module.recurrent and config.prioritized:
             raise SettingsError(
-                f"{type(module.net).__name__} is recurrent, but {self.name} learns from single steps, which have no "
-                "order in time: take a network without a memory, or PPO."
+                f"`prioritized` is set, but {type(module.net).__name__} is recurrent: it learns from sequences, which "
+                "are drawn uniformly. Leave one of them out."
             )
         return Replay(
             config.capacity,
@@ -171,9 +187,10 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
 
     def _told(self, env_steps: int) -> None:
         """Let everything that follows a schedule be as it is to be after ``env_steps``."""
-        for replay in self.replays.values():
+        for name, replay in self.replays.items():
             if replay.priorities is not None:
-                replay.beta = min(1.0, value_at(self.config.priority_beta, env_steps))
+                with self.settings_of(name):
+                    replay.beta = min(1.0, value_at(self.config.priority_beta, env_steps))
         self.before_collect(env_steps)
 
     # -- an iteration -------------------------------------------------------------------------------------------
@@ -189,12 +206,10 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
             self._told(before)
             self.store(self.collect(num_steps=min(self.config.num_steps, end - before)))
             counts.update(self.counts)
-            learned_from = max(0, self.env_steps - max(before, self.config.learning_starts))
-            self._owed += self.config.updates_per_step * learned_from
-            num, self._owed = int(self._owed), self._owed % 1.0
-            if num:
+            due = self._due(before)
+            if any(due.values()):
                 with self.timed("update"):
-                    for name, update in self.learn(num).items():
+                    for name, update in self.make_updates(due).items():
                         done.setdefault(name, []).append(update)
         updates = {name: mean_of(several) for name, several in done.items()}
         several = len(self.students) > 1
@@ -207,6 +222,17 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
             | ({} if self.learners is None else self.learners.stats()),
         )
 
+    def _due(self, before: int) -> dict[str, int]:
+        """How many gradient steps of each module the env steps since ``before`` bring."""
+        due = {}
+        for name in self.students:
+            with self.settings_of(name):
+                config = self.config
+                learned_from = max(0, self.env_steps - max(before, config.learning_starts))
+                owed = self._owed.get(name, 0.0) + config.updates_per_step * learned_from
+                due[name], self._owed[name] = int(owed), owed % 1.0
+        return due
+
     def store(self, parts: dict[str, Experience]) -> None:
         """Put what modules have lived through into their replays, and let their connectors learn from it."""
         with self.timed("store"):
@@ -214,25 +240,31 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
                 student = self.students[name]
                 before = self._before[name].offline(exp)
                 added = student.to_learner.offline(before, student.module)
-                self.replays[name].add(self._kept(exp, added))
+                with self.settings_of(name):
+                    self.replays[name].add(self._kept(name, exp, added))
                 student.connectors.update(exp)
                 student.to_learner.update(before)
 
-    def _kept(self, exp: Experience, added: Experience) -> Experience:
+    def _kept(self, name: str, exp: Experience, added: Experience) -> Experience:
+        roots = set(self.stored)
+        if self.students[name].module.recurrent and self.config.sequence_start == "stored":
+            roots.add(col.STATE_IN)
         kept = {
             name: column
             for name, column in added.steps.items()
-            if name not in exp.steps or name.partition(col.SEPARATOR)[0] in self.stored
+            if name not in exp.steps or name.partition(col.SEPARATOR)[0] in roots
         }
         return Experience(kept, added.offsets, added.segments, added.final_obs)
 
-    def learn(self, num_updates: int) -> dict[str, Update]:
-        """Make gradient steps of each module that is trained and has a batch to draw."""
+    def make_updates(self, num_updates: int | Mapping[str, int]) -> dict[str, Update]:
+        """Make so many gradient steps of each module that is trained and has a batch to draw."""
+        if isinstance(num_updates, int):
+            num_updates = dict.fromkeys(self.students, num_updates)
         updates, learners = {}, self.learners
         for name, replay in self.learner.chosen(self.replays).items():
             with self.settings_of(name):
-                if replay.can_sample(self.config.batch_size):
-                    num = num_updates * self.config.accumulate
+                if num_updates[name] and replay.can_sample(self.config.batch_size):
+                    num = num_updates[name] * self.config.accumulate
                     if learners is None:
                         learner = self.students[name].learner
                         updates[name] = learner.update_from(self._batches(name, learner, num))
@@ -240,12 +272,20 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
                         updates[name] = self._learned_away(learners, name, num)
         return updates
 
-    def _drawn(self, name: str) -> tuple[Columns, Columns]:
-        """A batch from a replay, and the same as the module sees it."""
-        behind, batch = self._behind[name], self.replays[name].sample(self.config.batch_size)
-        return batch, seen(behind, batch, self.config.n_step) if behind.connectors else batch
+    def _drawn(self, name: str) -> tuple[Columns, Columns | Experience]:
+        """A batch from a replay, and the same as the module sees it: of a recurrent one, sequences."""
+        config, behind, replay = self.config, self._behind[name], self.replays[name]
+        if self.students[name].module.recurrent:
+            num = max(1, config.batch_size // config.max_seq_len)
+            while True:  # until there is a step that something is known to follow
+                exp = behind.offline(replay.sample_sequences(num, config.max_seq_len, config.burn_in))
+                exp = looked_ahead(exp, config.n_step, config.gamma)
+                if exp.trained().any():
+                    return {}, exp
+        batch = replay.sample(config.batch_size)
+        return batch, seen(behind, batch, config.n_step) if behind.connectors else batch
 
-    def _batches(self, name: str, learner: ModuleLearner, num: int) -> Iterator[Columns]:
+    def _batches(self, name: str, learner: ModuleLearner, num: int) -> Iterator[Columns | Experience]:
         for _ in range(num):
             batch, shown = self._drawn(name)
             yield shown
@@ -283,8 +323,12 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
             f"replay/{name}": Component(replay.state_dict, replay.load_state_dict)
             for name, replay in self.replays.items()
         }
-        owed = Component(lambda: self._owed, lambda owed: setattr(self, "_owed", float(owed)))
+        owed = Component(lambda: dict(self._owed), self._set_owed)
         return {**super().components(), **replays, "owed": owed}
+
+    def _set_owed(self, owed: Mapping[str, float] | float) -> None:
+        each = owed if isinstance(owed, Mapping) else dict.fromkeys(self.students, owed)  # one number in older ones
+        self._owed = {name: float(left) for name, left in each.items()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go on from `get_state`."""

@@ -13,13 +13,15 @@ from etude.algorithms.base import Algorithm
 from etude.algorithms.beside import Beside
 from etude.algorithms.components import Component
 from etude.algorithms.config import OfflineConfig
-from etude.algorithms.playing import by_student, runner_for
+from etude.algorithms.playing import by_student, dropped_by, runner_for
 from etude.algorithms.reporting import together
 from etude.algorithms.result import Stop
 from etude.algorithms.students import Spaces, modules_given, spaces_in
 from etude.envs import make_arena
 from etude.errors import DataError, SettingsError
-from etude.learners import Update
+from etude.interruption import interruptible
+from etude.learners import ScheduleBy, Update
+from etude.places import shown
 
 if TYPE_CHECKING:
     from etude.algorithms.feeding import Feed
@@ -36,6 +38,9 @@ class OfflineAlgorithm(Algorithm[C]):
     connectors and those behind see each of them just before it is learned from: what they add is never stale.
     """
 
+    Config = OfflineConfig
+    schedules_by: ClassVar[ScheduleBy] = "updates"
+
     columns: ClassVar[tuple[str, ...]] = (col.OBS, col.ACTION)
     """The columns that the loss needs; ``next_obs``, ``terminated`` and ``truncated`` can be among them."""
 
@@ -46,7 +51,7 @@ class OfflineAlgorithm(Algorithm[C]):
         names = list(modules_given(self.config))
         if self.config.data is None:
             assert self.config.env is not None  # the config has seen to that
-            arena = make_arena(self.config.env, 1, exact=False)
+            arena = make_arena(self.config.env, 1, exact=False, drop=dropped_by(self.config))
             try:
                 return spaces_in(arena, names, self.config.module_of)
             finally:
@@ -72,8 +77,8 @@ class OfflineAlgorithm(Algorithm[C]):
         saved = None if self._saved_spaces is None else next(iter(self._saved_spaces.values()))
         if saved not in (None, (recording.obs_space, recording.action_space)):
             raise DataError(
-                f"{self.config.data} has the spaces {recording.obs_space} and {recording.action_space}, but this run "
-                f"learned from {saved}: go on with a recording of the same env."
+                f"{shown(self.config.data)} has the spaces {recording.obs_space} and {recording.action_space}, but "
+                f"this run learned from {saved}: go on with a recording of the same env."
             )
         return recording
 
@@ -141,7 +146,7 @@ class OfflineAlgorithm(Algorithm[C]):
         self.took("update", seconds - self.data_flow["wait"])
         interval = self.config.evaluation_interval
         if self.config.env is not None and interval and (self.iteration + 1) % interval == 0:
-            with self.timed("evaluate"):
+            with self.untimed(), self.timed("evaluate"):
                 self._evaluate()
         several = len(self.students) > 1
         return Update(
@@ -167,6 +172,7 @@ class OfflineAlgorithm(Algorithm[C]):
                 return self.students[name].learner.update_from(feed.take(num))
             return learners.update_from(name, feed.take(num), self.env_steps)[0]
 
+    @interruptible
     def _evaluate(self) -> None:
         num = self.config.evaluation_episodes
         if self.evaluators is not None:

@@ -9,6 +9,7 @@ from etude.algorithms.acting import ActingAlgorithm
 from etude.algorithms.cluster import Learners
 from etude.algorithms.config import OnPolicyConfig
 from etude.algorithms.reporting import together
+from etude.algorithms.slips import arguments_checked
 from etude.experience import Experience
 from etude.learners import ModuleLearner, Update
 
@@ -17,6 +18,8 @@ C = TypeVar("C", bound=OnPolicyConfig)
 
 class OnPolicyAlgorithm(ActingAlgorithm[C]):
     """Learns from the steps that its own module has just made. Define `loss` and `learner_connectors`."""
+
+    Config = OnPolicyConfig
 
     def training_step(self) -> Update:
         """Collect, prepare, update: one iteration."""
@@ -73,9 +76,10 @@ class OnPolicyAlgorithm(ActingAlgorithm[C]):
     def prepared(self, name: str, seen: Experience) -> Experience:
         """What a module learns from, of what it saw."""
         student = self.students[name]
-        with self.timed("connect"):
+        with self.timed("connect"), student.learner.with_threads():
             return student.to_learner.offline(seen, student.module)
 
+    @arguments_checked
     def learn(self, name: str, batch: Experience) -> Update:
         """Let one module learn from what its connectors have prepared."""
         learner, module = self.students[name].learner, self.students[name].module

@@ -19,6 +19,7 @@ from etude.connectors.stored import state_from_json
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience
 from etude.learners.batch import as_tensors
+from etude.places import shown
 from etude.recordings import Recording
 from etude.recordings.batches import DERIVED
 from etude.recordings.parted import PIECE_ROWS, InMemory, Parted
@@ -211,8 +212,8 @@ class Opening:
         stored = self.recording.meta.get("filter")
         if stored is None:
             raise DataError(
-                f"{config.data} has no observation filter stored with it: take obs_filter='data', which reads the "
-                "data once for it."
+                f"{shown(config.data)} has no observation filter stored with it: take obs_filter='data', which reads "
+                "the data once for it."
             )
         state_from_json(prepare.connectors, stored[name] if config.modules is not None else stored)
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from etude.algorithms.config import ActingConfig, AlgorithmConfig
 from etude.algorithms.result import Evaluation
 from etude.algorithms.students import MAIN, Spaces, Student, spaces_in
+from etude.connectors import Connector, Drop, Pipeline
 from etude.envs import Arena, EnvLike, Workers, env_name, make_arena
 from etude.errors import SettingsError
 from etude.experience import Experience
@@ -24,7 +25,7 @@ from etude.spaces import Space, leaf_shape, leaves
 if TYPE_CHECKING:
     from etude.algorithms.base import Algorithm
 
-_RULES = ("max_steps", "restart_failed", "max_restarts", "check")  # what holds for an env wherever it is
+_RULES = ("max_steps", "restart_failed", "max_restarts", "max_failure_rate", "check")  # of an env wherever it is
 _AT_A_TIME = 4  # episodes of each slot that are held in memory together
 
 
@@ -69,24 +70,27 @@ def evaluation_of(parts: Sequence[Finished], faulty: int, *, updates: int, secon
     """What episodes brought that were played apart from training.
 
     Args:
-        parts: The episodes; one at least.
+        parts: The episodes.
         faulty: Episodes that an env broke off.
         updates: The gradient steps that made the modules.
         seconds: How long it took to play them.
     """
-    returns = np.concatenate([part.returns for part in parts])
-    lengths = np.concatenate([part.lengths for part in parts])
+    count = sum(len(part.returns) for part in parts)
+    nothing = [] if count else [np.full(1, np.nan)]  # where the env failed in each
+    returns = np.concatenate([*(part.returns for part in parts), *nothing])
+    lengths = np.concatenate([*(part.lengths for part in parts), *nothing])
+    steps = int(np.nansum(lengths))
     return Evaluation(
-        episodes=len(returns),
+        episodes=count,
         return_mean=float(returns.mean()),
         return_min=float(returns.min()),
         return_max=float(returns.max()),
         return_std=float(returns.std()),
         length_mean=float(lengths.mean()),
-        env_steps=int(lengths.sum()),
+        env_steps=steps,
         updates=updates,
         seconds=seconds,
-        sample_steps_per_s=int(lengths.sum()) / seconds,
+        sample_steps_per_s=steps / seconds,
         agent_returns=_means([part.agent_returns for part in parts]),
         module_returns=_means([part.module_returns for part in parts]),
         faulty_episodes=faulty,
@@ -136,10 +140,12 @@ def runner_apart(
     callbacks: Sequence[CallbackLike],
 ) -> Runner:
     """See `Algorithm.new_runner`."""
+    if not isinstance(num_episodes, int | np.integer) or isinstance(num_episodes, bool):
+        raise SettingsError(f"`num_episodes` is {num_episodes!r}, but must be a whole number; give an env as env=...")
     if num_episodes < 1:
         raise SettingsError(f"num_episodes must be at least 1, not {num_episodes}.")
-    if seed is not None and seed < 0:
-        raise SettingsError(f"a seed must be at least 0, not {seed}.")
+    if seed is not None and not (isinstance(seed, int | np.integer) and seed >= 0):
+        raise SettingsError(f"a seed must be a whole number of at least 0, not {seed!r}.")
     where = env if env is not None else algorithm.config.env
     if where is None:
         raise SettingsError("there is no env to act in: give one, as env=... here or in the config.")
@@ -164,10 +170,15 @@ def runner_for(
     Raises:
         SettingsError: behind the connectors, the env's spaces are not those that the modules were made for.
     """
+    num_envs = 1 if isinstance(env, Env) else min(num_episodes, 16)
     workers = Workers()
     if isinstance(config, ActingConfig) and not isinstance(env, VectorEnv):
-        workers = dataclasses.replace(workers, **{name: getattr(workers_of(config), name) for name in _RULES})
-    arena = make_arena(env, 1 if isinstance(env, Env) else min(num_episodes, 16), workers, exact=False)
+        given = workers_of(config)
+        if given.num_workers and given.mode == "process" and env is config.env and not callbacks:
+            workers = _in_processes(given, num_envs)
+        else:
+            workers = dataclasses.replace(workers, **{name: getattr(given, name) for name in _RULES})
+    arena = make_arena(env, num_envs, workers, exact=False, drop=dropped_by(config))
     try:
         spaces = spaces_in(arena, list(students), config.module_of)
         own = {name: copied(student, spaces[name], env_name(env)) for name, student in students.items()}
@@ -175,6 +186,16 @@ def runner_for(
         arena.close()
         raise
     return make_runner(config, arena, own, seed, callbacks)
+
+
+def _in_processes(workers: Workers, num_envs: int) -> Workers:
+    """So many envs in worker processes, as in training, since they may end the process that they are in.
+
+    They step together, so that equal seeds give equal episodes.
+    """
+    count = max(n for n in range(1, workers.num_workers + 1) if num_envs % n == 0)
+    lock_step: dict[str, Any] = {"min_batch": num_envs, "max_batch": None, "max_wait": None, "max_lead": None}
+    return dataclasses.replace(workers, num_workers=count, envs_per_worker=num_envs // count, **lock_step)
 
 
 def copied(student: Student, spaces: Spaces, env: str) -> Student:
@@ -202,6 +223,19 @@ def alike(space: Space, other: Space) -> bool:
         and (isinstance(part, Box) or part == others[name])
         for name, part in parts.items()
     )
+
+
+def dropped_by(config: AlgorithmConfig) -> list[str]:
+    """The parts of observations that the connectors `drop`."""
+    each = [config, *(config.with_overrides(name, own) for name, own in (config.overrides or {}).items())]
+    connectors: list[Connector] = [Pipeline(one.connectors) for one in each]
+    paths: list[str] = []
+    for connector in connectors:
+        if isinstance(connector, Pipeline):
+            connectors += connector.connectors  # which this goes over, too
+        elif isinstance(connector, Drop):
+            paths += connector.paths
+    return list(dict.fromkeys(paths))
 
 
 def workers_of(config: ActingConfig) -> Workers:

@@ -10,7 +10,7 @@ from etude.algorithms.config import OnPolicyConfig
 from etude.algorithms.on_policy import OnPolicyAlgorithm
 from etude.connectors import GAE, NormalizeAdvantages
 from etude.experience import Experience
-from etude.learners import Batch, Loss, ModuleLearner, Update
+from etude.learners import Batch, Loss, ModuleLearner, Schedule, Update, mean_of, points_of
 from etude.modules import Module
 from etude.settings import settings
 
@@ -19,8 +19,12 @@ from etude.settings import settings
 class PPOConfig(OnPolicyConfig):
     """Settings of PPO."""
 
-    clip: float = 0.2
-    """Clipping range of the probability ratio. Default: Schulman et al. 2017, table 3."""
+    adam_eps: float = 1e-5
+    """What Adam adds to the root of the second moment, at least 0. Default: Huang et al. 2022, detail 3."""
+
+    clip: Schedule = 0.2
+    """Clipping range of the probability ratio, above 0; or a schedule of it: points of (env_steps, range). Default:
+    Schulman et al. 2017, table 3."""
 
     value_clip: float | None = None
     """Clip the change of the value function to this much around the old values; None does not. Default: Andrychowicz et
@@ -29,9 +33,9 @@ class PPOConfig(OnPolicyConfig):
     value_weight: float = 0.5
     """Weight of the value loss. Default: Huang et al. 2022, detail 9."""
 
-    entropy_weight: float = 0.0
-    """Weight of the entropy, which is added to what is maximised. Default: none, as in Schulman et al. 2017 for
-    continuous control."""
+    entropy_weight: Schedule = 0.0
+    """Weight of the entropy, which is added to what is maximised, at least 0; or a schedule of it: points of
+    (env_steps, weight). Default: none, as in Schulman et al. 2017 for continuous control."""
 
     normalize_advantages: bool = True
     """Give advantages mean 0 and standard deviation 1 over each iteration's steps."""
@@ -43,7 +47,7 @@ class PPOConfig(OnPolicyConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check(
-            clip=(self.clip > 0, "greater than 0"),
+            clip=(all(value > 0 for _, value in points_of(self.clip)), "greater than 0"),
             value_weight=(self.value_weight >= 0, "at least 0"),
             value_clip=(self.value_clip is None or self.value_clip > 0, "greater than 0, or none"),
             kl_target=(self.kl_target is None or self.kl_target > 0, "greater than 0, or none"),
@@ -54,6 +58,7 @@ class PPO(OnPolicyAlgorithm[PPOConfig]):
     """PPO with a clipped objective, generalised advantage estimation and Adam."""
 
     name = "ppo"
+    Config = PPOConfig
 
     def learner_connectors(self) -> list[Any]:
         """Advantages and value targets, from the values that the module had while acting."""
@@ -67,11 +72,12 @@ class PPO(OnPolicyAlgorithm[PPOConfig]):
         assert out.value is not None  # GAE has seen to that
         log_ratio = out.logp(batch.action) - batch.logp
         ratio = log_ratio.exp()
-        clipped = ratio.clamp(1 - config.clip, 1 + config.clip)
+        clip = self.scheduled("clip", module)
+        clipped = ratio.clamp(1 - clip, 1 + clip)
         policy = -torch.min(ratio * batch.advantage, clipped * batch.advantage).mean()
         parts = {"policy": policy, "value": config.value_weight * self._value_error(out.value, batch)}
         if config.entropy_weight:
-            parts["entropy"] = -config.entropy_weight * out.entropy().mean()
+            parts["entropy"] = -self.scheduled("entropy_weight", module) * out.entropy().mean()
         return Loss(**parts)
 
     def _value_error(self, value: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -82,16 +88,29 @@ class PPO(OnPolicyAlgorithm[PPOConfig]):
         return torch.max((value - target).square(), (near - target).square()).mean()
 
     def update(self, learner: ModuleLearner, exp: Experience) -> Update:
-        """As for every on-policy algorithm; an epoch at a time where a KL target is set."""
+        """As for every on-policy algorithm; an epoch at a time where a KL target is set.
+
+        Losses and figures are the means over all epochs that were made; how far the policy moved is measured at the
+        end.
+        """
         config = self.config
         at_a_time = config.epochs if config.kl_target is None else 1
         # figures that are only logged need no more than a thousand steps
         sparse = max(1, exp.num_steps // 1024) if config.kl_target is None else 1
+        updates: list[Update] = []
         for _ in range(config.epochs // at_a_time):
-            update = self.go_over(learner, exp, epochs=at_a_time)
-            moved = learner.measure(exp, self._movement, max_seq_len=config.max_seq_len, sparse=sparse)
+            updates.append(self.go_over(learner, exp, epochs=at_a_time))
+            moved = learner.measure(
+                exp,
+                self._movement,
+                max_seq_len=config.max_seq_len,
+                burn_in=config.burn_in,
+                sequence_start=config.sequence_start,
+                sparse=sparse,
+            )
             if config.kl_target is not None and moved["kl"] > 1.5 * config.kl_target:
                 break
+        update = mean_of(updates)
         return Update(update.losses, update.metrics | moved)
 
     def _movement(self, module: Module, batch: Batch) -> dict[str, torch.Tensor]:
@@ -101,6 +120,6 @@ class PPO(OnPolicyAlgorithm[PPOConfig]):
         ratio = log_ratio.exp()
         return {
             "kl": (ratio - 1 - log_ratio).mean(),  # Schulman 2020, "Approximating KL divergence": the k3 estimator
-            "clip_fraction": ((ratio - 1).abs() > self.config.clip).float().mean(),
+            "clip_fraction": ((ratio - 1).abs() > self.scheduled("clip", module)).float().mean(),
             "entropy": out.entropy().mean(),
         }

@@ -51,6 +51,7 @@ def record(
             columns=algorithm.recorded,
             layout="table",  # whole episodes come anyway
             append=append,
+            is_run=False,  # equal seeds give equal ids
             env=env_name(where),
             meta=meta_of(algorithm, explore=explore, seed=seed),
             compression=compression,

@@ -2,13 +2,15 @@
 """Connectors around a replay: which are applied to what is put in, and which to what is drawn."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.columns import Columns
 from etude.connectors import Pipeline
 from etude.connectors.pipeline import overrides
 from etude.errors import SettingsError
-from etude.experience import Experience, Segments
+from etude.experience import Experience, Segments, returns
+from etude.experience.experience import offsets_of
 
 
 def split(connectors: Pipeline) -> tuple[Pipeline, Pipeline]:
@@ -27,6 +29,43 @@ def split(connectors: Pipeline) -> tuple[Pipeline, Pipeline]:
                 "it in front."
             )
     return Pipeline(every[:first]), Pipeline(every[first:])
+
+
+def looked_ahead(exp: Experience, n_step: int, gamma: float) -> Experience:
+    """Sequences from a replay with what a loss needs of the ``n_step`` steps that follow each: see `Replay.sample`.
+
+    ``reward``, ``terminated`` and ``discount`` are as there. In place of ``next_obs`` there is ``steps_ahead``, int64:
+    so many steps later it is observed, at most after the sequence, as what a memory makes of it depends on those
+    before it. A last step after which nothing was seen, though it did not terminate, is left out.
+    """
+    own = exp.segments
+    blind = ~own.has_final_obs & ~own.terminated
+    if blind.any():
+        exp = _without_last(exp, blind)
+    sums = returns.n_step(exp.steps[col.REWARD].astype(np.float32), exp.offsets, n_step, gamma)
+    terminated = exp.at_ends(exp.segments.terminated)[sums.last]
+    discount = np.where(terminated, 0.0, np.power(gamma, sums.steps)).astype(np.float32)
+    ahead = {col.TERMINATED: terminated, "discount": discount, col.STEPS_AHEAD: sums.steps}
+    return exp.with_steps(**{col.REWARD: sums.reward}, **ahead)
+
+
+def _without_last(exp: Experience, which: NDArray[np.bool_]) -> Experience:
+    """Without the last step of some segments: what was observed in it is what follows those before it."""
+    last = exp.offsets[1:] - 1
+    rows = np.ones(exp.num_steps, bool)
+    rows[last[which]] = False
+    final_obs = {}
+    for name, final in exp.final_obs.items():
+        final_obs[name] = np.where(which.reshape(-1, *[1] * (final.ndim - 1)), exp.steps[name][last], final)
+    lengths = exp.lengths - which
+    steps = {name: column[rows] for name, column in exp.steps.items()}
+    segments = exp.segments.replace(
+        has_final_obs=exp.segments.has_final_obs | which,
+        truncated=exp.segments.truncated & ~which,
+        lookback=np.minimum(exp.segments.lookback, lengths),
+    )
+    some = lengths > 0
+    return Experience(steps, offsets_of(lengths[some]), segments[some], {n: f[some] for n, f in final_obs.items()})
 
 
 def seen(connectors: Pipeline, batch: Columns, n_step: int) -> Columns:

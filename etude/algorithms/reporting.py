@@ -62,4 +62,5 @@ def together(parts: Mapping[str, Mapping[str, float]], *, several: bool) -> dict
 
 
 def _rates(learner: ModuleLearner) -> dict[str, float]:
-    return {"lr" if name == "all" else f"lr/{name}": rate for name, rate in learner.lr.items()}
+    rates = {"lr" if name == "all" else f"lr/{name}": rate for name, rate in learner.lr.items()}
+    return {name: float(learner.module.scheduled[name]) for name in learner.scheduled} | rates

@@ -23,7 +23,7 @@ class Result:
     updates: int
     """Gradient steps over the lifetime."""
     seconds: float
-    """Training time over the lifetime."""
+    """Training time over the lifetime: sampling and learning, without evaluations and what else is played apart."""
     episodes: int
     """Episodes finished over the lifetime."""
     return_mean: float
@@ -77,7 +77,7 @@ class Result:
     module_returns_max: dict[str, float] = dataclasses.field(default_factory=dict)
     """The greatest of them."""
     faulty_episodes: int = 0
-    """Episodes that an env broke off by an error, over the lifetime."""
+    """Episodes that were cut because their env failed, over the lifetime."""
     resumed: str | None = None
     """After a checkpoint was loaded, in the first result: how the running episodes went on: ``get_state`` (through
     the env's own methods), ``snapshot``, ``new episodes: why``, or ``no episode was running``."""
@@ -104,9 +104,9 @@ class Evaluation:
     """What an evaluation brought."""
 
     episodes: int
-    """Whole episodes played."""
+    """Whole episodes played; fewer than were asked for where the env fails again and again."""
     return_mean: float
-    """Mean of their returns."""
+    """Mean of their returns; NaN where there are none."""
     return_min: float
     """The least of their returns."""
     return_max: float
@@ -128,7 +128,7 @@ class Evaluation:
     module_returns: dict[str, float] = dataclasses.field(default_factory=dict)
     """Likewise by module: the mean over its agents in each episode."""
     faulty_episodes: int = 0
-    """Episodes that an env broke off by an error; not among `episodes`."""
+    """Episodes that were cut because their env failed; not among `episodes`."""
     custom: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     """What callbacks logged, by name: ``mean``, ``min`` and ``max`` over the episodes in which they did."""
 
@@ -142,16 +142,16 @@ class Stop:
     """When to stop: at a goal, or when a budget is used up, whichever comes first. Nothing set: never."""
 
     return_mean: float | None = None
-    """Goal: a mean return of at least this, over 20 episodes or more."""
+    """Stop at a mean return of at least this, over 20 episodes or more."""
 
     env_steps: int | None = None
-    """Budget: environment steps over the lifetime of the run."""
+    """Stop after so many environment steps over the lifetime of the run."""
 
     updates: int | None = None
-    """Budget: gradient steps over the lifetime of the run."""
+    """Stop after so many gradient steps over the lifetime of the run."""
 
     seconds: float | None = None
-    """Budget: training time over the lifetime of the run."""
+    """Stop after so many seconds of training over the lifetime of the run, evaluations left out."""
 
     def __post_init__(self) -> None:
         for name in ("env_steps", "updates", "seconds"):

@@ -3,14 +3,16 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import nn
 
-from etude.algorithms.config import ModuleLike
+from etude.algorithms.config import NO_VALUE, ActorCriticRates, ModuleLike
 from etude.algorithms.critics import groups_of, of_kind
 from etude.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
 from etude.columns import WEIGHT
+from etude.errors import SettingsError
 from etude.learners import Batch, Loss, Schedule
 from etude.modules import Module, NetworkConfig, make_module
 from etude.modules.distributions import DiagGaussian, SquashedGaussian
@@ -20,7 +22,7 @@ from etude.spaces import Space
 
 
 @settings
-class SACConfig(OffPolicyConfig):
+class SACConfig(OffPolicyConfig, ActorCriticRates):
     """Settings of SAC."""
 
     tau: float = 0.005
@@ -36,8 +38,11 @@ class SACConfig(OffPolicyConfig):
     action (Haarnoja et al. 2018, table 1)."""
 
     lr: Schedule = 3e-4
-    """Learning rate of Adam for policy, critics and temperature; or points of (env_steps, rate) with straight lines
-    between. Default: Haarnoja et al. 2018, table 1."""
+    """Learning rate of Adam for policy, critics and temperature; or a schedule of it: points of (env_steps, rate) with
+    straight lines between. Default: Haarnoja et al. 2018, table 1."""
+
+    temperature_lr: Schedule | None = None
+    """Learning rate of the temperature of its own, or a schedule of it; None: `lr`."""
 
     grad_clip: float | None = None
     """Limit that gradients are clipped to, see `grad_clip_by`; None leaves them as they are, as in Haarnoja et al."""
@@ -53,6 +58,10 @@ class SACConfig(OffPolicyConfig):
     """The shape of policy and critics. Standard deviations always depend on the state. Default: Haarnoja et al. 2018,
     table 1."""
 
+    unused: ClassVar[Mapping[str, str]] = {
+        "network.state_dependent_std": "standard deviations always depend on the observation"
+    } | NO_VALUE
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check(
@@ -65,6 +74,7 @@ class SAC(OffPolicyAlgorithm[SACConfig]):
     """Soft actor-critic with a squashed Gaussian, twin critics and a learned temperature."""
 
     name = "sac"
+    Config = SACConfig
 
     def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
         """A policy with critics, their targets and the temperature; see `SoftModule`."""
@@ -75,6 +85,12 @@ class SAC(OffPolicyAlgorithm[SACConfig]):
         if isinstance(policy, SoftModule):
             return policy
         assert isinstance(policy.dist, DiagGaussian | SquashedGaussian)
+        if policy.recurrent != (network.recurrent is not None):
+            has, lacks = ("policy", "critics") if policy.recurrent else ("critics", "policy")
+            raise SettingsError(
+                f"the {has} of SAC would have a memory, and the {lacks} none: give a `module` that is recurrent and "
+                "set `network.recurrent`, which the critics are made by, or neither."
+            )
         start = 1.0 if config.temperature is None else config.temperature
         module = SoftModule(policy.net, obs_space, action_space, policy.dist, network, start)
         module.log_temperature.requires_grad_(config.temperature is None)
@@ -86,8 +102,9 @@ class SAC(OffPolicyAlgorithm[SACConfig]):
 
     def before_collect(self, env_steps: int) -> None:
         """Lets modules act at random until learning starts."""
-        for student in self.students.values():
-            of_kind(student.module, SoftModule).acts_at_random = env_steps < self.config.learning_starts
+        for name, student in self.students.items():
+            with self.settings_of(name):
+                of_kind(student.module, SoftModule).acts_at_random = env_steps < self.config.learning_starts
 
     def loss(self, module: Module, batch: Batch) -> Loss:
         """Haarnoja et al. 2018: critics by eq. 5 and 6, policy by eq. 9, temperature by eq. 18 on its logarithm.
@@ -96,12 +113,13 @@ class SAC(OffPolicyAlgorithm[SACConfig]):
         """
         soft = of_kind(module, SoftModule)
         temperature = soft.log_temperature.detach().exp()
-        values = soft.critic(soft.columns_of(batch.obs), soft.scaled(batch.action))
+        encoded = batch.encode(soft.critic)
+        values = soft.critic.values(encoded, soft.scaled(batch.action))
         target = self._target(soft, batch, temperature)
         errors = target - values
         squares = errors.square() * batch[WEIGHT] if WEIGHT in batch else errors.square()
-        action, logp = soft.sample(batch.obs)
-        value = soft.critic(soft.columns_of(batch.obs), action, frozen=True).amin(0)
+        action, logp = soft.draw(batch.forward(soft).bound()[1])
+        value = soft.critic.values(encoded, action, frozen=True).amin(0)
         parts = {
             "actor": (temperature * logp - value).mean(),
             "critic": 0.5 * squares.mean(1).sum(),
@@ -113,10 +131,9 @@ class SAC(OffPolicyAlgorithm[SACConfig]):
 
     def _target(self, soft: SoftModule, batch: Batch, temperature: torch.Tensor) -> torch.Tensor:
         """``[B]``: r + discount * (min Q_target(next_obs, a') - temperature * log pi(a')), with a' drawn from pi."""
-        following = batch.next_obs
         with torch.no_grad():
-            action, logp = soft.sample(following)
-            value = soft.target_critic(soft.columns_of(following), action).amin(0)
+            action, logp = soft.draw(batch.forward_next(soft).bound()[1])
+            value = soft.target_critic.values(batch.encode_next(soft.target_critic), action).amin(0)
             return torch.addcmul(batch.reward, batch.discount, value - temperature * logp)
 
     def _target_entropy(self, soft: SoftModule) -> float:

@@ -1,18 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings in checkpoints: as plain data, with functions and classes by name."""
+"""Settings in checkpoints: as plain data, with functions and classes by name.
 
+A checkpoint may be a stranger's, so that loading imports and calls nothing that it names. What it may name are classes
+that are there already: connectors, callbacks and prelearners of Etude's or of the running program, where one of them is
+expected, and networks of Etude's. All else is given anew, or the file is trusted.
+"""
+
+import collections.abc
 import dataclasses
+import functools
 import importlib
 import inspect
 import os
-from collections.abc import Mapping
-from typing import Any, TypeVar
+import reprlib
+import sys
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
+
+import gymnasium as gym
+from torch import nn
 
 from etude.connectors import Connector, FunctionConnector, PreLearner
-from etude.errors import CheckpointError
+from etude.connectors.pipeline import BY_NAME
+from etude.errors import CheckpointError, EtudeError, SettingsError
 from etude.runners import Callback
 from etude.settings import from_dict, merged, settings_inside, typed
-from etude.urls import without_credentials
+from etude.urls import can_be_kept, redacted, without_credentials
 
 C = TypeVar("C")
 
@@ -20,14 +36,13 @@ REF = "$ref"
 MADE = "$made"
 UNSAVED = "$unsaved"
 
-
 _MADE_BY_ARGUMENTS = (Connector, Callback, PreLearner)
 """What is made again of its class and the arguments that it keeps."""
 
+_SOURCES = ("etude.recordings.formats.source:Source", "etude.recordings.formats.custom:CustomSource")
+"""What says where recorded data is; by name, since their modules need pyarrow."""
 
-def _is_source(cls: type) -> bool:
-    """Whether it says where recorded data is; asked by name, since its module needs pyarrow."""
-    return cls.__module__.startswith("etude.recordings.formats.") and dataclasses.is_dataclass(cls)
+_CONTAINERS = (tuple, type, collections.abc.Mapping, typing.Union, types.UnionType)
 
 
 def name_of(thing: Any) -> str:
@@ -35,50 +50,123 @@ def name_of(thing: Any) -> str:
     return f"{thing.__module__}:{thing.__qualname__}"
 
 
-def find(name: str, what: str, remedy: str = "") -> Any:
-    """The class or function called ``module:qualname``.
+# -- what a name stands for ---------------------------------------------------------------------------------------
+
+
+def imported(name: str, what: str) -> Any:
+    """The class or function called ``module:qualname``, for a name that a user wrote, or in a file that is trusted.
 
     Raises:
-        CheckpointError: there is none; ``what`` says what it was wanted for, and ``remedy`` what to do.
+        CheckpointError: there is none; ``what`` says what it was wanted for.
     """
     module, _, path = name.partition(":")
     try:
-        found: Any = importlib.import_module(module)
-        for part in path.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise CheckpointError(f"{what} is `{name}`, which can't be imported here ({error}){remedy}.") from error
+        return functools.reduce(getattr, path.split("."), importlib.import_module(module))
+    except Exception as error:  # the module's own code may raise anything
+        raise CheckpointError(f"{what} is `{name}`, which can't be imported here ({error}).") from error
+
+
+def known_class(name: str, base: type) -> type | None:
+    """The class ``module:qualname`` that is ``base`` or inherits from it, if this program has it. Imports nothing.
+
+    Where there are several of that name, as in a notebook whose cell was run again, it is the newest.
+    """
+    found, waiting, seen = None, [base], {base}
+    for cls in waiting:
+        found = cls if name_of(cls) == name else found
+        below: list[type] = cls.__subclasses__()
+        waiting += [inner for inner in below if inner not in seen]
+        seen |= set(below)
     return found
+
+
+class Place(NamedTuple):
+    """Where a value stands in a checkpoint, and what may stand there."""
+
+    path: str
+    setting: str
+    """The setting that it belongs to."""
+    kinds: frozenset[type]
+    """The classes in the annotation; ``object`` where that is Any."""
+    trust: bool
+
+    def inside(self, key: object) -> "Place":
+        """Of a part of the value."""
+        return self._replace(path=f"{self.path}/{key}")
+
+    def error(self, name: object) -> CheckpointError:
+        """That what it names is not taken."""
+        shown = name[:200] if isinstance(name, str) else reprlib.repr(name)
+        flag = " (--env on the command line)" if self.setting == "env" else ""
+        return CheckpointError(
+            f"its `{self.path}` names {shown}, and nothing that a checkpoint names is imported or called, unless it is "
+            "Etude's own, or a class of this program that inherits from one of Etude's and may stand there. Give it "
+            f"when loading, as etude.load(path, {self.setting}=...){flag}; or load with trust=True (--trust), which "
+            "runs code from the file."
+        )
+
+    def class_of(self, name: str) -> type | None:
+        """The class of that name, if this program has it and it may stand here."""
+        for base in (*_MADE_BY_ARGUMENTS, nn.Module):
+            is_any = object in self.kinds and base is not nn.Module
+            if not is_any and not any(issubclass(kind, base) for kind in self.kinds):
+                continue
+            cls = known_class(name, base)
+            if cls is None or issubclass(cls, FunctionConnector):  # which would call a function
+                continue
+            if base is not nn.Module or cls.__module__.partition(".")[0] == "etude":
+                return cls
+        return None
+
+
+def _classes_in(hint: Any) -> Iterator[type]:
+    """The classes of which an annotation allows an object or the class itself; ``object`` for Any."""
+    if hint is Any:
+        yield object
+    elif typing.get_origin(hint) in _CONTAINERS:
+        for part in typing.get_args(hint):
+            yield from _classes_in(part)
+    elif isinstance(kind := typing.get_origin(hint) or hint, type):
+        yield kind
+
+
+# -- to plain data ------------------------------------------------------------------------------------------------
 
 
 def to_plain(value: Any) -> Any:
     """A setting as plain data. What has no name to be found by is marked, so that loading can ask for it."""
     if value is None or isinstance(value, bool | int | float):
         return value
-    if isinstance(value, str):
-        return without_credentials(value)  # a URL of data may hold some
-    if dataclasses.is_dataclass(value) and not isinstance(value, type) and not _is_source(type(value)):
+    if isinstance(value, str):  # a URL of data may hold credentials
+        return without_credentials(value) if can_be_kept(value) else {UNSAVED: redacted(value)}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type) and name_of(type(value)) not in _SOURCES:
         return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, FunctionConnector):
         return to_plain(value.fn)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    if isinstance(value, _MADE_BY_ARGUMENTS) or _is_source(type(value)):
+    if isinstance(value, _MADE_BY_ARGUMENTS) or name_of(type(value)) in _SOURCES:
         return _made_again(value)
     if isinstance(value, list | tuple):
         return [to_plain(item) for item in value]
     if isinstance(value, Mapping):
         return {str(key): to_plain(item) for key, item in value.items()}
-    return {REF: name_of(value)} if _is_found_by_name(value) else {UNSAVED: repr(value)[:200]}
+    return {REF: name_of(value)} if _is_found_by_name(value) else _unsaved(value)
 
 
 def _is_found_by_name(value: Any) -> bool:
     if not getattr(value, "__qualname__", None) or not getattr(value, "__module__", None):
         return False
     try:
-        return bool(find(name_of(value), "") == value)
-    except CheckpointError:
+        return bool(functools.reduce(getattr, value.__qualname__.split("."), sys.modules[value.__module__]) == value)
+    except (KeyError, AttributeError):
         return False
+
+
+def _unsaved(value: Any) -> dict[str, str]:
+    """What something was; not what it was made with, which may be secret."""
+    plain = isinstance(value, types.FunctionType | types.MethodType | type)
+    return {UNSAVED: repr(value)[:200] if plain else f"an object of {name_of(type(value))}"}
 
 
 def _made_again(thing: Any) -> Any:
@@ -86,54 +174,167 @@ def _made_again(thing: Any) -> Any:
     names = inspect.signature(type(thing)).parameters
     arguments = {name: to_plain(getattr(thing, name)) for name in names if hasattr(thing, name)}
     if len(arguments) < len(names) or not _is_found_by_name(type(thing)):
-        return {UNSAVED: repr(thing)[:200]}
+        return _unsaved(thing)
     return {MADE: name_of(type(thing)), "with": arguments}
 
 
-def from_plain(value: Any, what: str) -> Any:
-    """The inverse of `to_plain` for one setting, called ``what``.
+# -- and back -----------------------------------------------------------------------------------------------------
+
+
+def from_plain(value: Any, place: Place) -> Any:
+    """The inverse of `to_plain` for what stands in a place.
 
     Raises:
-        CheckpointError: it could not be saved, or what it names can't be imported; it must then be given anew.
+        CheckpointError: it could not be saved, names what may not stand there, or is none of ours.
     """
-    if isinstance(value, dict):
-        remedy = f"give it when loading, as etude.load(path, {what.strip('`')}=...)"
-        if REF in value:
-            return find(value[REF], what, f": {remedy}")
-        if MADE in value:
-            made = find(value[MADE], what, f": {remedy}")
-            if not (isinstance(made, type) and (issubclass(made, _MADE_BY_ARGUMENTS) or _is_source(made))):
-                raise CheckpointError(
-                    f"{what} names {value[MADE]}, which is nothing that settings hold: the checkpoint is not sound."
-                )
-            return made(**{name: from_plain(item, what) for name, item in value["with"].items()})
-        if UNSAVED in value:
-            raise CheckpointError(
-                f"{what} was {value[UNSAVED]}, which can't be kept in a checkpoint: {remedy}. "
-                "Functions and classes at the top of a module are kept."
-            )
-        return {key: from_plain(item, what) for key, item in value.items()}
     if isinstance(value, list):
-        return tuple(from_plain(item, what) for item in value)
-    return value
+        return tuple(from_plain(item, place.inside(i)) for i, item in enumerate(value))
+    if isinstance(value, str):
+        return _from_text(value, place)
+    if not isinstance(value, dict):
+        return value
+    if REF in value:
+        return _named(value[REF], place)
+    if MADE in value:
+        return _remade(value, place)
+    if UNSAVED in value:
+        raise CheckpointError(
+            f"`{place.setting}` was {str(value[UNSAVED])[:200]}, which can't be kept in a checkpoint: give it when "
+            f"loading, as etude.load(path, {place.setting}=...). Functions and classes at the top of a module are kept "
+            "by name."
+        )
+    return {key: from_plain(item, place.inside(key)) for key, item in value.items()}
 
 
-def drop_other_episodes(state: Mapping[str, Any], saved: Mapping[str, Any], env: Any) -> None:
-    """Let new episodes begin where a state has running ones, but not of ``env``: by ``saved``, the settings then."""
-    was = saved.get("env")
-    if "runner" in state and UNSAVED not in (was or ()) and to_plain(env) != was:
-        state["runner"]["arena"] = {"how": "new episodes", "why": "another env was given"}
+def _from_text(text: str, place: Place) -> Any:
+    """Text in a place where it may name code."""
+    if place.trust:
+        return text
+    if gym.Env in place.kinds and ":" in text:  # a factory, or a module that Gymnasium would import before its id
+        raise place.error(text)
+    if Connector in place.kinds and text.partition(":")[0] not in BY_NAME:
+        raise place.error(text)
+    if Callback in place.kinds and not _is_found_by_name(found := _named(text, place)):
+        return found
+    return text
 
 
-def load_config(cls: type[C], saved: Mapping[str, Any], overrides: Mapping[str, Any]) -> C:
+def _named(name: Any, place: Place) -> Any:
+    if not isinstance(name, str):
+        raise place.error(name)
+    found = place.class_of(name)
+    if found is None and place.trust:
+        return imported(name, f"`{place.setting}`")
+    if found is None:
+        raise place.error(name)
+    return found
+
+
+def _remade(value: Mapping[str, Any], place: Place) -> Any:
+    name = value[MADE]
+    is_source = name in _SOURCES and object in place.kinds
+    made = imported(name, place.path) if is_source else _named(name, place)
+    if not is_source and not (isinstance(made, type) and issubclass(made, _MADE_BY_ARGUMENTS)):
+        raise CheckpointError(f"`{place.path}` names {name}, which is nothing that settings hold.")
+    arguments = value.get("with")
+    inner = place._replace(kinds=frozenset() if is_source else frozenset((object,)))
+    try:
+        return made(**{key: from_plain(item, inner.inside(key)) for key, item in dict(arguments or {}).items()})
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"`{place.path}` can't be made again as a {name} ({type(error).__name__}: {error})."
+        ) from error
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, dict) and not {REF, MADE, UNSAVED} & value.keys()
+
+
+def _settings_from(cls: type, saved: Mapping[str, Any], place: Place) -> dict[str, Any]:
+    """The values of saved settings of ``cls``, by name; of settings inside them, mappings."""
+    hints, inside = typing.get_type_hints(cls), settings_inside(cls)
+    found: dict[str, Any] = {}
+    for name, value in saved.items():
+        here = place.inside(name)._replace(setting=place.setting or name, kinds=frozenset(_classes_in(hints.get(name))))
+        if not _is_plain(value):
+            found[name] = from_plain(value, here)
+        elif name in inside:
+            found[name] = _settings_from(inside[name], value, here)
+        elif name == "overrides":  # settings of the same class, by module
+            found[name] = {
+                key: _settings_from(cls, own, here.inside(key)) if _is_plain(own) else from_plain(own, here.inside(key))
+                for key, own in value.items()
+            }
+        else:
+            found[name] = from_plain(value, here)
+    return found
+
+
+def load_config(cls: type[C], saved: Mapping[str, Any], overrides: Mapping[str, Any], *, trust: bool = False) -> C:
     """Settings from `to_plain` data, some of them overridden; of settings inside others, those that are given.
 
+    Args:
+        cls: The class of the settings.
+        saved: What a checkpoint holds. What it says of the engine is not used.
+        overrides: What counts more.
+        trust: Import what ``saved`` names.
+
     Raises:
-        CheckpointError: a setting can't be had back, and is not overridden.
-        SettingsError: an override or a saved setting is not one of ``cls``, or is out of range.
+        CheckpointError: a setting can't be had back and is not overridden, or is none of ``cls``.
+        SettingsError: an override is not one of ``cls``, or is out of range.
     """
     owner, inside = cls.__name__, settings_inside(cls)
     given = typed(cls, overrides, owner=owner)
-    kept = {name: value for name, value in saved.items() if name not in given or name in inside}
-    values = {name: from_plain(value, f"`{name}`") for name, value in kept.items()}
+    whole = {name for name, value in given.items() if not (name in inside and isinstance(value, Mapping))}
+    kept = {name: value for name, value in saved.items() if name not in whole and name != "engine"}
+    for name in given.keys() & kept.keys() - whole:
+        if isinstance(kept[name], dict):
+            kept[name] = {inner: value for inner, value in kept[name].items() if inner not in given[name]}
+    values = _settings_from(cls, kept, Place("config", "", frozenset(), trust))
+    try:
+        values = typed(cls, values, owner=owner)
+        if not overrides:
+            return from_dict(cls, values, owner=owner)
+    except SettingsError as error:
+        raise CheckpointError(f"the settings do not fit: {error}") from error
     return from_dict(cls, merged(values, given), owner=owner)
+
+
+def names_code(config: Any) -> bool:
+    """Whether settings name code of a user's own, or hold what has no name: to load them takes more than a path."""
+    plain = to_plain(config)
+    texts = [plain["env"], *plain["callbacks"]]
+    return any(isinstance(text, str) and ":" in text for text in texts) or _names_code(plain)
+
+
+def _names_code(plain: Any) -> bool:
+    if isinstance(plain, list):
+        return any(map(_names_code, plain))
+    if not isinstance(plain, dict):
+        return False
+    name = plain.get(REF) or plain.get(MADE) or "etude."
+    return UNSAVED in plain or not str(name).startswith("etude.") or any(map(_names_code, plain.values()))
+
+
+def drop_other_episodes(state: Any, saved: Mapping[str, Any], env: Any) -> None:
+    """Let new episodes begin where a state has running ones, but not of ``env``: by ``saved``, the settings then."""
+    was = saved.get("env")
+    is_known = not (isinstance(was, dict) and UNSAVED in was)
+    if isinstance(state.get("runner"), dict) and is_known and to_plain(env) != was:
+        state["runner"]["arena"] = {"how": "new episodes", "why": "another env was given"}
+
+
+@contextmanager
+def what_fits(path: object) -> Iterator[None]:
+    """Within it, whatever is raised because a checkpoint holds what does not fit is a CheckpointError."""
+    try:
+        yield
+    except EtudeError:
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"{path} does not fit ({type(error).__name__}: {error}): it is broken, or was saved by another version of "
+            "Etude or with other settings."
+        ) from error

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from etude.algorithms.config import AlgorithmConfig, ModuleLike
-from etude.connectors import GAE, ClipAction, NormalizeAdvantages, Pipeline, RescaleAction, VTrace
+from etude.algorithms.config import AlgorithmConfig, ModuleLike, schedules_in
+from etude.connectors import GAE, ClipAction, LiftAdvantages, NormalizeAdvantages, Pipeline, RescaleAction, VTrace
 from etude.envs import Arena
 from etude.errors import SettingsError
-from etude.learners import ModuleLearner, seeded
+from etude.learners import ModuleLearner, Schedule, seeded
 from etude.modules import Module
 from etude.runners import Episode, ModuleOf
 from etude.spaces import Space
@@ -65,7 +65,7 @@ def make_student(
     if not any(isinstance(c, ClipAction | RescaleAction) for c in connectors.connectors):
         connectors.add(ClipAction(), at=0)  # a Gaussian does not know the bounds of its Box
     for connector in connectors.connectors:
-        if isinstance(connector, GAE | NormalizeAdvantages | VTrace):
+        if isinstance(connector, GAE | LiftAdvantages | NormalizeAdvantages | VTrace):
             raise SettingsError(
                 f"`connectors` stand between env and module, where {connector.name} has nothing to do: an "
                 "algorithm names it in its learner_connectors()."
@@ -74,12 +74,23 @@ def make_student(
         seen, acted = connectors.spaces(*spaces)
         module = algorithm.make_module(given, seen, acted)
     module = module.to(config.device)
+    groups = algorithm.parameter_groups(module)
+    lr, own_lr = _rates(algorithm, groups)
     learner = ModuleLearner(
         module,
         module.own_loss or algorithm.loss,
         name=name,
-        lr=algorithm.learning_rates(),
-        parameters=algorithm.parameter_groups(module),
+        lr=lr,
+        own_lr=own_lr,
+        schedules_by=algorithm.schedules_by,
+        scheduled={
+            name: value
+            for name, value in schedules_in(config).items()
+            if isinstance(value, tuple) and name not in _NOT_OF_LOSSES
+        },
+        adam_betas=config.adam_betas,
+        adam_eps=config.adam_eps,
+        parameters=groups,
         grad_clip=config.grad_clip,
         grad_clip_by=config.grad_clip_by,
         accumulate=config.accumulate,
@@ -88,6 +99,7 @@ def make_student(
         max_skipped=config.max_skipped,
         compile=config.compile,
         device=config.device,
+        threads=config.threads,
         seed=seeds[1],
         on_gradients=_hook(algorithm, "on_gradients"),
         after_step=_hook(algorithm, "after_step"),
@@ -95,6 +107,32 @@ def make_student(
     own = module.own_loss is not None
     to_learner = module.own_learner_connectors() if own else algorithm.learner_connectors()
     return Student(module, connectors, learner, _to_learner(to_learner, module))
+
+
+_RATES = {"actor_lr": "actor", "critic_lr": "critic", "temperature_lr": "temperature", "alpha_lr": "alpha"}
+"""Settings that are learning rates of their own, and the optimizers that they are of."""
+
+_NOT_OF_LOSSES = {"lr", *_RATES, "epsilon", "priority_beta"}
+"""Schedules that no loss reads."""
+
+
+def _rates(
+    algorithm: "Algorithm[Any]", groups: Mapping[str, Any] | None
+) -> tuple[Schedule | Mapping[str, Schedule], dict[str, Schedule]]:
+    """The learning rate of each optimizer; and those of parts of the only one, see `ModuleLearner`."""
+    given = algorithm.learning_rates()
+    rates = {setting: getattr(algorithm.config, setting, None) for setting in _RATES}
+    own = {_RATES[setting]: rate for setting, rate in rates.items() if rate is not None}
+    if isinstance(given, Mapping) or not own:
+        return given, {}
+    if groups is None and own.keys() <= {"actor", "critic"}:
+        return given, own
+    for setting, optimizer in _RATES.items():
+        if optimizer in own and optimizer not in (groups or {}):
+            raise SettingsError(
+                f"`{setting}` is set, but with these settings {algorithm.name} learns no {optimizer}: leave it out."
+            )
+    return {name: own.get(name, given) for name in groups or {}}, {}
 
 
 def _hook(algorithm: "Algorithm[Any]", name: str) -> Callable[[Module], None] | None:

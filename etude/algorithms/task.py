@@ -2,6 +2,7 @@
 """Task: a user's own env, net, acting and loss, in one class."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -11,14 +12,16 @@ from torch import nn
 from etude import columns as col
 from etude.algorithms.acting import ActingAlgorithm
 from etude.algorithms.components import Component
-from etude.algorithms.config import ActingConfig, ModuleLike
+from etude.algorithms.config import ActingConfig, ModuleLike, learners_of
 from etude.algorithms.reporting import together
+from etude.algorithms.slips import arguments_checked
 from etude.algorithms.students import Spaces, spawned
 from etude.algorithms.task_module import TaskModule
 from etude.envs import EnvLike
-from etude.errors import DataError, ModuleError, SettingsError
+from etude.errors import DataError, SettingsError
 from etude.experience import Experience
 from etude.learners import Batch, Loss, ModuleLearner, Update
+from etude.learners.loss import loss_from
 from etude.learners.replay_dataset import MASK, ReplayDataset
 from etude.modules import Module, make_module
 from etude.settings import settings
@@ -28,6 +31,10 @@ from etude.spaces import Space
 @settings
 class TaskConfig(ActingConfig):
     """What a task can be told."""
+
+    unused: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("network", "squash"), "the net is made by network(), and acts by act()"
+    )
 
     whole_episodes: bool = False
     """Learn from whole episodes: from those that have ended, as soon as they have `num_steps` steps together."""
@@ -57,6 +64,12 @@ class TaskConfig(ActingConfig):
             num_update_steps=(self.num_update_steps >= 1, "at least 1"),
             batch_size=(self.batch_size is None or self.batch_size >= 1, "at least 1, or none"),
         )
+        if learners_of(self):
+            raise SettingsError(
+                f"`engine` has num_learners={learners_of(self)}, but a task makes its gradient steps in the process "
+                "that trains: its loss may join steps of a sample in ways that can't be averaged over learners. Leave "
+                "`num_learners` out; runners (`num_runners`) work."
+            )
 
 
 C = TypeVar("C", bound=TaskConfig)
@@ -72,12 +85,14 @@ class Task(ActingAlgorithm[C]):
     of the last ``replay_epochs`` collections, and makes ``num_update_steps`` gradient steps on batches of them.
     """
 
+    Config = TaskConfig
     needs_next_obs: ClassVar[bool] = False
     """Batches hold ``next_obs``, the observation after each step."""
 
     recorded: ClassVar[tuple[str, ...]] = (col.OBS, col.ACTION, col.REWARD)
     """The columns of steps that `record` keeps: how probable actions are, only the task knows."""
 
+    @arguments_checked
     def __init__(self, config: C, *, saved_spaces: dict[str, Spaces] | None = None) -> None:
         self.config = config
         if config.env is None:
@@ -242,14 +257,8 @@ class Task(ActingAlgorithm[C]):
             ModuleError: the loss is no scalar with a gradient.
             DataError: the batch holds steps that are not to be trained on, and ``mask`` was not looked at.
         """
-        loss = self.loss(module.net, batch, self.forward(module.net, batch))
         name = f"{type(self).__name__}.loss"
-        if not isinstance(loss, Loss | torch.Tensor):
-            raise ModuleError(f"{name} returned a {type(loss).__name__}: it must return a scalar tensor or a Loss.")
-        loss = loss if isinstance(loss, Loss) else Loss(loss=loss)
-        for part, value in loss.parts.items():
-            if value.dim():
-                raise ModuleError(f"{name} gave `{part}` of shape {tuple(value.shape)}: take its mean, over `mask`.")
+        loss = loss_from(self.loss(module.net, batch, self.forward(module.net, batch)), name, mean="`mask`")
         if self._has_gaps and MASK not in batch.used:
             raise DataError(
                 f"there are steps not to be trained on, as segments are shorter than `num_samples` "

@@ -4,12 +4,12 @@
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from etude.algorithms.config import ModuleLike, OfflineConfig
+from etude.algorithms.config import NO_STD, NO_VALUE, SINGLE_STEPS, ActorCriticRates, ModuleLike, OfflineConfig
 from etude.algorithms.critics import TRANSITION, looking_ahead, not_recurrent, of_kind, target_of
 from etude.algorithms.offline import OfflineAlgorithm
 from etude.learners import Batch, Loss, Schedule
@@ -25,7 +25,7 @@ _LOG_STD = math.log(0.1)
 
 
 @settings
-class TD3BCConfig(OfflineConfig):
+class TD3BCConfig(OfflineConfig, ActorCriticRates):
     """Settings of TD3+BC. The recording needs rewards, and what was observed after each step.
 
     The paper also normalises observations: ``connectors=("normalize_obs",)``.
@@ -58,7 +58,7 @@ class TD3BCConfig(OfflineConfig):
     """How far targets move at a time, above 0, at most 1. Default: Fujimoto & Gu 2021."""
 
     lr: Schedule = 3e-4
-    """Learning rate of Adam. Default: Fujimoto & Gu 2021."""
+    """Learning rate of Adam, or a schedule of it. Default: Fujimoto & Gu 2021."""
 
     grad_clip: float | None = None
     """Limit that gradients are clipped to, see `grad_clip_by`; None leaves them as they are, as in Fujimoto & Gu."""
@@ -74,6 +74,8 @@ class TD3BCConfig(OfflineConfig):
 
     network: NetworkConfig = NetworkConfig(hidden=(256, 256), activation="relu")
     """The shape of policy and critics. Default: Fujimoto & Gu 2021."""
+
+    unused: ClassVar[Mapping[str, str]] = NO_STD | NO_VALUE | SINGLE_STEPS
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,6 +98,7 @@ class TD3BC(OfflineAlgorithm[TD3BCConfig]):
     """
 
     name = "td3_bc"
+    Config = TD3BCConfig
     columns = TRANSITION
 
     def learner_connectors(self) -> list[Any]:

@@ -103,9 +103,9 @@ class Arrays(Mapping[str, NDArray[Any]]):
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         dtype, shape, begin, end = self._entries[name]
+        if not 0 <= begin <= end <= self._size:
+            raise self._broken(f"`{name}` lies outside of it")
         array = np.empty(shape, dtype)
-        if not (0 <= begin <= end <= self._size and end - begin == array.nbytes):
-            raise self._broken(f"`{name}` lies outside of it, or is not as long as its shape")
         buffer = array.reshape(-1).view(np.uint8).data
         self._file.seek(self._start + begin)
         done = 0

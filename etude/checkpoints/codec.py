@@ -7,6 +7,8 @@ Nothing that is read back can run code.
 """
 
 import base64
+import math
+import reprlib
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -29,6 +31,10 @@ _NATIVE = frozenset(
     np.dtype(name) for name in ("bool", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8")
 )
 _TORCH_NATIVE = frozenset(("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"))
+_TORCH_RAW = frozenset(("bfloat16", "complex32", "complex64", "complex128", "uint16", "uint32", "uint64")) | frozenset(
+    f"float8_{kind}" for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")
+)
+_PLAIN_KINDS = "biufcSUMmV"  # of NumPy's dtypes: all but objects
 
 
 class Encoder:
@@ -116,6 +122,8 @@ class Encoder:
         host = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
         if dtype in _TORCH_NATIVE:
             return {KIND: "tensor", "name": self._keep(host.numpy(), path)}
+        if dtype not in _TORCH_RAW:
+            raise _refusal(path, f"a tensor of {dtype}, which a checkpoint can't hold")
         raw = host.reshape(-1).view(torch.uint8).numpy()
         return {KIND: "tensor", "name": self._keep(raw, path), "dtype": dtype, "shape": list(tensor.shape)}
 
@@ -143,14 +151,19 @@ def decode(data: Any, arrays: Mapping[str, NDArray[Any]]) -> Tree:
         return data
     if KIND not in data:
         return {key: decode(value, arrays) for key, value in data.items()}
-    reader = _READERS.get(str(data[KIND]))
+    reader = _READERS.get(data[KIND]) if isinstance(data[KIND], str) else None
     if reader is None:
-        raise CheckpointError(f"the checkpoint holds an unknown kind of value, {data[KIND]!r}: it is broken or newer.")
+        raise CheckpointError(
+            f"the checkpoint holds an unknown kind of value, {reprlib.repr(data[KIND])}: it is broken or newer."
+        )
     try:
         return reader(data, arrays)
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, struct.error) as error:
+    except (CheckpointError, OSError, RecursionError):
+        raise
+    except Exception as error:
         raise CheckpointError(
-            f"the checkpoint is broken at {str(data)[:120]}: {type(error).__name__}: {error}. Restore it from a copy."
+            f"the checkpoint is broken at {reprlib.repr(data)}: {type(error).__name__}: {error}. Restore it from a "
+            "copy."
         ) from error
 
 
@@ -179,19 +192,29 @@ def _read_tensor(data: dict[str, Any], arrays: Mapping[str, NDArray[Any]]) -> "t
     tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
     if "dtype" not in data:
         return tensor
-    dtype = getattr(torch, data["dtype"])
-    if not isinstance(dtype, torch.dtype):
+    if data["dtype"] not in _TORCH_RAW:
         raise ValueError(f"{data['dtype']!r} is not a dtype")
+    dtype: torch.dtype = getattr(torch, data["dtype"])
     if not tensor.numel():
-        return torch.empty(data["shape"], dtype=dtype)
+        return torch.empty(_of_nothing(data["shape"]), dtype=dtype)
     return tensor.view(dtype).reshape(data["shape"])
 
 
 def _from_bytes(data: bytes, dtype_name: str, shape: Sequence[int]) -> NDArray[Any]:
+    if not isinstance(dtype_name, str):
+        raise ValueError(f"{dtype_name!r} is not a dtype")
     dtype = np.dtype(dtype_name)
-    if dtype.hasobject:
+    if dtype.kind not in _PLAIN_KINDS or dtype.hasobject or dtype.names:
         raise ValueError(f"dtype {dtype_name!r} is not plain")
-    return np.ndarray(shape, dtype, buffer=bytearray(data)) if data else np.zeros(shape, dtype)
+    if data:
+        return np.ndarray(shape, dtype, buffer=bytearray(data))
+    return np.zeros(shape if not dtype.itemsize else _of_nothing(shape), dtype)
+
+
+def _of_nothing(shape: Sequence[int]) -> Sequence[int]:
+    if math.prod(shape):
+        raise ValueError(f"there is no data for the shape {shape}")
+    return shape
 
 
 _READERS: dict[str, Callable[[dict[str, Any], Mapping[str, NDArray[Any]]], Tree]] = {

@@ -2,17 +2,28 @@
 """Folders that checkpoints lie in: on this machine, or behind a URL."""
 
 import contextlib
+import errno
 import os
+import reprlib
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias, cast
 
 from etude import urls
 from etude.atomic import sync, write_atomically
+from etude.drivers import as_os_error
 from etude.errors import CheckpointError
+from etude.filesystems import is_object_store, move, remove
 
 MANIFEST = "checkpoint.json"
 """The file of a checkpoint that says what else belongs to it."""
+
+
+def spare_of(name: str) -> str:
+    """Where a small file is whole while it is replaced in a `RemoteFolder`."""
+    return f".{name}.tmp"
+
 
 Where: TypeAlias = str | os.PathLike[str]
 """A path, or a URL such as ``s3://bucket/run``."""
@@ -37,7 +48,10 @@ class LocalFolder:
 
     def open(self, name: str) -> BinaryIO:
         """A file of it, to be read; FileNotFoundError where it is not there."""
-        return open(self.path / name, "rb")
+        path = self.path / name
+        if path.exists() and not path.is_file():  # a pipe or a device would give bytes for ever, or none
+            raise OSError(errno.EINVAL, "it is no regular file")
+        return open(path, "rb")
 
     def write(self, name: str, parts: Iterable[Any]) -> None:
         """Write a new file of these buffers, through to the disk; nothing is left of it where that fails."""
@@ -52,6 +66,22 @@ class LocalFolder:
         except BaseException:
             path.unlink(missing_ok=True)  # on a full disk, half a file would make matters worse
             raise
+
+    def take(self, name: str, source: "LocalFolder") -> None:
+        """Have a file of another folder here too: one file on the disk under two names, or else a copy."""
+        path = self.path / name
+        if path.exists() and path.samefile(source.path / name):
+            return
+        try:
+            os.link(source.path / name, path)
+        except OSError:  # on another disk, or one without such links
+            try:
+                shutil.copyfile(source.path / name, path)
+                sync(path)
+            except BaseException:
+                path.unlink(missing_ok=True)
+                raise
+        sync(self.path)
 
     def replace(self, name: str, data: bytes) -> None:
         """Put a small file in place of the one that is there, at one stroke."""
@@ -72,7 +102,7 @@ class LocalFolder:
 
 
 class RemoteFolder:
-    """A folder of a file system of pyarrow's, where a file appears whole once it is closed, as in object stores."""
+    """A folder of a file system of pyarrow's. What its driver raises is an OSError here."""
 
     def __init__(self, system: Any, path: str, url: str) -> None:
         self.system, self.path, self.url = system, path.rstrip("/"), url
@@ -85,50 +115,71 @@ class RemoteFolder:
         from pyarrow.fs import FileType
 
         kinds = {FileType.Directory: "folder", FileType.File: "file"}
-        return kinds.get(self.system.get_file_info(self.path).type)
+        with as_os_error():
+            return kinds.get(self.system.get_file_info(self.path).type)
 
     def make(self) -> None:
         """Make the folder, if it is not there."""
-        self.system.create_dir(self.path, recursive=True)
+        with as_os_error():
+            self.system.create_dir(self.path, recursive=True)
 
     def open(self, name: str) -> BinaryIO:
         """A file of it, to be read; FileNotFoundError where it is not there."""
-        return cast(BinaryIO, self.system.open_input_file(f"{self.path}/{name}"))
+        with as_os_error():
+            return cast(BinaryIO, self.system.open_input_file(f"{self.path}/{name}"))
 
     def write(self, name: str, parts: Iterable[Any]) -> None:
         """Write a file of these buffers; nothing is left of it where that fails."""
         try:
-            with self.system.open_output_stream(f"{self.path}/{name}") as file:
-                for part in parts:
-                    file.write(part)
+            self._put(name, parts)
         except BaseException:
             with contextlib.suppress(OSError):
                 self.remove(name)
             raise
 
+    def write_over(self, name: str, data: bytes) -> None:
+        """Write a file where it is, which is not whole meanwhile."""
+        self._put(name, [data])
+
+    def _put(self, name: str, parts: Iterable[Any]) -> None:
+        with as_os_error(), self.system.open_output_stream(f"{self.path}/{name}") as file:
+            for part in parts:
+                file.write(part)
+
     def replace(self, name: str, data: bytes) -> None:
-        """Put a small file in place of the one that is there: an object is replaced by being written."""
-        with self.system.open_output_stream(f"{self.path}/{name}") as file:
-            file.write(data)
+        """Put a small file in place of the one that is there.
+
+        At every instant, the old file or the new one is whole: under ``name``, or the new one as `spare_of` it.
+        """
+        spare = spare_of(name)
+        self._put(spare, [data])
+        if not is_object_store(self.system):
+            try:
+                move(self.system, f"{self.path}/{spare}", f"{self.path}/{name}")
+                return
+            except OSError:  # it can't replace files by renaming, and may have begun to
+                self._put(spare, [data])
+        self.write_over(name, data)
+        self.remove(spare)
 
     def names(self) -> list[str]:
         """Of what is in it; none where it is not there."""
         from pyarrow.fs import FileSelector
 
-        return sorted(
-            info.base_name for info in self.system.get_file_info(FileSelector(self.path, allow_not_found=True))
-        )
+        with as_os_error():
+            found = self.system.get_file_info(FileSelector(self.path, allow_not_found=True))
+        return sorted(info.base_name for info in found)
 
     def remove(self, name: str) -> None:
         """Remove a file, if it is there."""
         with contextlib.suppress(FileNotFoundError):
-            self.system.delete_file(f"{self.path}/{name}")
+            remove(self.system, f"{self.path}/{name}")
 
     def remove_itself(self) -> None:
         """Remove the folder where nothing is left in it; else, it stays."""
         if not self.names():
             with contextlib.suppress(OSError):
-                self.system.delete_dir(self.path)
+                remove(self.system, self.path, is_folder=True)
 
 
 Folder: TypeAlias = LocalFolder | RemoteFolder
@@ -141,9 +192,15 @@ def folder_at(where: Where) -> Folder:
     that is installed (``memory``, ``sftp``, ...).
 
     Raises:
-        CheckpointError: nothing here knows such URLs.
+        CheckpointError: it is no path, or nothing here knows such URLs.
     """
+    if not isinstance(where, str | os.PathLike):
+        raise CheckpointError(
+            f"a checkpoint is named by the path of its folder, or its URL, not by {reprlib.repr(where)}."
+        )
     url = os.fspath(where)
+    if not url:
+        raise CheckpointError("an empty path was given for a checkpoint; `.` is the current folder.")
     if not urls.is_url(url):
         return LocalFolder(Path(url))
     from pyarrow.fs import LocalFileSystem

@@ -2,25 +2,30 @@
 """Checkpoints: a folder with ``checkpoint.json`` and one safetensors file, written so that one whole is always there.
 
 The manifest names the safetensors file, its size and the checksums of what is in it, so replacing the manifest is the
-one instant at which the new checkpoint takes the old one's place.
+one instant at which the new checkpoint takes the old one's place. It holds a checksum of its own content, too.
 """
 
+import contextlib
 import json
 import re
 import secrets
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, TypeAlias
+import zlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NoReturn, TypeAlias
 
 from etude import __version__
 from etude.checkpoints.arrays import Arrays, write_arrays
 from etude.checkpoints.codec import Encoder, Tree, decode
-from etude.checkpoints.folders import MANIFEST, Folder, Where, folder_at
+from etude.checkpoints.folders import MANIFEST, Folder, LocalFolder, RemoteFolder, Where, folder_at, spare_of
 from etude.checkpoints.upgrades import UPGRADES, VERSION
 from etude.errors import CheckpointError
 
 FORMAT = "etude-checkpoint"
 _STATE_FILE = re.compile(r"state-[0-9a-f]{16}\.safetensors")
-_FACTS = ({"file", "bytes", "header", "crc32"}, {"file", "bytes", "sha256"})
+_SPARE = spare_of(MANIFEST)
+_FIRST_WITH_CHECKSUM = 4  # the version of the format whose manifest holds a checksum of itself
+
+_BLOCK = 1 << 24  # bytes that are copied at once
 
 Choose: TypeAlias = Callable[[Sequence[str]], Collection[str]]
 """Given the names at the top of a tree, those that are wanted."""
@@ -42,22 +47,52 @@ def save_tree(folder: Where, tree: Tree, *, meta: Tree = None) -> None:
         CheckpointError: the tree holds something else (its path is named), or the folder can't be written.
     """
     encoder = Encoder()
-    document = {
-        "format": FORMAT,
-        "version": VERSION,
-        "etude": __version__,
-        "meta": Encoder(arrays_allowed=False).encode(meta),
-        "tree": encoder.encode(tree),
-    }
     at = folder_at(folder)
-    state = f"state-{secrets.token_hex(8)}.safetensors"
     try:
+        document = {
+            "format": FORMAT,
+            "version": VERSION,
+            "etude": __version__,
+            "meta": Encoder(arrays_allowed=False).encode(meta),
+            "tree": encoder.encode(tree),
+        }
+        state = f"state-{secrets.token_hex(8)}.safetensors"
         at.make()
+        _mend(at)
         document["state"] = write_arrays(at, state, encoder.arrays)
+        document["crc32"] = _checksum(document)
         at.replace(MANIFEST, json.dumps(document, indent=1, allow_nan=False).encode())
         _remove_states(at, but=state)
     except OSError as error:
         raise CheckpointError(f"can't save a checkpoint to {at}: {error}.") from error
+    except RecursionError as error:
+        raise CheckpointError(f"can't save a checkpoint to {at}: what it is to hold is nested too deeply.") from error
+
+
+def copy_tree(folder: Where, to: Where) -> None:
+    """Put a copy of the checkpoint in ``folder`` into the folder ``to``, in place of the one that is there.
+
+    Where both are on one disk of this machine, the large file is not copied: it is there under two names, and stays
+    until both are removed.
+
+    Raises:
+        CheckpointError: there is no checkpoint, or the copy can't be written.
+    """
+    source, target = folder_at(folder), folder_at(to)
+    state = _read_manifest(source)["state"]["file"]
+    _, manifest, _ = _whole_manifest(source)
+    try:
+        target.make()
+        _mend(target)
+        if isinstance(source, LocalFolder) and isinstance(target, LocalFolder):
+            target.take(state, source)
+        else:
+            with source.open(state) as file:
+                target.write(state, iter(lambda: file.read(_BLOCK), b""))
+        target.replace(MANIFEST, manifest)
+        _remove_states(target, but=state)
+    except OSError as error:
+        raise CheckpointError(f"can't copy the checkpoint {source} to {target}: {error}.") from error
 
 
 def load_tree(folder: Where, choose: Choose | None = None) -> tuple[Tree, Tree]:
@@ -74,7 +109,7 @@ def load_tree(folder: Where, choose: Choose | None = None) -> tuple[Tree, Tree]:
     document = _read_manifest(at)
     while True:
         try:
-            return _read_tree(at, document, choose), decode(document["meta"], {})
+            return _read_tree(at, document, choose), _decoded(document["meta"], {}, at)
         except FileNotFoundError as error:
             newer = _read_manifest(at)
             if newer["state"] == document["state"]:
@@ -92,7 +127,8 @@ def load_meta(folder: Where) -> Tree:
     Raises:
         CheckpointError: the folder is not a checkpoint, or it is of a newer version.
     """
-    return decode(_read_manifest(folder_at(folder))["meta"], {})
+    at = folder_at(folder)
+    return _decoded(_read_manifest(at)["meta"], {}, at)
 
 
 def remove_tree(folder: Where) -> None:
@@ -106,6 +142,8 @@ def remove_tree(folder: Where) -> None:
     at = folder_at(folder)
     try:
         at.remove(MANIFEST)
+        if isinstance(at, RemoteFolder):
+            at.remove(_SPARE)
         _remove_states(at, but="")
         at.remove_itself()
     except OSError as error:
@@ -118,46 +156,108 @@ def _remove_states(at: Folder, but: str) -> None:
             at.remove(name)
 
 
+def has_manifest(folder: Where) -> bool:
+    """Whether there is a checkpoint in a folder, whole or broken."""
+    at = folder_at(folder)
+    names = at.names()
+    return MANIFEST in names or (isinstance(at, RemoteFolder) and _SPARE in names)
+
+
+def _mend(at: Folder) -> None:
+    """Finish to replace the manifest, where a process died meanwhile and left the new one as the spare only."""
+    if isinstance(at, RemoteFolder) and _SPARE in at.names():
+        with contextlib.suppress(CheckpointError):
+            name, data, _ = _whole_manifest(at)
+            if name == _SPARE:
+                at.write_over(MANIFEST, data)
+
+
+def _whole_manifest(at: Folder) -> tuple[str, bytes, dict[str, Any]]:
+    """The manifest: the name under which it is whole, its bytes and its content."""
+    try:
+        return MANIFEST, *_parsed(at, MANIFEST)
+    except CheckpointError as error:
+        if isinstance(at, RemoteFolder):
+            with contextlib.suppress(CheckpointError):
+                return _SPARE, *_parsed(at, _SPARE)
+        raise error
+
+
 def _read_tree(at: Folder, document: dict[str, Any], choose: Choose | None) -> Tree:
     tree, state = document["tree"], document["state"]
     if choose is not None and isinstance(tree, dict):
         wanted = set(choose(list(tree)))
         tree = {name: part for name, part in tree.items() if name in wanted}
     with at.open(state["file"]) as file:
-        return decode(tree, Arrays(file, state, f"{at}/{state['file']}"))
+        return _decoded(tree, Arrays(file, state, f"{at}/{state['file']}"), at)
 
 
-def _read_manifest(at: Folder) -> dict[str, Any]:
-    path = f"{at}/{MANIFEST}"
+def _decoded(data: Any, arrays: Mapping[str, Any], at: Folder) -> Tree:
     try:
-        with at.open(MANIFEST) as file:
-            document = json.loads(file.read())
-    except (FileNotFoundError, NotADirectoryError):
-        raise CheckpointError(f"{at} is not a checkpoint: {_what_is_there(at)}") from None
+        return decode(data, arrays)
+    except RecursionError as error:
+        raise CheckpointError(f"{at}/{MANIFEST} is broken: it is nested too deeply. Restore it from a copy.") from error
+
+
+def _checksum(document: dict[str, Any]) -> int:
+    """Of all that a manifest holds but the checksum, however it is laid out."""
+    content = {name: value for name, value in document.items() if name != "crc32"}
+    return zlib.crc32(json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode())
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _parsed(at: Folder, name: str) -> tuple[bytes, dict[str, Any]]:
+    """The bytes and the content of a manifest whose checksum is right.
+
+    Raises:
+        CheckpointError: it is not there, is broken, or is another kind of file.
+    """
+    path = f"{at}/{name}"
+    try:
+        try:
+            with at.open(name) as file:
+                text: bytes = file.read()
+        except (FileNotFoundError, NotADirectoryError):
+            raise CheckpointError(f"{at} is not a checkpoint: {_what_is_there(at)}") from None
+        document = json.loads(text, parse_constant=_no_number)
+        if not isinstance(document, dict) or document.get("format") != FORMAT:
+            raise CheckpointError(f"{at} is not a checkpoint: its {MANIFEST} does not say `format: {FORMAT}`.")
+        version = document.get("version")
+        is_summed = type(version) is int and _FIRST_WITH_CHECKSUM <= version <= VERSION
+        if is_summed and document.get("crc32") != _checksum(document):
+            raise CheckpointError(f"{path} is broken: its content does not match its checksum. Restore it from a copy.")
     except OSError as error:
         raise CheckpointError(f"can't read {path}: {error}.") from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is broken: it is not JSON ({error}). Restore it from a copy.") from error
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise CheckpointError(f"{at} is not a checkpoint: its {MANIFEST} does not say `format: {FORMAT}`.")
+    return text, document
+
+
+def _read_manifest(at: Folder) -> dict[str, Any]:
+    path = f"{at}/{MANIFEST}"
+    _, _, document = _whole_manifest(at)
     version = document.get("version")
-    if not isinstance(version, int) or (version != VERSION and version not in UPGRADES):
+    if type(version) is not int or (version != VERSION and version not in UPGRADES):
         raise CheckpointError(
             f"{at} is a checkpoint of version {version}, written by Etude {document.get('etude')}; Etude "
             f"{__version__} reads versions {min(UPGRADES)} to {VERSION}. Load it with an Etude that reads it: one of "
             "the version that wrote it, or later."
         )
     state = document.get("state")
-    if (
-        not {"meta", "tree"} <= document.keys()
-        or not isinstance(state, dict)
-        or not any(f <= state.keys() for f in _FACTS)
-    ):
+    if not {"meta", "tree"} <= document.keys() or not isinstance(state, dict):
         raise CheckpointError(f"{path} is broken: it lacks `meta`, `tree` or `state`. Restore it from a copy.")
     if not _STATE_FILE.fullmatch(str(state.get("file"))):
         raise CheckpointError(
             f"{path} is broken: it names the state file {state.get('file')!r}. Restore it from a copy."
         )
+    sums = state.get("crc32")
+    is_whole_file = type(state.get("bytes")) is int and isinstance(state.get("sha256"), str)
+    are_parts = [state.get("bytes"), state.get("header"), *(sums.values() if isinstance(sums, dict) else [None])]
+    if not is_whole_file and not all(type(number) is int for number in are_parts):
+        raise CheckpointError(f"{path} is broken: it lacks checksums of {state['file']}. Restore it from a copy.")
     return _upgraded(document, version, path)
 
 
@@ -165,7 +265,7 @@ def _upgraded(document: dict[str, Any], version: int, path: str) -> dict[str, An
     for old in range(version, VERSION):
         try:
             document = UPGRADES[old](document)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except Exception as error:
             raise CheckpointError(
                 f"{path} is broken: it says that it is of version {old}, but is not laid out so "
                 f"({type(error).__name__}: {error}). Restore it from a copy."
@@ -174,7 +274,7 @@ def _upgraded(document: dict[str, Any], version: int, path: str) -> dict[str, An
 
 
 def _what_is_there(at: Folder) -> str:
-    kind = at.kind()
+    kind = at.kind()  # an OSError goes to who asks
     if kind is None:
         return "there is no such folder."
     if kind == "file":

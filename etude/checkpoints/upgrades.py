@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of older versions of the format, brought up to the next one when they are read.
 
-A version is a layout of the manifest and of the states in it. Whoever changes it raises `VERSION` and adds a function
+A version is a layout of the manifest and of the states in it. A change of it raises `VERSION` and adds a function
 here, and a checkpoint of the version before to ``tests/checkpoints``.
 """
 
@@ -11,12 +11,13 @@ from typing import Any, TypeAlias
 Document: TypeAlias = dict[str, Any]
 """A manifest as it lies on the disk: ``tree`` and ``meta`` are encoded (see `etude.checkpoints.codec`)."""
 
-VERSION = 3
+VERSION = 4
 """Of the format that is written.
 
 1: one SHA-256 for the whole safetensors file; the state of an algorithm by student.
 2: a CRC-32 for each array; the state of an algorithm is a flat dict of components.
 3: MARWIL's average is a connector's; offline runs keep the size of their epochs, and have a `mode`.
+4: the manifest holds a checksum of itself; of the engine, it only says which one it was.
 """
 
 
@@ -64,5 +65,10 @@ def _from_2(document: Document) -> Document:
     return {**document, "tree": tree, "meta": {**meta, "config": config}}
 
 
-UPGRADES: dict[int, Callable[[Document], Document]] = {1: _from_1, 2: _from_2}
+def _from_3(document: Document) -> Document:
+    """What was said of the engine is not used; all else is laid out alike."""
+    return document
+
+
+UPGRADES: dict[int, Callable[[Document], Document]] = {1: _from_1, 2: _from_2, 3: _from_3}
 """What brings a manifest of a version to the next one."""

@@ -3,6 +3,7 @@
 
 import dataclasses
 import json
+import re
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,22 +25,23 @@ from etude.algorithms import (
     Checkpoints,
     OfflineConfig,
     Stop,
-    config_class,
     load,
 )
 from etude.algorithms.config import DataLike, ModuleLike, ModulesLike, TrainedLike
 from etude.algorithms.keeping import check_metric
-from etude.algorithms.saving import find, name_of
+from etude.algorithms.saving import imported, name_of
 from etude.checkpoints import load_meta
 from etude.cli import files, flags, folders, words
 from etude.cli.engine import EngineFlags, with_engine
 from etude.cli.logs import Log
 from etude.connectors import PreLearnerLike
 from etude.connectors.pipeline import BY_NAME, ConnectorLike
+from etude.envs import EnvLike
 from etude.errors import SettingsError
 from etude.learners import Schedule
-from etude.runners import ModuleOf
-from etude.settings import from_dict, merged, nearest, settings, settings_inside, typed
+from etude.runners import CallbackLike, ModuleOf
+from etude.settings import choice, from_dict, merged, settings, settings_inside, typed
+from etude.urls import redacted
 
 ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "ppo": PPO,
@@ -102,7 +104,11 @@ class TrainOptions:
     run."""
 
     resume: str | None = None
-    """Go on from the checkpoint in this folder, with its settings; those given here count more."""
+    """Go on from the checkpoint in this folder, with its settings; those given here count more. The engine, and code of
+    your own that it names, such as an env `module:factory`, are to be given again."""
+
+    trust: bool = False
+    """Import and call whatever the checkpoint to go on from names: this runs code from the file."""
 
     overwrite: bool = False
     """Replace the run that is in the folder."""
@@ -134,14 +140,14 @@ class TrainOptions:
 
 
 def algorithm_class(name: str) -> type[Algorithm[Any]]:
-    """The algorithm called ``name``: one of `ALGORITHMS`, or ``module:Class``."""
-    if name in ALGORITHMS:
-        return ALGORITHMS[name]
+    """The algorithm called ``name``: one of `ALGORITHMS` (``PPO`` and ``td3bc`` too), or ``module:Class``."""
+    for known, cls in ALGORITHMS.items():
+        if re.sub(r"\W|_", "", name.lower()) == known.replace("_", ""):
+            return cls
     if ":" not in name:
-        near = nearest(name, ALGORITHMS)
-        hint = f" Nearest: `{near}`." if near else f" There are {', '.join(ALGORITHMS)}; or give `module:Class`."
-        raise SettingsError(f"there is no algorithm `{name}`.{hint}")
-    cls = find(name, "the algorithm")
+        hint = choice(name, ALGORITHMS)
+        raise SettingsError(f"there is no algorithm `{name}`. {hint} Or give your own, as `module:Class`.")
+    cls = _own(name, "the algorithm")
     if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
         raise SettingsError(f"{name} is no algorithm: it must be a class that inherits from etude.Algorithm.")
     return cls
@@ -162,7 +168,8 @@ class Asked(NamedTuple):
 
 def ask(cls: type[Algorithm[Any]], name: str, args: list[str]) -> Asked:
     """What the command line ``args`` asks of the algorithm ``cls``, called ``name``."""
-    config = config_class(cls)
+    config = cls.Config
+    name = next((known for known, found in ALGORITHMS.items() if found is cls), name)
     owner = name.rpartition(":")[2]
     given, engine, asked = flags.parse(
         [config, EngineFlags, TrainOptions],
@@ -172,11 +179,12 @@ def ask(cls: type[Algorithm[Any]], name: str, args: list[str]) -> Asked:
         converters=CONVERTERS,
     )
     options = from_dict(TrainOptions, asked, owner=owner)
-    saved = {} if options.resume is None else _saved(cls, options.resume, owner)
+    if options.resume is not None:
+        _check_run(cls, options.resume, owner)
     written, stop = ({}, {}) if options.config is None else written_in(config, options.config, owner)
     both = from_dict(Stop, merged(stop, asked.get("stop", {})), owner=f"{owner}.stop")
     options = dataclasses.replace(options, stop=both)
-    given = with_engine(given, engine.get("ray", {}), written.get("engine", saved.get("engine")), owner)
+    given = with_engine(given, engine.get("ray", {}), written.get("engine"), owner)
     given = merged(written, given)
     out = folders.chosen(options.out, options.resume, given.get("env"), owner)
     return Asked(cls, owner, given, options, out)
@@ -185,8 +193,11 @@ def ask(cls: type[Algorithm[Any]], name: str, args: list[str]) -> Asked:
 def make(asked: Asked) -> Algorithm[Any]:
     """The algorithm that is asked for."""
     if asked.options.resume is not None:
-        return load(asked.options.resume, **typed(config_class(asked.cls), asked.given, owner=asked.owner))
-    config = from_dict(config_class(asked.cls), asked.given, owner=asked.owner)
+        if asked.options.trust:
+            words.import_from_here()
+        given = {"engine": "local"} | typed(asked.cls.Config, asked.given, owner=asked.owner)
+        return load(asked.options.resume, trust=asked.options.trust, **given)
+    config = from_dict(asked.cls.Config, asked.given, owner=asked.owner)
     if isinstance(config, OfflineConfig) and config.data is None:
         raise SettingsError(f"{asked.owner} needs a value for `data`, such as --data data/expert.")
     return asked.cls(config)
@@ -221,21 +232,33 @@ def _converted(cls: type, written: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _saved(cls: type[Algorithm[Any]], path: str, owner: str) -> Mapping[str, Any]:
-    """The settings of the run to go on with, as plain data; one of another algorithm, or what is no run, is refused."""
+def _check_run(cls: type[Algorithm[Any]], path: str, owner: str) -> None:
+    """Refuse to go on with a run of another algorithm, or with what is no run."""
     meta = load_meta(path)
     was = meta.get("algorithm") if isinstance(meta, dict) else None
     if was != name_of(cls):
-        raise SettingsError(f"{path} is a run of {was}, not of {owner} ({name_of(cls)}).")
-    saved: Mapping[str, Any] = meta["config"]
-    return saved
+        raise SettingsError(f"{redacted(path)} is a run of {was}, not of {owner} ({name_of(cls)}).")
 
 
 def _schedule(word: str) -> Any:
-    """``3e-4``, or points such as ``0:1e-3,100000:0``."""
+    """``3e-4``, or points such as ``0:1e-3,100000:0``, or those behind ``cosine:``."""
     if ":" not in word:
         return word
-    return tuple(tuple(point.split(":")) for point in word.split(","))
+    cosine, points = word.startswith("cosine:"), word.removeprefix("cosine:").split(",")
+    return (*(["cosine"] if cosine else []), *(tuple(point.split(":")) for point in points))
+
+
+def _own(name: str, what: str) -> Any:
+    """The class or function that a user names."""
+    words.import_from_here()
+    return imported(name, what)
+
+
+def _passed_on(word: str) -> str:
+    """What is imported later, if it names code."""
+    if ":" in word:
+        words.import_from_here()
+    return word
 
 
 def _imported(setting: str, kind: str) -> Callable[[str], Any]:
@@ -244,7 +267,7 @@ def _imported(setting: str, kind: str) -> Callable[[str], Any]:
     def found(word: str) -> Any:
         if ":" not in word:
             raise SettingsError(f"`{setting}` is {word!r}, but must be written as `module:{kind}`, to be imported.")
-        return find(word, f"`{setting}`")
+        return _own(word, f"`{setting}`")
 
     return found
 
@@ -271,17 +294,20 @@ def _connector(word: str) -> Any:
     """A name that the pipeline knows, or ``module:name`` of a class or function."""
     head, colon, tail = word.partition(":")
     importable = colon and head not in BY_NAME and tail.replace(".", "").isidentifier()
-    return find(word, "a connector") if importable else word
+    return _own(word, "a connector") if importable else word
 
 
 CONVERTERS: dict[Any, Any] = {
     Schedule: _schedule,
+    Schedule | None: _schedule,
     ModuleLike | None: _imported("module", "Class"),
     ModulesLike | None: _imported("modules", "Class"),
     ModuleOf | None: _imported("module_of", "function"),
     TrainedLike | None: _trained,
     DataLike | None: str,
     PreLearnerLike | None: _imported("prelearner", "function"),
+    EnvLike | None: _passed_on,
+    tuple[CallbackLike, ...]: _passed_on,
     tuple[ConnectorLike, ...]: _connector,
     int | tuple[int, int] | None: _range,
     Mapping[str, Any] | None: _json,

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bad data, as commands that read recordings are told of it, and tell of it. Imports nothing heavy."""
 
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from etude.cli.streams import show
 from etude.errors import DataError
 from etude.settings import settings
 
@@ -20,12 +20,12 @@ OnBad: TypeAlias = Literal["strict", "repair", "skip"]
 class BadDataOptions:
     """What commands that read recordings take."""
 
-    on_bad: OnBad | None = None
+    on_bad: OnBad = "strict"
     """What happens to bad data, such as NaN or steps that are there twice: an error (strict), or it is mended where
-    that needs no invention and else left out (repair), or left out with its segment (skip). None: it stays as it is."""
+    that needs no invention and else left out (repair), or left out with its segment (skip)."""
 
 
-def opened(path: str | Sequence[str], on_bad: OnBad | None) -> "Recording":
+def opened(path: str | Sequence[str], on_bad: OnBad) -> "Recording":
     """The recording at ``path``, or of several of them."""
     from etude.recordings import Recording
 
@@ -34,12 +34,12 @@ def opened(path: str | Sequence[str], on_bad: OnBad | None) -> "Recording":
 
 
 @contextmanager
-def remedied(path: str | Sequence[str], on_bad: OnBad | None) -> Iterator[None]:
+def remedied(path: str | Sequence[str], on_bad: OnBad) -> Iterator[None]:
     """Say in an error within it how to go on, where some of the recording can be read."""
     try:
         yield
     except DataError as error:
-        if on_bad is not None or not _opens(path):
+        if on_bad != "strict" or "--on-bad" in str(error) or not _opens(path):
             raise
         more = "`etude data validate` lists all problems; --on-bad=skip reads the rest."
         raise DataError(f"{str(error).rstrip('.')}. {more}") from error
@@ -55,15 +55,16 @@ def _opens(path: str | Sequence[str]) -> bool:
 
 def say(recordings: Sequence["Recording"]) -> None:
     """Print what was bad in them, where something was."""
-    sys.stdout.writelines(f"{report}\n" for report in (r.left_out_report() for r in recordings) if report)
+    for report in (recording.left_out_report() for recording in recordings):
+        if report:
+            show(str(report))
 
 
-def as_json(recordings: Sequence["Recording"], on_bad: OnBad | None) -> dict[str, Any]:
-    """What was bad in them, by kind: how often it was met, and the rows left out; empty where nobody looked."""
-    if on_bad is None:
-        return {}
+def as_json(recordings: Sequence["Recording"]) -> dict[str, Any]:
+    """What was bad in them, by kind: how often it was met, and the rows left out; and warnings."""
     met, left_out = Counter[str](), Counter[str]()
     for recording in recordings:
         met.update(recording.met)
         left_out.update(recording.left_out)
-    return {"bad": {"met": dict(met), "left_out_rows": dict(left_out)}}
+    warnings = [warning for recording in recordings for warning in recording.warnings]
+    return {"bad": {"met": dict(met), "left_out_rows": dict(left_out)}, "warnings": warnings}

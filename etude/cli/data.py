@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from etude.cli import bad_data, data_editing, files, flags
-from etude.errors import SettingsError
-from etude.settings import nearest, settings
+from etude.cli.streams import show
+from etude.errors import SettingsError, printable
+from etude.settings import choice, settings
 
 PROBLEMS = 1
 
@@ -53,9 +54,7 @@ def main(args: list[str]) -> int:
         return 0
     name, rest = args[0], args[1:]
     if name not in COMMANDS:
-        near = nearest(name, COMMANDS)
-        hint = f"Nearest: `{near}`." if near else f"There are {', '.join(COMMANDS)}."
-        raise SettingsError(f"etude data has no command `{name}`. {hint}")
+        raise SettingsError(f"etude data has no command `{name}`. {choice(name, COMMANDS)}")
     command, about = COMMANDS[name]
     if name in ("convert", "filter", "sample") and len(rest) > 1 and not rest[1].startswith("-"):
         rest = [rest[0], "--to", *rest[1:]]
@@ -70,23 +69,23 @@ def info(options: InfoOptions) -> int:
         recording = bad_data.opened(options.path, options.on_bad)
         found = recording.info()
     if options.json:
-        files.print_json(found | bad_data.as_json([recording], options.on_bad))
+        files.print_json(found | bad_data.as_json([recording]))
     else:
-        sys.stdout.write("\n".join(_described(found, recording.obs_space, recording.action_space)) + "\n")
+        show("\n".join(_described(found, recording.obs_space, recording.action_space)))
         bad_data.say([recording])
     return 0
 
 
 def validate(options: DataOptions) -> int:
-    """Print every problem of the recording."""
+    """Print every problem of the recording, and every warning; the exit code says whether there was any."""
     from etude.recordings import validate as check
 
     report = check(options.path if len(options.path) > 1 else options.path[0])
     if options.json:
         files.print_json(report.to_json())
     else:
-        sys.stdout.write(f"{report}\n")
-    return 0 if report.ok else PROBLEMS
+        show(str(report))
+    return PROBLEMS if report.problems else 0
 
 
 def convert(options: ConvertOptions) -> int:
@@ -97,11 +96,12 @@ def convert(options: ConvertOptions) -> int:
     written = write(recording, options.to, options.format)
     found = {"path": str(written.path), "steps": written.num_steps, "episodes": written.num_episodes}
     if options.json:
-        bad = bad_data.as_json([recording], options.on_bad)
+        bad = bad_data.as_json([recording])
         files.print_json({**found, "format": written.format, "notes": list(written.notes), **bad})
     else:
-        sys.stdout.write(f"{found['path']}: {found['steps']:,} steps of {found['episodes']:,} episodes.\n")
-        sys.stdout.writelines(f"  {note}\n" for note in written.notes)
+        show(f"{found['path']}: {found['steps']:,} steps of {found['episodes']:,} episodes.")
+        for note in written.notes:
+            show(f"  {note}")
         bad_data.say([recording])
     return 0
 
@@ -109,7 +109,7 @@ def convert(options: ConvertOptions) -> int:
 COMMANDS: Mapping[str, tuple[Callable[[Any], int], str]] = {
     "info": (info, "What a recording holds, counted over every row."),
     "convert": (convert, "Write a recording of any kind that can be read, as A B, in Etude's format or another."),
-    "validate": (validate, "Look at every row, and name every problem; exit code 1 where there is one."),
+    "validate": (validate, "Look at every row, and name every problem; exit code 1 if there is one, or a warning."),
     **data_editing.COMMANDS,
 }
 
@@ -146,4 +146,4 @@ def _described(found: Mapping[str, Any], obs_space: Any, action_space: Any) -> l
         "files": f"{found['files']:,}, {found['bytes'] / 1e6:,.2f} MB",
         **{name: _shown(name, value) for name, value in found["meta"].items() if value not in (None, [], "")},
     }
-    return [f"{name:<11}{text}" for name, text in rows.items()]
+    return [printable(f"{name:<11}{text}") for name, text in rows.items()]

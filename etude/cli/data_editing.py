@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """``etude data merge|split|filter|sample``: new recordings out of others. Imports no torch."""
 
-import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from etude.cli import bad_data, files
 from etude.cli.bad_data import BadDataOptions
+from etude.cli.streams import show
 from etude.settings import settings
 
 if TYPE_CHECKING:
@@ -154,9 +154,9 @@ def _told(
     options: MergeOptions | SplitOptions | FilterOptions | SampleOptions,
 ) -> int:
     if options.json:
-        files.print_json(done.to_json() | bad_data.as_json(recordings, options.on_bad))
+        files.print_json(done.to_json() | bad_data.as_json(recordings))
     else:
-        sys.stdout.write(f"{done}\n")
+        show(f"{done}")
         bad_data.say(recordings)
     return 0
 

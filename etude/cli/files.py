@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from etude.errors import SettingsError
+from etude.urls import is_url, redacted
 
 
 def read_settings(path: str) -> dict[str, Any]:
@@ -18,6 +19,10 @@ def read_settings(path: str) -> dict[str, Any]:
     Raises:
         SettingsError: there is no such file, it is of another kind or can't be parsed, or is no mapping.
     """
+    if is_url(path):
+        raise SettingsError(
+            f"can't read the settings {redacted(path)}: copy the file to this machine, and give its path."
+        )
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -71,7 +76,7 @@ def _loader() -> Any:
 
 def print_json(value: Mapping[str, Any]) -> None:
     """One JSON object on one line of standard output."""
-    sys.stdout.write(json.dumps(plain(value), allow_nan=False) + "\n")
+    sys.stdout.write(json.dumps(plain(value), allow_nan=False) + "\n")  # which escapes what is not ASCII
     sys.stdout.flush()
 
 

@@ -16,7 +16,8 @@ from typing import Annotated, Any, TypeVar
 
 from etude.cli.words import Converters, is_one_or_many, metavar, takes_many, value_of
 from etude.errors import DataError, SettingsError
-from etude.settings import Leaf, defaults, field_docs, from_dict, leaves_of, main_setting, nearest, shown
+from etude.fitting import fits
+from etude.settings import Leaf, defaults, field_docs, from_dict, leaves_of, main_setting, nearest, other_names, shown
 
 C = TypeVar("C")
 
@@ -79,9 +80,21 @@ def parse(
                 one = (words,) if isinstance(words, str) else words
                 where = f"{owner}.{'.'.join(leaf.path)}"
                 is_truth = isinstance(words, bool)
-                inner[leaf.path[-1]] = words if is_truth else value_of(leaf.hint, one, converters or {}, where)
+                value = words if is_truth else value_of(leaf.hint, one, converters or {}, where)
+                if not is_truth and leaf.path != (positional,):
+                    _check(leaf, value, one, f"--{min(names.of[leaf.path], key=len)}", where)
+                inner[leaf.path[-1]] = value
         results.append(values)
     return results
+
+
+def _check(leaf: Leaf, value: Any, written: Sequence[str], flag: str, where: str) -> None:
+    """Raise a SettingsError in the words of the command line where several numbers can't be read, or a schedule."""
+    takes = metavar(leaf.hint)
+    if not re.search(r"STEP|(INT|NUMBER) \.\.\.", takes) or fits(leaf.hint, value, text=True):
+        return
+    such = f"{flag} 3e-4 or {flag} 0:3e-4,100000:0" if "STEP" in takes else f"{flag} 64 64"
+    raise SettingsError(f"{where} is {' '.join(written)!r}, expected {takes}, such as {such}.")
 
 
 def options(cls: type[C], args: Sequence[str], *, prog: str, about: str, positional: str | None = None) -> C:
@@ -173,13 +186,17 @@ class Names:
     def unknown(self, word: str, owner: str, prog: str) -> SettingsError:
         """The error for a word that is no setting: names the nearest."""
         if not word.startswith("-"):
-            return SettingsError(f"{owner} can't take {word!r}: flags begin with `--`. All settings: {prog} --help")
+            is_env = "env" in self.leaves and re.search(r"-v\d+$", word)
+            hint = f"give the env as --env {word}" if is_env else "flags begin with `--`"
+            return SettingsError(f"{owner} can't take {word!r}: {hint}. All settings: {prog} --help")
         name = word.lstrip("-").partition("=")[0]
         if _canonical(name) in self._shared:
             several = " or ".join(f"`{flag}`" for flag in self._shared[_canonical(name)])
             return SettingsError(f"{owner} has more than one setting `{name}`: write {several}.")
-        near = nearest(_canonical(name), self.leaves)
-        hint = f" Nearest: `{near}` ({self.leaves[near].about})." if near else ""
+        by_path = {path[-1]: names[0] for path, names in reversed(self.of.items())}
+        same = next((by_path[ours] for ours in other_names(name) if ours in by_path), None)
+        near = same or nearest(_canonical(name), self.leaves)
+        hint = f" {'Here it is' if same else 'Nearest'}: `{near}` ({self.leaves[near].about})." if near else ""
         return SettingsError(f"{owner} has no setting `{name}`.{hint} All settings: {prog} --help")
 
 

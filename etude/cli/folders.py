@@ -2,23 +2,22 @@
 """The folder of a run: where it is, whose it is, and what of it may be removed."""
 
 import contextlib
+import os
+import shlex
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from etude.checkpoints import remove_tree
 from etude.checkpoints.folders import MANIFEST
 from etude.errors import SettingsError
+from etude.locks import InUseError, Lock
 from etude.metrics.plot import METRICS_FILE
 from etude.urls import redacted
-
-if sys.platform != "win32":
-    import fcntl
 
 TENSORBOARD = "tensorboard"
 TABLE = "metrics.csv"
@@ -58,31 +57,37 @@ def claimed(out: Path) -> Iterator[None]:
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out):
             pass  # a folder may be closed to new files though its lock file can be opened
-        file = open(out / LOCK, "ab")  # noqa: SIM115 - closed below
-    with file:
-        _lock(file, out)
         try:
-            yield
-        except BaseException:
+            lock = Lock(out / LOCK)
+        except InUseError as owner:
+            raise SettingsError(
+                f"{out} is in use: another process is training in it. Wait until it has ended ({owner}), or give "
+                "another --out."
+            ) from None
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
             if made and [path.name for path in out.iterdir()] == [LOCK]:
                 (out / LOCK).unlink()
-                with contextlib.suppress(OSError):
-                    for path in made:
-                        path.rmdir()
-            raise
+                for path in made:
+                    path.rmdir()
+        raise
+    finally:
+        lock.release(keep_file=True)
 
 
-def _lock(file: IO[bytes], out: Path) -> None:
-    if sys.platform == "win32":
-        return
+def check_same(out: Path, begun: os.stat_result) -> None:
+    """Raise a SettingsError where ``out`` is not the folder any more that it was when the run began."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise SettingsError(
-            f"{out} is in use: another process is training in it. Wait until it has ended, or give another --out."
-        ) from None
-    except OSError:  # a file system without locks
+        if os.path.samestat(begun, os.stat(out)):
+            return
+    except FileNotFoundError:
         pass
+    raise SettingsError(
+        f"{out} was removed or moved while the run was writing to it: what is left can't be saved there. Start the run "
+        "again, with another --out if something else removes this one."
+    )
 
 
 def check_free(out: Path, resume: str | None, *, overwrite: bool) -> None:
@@ -96,8 +101,8 @@ def check_free(out: Path, resume: str | None, *, overwrite: bool) -> None:
         return
     if (out / MANIFEST).exists() or any(_holds_something(out / name) for name in (METRICS_FILE, TABLE)):
         raise SettingsError(
-            f"{out} holds a run already. Go on with it (--resume {out}), replace it (--overwrite), or give another "
-            "--out."
+            f"{out} holds a run already. Go on with it (--resume {shlex.quote(str(out))}), replace it (--overwrite), "
+            "or give another --out."
         )
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one sees while it trains: a live picture on a terminal, else a line about once a second. On standard error."""
 
+import contextlib
 import math
 import sys
 import time
@@ -9,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from etude.cli.streams import say
+from etude.errors import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -85,7 +87,7 @@ class Picture:
         from rich.console import Console
         from rich.live import Live
 
-        self.title, self.stop = title, stop
+        self.title, self.stop = printable(title), stop
         self.first: Result | None = None
         self.last: Result | None = None
         self.returns: deque[float] = deque(maxlen=4096)
@@ -101,7 +103,8 @@ class Picture:
         self.returns.append(result.return_mean)
         if time.monotonic() - self._drawn >= 0.2:
             self._drawn = time.monotonic()
-            self._live.refresh()
+            with contextlib.suppress(OSError):  # that the terminal is gone ends no run
+                self._live.refresh()
 
     def draw(self) -> "RenderableType":
         """The picture as it is now."""
@@ -117,7 +120,7 @@ class Picture:
         table.add_column(style="bold cyan")
         table.add_column()
         for name, text in figures(self.last).items():
-            table.add_row(name, text)
+            table.add_row(Text(printable(name)), Text(printable(text)))  # and brackets are no markup
         curve = sparkline(self.returns)
         if curve:
             table.add_row("curve", curve)
@@ -134,7 +137,8 @@ class Picture:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._live.stop()
+        with contextlib.suppress(OSError):
+            self._live.stop()
 
 
 def figures(result: "Result") -> Mapping[str, str]:

@@ -2,12 +2,14 @@
 """Where the metrics of a run go."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from etude.algorithms import Algorithm, Result
 from etude.cli import folders
+from etude.cli.streams import say
+from etude.errors import EtudeError
 from etude.metrics import CSV, JSONLines, MLflow, TensorBoard, WandB, cut_csv, cut_jsonl
 from etude.metrics.plot import METRICS_FILE
 from etude.metrics.trackers import tracker
@@ -24,7 +26,7 @@ def check(names: Sequence[Log]) -> None:
 
 
 class Logs(NamedTuple):
-    """What is open."""
+    """What is open. A sink that can't write says so, and the run goes on."""
 
     files: list[JSONLines | CSV]
     trackers: list[TensorBoard | WandB | MLflow]
@@ -36,14 +38,32 @@ class Logs(NamedTuple):
         row = result.to_dict()
         step = result.env_steps or result.updates
         for file in self.files:
-            file.write(row)
+            with _errors_said():
+                file.write(row)
         for sink in self.trackers:
-            sink.write(row, step)
+            with _errors_said():
+                sink.write(row, step)
         if self.board is not None:
             for name, values in algorithm.histograms.items():
-                self.board.histogram(f"custom/{name}", values, step)
+                with _errors_said():
+                    self.board.histogram(f"custom/{name}", values, step)
             for name, image in algorithm.media.items():
-                self.board.image(f"custom/{name}", image, step)
+                with _errors_said():
+                    self.board.image(f"custom/{name}", image, step)
+
+    def video(self, path: Path, result: Result) -> None:
+        """Show a clip of the run in TensorBoard."""
+        if self.board is not None:
+            with _errors_said():
+                self.board.video("clip", path, result.env_steps or result.updates)
+
+
+@contextmanager
+def _errors_said() -> Iterator[None]:
+    try:
+        yield
+    except EtudeError as error:
+        say(f"warning: {error}")
 
 
 @contextmanager
@@ -51,19 +71,23 @@ def opened(names: Sequence[Log], out: Path, start: int) -> Iterator[Logs]:
     """Open these for a run in ``out`` that goes on after iteration ``start``, and close them in the end."""
     cut_jsonl(out / METRICS_FILE, start)  # a killed run may have come further than its last checkpoint
     cut_csv(out / folders.TABLE, start)
-    with ExitStack() as stack:
-        files: list[JSONLines | CSV] = []
-        trackers: list[TensorBoard | WandB | MLflow] = []
-        board = None
+    files: list[JSONLines | CSV] = []
+    trackers: list[TensorBoard | WandB | MLflow] = []
+    board = None
+    try:
         if "jsonl" in names:
-            files.append(stack.enter_context(closing(JSONLines(out / METRICS_FILE))))
+            files.append(JSONLines(out / METRICS_FILE))
         if "csv" in names:
-            files.append(stack.enter_context(closing(CSV(out / folders.TABLE))))
+            files.append(CSV(out / folders.TABLE))
         if "tensorboard" in names:
-            board = stack.enter_context(closing(TensorBoard(out / folders.TENSORBOARD)))
+            board = TensorBoard(out / folders.TENSORBOARD)
             trackers.append(board)
         if "wandb" in names:
-            trackers.append(stack.enter_context(closing(WandB(out.resolve().name, out))))
+            trackers.append(WandB(out.resolve().name, out))
         if "mlflow" in names:
-            trackers.append(stack.enter_context(closing(MLflow(out.resolve().name))))
+            trackers.append(MLflow(out.resolve().name))
         yield Logs(files, trackers, board)
+    finally:
+        for sink in [*files, *trackers]:
+            with _errors_said():
+                sink.close()

@@ -2,7 +2,6 @@
 """The entry point: finds the command and hands over. Imports nothing heavy, so that help is there at once."""
 
 import importlib
-import os
 import signal
 import sys
 import threading
@@ -12,7 +11,7 @@ from contextlib import contextmanager
 from etude import __version__
 from etude.cli import streams
 from etude.errors import EtudeError, SettingsError
-from etude.settings import nearest
+from etude.settings import choice
 
 COMMANDS = {
     "train": ("etude.cli.train:main", "Train an algorithm: etude train ppo --env CartPole-v1 --stop.return-mean 450."),
@@ -35,14 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code: 0 fine; 1 a check found problems, or something unexpected; 2 an error of the user's to mend;
-        3 a budget ran out before the goal was met; 130 interrupted (SIGINT, SIGTERM).
+        3 a budget ran out before the goal was met; 130 interrupted (SIGINT, SIGTERM, SIGHUP).
     """
     args = list(sys.argv[1:] if argv is None else argv)
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # `module:factory` may be in the folder that one works in
     streams.prepare()
     try:
-        with _sigterm_interrupts():
+        with _signals_interrupt(), streams.warnings_said():
             code = _dispatch(args)
             sys.stdout.flush()
             return code
@@ -64,16 +61,21 @@ def complain(message: str) -> None:
 
 
 @contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    """Let SIGTERM end a command as Ctrl-C does, so that what it has done is kept, unless the caller handles it."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+def _signals_interrupt() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end a command as Ctrl-C does, so that what it has done is kept, unless they are handled or
+    ignored."""
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    numbers = [number for number in numbers if signal.getsignal(number) == signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, signal.default_int_handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _dispatch(args: list[str]) -> int:
@@ -85,9 +87,7 @@ def _dispatch(args: list[str]) -> int:
         return 0
     name, rest = args[0], args[1:]
     if name not in COMMANDS:
-        near = nearest(name, COMMANDS)
-        hint = f" Nearest: `{near}`." if near else ""
-        raise SettingsError(f"etude has no command `{name}`.{hint} All commands: etude --help")
+        raise SettingsError(f"etude has no command `{name}`. {choice(name, COMMANDS)} All commands: etude --help")
     module, _, function = COMMANDS[name][0].partition(":")
     command: Callable[[list[str]], int] = getattr(importlib.import_module(module), function)
     return command(rest)

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """``etude evaluate`` and ``etude record``: let a trained run play whole episodes, or see what it would earn."""
 
-import sys
 from typing import TYPE_CHECKING, Any, Literal
 
-from etude.cli import files, flags, live
+from etude.cli import files, flags, live, words
 from etude.cli.bad_data import OnBad
+from etude.cli.streams import show
 from etude.errors import SettingsError
 from etude.settings import defaults, settings
+from etude.urls import redacted
 
 if TYPE_CHECKING:
     from etude.algorithms import Algorithm, Evaluation
@@ -34,6 +35,9 @@ class PlayOptions:
 
     episodes: int = 20
     """How many whole episodes, at least 1."""
+
+    trust: bool = False
+    """Import and call whatever the checkpoint names: this runs code from the file."""
 
     def __post_init__(self) -> None:
         if self.episodes < 1:
@@ -122,18 +126,17 @@ def evaluate(args: list[str]) -> int:
     finally:
         algorithm.close()
     if options.json:
-        files.print_json(found.to_dict() | {"run": options.run})
+        files.print_json(found.to_dict() | {"run": redacted(options.run)})
     else:
-        sys.stdout.write(summary(found) + "\n")
+        show(summary(found))
     return 0
 
 
 def evaluate_held_out(options: EvaluateOptions, data: str) -> int:
     """Run ``etude evaluate RUN --on DATA ...``."""
-    from etude.algorithms import load
     from etude.evaluation import METHODS, evaluate_each_on
 
-    algorithm = load(options.run, engine="local")
+    algorithm = loaded(options, plays=False)
     try:
         found = evaluate_each_on(
             algorithm,
@@ -150,9 +153,9 @@ def evaluate_held_out(options: EvaluateOptions, data: str) -> int:
         algorithm.close()
     if options.json:
         modules = {name: result.to_dict() for name, result in found.items()}
-        files.print_json({"run": options.run, "on": data, "modules": modules})
+        files.print_json({"run": redacted(options.run), "on": redacted(data), "modules": modules})
     else:
-        sys.stdout.write("\n\n".join(map(str, found.values())) + "\n")
+        show("\n\n".join(map(str, found.values())))
     return 0
 
 
@@ -177,20 +180,33 @@ def record(args: list[str]) -> int:
     finally:
         algorithm.close()
     if options.json:
-        files.print_json(found.to_dict() | {"run": options.run, "to": options.to})
+        files.print_json(found.to_dict() | {"run": redacted(options.run), "to": redacted(options.to)})
     elif not options.quiet:
-        sys.stdout.write(f"{summary(found)}\nrecorded to {options.to}\n")
+        show(f"{summary(found)}\nrecorded to {redacted(options.to)}")
     return 0
 
 
-def loaded(options: PlayOptions) -> "Algorithm[Any]":
-    """The run, sure to have somewhere to play."""
+def loaded(options: PlayOptions, *, plays: bool = True) -> "Algorithm[Any]":
+    """The run, without what it needs to learn only; sure to have somewhere to play where it ``plays``."""
     from etude.algorithms import load
+    from etude.checkpoints import load_meta
 
-    algorithm = load(options.run, engine="local")  # one process plays, wherever it was trained
-    if options.env is None and algorithm.config.env is None:
+    if options.trust or ":" in (options.env or ""):
+        words.import_from_here()
+    meta = load_meta(options.run)
+    saved = meta.get("config") if isinstance(meta, dict) else None
+    # One process plays, wherever it was trained.
+    given: dict[str, Any] = {"engine": "local", "callbacks": (), "modules_to_train": None}
+    if isinstance(saved, dict) and "prelearner" in saved:
+        given["prelearner"] = None
+    if options.env is not None:
+        given["env"] = options.env
+    elif not plays and isinstance(saved, dict) and (saved.get("data") is not None or "data" not in saved):
+        given["env"] = None
+    algorithm = load(options.run, trust=options.trust, **given)
+    if plays and algorithm.config.env is None:
         algorithm.close()
-        raise SettingsError(f"{options.run} was trained without an env: say where to play with --env.")
+        raise SettingsError(f"{redacted(options.run)} was trained without an env: say where to play with --env.")
     return algorithm
 
 

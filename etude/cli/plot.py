@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``etude plot``: learning curves as a picture."""
 
-import sys
-
 from etude.cli import flags
+from etude.cli.streams import show
 from etude.settings import settings
 
 
@@ -24,5 +23,5 @@ def main(args: list[str]) -> int:
     options = flags.options(PlotOptions, args, prog="etude plot", about=about, positional="run")
     from etude.metrics.plot import plot_runs
 
-    sys.stdout.write(f"{plot_runs(options.run, options.to)}\n")
+    show(str(plot_runs(options.run, options.to)))
     return 0

@@ -2,10 +2,15 @@
 """Standard output and error, whoever may be at their other end."""
 
 import io
+import logging
 import os
 import select
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TextIO
+
+from etude.errors import printable_lines
 
 
 def prepare() -> None:
@@ -24,9 +29,30 @@ def _usable(stream: TextIO | None) -> TextIO:
 def say(text: str) -> None:
     """One line on standard error, to whom it may concern: that nobody reads it any more ends no run."""
     try:
-        sys.stderr.write(text + "\n")
+        sys.stderr.write(printable_lines(text) + "\n")
     except OSError:
         _hush(sys.stderr)
+
+
+def show(text: str) -> None:
+    """Lines on standard output; names in them, perhaps a stranger's, are made safe to print."""
+    sys.stdout.write(printable_lines(text) + "\n")
+
+
+class _Warnings(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        say(f"warning: {record.getMessage()}")
+
+
+@contextmanager
+def warnings_said() -> Iterator[None]:
+    """Show what Etude logs as a warning or worse."""
+    handler, logger = _Warnings(logging.WARNING), logging.getLogger("etude")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 def hush_unread() -> bool:

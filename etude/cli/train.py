@@ -1,26 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """``etude train``: an algorithm from flags and files, trained until it is to stop, with all that it leaves behind."""
 
+import contextlib
 import os
-import signal
+import shlex
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from etude.algorithms import Algorithm, Result, Stop
+from etude.algorithms.saving import name_of, names_code
 from etude.cli import files, flags, folders, live, logs, watch
 from etude.cli.arguments import ALGORITHMS, TrainOptions, algorithm_class, ask, make
 from etude.cli.streams import say
-from etude.envs import env_name
+from etude.envs import env_name, kill_workers
 from etude.errors import SettingsError
+from etude.interruption import INTERRUPTED, Interrupted, Signals
 
 GOAL_MISSED = 3
-INTERRUPTED = 130
 
 
 def main(args: list[str]) -> int:
@@ -33,14 +32,21 @@ def main(args: list[str]) -> int:
             "All its settings: etude train ALGORITHM --help\n"
         )
         if not {"-h", "--help"} & set(args):
-            raise SettingsError(f"etude train needs an algorithm: {names}, or `module:Class`. Put it first.")
+            raise SettingsError(
+                f"etude train needs an algorithm: {names}, or `module:Class`. Put it first, as in etude train ppo "
+                "--env CartPole-v1, or etude train ppo --resume runs/ppo."
+            )
         sys.stdout.write(text)
         return 0
     asked = ask(algorithm_class(args[0]), args[0], args[1:])
     options, out = asked.options, asked.out
     logs.check(options.log)
     # Claimed before a checkpoint is read: who has the folder may save a newer one meanwhile.
-    with folders.claimed(out), flags.said_as("--record.append"):
+    with (
+        Signals(quiet=options.quiet, kill=kill_workers) as signals,
+        folders.claimed(out),
+        flags.said_as("--record.append"),
+    ):
         folders.check_free(out, options.resume, overwrite=options.overwrite)
         with closing(make(asked)) as algorithm:
             algorithm.check_stop(options.stop)  # before anything is replaced
@@ -48,10 +54,16 @@ def main(args: list[str]) -> int:
             watch.TrainingClips(options.clip_interval, out).check(algorithm)
             if options.overwrite:
                 folders.clear(out)
-            return run(algorithm, out, options)
+            return train(algorithm, out, options, signals)
 
 
 def run(algorithm: Algorithm[Any], out: Path, options: TrainOptions) -> int:
+    """Train as `train` does, with signals handled meanwhile."""
+    with Signals(quiet=options.quiet, kill=kill_workers) as signals:
+        return train(algorithm, out, options, signals)
+
+
+def train(algorithm: Algorithm[Any], out: Path, options: TrainOptions, signals: Signals) -> int:
     """Train until ``options.stop`` says so or a signal comes, leaving metrics and checkpoints in ``out``.
 
     Returns:
@@ -60,66 +72,51 @@ def run(algorithm: Algorithm[Any], out: Path, options: TrainOptions) -> int:
     stop, start, saved = options.stop, algorithm.iteration, time.monotonic()
     clips = watch.TrainingClips(options.clip_interval, out)
     kept = options.checkpoints.kept_in(out)
+    result = algorithm.standing()
 
-    def save(result: Result) -> None:
+    def save() -> None:
+        folders.check_same(out, begun)
         algorithm.save(out, result=result)
         if kept is not None:
-            kept.save(algorithm, result)
+            kept.add(out, result)
 
+    def report() -> int:
+        met = stop.goals_met(result)
+        cut = signals.is_set() and not stop.now(result)
+        if not options.quiet:
+            say(_ending(algorithm, out, result, stop, cut=cut))
+        if options.json:
+            about = {"algorithm": algorithm.name, "out": str(out), "goal_met": met, "interrupted": cut}
+            files.print_json(result.to_dict() | about)
+        return INTERRUPTED if cut else 0 if met else GOAL_MISSED
+
+    def conclude() -> int:
+        save()
+        view.__exit__(None, None, None)
+        return report()
+
+    if algorithm.config.engine != "local":
+        signals.wait()
     view = live.view(_title(algorithm), stop, quiet=options.quiet)
     if stop == Stop() and not options.quiet:
         say("nothing says when to stop (--stop....): Ctrl-C saves and ends it")
-    with (
-        logs.opened(options.log, out, start) as log,
-        _signals(quiet=options.quiet) as interrupted,
-        view,
-    ):
-        for result in algorithm.iterate(stop):
-            if result.iteration > start:  # else there was nothing left to do
-                log.write(result, algorithm)
-                clips.after(result, algorithm, log.board)
-            view.show(result)
-            if interrupted.is_set():
-                break
-            if time.monotonic() - saved >= options.save_interval:
-                save(result)
-                saved = time.monotonic()
-        save(result)
-    met = stop.goals_met(result)
-    cut = interrupted.is_set() and not stop.now(result)
-    if not options.quiet:
-        say(_ending(algorithm, out, result, stop, cut=cut))
-    if options.json:
-        about = {"algorithm": algorithm.name, "out": str(out), "goal_met": met, "interrupted": cut}
-        files.print_json(result.to_dict() | about)
-    return INTERRUPTED if cut else 0 if met else GOAL_MISSED
-
-
-@contextmanager
-def _signals(*, quiet: bool) -> Iterator[threading.Event]:
-    """An event that the first SIGINT or SIGTERM sets; the second one acts as ever."""
-    event = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield event
-        return
-    old = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def restore() -> None:
-        for number, handler in old.items():
-            signal.signal(number, handler)
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        event.set()
-        restore()
-        if not quiet:
-            os.write(2, b"\ninterrupted: ends after this iteration; once more, and it ends now.\n")
-
-    for number in old:
-        signal.signal(number, on_signal)
-    try:
-        yield event
-    finally:
-        restore()
+    with logs.opened(options.log, out, start) as log, view:
+        begun = os.stat(out)
+        signals.conclude = conclude
+        with contextlib.suppress(Interrupted):  # then the running iteration is lost
+            for result in algorithm.iterate(stop):
+                if result.iteration > start:  # else there was nothing left to do
+                    log.write(result, algorithm)
+                    clips.after(result, algorithm, log)
+                view.show(result)
+                if signals.is_set():
+                    break
+                if time.monotonic() - saved >= options.save_interval:
+                    save()
+                    saved = time.monotonic()
+        with signals.concluding():
+            save()
+    return report()
 
 
 def _title(algorithm: Algorithm[Any]) -> str:
@@ -128,13 +125,21 @@ def _title(algorithm: Algorithm[Any]) -> str:
 
 
 def _ending(algorithm: Algorithm[Any], out: Path, result: Result, stop: Stop, *, cut: bool) -> str:
-    name = algorithm.name or f"{type(algorithm).__module__}:{type(algorithm).__qualname__}"
     if cut:
-        return f"interrupted: the checkpoint is in {out}. Go on with: etude train {name} --resume {out}"
+        return f"interrupted: the checkpoint is in {out}. Go on with: {_to_go_on(algorithm, out)}"
     if not stop.goals_met(result):
         return (
             f"a budget ran out with a mean return of {result.return_mean:,.1f}, short of {stop.return_mean:,.6g}. "
-            f"The checkpoint is in {out}; go on with: etude train {name} --resume {out} and a larger budget."
+            f"The checkpoint is in {out}; go on with: {_to_go_on(algorithm, out)} and a larger budget."
         )
     reached = "goal met" if stop.return_mean is not None else "done"
     return f"{reached} after {result.seconds:.1f} s of training. The run is in {out}"
+
+
+def _to_go_on(algorithm: Algorithm[Any], out: Path) -> str:
+    """The command; with the engine, and with trust in the user's own code, which checkpoints do not bring along."""
+    kind = type(algorithm)
+    name = next((name for name, cls in ALGORITHMS.items() if cls is kind), name_of(kind))
+    engine = "" if algorithm.config.engine == "local" else " --engine ray"
+    trust = " --trust" if names_code(algorithm.config) else ""
+    return f"etude train {name} --resume {shlex.quote(str(out))}{engine}{trust}"

@@ -3,6 +3,7 @@
 
 import contextlib
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -10,9 +11,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from etude.algorithms.saving import to_plain
-from etude.cli import files, flags
+from etude.cli import files, flags, words
 from etude.cli.arguments import ALGORITHMS, algorithm_class
-from etude.cli.streams import say
+from etude.cli.streams import say, show
 from etude.cli.tune_arguments import ResumeOptions, ask, check_ray
 from etude.errors import SettingsError
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 FAILED, INTERRUPTED = 1, 130
 HELP = f"""usage: etude tune ALGORITHM [SETTINGS] --space.NAME VALUES ... --stop.env-steps N [OPTIONS]
-       etude tune --resume OUT
+       etude tune --resume OUT --trust
 
 ALGORITHM is one of {", ".join(ALGORITHMS)}, or `module:Class` of your own.
 All its settings, and the options: etude tune ALGORITHM --help
@@ -77,8 +78,15 @@ def resume(args: list[str]) -> int:
     about = "Go on with a tuning that was interrupted."
     options = flags.options(ResumeOptions, args, prog="etude tune", about=about)
     check_ray()
-    from etude.ray import resume_tuning
+    from etude.ray.tuning import check_tuning, resume_tuning
 
+    check_tuning(options.resume)
+    if not options.trust:
+        raise SettingsError(
+            f"Tune keeps pickles in {options.resume}, and to load them runs code from these files: add --trust if "
+            "nobody else could write there."
+        )
+    words.import_from_here()
     with _told(quiet=options.quiet):
         found = resume_tuning(options.resume, address=options.address)
     return report(found, as_json=options.json)
@@ -103,25 +111,26 @@ def report(found: "Tuned", *, as_json: bool) -> int:
         about = {"metric": found.metric, "out": found.path, "interrupted": found.is_interrupted}
         files.print_json({**about, "best": best and found.trials.index(best), "trials": trials})
     else:
-        sys.stdout.write(found.table() + "\n")
+        show(found.table())
         if best is not None:
-            sys.stdout.write(f"\nbest: {found.metric} {best.score:,.5g}, checkpoint {best.checkpoint}\n")
+            show(f"\nbest: {found.metric} {best.score:,.5g}, checkpoint {best.checkpoint}")
     if found.is_interrupted:
-        say(f"interrupted: go on with: etude tune --resume {found.path}")
+        say(f"interrupted: go on with: etude tune --resume {shlex.quote(str(found.path))} --trust")
         return INTERRUPTED
     return FAILED if found.errors else 0
 
 
 @contextlib.contextmanager
 def _told(*, quiet: bool) -> Iterator[None]:
-    """Let what Tune writes go to standard error, or nowhere; and SIGTERM end the trials as Ctrl-C does."""
+    """Let what Tune writes go to standard error, or nowhere; and SIGTERM and SIGHUP end the trials as Ctrl-C does."""
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.getsignal(number) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
     is_main = threading.current_thread() is threading.main_thread()
-    before = signal.getsignal(signal.SIGTERM) if is_main else None
-    if is_main:
-        signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    for number in before if is_main else ():
+        signal.signal(number, lambda number, frame: signal.raise_signal(signal.SIGINT))
     try:
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere if quiet else sys.stderr):
             yield
     finally:
-        if is_main:
-            signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items() if is_main else ():
+            signal.signal(number, handler)

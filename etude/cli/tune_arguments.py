@@ -5,7 +5,7 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from etude.algorithms import Algorithm, AlgorithmConfig, OfflineConfig, Stop, config_class
+from etude.algorithms import Algorithm, AlgorithmConfig, OfflineConfig, Stop
 from etude.algorithms.keeping import check_metric
 from etude.cli import files, flags, words
 from etude.cli.arguments import CONVERTERS, written_in
@@ -73,8 +73,11 @@ class ResumeOptions:
     """What `etude tune --resume` takes: all else is as it was."""
 
     resume: str
-    """Go on with the trials in this folder that have not ended, from their newest checkpoints. Only such of your own:
-    Tune keeps there, as pickles, what was asked for."""
+    """Go on with the trials in this folder that have not ended, from their newest checkpoints. Tune keeps there, as
+    pickles, what was asked for, so that this runs code from the folder: it takes `trust`."""
+
+    trust: bool = False
+    """The folder is your own: load its pickles, and import whatever they name."""
 
     address: str | None = None
     """The Ray cluster, as for a new tuning."""
@@ -97,7 +100,7 @@ class Asked(NamedTuple):
 
 def ask(cls: type[Algorithm[Any]], name: str, args: list[str]) -> Asked:
     """What the command line ``args`` asks of the algorithm ``cls``, called ``name``."""
-    kind, owner = config_class(cls), name.rpartition(":")[2]
+    kind, owner = cls.Config, name.rpartition(":")[2]
     tried, rest = split(args, owner)
     given, engine, asked = flags.parse(
         [kind, EngineFlags, TuneOptions],

@@ -2,21 +2,23 @@
 """``etude watch``: see a trained run play, as a clip or in the env's own window; and clips of a run that trains."""
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from etude.cli import files, flags, folders
 from etude.cli.play import PlayOptions, loaded
 from etude.cli.streams import say
+from etude.cli.streams import show as show_text
 from etude.errors import EtudeError, SettingsError
+from etude.interruption import interruptible
 from etude.settings import settings
+from etude.urls import redacted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from etude.algorithms import Algorithm, Result
-    from etude.metrics import TensorBoard
+    from etude.cli.logs import Logs
 
 SIZE = "320x240"
 """Of the clips of a run that trains: TensorBoard loads them whole."""
@@ -86,9 +88,9 @@ def main(args: list[str]) -> int:
     finally:
         algorithm.close()
     if options.json:
-        files.print_json({"run": options.run, "episodes": len(returns), "returns": returns.tolist(), **told})
+        files.print_json({"run": redacted(options.run), "episodes": len(returns), "returns": returns.tolist(), **told})
     elif not options.quiet:
-        sys.stdout.write(_summary(returns, told) + "\n")
+        show_text(_summary(returns, told))
     return 0
 
 
@@ -116,7 +118,8 @@ class TrainingClips:
 
             check_clips(algorithm)
 
-    def after(self, result: "Result", algorithm: "Algorithm[Any]", board: "TensorBoard | None") -> None:
+    @interruptible
+    def after(self, result: "Result", algorithm: "Algorithm[Any]", log: "Logs") -> None:
         """Make the clip of an iteration, if it is to have one. That it fails is said, and ends no training."""
         if not self.interval or result.iteration % self.interval:
             return
@@ -125,7 +128,7 @@ class TrainingClips:
         path = self.out / folders.CLIPS / f"iteration_{result.iteration:06}.gif"
         try:
             clip(algorithm, to=path, size=SIZE, seed=result.iteration)
-            if board is not None:
-                board.video("clip", path, result.env_steps or result.updates)
         except EtudeError as error:
             say(f"no clip of iteration {result.iteration}: {error}")
+        else:
+            log.video(path, result)

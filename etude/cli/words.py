@@ -2,6 +2,8 @@
 """What the words of a command line, or of a file, mean to a setting."""
 
 import dataclasses
+import os
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +13,15 @@ from etude.errors import SettingsError
 
 Converters = Mapping[Any, Callable[[str], Any]]
 """How one word becomes a value of a type (the key, as in the annotation of a field) that only Python can write."""
+
+
+def import_from_here() -> None:
+    """Let code be imported from the current folder: for names that the user wrote, and for files that are trusted.
+
+    Nothing else is: a folder that was downloaded may hold a file named as a library is.
+    """
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
 
 
 def takes_many(hint: Any) -> bool:

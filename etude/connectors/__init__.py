@@ -2,8 +2,9 @@
 """Connectors: transformations between env and module, each one class for acting and for recorded Experience."""
 
 from etude.connectors.actions import ClipAction, RescaleAction
-from etude.connectors.advantages import GAE, AdvantageWeights, NormalizeAdvantages
+from etude.connectors.advantages import GAE, AdvantageWeights, LiftAdvantages, NormalizeAdvantages
 from etude.connectors.base import Connector, Inputs
+from etude.connectors.drop import Drop
 from etude.connectors.frame_stack import FrameStack
 from etude.connectors.function import FunctionConnector
 from etude.connectors.n_step import NStep
@@ -22,9 +23,11 @@ __all__ = [
     "ClipReward",
     "Connect",
     "Connector",
+    "Drop",
     "FrameStack",
     "FunctionConnector",
     "Inputs",
+    "LiftAdvantages",
     "NStep",
     "NextObs",
     "NormalizeAdvantages",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class GAE(Connector):
-    """Adds the columns ``advantage`` and ``value_target``, and ``value`` where there is none; all float32.
+    """Adds the columns ``advantage`` and ``value_target``, and ``value`` if there is none; all float32.
 
     Generalised advantage estimation (Schulman et al. 2016), see `etude.experience.returns.gae`. Values are the recorded
     column ``value`` where there is one, else the module's. What follows a segment is worth nothing where it terminated,
@@ -115,6 +115,22 @@ class NormalizeAdvantages(Connector):
         return exp.with_steps(advantage=scaled.astype(np.float32))
 
 
+class LiftAdvantages(Connector):
+    """Brings the column ``advantage`` to mean 0 over all steps that are trained on where its mean is negative; float32.
+
+    Before values are learned, rewards below 0 make all advantages negative. Each action that is tried is then made less
+    likely, whatever it was, until the policy is deterministic.
+    """
+
+    needs = ()
+
+    def offline(self, exp: Experience, module: "Module | None" = None) -> Experience:
+        """Lifts; the mean is over all of ``exp`` but lookback, and of all learners' shares, in float64."""
+        advantage = column(exp, col.ADVANTAGE, "LiftAdvantages")
+        mean, _ = _mean_over(advantage[exp.trained()].astype(np.float64), self.sum_over_learners)
+        return exp.with_steps(advantage=(advantage - min(mean, 0.0)).astype(np.float32))
+
+
 def _mean_over(
     values: NDArray[np.float64], sum_over_learners: Callable[[NDArray[np.float64]], None] | None
 ) -> tuple[float, int]:
@@ -151,12 +167,15 @@ class AdvantageWeights(Connector):
         """The moving average of squared advantages; None before the first `update`."""
 
     def update(self, exp: Experience) -> None:
-        """Takes the squared advantages of a batch into the average, unless they are not finite."""
+        """Takes the squared advantages of a batch, lookback left out, into the average.
+
+        A batch without steps, or with advantages that are not finite, leaves the average as it is.
+        """
         squares = np.square(column(exp, col.ADVANTAGE, "AdvantageWeights"), dtype=np.float64)
-        square, _ = _mean_over(squares, self.sum_over_learners)
+        square, num = _mean_over(squares[exp.trained()], self.sum_over_learners)
         before = square if self.mean_square is None else self.mean_square
         mean_square = before + self.rate * (square - before)
-        if math.isfinite(mean_square):  # else the learner skips this batch, and the next ones are to be right again
+        if num and math.isfinite(mean_square):  # not finite: the learner skips this batch
             self.mean_square = mean_square
 
     def offline(self, exp: Experience, module: "Module | None" = None) -> Experience:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from etude.columns import Columns
 from etude.connectors.actions import ClipAction, RescaleAction
-from etude.connectors.advantages import GAE, NormalizeAdvantages
+from etude.connectors.advantages import GAE, LiftAdvantages, NormalizeAdvantages
 from etude.connectors.base import Connector, Inputs
+from etude.connectors.drop import Drop
 from etude.connectors.frame_stack import FrameStack
 from etude.connectors.function import FunctionConnector
 from etude.connectors.normalize import NormalizeObs
@@ -28,8 +29,10 @@ if TYPE_CHECKING:
 BY_NAME: dict[str, type[Connector]] = {
     "clip_action": ClipAction,
     "clip_reward": ClipReward,
+    "drop": Drop,
     "frame_stack": FrameStack,
     "gae": GAE,
+    "lift_advantages": LiftAdvantages,
     "normalize_advantages": NormalizeAdvantages,
     "normalize_obs": NormalizeObs,
     "prev_action_reward": PrevActionReward,
@@ -45,8 +48,9 @@ def connector_from(spec: ConnectorLike) -> Connector:
     """Make a connector.
 
     Args:
-        spec: A name from `BY_NAME`, alone or with arguments (``"frame_stack:4"``, ``"clip_reward:-5,high=5"``); a
-            class, made without arguments; a connector, which is returned; or a function, see `FunctionConnector`.
+        spec: A name from `BY_NAME`, alone or with arguments (``"frame_stack:4"``, ``"clip_reward:-5,high=5"``,
+            ``"drop:mission"``); a class, made without arguments; a connector, which is returned; or a function, see
+            `FunctionConnector`.
 
     Raises:
         SettingsError: there is no such connector, or it takes other arguments.
@@ -58,7 +62,7 @@ def connector_from(spec: ConnectorLike) -> Connector:
         cls = BY_NAME.get(name)
         if cls is None:
             raise SettingsError(f"there is no connector `{name}`.{_hint(name, BY_NAME)}")
-        args, kwargs = _arguments(spec, text)
+        args, kwargs = ([text], {}) if cls is Drop else _arguments(spec, text)
         return _made(cls, spec, args, kwargs)
     if isinstance(spec, type) and issubclass(spec, Connector):
         return _made(spec, spec.__name__, [], {})

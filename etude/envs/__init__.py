@@ -8,6 +8,7 @@ from etude.envs.arenas import make_arena
 from etude.envs.make import EnvLike, env_name, make_vector_env
 from etude.envs.masks import InfoActionMask
 from etude.envs.pool import PoolArena
+from etude.envs.pool_processes import kill_workers
 from etude.envs.vector import VectorArena
 from etude.envs.workers import Workers
 
@@ -23,6 +24,7 @@ __all__ = [
     "VectorArena",
     "Workers",
     "env_name",
+    "kill_workers",
     "make_arena",
     "make_vector_env",
 ]

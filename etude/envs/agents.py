@@ -7,6 +7,7 @@ from typing import Any
 import gymnasium as gym
 
 from etude.envs.copies import TAKEN, Row
+from etude.envs.pool_checks import NUMBERS, check_reward
 from etude.errors import EnvError
 from etude.spaces import Space
 
@@ -54,9 +55,11 @@ class Agents:
         """Keep rewards until the agents' next rows.
 
         Raises:
-            EnvError: an agent is unknown, or has ended.
+            EnvError: an agent is unknown, or has ended, or a reward is not a number.
         """
         for agent, reward in rewards.items():
+            if reward.__class__ not in NUMBERS:
+                check_reward(reward)
             if reward:
                 try:
                     i = self._index[agent]

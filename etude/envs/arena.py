@@ -61,10 +61,22 @@ class Turn:
     """Envs whose episode has ended for all agents with the rows of this turn. None where a slot is alone in its env,
     whose episode ends as its own."""
     lost: NDArray[np.int64] | None = None
-    """Slots, of any kind, whose episodes broke off before this turn because their env failed: what they did in them
-    and was not yet collected is void. None is none."""
+    """Slots, of any kind, whose episodes were cut before this turn because their env failed. They end with what the
+    slots were shown last: the result of the action that was sent then is lost. None is none."""
     infos: Any = None
     """What the envs said beside, in whatever form they are in: `Arena.info_of` reads it."""
+
+
+def check_rows(turn: Turn) -> Turn:
+    """A turn from a checkpoint; ValueError where its columns do not have as many rows as it has slots."""
+    own = [getattr(turn, field.name) for field in dataclasses.fields(turn) if field.name not in _NOT_ROWS]
+    for column in (*own, *turn.obs.values()):
+        if column is not None and (not isinstance(column, np.ndarray) or column.shape[:1] != turn.slots.shape):
+            raise ValueError("the columns of a turn have other numbers of rows than it has slots")
+    return turn
+
+
+_NOT_ROWS = ("obs", "kind", "waits", "taken", "over", "lost", "infos")
 
 
 class Arena(Protocol):

@@ -2,7 +2,7 @@
 """Which kind of arena an env gets."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -14,38 +14,53 @@ from etude.envs.make import EnvLike, make_one, named, vector_spec
 from etude.envs.pool import PoolArena
 from etude.envs.vector import VectorArena
 from etude.envs.workers import Workers
+from etude.errors import EnvError
+from etude.fitting import foreign_env
 
 
-def make_arena(env: EnvLike, num_envs: int, workers: Workers | None = None, *, exact: bool = True) -> Arena:
+def make_arena(
+    env: EnvLike,
+    num_envs: int,
+    workers: Workers | None = None,
+    *,
+    exact: bool = True,
+    drop: Sequence[str] = (),
+) -> Arena:
     """An arena of copies of an env.
 
-    An env with a vectorised version of its own steps as one, where there are no workers; all others step copy by copy,
-    here or in workers.
+    A ``VectorEnv``, and CartPole, which has a vectorised version of its own, step as one, where there are no workers;
+    all others step copy by copy, here or in workers. Limits and checks are kept either way, and change nothing of that.
 
     Args:
         env: A registered id; ``module:factory`` or ``module:EnvId``; a function or class that makes an env; one env
             object (then there can be one copy only); or a ready ``VectorEnv``.
         num_envs: How many copies where there are no workers.
-        workers: Where the copies live. With workers, there are ``num_workers * envs_per_worker`` copies.
+        workers: Where the copies live, and their limits. With ``num_workers``, there are ``num_workers *
+            envs_per_worker`` copies.
         exact: A ready ``VectorEnv`` must have ``num_envs`` copies; else it is taken with as many as it has.
+        drop: Parts of the observation, such as ``mission`` or ``info/text``, that are left out if they are of a kind
+            which Etude can't handle.
 
     Raises:
         EnvError: the env can't be made.
         SpaceError: a space is of a kind that Etude can't handle.
     """
     workers = Workers() if workers is None else workers
-    if workers != Workers():
-        return PoolArena(env, workers, None if workers.num_workers else num_envs)
+    if foreign := foreign_env(env):
+        raise EnvError(foreign)
+    if workers.num_workers:
+        return PoolArena(env, workers, drop=drop)
+    limits: dict[str, Any] = {"exact": exact, "max_steps": workers.max_steps, "check": workers.check, "drop": drop}
     if isinstance(env, VectorEnv) or (isinstance(env, str) and vector_spec(env, num_envs) is not None):
-        return VectorArena(env, num_envs, exact=exact)
+        return VectorArena(env, num_envs, **limits)
     if isinstance(env, str) and not isinstance(found := named(env), EnvSpec):
         env = found
     if isinstance(env, str | gym.Env) or not callable(env):
-        return PoolArena(env, workers, num_envs)
+        return PoolArena(env, workers, num_envs, drop=drop)
     first = [make_one(env)]
     if isinstance(first[0], VectorEnv):
-        return VectorArena(lambda: first[0], num_envs, exact=exact)
-    return PoolArena(_then(first, env), workers, num_envs)
+        return VectorArena(lambda: first[0], num_envs, **limits)
+    return PoolArena(_then(first, env), workers, num_envs, drop=drop)
 
 
 def _then(first: list[Any], make: Callable[[], Any]) -> Callable[[], Any]:

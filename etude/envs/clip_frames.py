@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from etude.errors import EnvError, EtudeError, SettingsError
+from etude.errors import EnvError, EtudeError, SettingsError, described
 
 Frame: TypeAlias = NDArray[np.uint8]
 """uint8 ``[H, W, 3]``, red, green and blue."""
@@ -183,7 +183,7 @@ class _Camera:
         except EtudeError:
             raise
         except Exception as error:
-            raise EnvError(f"the env can't be drawn: render() fails with {type(error).__name__}: {error}") from error
+            raise EnvError(f"the env can't be drawn: render() fails with {described(error)}") from error
         frame = standard_frame(drawn)
         if self._size is not None:
             return resized(frame, self._size)

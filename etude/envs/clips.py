@@ -1,20 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Envs that can be seen: made so that they draw frames, or open their window."""
 
-import contextlib
 import inspect
-import os
-import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal
 
-import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
-from etude.envs.make import EnvLike, env_name, named
-from etude.errors import EnvError, SettingsError
+from etude.envs.make import EnvLike, env_name, make_spec, named
+from etude.errors import EnvError, described
 
 RenderMode = Literal["rgb_array", "human"]
 
@@ -66,9 +62,11 @@ def _made(env: str | Callable[..., Any], name: str, mode: RenderMode) -> Any:
     takes = _takes_mode(make)
     try:
         return make(render_mode=mode) if takes else make()
+    except EnvError:
+        raise
     except Exception as error:
         how = f" with render_mode={mode!r}" if takes else ""
-        raise EnvError(f"{name} can't be made{how}: {type(error).__name__}: {error}") from error
+        raise EnvError(f"{name} can't be made{how}: {described(error)}") from error
 
 
 def _maker(name: str) -> Callable[..., Any]:
@@ -80,7 +78,7 @@ def _maker(name: str) -> Callable[..., Any]:
     def make(render_mode: str) -> Any:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="gymnasium")  # of other render modes, of which we say more
-            return gym.make(found, render_mode=render_mode, disable_env_checker=True)
+            return make_spec(found, render_mode=render_mode)
 
     return make
 
@@ -102,40 +100,10 @@ def open_window(env: Any) -> None:
     try:
         env.reset()
     except Exception as error:
-        raise EnvError(f"the env's window can't be opened: {type(error).__name__}: {error}") from error
+        raise EnvError(f"the env's window can't be opened: {described(error)}") from error
 
 
 def fps_of(env: Any) -> float:
     """The frames a second at which an env moves at its natural speed; 30 where it does not say."""
     fps = (getattr(env, "metadata", None) or {}).get("render_fps")
     return float(fps) if fps else DEFAULT_FPS
-
-
-def check_screen() -> None:
-    """Raise a SettingsError where no window can be opened, as nobody has a screen."""
-    if not _has_screen():
-        raise SettingsError(
-            "there is no screen here for the env's own window (neither DISPLAY nor WAYLAND_DISPLAY is set): make a "
-            "clip instead, with --to clip.mp4."
-        )
-
-
-def _has_screen() -> bool:
-    if sys.platform in ("win32", "darwin"):
-        return True
-    return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"))
-
-
-@contextlib.contextmanager
-def no_screen_needed() -> Iterator[None]:
-    """Let pygame draw without a screen and a loudspeaker where there are none, and be silent about itself."""
-    wanted = {"PYGAME_HIDE_SUPPORT_PROMPT": "1"}
-    if not _has_screen():
-        wanted |= {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy"}
-    added = {name: value for name, value in wanted.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)

@@ -5,8 +5,9 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import gymnasium as gym
 
-from etude.errors import EnvError
-from etude.spaces import Space
+from etude.errors import EnvError, SpaceError
+from etude.fitting import foreign_env
+from etude.spaces import Space, find_part, is_handled, without
 
 TAKEN: Final = "off_policy_action"
 """The key in infos under which an env says which action it took instead of the one that it was given."""
@@ -108,12 +109,25 @@ class GymCopy:
         self.env.close()
 
 
+class Reduced(NamedTuple):
+    """An env of which parts of the observation are left out that Etude can't handle."""
+
+    env: Any
+    drop: tuple[str, ...]
+    """The parts, see `spaces.find_part`."""
+
+
 def copy_of(env: Any) -> Copy:
-    """The `Copy` that ``env``, one env object, runs as.
+    """The `Copy` that ``env``, one env object, perhaps `Reduced`, runs as.
 
     Raises:
         EnvError: it is of no kind that Etude knows; the message says what it is.
+        SpaceError: it is `Reduced`, and no agent sees such a part.
     """
+    if isinstance(env, Reduced):
+        copy = copy_of(env.env)
+        copy.obs_spaces = reduced(copy.obs_spaces, env.drop)
+        return copy
     from etude.envs import agent_dicts, pettingzoo  # they need Row from here
 
     api = pettingzoo.api_of(env)
@@ -123,7 +137,27 @@ def copy_of(env: Any) -> Copy:
         return agent_dicts.DictCopy(env)
     if isinstance(env, gym.Env):
         return GymCopy(env)
+    if foreign := foreign_env(env):
+        raise EnvError(foreign)
     raise EnvError(
         f"{type(env).__module__}.{type(env).__qualname__} is no env: neither a gymnasium.Env, nor a PettingZoo "
-        "ParallelEnv or AECEnv, nor has it `possible_agents`, `reset` and `step` as etude's MultiAgentEnv."
+        "ParallelEnv or AECEnv, nor has it `possible_agents`, `reset` and `step` as etude's MultiAgentEnv. Let it "
+        "inherit from gymnasium.Env, its reset return `(obs, info)`, and its step five values, `(obs, reward, "
+        "terminated, truncated, info)`; an env of the old Gym can be wrapped in shimmy.GymV21CompatibilityV0(env=env)."
     )
+
+
+def reduced(obs_spaces: tuple[Space, ...], drop: tuple[str, ...]) -> tuple[Space, ...]:
+    """The agents' spaces without those of the parts called ``drop`` that Etude can't handle.
+
+    Raises:
+        SpaceError: no agent sees a part of that name.
+    """
+    for path in drop:
+        if all(find_part(space, path) is None for space in obs_spaces):
+            raise SpaceError(f"there is no `{path}` to drop in the observation space {obs_spaces[0]}.")
+    unhandled = [
+        [path for path in drop if (part := find_part(space, path)) is not None and not is_handled(part)]
+        for space in obs_spaces
+    ]
+    return tuple(without(space, paths) for space, paths in zip(obs_spaces, unhandled, strict=True))

@@ -3,6 +3,7 @@
 
 import time
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from etude.envs.arena import Turn
 from etude.envs.make import EnvLike
 from etude.envs.pool_care import LOOK, Care
 from etude.envs.pool_crews import Here, crew_for
-from etude.envs.pool_memory import ENDED, FAILED, OVER, WRONG
+from etude.envs.pool_finite import Fault, Finite
+from etude.envs.pool_memory import ENDED, FAILED, WRONG
 from etude.envs.pool_orders import Orders
 from etude.envs.pool_seeds import Seeds
 from etude.envs.pool_turns import Ints, Turns
@@ -30,8 +32,8 @@ class PoolArena:
     depend on the number of workers.
 
     Where envs are unevenly fast, the fast ones give more of the steps than their share (see `Workers.max_lead`):
-    ``stats()`` then has ``steps/env_3`` and so on. It always has ``faulty_episodes``, which broke off because the env
-    failed, and ``restarts``, of envs and of workers.
+    ``stats()`` then has ``steps/env_3`` and so on. It always has ``faulty_episodes``, which were cut because the env
+    failed; ``restarts``, of envs and of workers; and ``lost_steps``, the env steps whose results were lost with them.
 
     ``infos`` of a turn are by env, as its last step or reset gave them; worker processes keep theirs to themselves.
 
@@ -40,15 +42,23 @@ class PoolArena:
             copy without workers, an env. The env may be Gymnasium's, PettingZoo's or one for many agents (`copy_of`).
         workers: Where the copies run.
         num_envs: How many copies; needed only where there are no workers, and 1 there by default.
+        drop: See `make_arena`.
 
     Raises:
         EnvError: an env can't be made, what makes it can't be sent to a worker, or the envs are not alike.
         SpaceError: a space is of a kind that Etude can't handle.
     """
 
-    def __init__(self, env: EnvLike, workers: Workers | None = None, num_envs: int | None = None) -> None:
+    def __init__(
+        self,
+        env: EnvLike,
+        workers: Workers | None = None,
+        num_envs: int | None = None,
+        *,
+        drop: Sequence[str] = (),
+    ) -> None:
         workers = Workers() if workers is None else workers
-        self._crew = crew = crew_for(env, workers, num_envs)
+        self._crew = crew = crew_for(env, workers, num_envs, drop)
         try:
             crew.open()
         except BaseException:
@@ -68,7 +78,7 @@ class PoolArena:
                 self.agents[slot] = memory.plan.agents[agent]
         self._made = Turns(memory, crew.infos)
         self._orders = Orders(crew, workers)
-        self._care = Care(crew, workers)
+        self._care = Care(crew, workers, self._orders)
         self._seeds = Seeds(count)
         self._counted = np.zeros(count, np.int64)  # the steps that stats told of
         self._broken: set[int] = set()  # envs that must be made again before they are anything else
@@ -77,7 +87,8 @@ class PoolArena:
         self._shown = np.zeros(0, np.int64)  # the envs that they are of
         self._early: list[Turn] = []  # ends in envs that broke thereafter, for the next recv
         self._lost: list[Ints] = []  # slots that broke off, for the next recv
-        self._faulty = 0
+        self._finite = Finite(memory)
+        self._faulty = self._lost_told = 0
         self._looked = time.monotonic()
         self._error: EtudeError | None = _not_reset()
         self._is_closed = False
@@ -120,8 +131,6 @@ class PoolArena:
         if bits & ENDED:
             rows = np.flatnonzero(status & ENDED)
             turns += self._made.ended(envs[rows], status[rows], bits)
-            if bits & OVER:
-                self._care.finished(envs, status)
         self._open = self._made.shown(envs, status, bits)
         turns += self._open
         if self._lost:
@@ -159,13 +168,16 @@ class PoolArena:
         steps = self._orders.steps()
         made, self._counted = steps - self._counted, steps
         stats = {"faulty_episodes": float(self._faulty), "restarts": float(self._care.restarts)}
-        self._faulty = self._care.restarts = 0
+        stats["lost_steps"] = float(self._orders.lost - self._lost_told)
+        self._faulty, self._care.restarts, self._lost_told = 0, 0, self._orders.lost
         if made.max() > 1.1 * made.min() + 1:
             stats |= {f"steps/env_{env}": float(count) for env, count in enumerate(made)}
         return stats
 
     def close(self) -> None:
         """See `Arena.close`. An env that was given ready-made is left to its giver."""
+        if not self._is_closed:
+            self._care.sum_up()
         self._is_closed, self._error, self._open = True, _closed(), []
         self._close()
 
@@ -179,7 +191,9 @@ class PoolArena:
             bits = int(np.bitwise_or.reduce(status))
             if bits & FAILED:
                 self._fail(envs[(status & FAILED) != 0])
-            elif not self._broken:
+            elif not self._finite.all(bits):
+                self._refuse(self._finite.faults(envs, status))
+            if not self._broken:
                 return envs, status, bits
             for env in self._broken:
                 self._orders.make(env, self._seeds.again(env))
@@ -215,12 +229,19 @@ class PoolArena:
             if error is not None:
                 raise error
 
+    def _refuse(self, faults: Sequence[Fault]) -> None:
+        """Let envs begin again that gave NaN or infinity."""
+        for env, bits, error in faults:
+            self._orders.drop(env, bits)
+            self._break(env, bits)
+            ending = self._care.gave_wrong(env, error, is_value=True)
+            if ending is not None:
+                raise ending
+
     def _break(self, env: int, bits: int) -> None:
         """Note that ``env`` must be made again, and what it had come to."""
         if bits & ENDED:
             self._early += self._made.ended(np.array([env]), np.array([bits]), bits)
-            if bits & OVER:
-                self._care.finished(np.array([env]), np.array([bits]))
         lost = self._made.lose(env)
         if len(lost):
             self._lost.append(lost)
@@ -258,6 +279,8 @@ class PoolArena:
         try:
             snapshot.restore_env(host.copies(), state)
         except snapshot.CannotRestoreError as error:
+            if self._crew.can_restart:
+                self._broken.update(host.envs)  # half of the state may be in them
             self.reset()
             return f"new episodes: {error}"
         self._turns = [pool_state.turn_from_state(turn) for turn in state["turns"]]

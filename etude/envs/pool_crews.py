@@ -4,7 +4,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -74,7 +74,8 @@ class Here:
     spin: Spin | None = None
 
     def __init__(self, make: Callable[[], Any], name: str, num_envs: int, workers: Workers, *, is_given: bool) -> None:
-        self.host = Host(make, name, range(num_envs), workers.max_steps, workers.check, is_given=is_given)
+        envs = range(num_envs)
+        self.host = Host(make, name, envs, workers.max_steps, workers.check, is_given=is_given, is_here=True)
         self.infos: Infos | None = (self.host.infos, self.host.end_infos)
         self.can_restart = not is_given
 
@@ -138,23 +139,29 @@ class Threads:
     can_restart = True
 
     def __init__(self, make: Callable[[], Any], name: str, workers: Workers) -> None:
-        self._per = per = workers.envs_per_worker
+        self._make, self._name, self._workers = make, name, workers
+        self._per = workers.envs_per_worker
         count = workers.num_workers
-        self._cleanup_time, self._is_timed = workers.cleanup_time, workers.step_timeout is not None
-        self.infos: Infos | None = ({}, {})
-        self._hosts = [
-            Host(make, name, range(i * per, (i + 1) * per), workers.max_steps, workers.check) for i in range(count)
-        ]
-        for host in self._hosts:
-            host.infos, host.end_infos = self.infos
+        self._said: tuple[dict[int, Any], dict[int, Any]] = ({}, {})
+        self.infos: Infos | None = self._said
+        self._hosts = [self._new_host(i) for i in range(count)]
         self._bells = [bell() for _ in self._hosts]
         self._hears, self._arena_bell = bell()
         self._wait = wait_for([self._hears])
         self._plans: list[Future[Plan]] = [Future() for _ in self._hosts]
         self._memory: Future[Memory | None] = Future()
-        self._threads = [
-            threading.Thread(target=self._run, args=(i,), name=f"etude-worker-{i}", daemon=True) for i in range(count)
-        ]
+        self._threads = [self._new_thread(i) for i in range(count)]
+        self._why: dict[int, str] = {}
+        """By worker: what ended its thread."""
+
+    def _new_host(self, worker: int) -> Host:
+        envs = range(worker * self._per, (worker + 1) * self._per)
+        host = Host(self._make, self._name, envs, self._workers.max_steps, self._workers.check)
+        host.infos, host.end_infos = self._said
+        return host
+
+    def _new_thread(self, worker: int) -> threading.Thread:
+        return threading.Thread(target=self._run, args=(worker,), name=f"etude-worker-{worker}", daemon=True)
 
     def open(self) -> None:
         """See `Crew.open`."""
@@ -167,15 +174,18 @@ class Threads:
         for i, plan in enumerate(plans):
             check_alike(plans[0], plan, i * self._per)
         self.memory = Memory(plans[0], len(envs), len(self._hosts))
-        self.memory.words[TIMED] = self._is_timed
+        self.memory.words[TIMED] = self._workers.seconds_a_step is not None
+        for worker in range(len(self._hosts)):
+            self.memory.starts(worker)
         self._memory.set_result(self.memory)
 
     def _run(self, worker: int) -> None:
         host, (hears, _) = self._hosts[worker], self._bells[worker]
-        try:
-            self._plans[worker].set_result(host.make_all())
-        except BaseException as error:  # noqa: BLE001  raised by `open`
-            self._plans[worker].set_exception(error)
+        if not self._memory.done():  # else this is a restart: envs are made when that is ordered
+            try:
+                self._plans[worker].set_result(host.make_all())
+            except BaseException as error:  # noqa: BLE001  raised by `open`
+                self._plans[worker].set_exception(error)
         wait = wait_for([hears])
 
         def sleep() -> bool:
@@ -184,11 +194,15 @@ class Threads:
             return True
 
         memory = self._memory.result()
-        with contextlib.suppress(Exception):  # of envs that don't close: all is over
+        try:
             if memory is not None:
-                host.attach(memory)
+                host.attach(memory, worker)
                 work(host, memory, worker, self._arena_bell, spin=None, sleep=sleep)
+        except BaseException as error:  # noqa: BLE001  it ends the thread, which the arena is told
+            self._why[worker] = f"was ended by {type(error).__name__}: {error}"
+        with contextlib.suppress(BaseException):  # of envs that don't close: all is over
             host.close()
+        call(self._arena_bell)
 
     def wake(self, envs: Ints) -> None:
         """See `Crew.wake`."""
@@ -203,7 +217,7 @@ class Threads:
 
     def failure(self, env: int) -> tuple[str, str]:
         """See `Crew.failure`."""
-        return self._hosts[env // self._per].failures.pop(env)
+        return self._hosts[env // self._per].failures.pop(env, ("EnvError", f"env {env} failed, and then its worker."))
 
     def env_at(self, env: int) -> Any:
         """See `Arena.env_at`."""
@@ -211,11 +225,12 @@ class Threads:
 
     def has_news(self) -> bool:
         """See `Crew.has_news`."""
-        return False
+        return bool(self._why)
 
     def deaths(self) -> list[tuple[int, str]]:
-        """See `Crew.deaths`: a thread does not die of its envs."""
-        return []
+        """See `Crew.deaths`: nothing that an env raises ends a thread, but another thread may."""
+        dead = [i for i, thread in enumerate(self._threads) if i in self._why or not thread.is_alive()]
+        return [(worker, self._why.pop(worker, "has ended")) for worker in dead]
 
     def kill(self, worker: int, why: str) -> None:
         """See `Crew.kill`."""
@@ -223,6 +238,10 @@ class Threads:
 
     def restart(self, worker: int) -> None:
         """See `Crew.restart`."""
+        self._hosts[worker] = self._new_host(worker)
+        self.memory.starts(worker)
+        self._threads[worker] = self._new_thread(worker)
+        self._threads[worker].start()
 
     def close(self) -> None:
         """See `Crew.close`. A thread that hangs is left behind."""
@@ -232,7 +251,7 @@ class Threads:
             self._memory.set_result(None)
         for _, rings in self._bells:
             call(rings)
-        deadline = time.monotonic() + self._cleanup_time
+        deadline = time.monotonic() + self._workers.cleanup_time
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(max(0.0, deadline - time.monotonic()))
@@ -241,13 +260,13 @@ class Threads:
                 end.close()
 
 
-def crew_for(env: EnvLike, workers: Workers, num_envs: int | None) -> Crew:
+def crew_for(env: EnvLike, workers: Workers, num_envs: int | None, drop: Sequence[str] = ()) -> Crew:
     """Who steps the copies of an env; see `PoolArena`. They have none yet.
 
     Raises:
         EnvError: there can't be so many copies, or there.
     """
-    make, is_one = env_maker(env)
+    make, is_one = env_maker(env, drop)
     if num_envs is not None and num_envs < 1:
         raise EnvError(f"num_envs must be at least 1, not {num_envs}.")
     count = workers.num_workers * workers.envs_per_worker or num_envs or 1

@@ -2,6 +2,8 @@
 """Host: steps the envs of one worker, or of the arena's own process, and writes what they show into memory."""
 
 import contextlib
+import os
+import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
@@ -9,7 +11,17 @@ from typing import Any, Literal
 from etude import columns as col
 from etude.envs.copies import TAKEN as TAKEN_INFO
 from etude.envs.copies import Copy, GymCopy, Row, copy_of
-from etude.envs.pool_checks import check_alike, check_step, same_object
+from etude.envs.pool_checks import (
+    NUMBERS,
+    check_alike,
+    check_flags,
+    check_reward,
+    not_five,
+    old_api,
+    reset_env,
+    same_object,
+    unpacked_wrongly,
+)
 from etude.envs.pool_memory import (
     BLIND,
     ENDED,
@@ -18,6 +30,7 @@ from etude.envs.pool_memory import (
     MAKE,
     NO_SEED,
     OVER,
+    RESET,
     SHOWN,
     STEP,
     TAKEN,
@@ -28,10 +41,11 @@ from etude.envs.pool_memory import (
     Plan,
 )
 from etude.envs.pool_ports import Port
-from etude.errors import EnvError, EtudeError, SpaceError
+from etude.errors import EnvError, EtudeError, SpaceError, described
 from etude.spaces import check_value
 
 _ALWAYS = 1 << 62
+_HERE = os.path.dirname(__file__)
 
 
 class Host:
@@ -44,6 +58,7 @@ class Host:
         max_steps: See `Workers.max_steps`.
         check: See `Workers.check`.
         is_given: What ``make`` gives was made by somebody else, who will close it.
+        is_here: The envs step in the thread that uses the arena: a KeyboardInterrupt is somebody's Ctrl-C.
     """
 
     def __init__(
@@ -55,6 +70,7 @@ class Host:
         check: int | Literal["always"],
         *,
         is_given: bool = False,
+        is_here: bool = False,
     ) -> None:
         self.envs = envs
         self.failures: dict[int, tuple[str, str]] = {}
@@ -63,7 +79,7 @@ class Host:
         """What each env said beside its last rows that wait."""
         self.end_infos: dict[int, Any] = {}
         """What each env said beside its last rows that end."""
-        self._make_env, self._name, self._is_given = make, name, is_given
+        self._make_env, self._name, self._is_given, self._is_here = make, name, is_given, is_here
         self._max_steps = max_steps
         self._check = _ALWAYS if check == "always" else check
         self._copies: dict[int, Copy] = {}
@@ -83,8 +99,10 @@ class Host:
             plans = [Plan.of(self._make(env)) for env in self.envs]
         except EtudeError:
             raise
-        except (Exception, SystemExit) as error:
-            raise EnvError(f"{self._name} fails to make an env: {type(error).__name__}: {error}") from error
+        except BaseException as error:
+            if self._passes(error):
+                raise
+            raise EnvError(f"{self._name} fails to make an env: {described(error)}") from error
         for env, plan in zip(self.envs, plans, strict=True):
             check_alike(plans[0], plan, env)
         return plans[0]
@@ -93,16 +111,20 @@ class Host:
         old = self._copies.pop(env, None)
         if old is not None and not self._is_given:
             _close_failed(old)
-        made = self._make_env()
-        if any(made is copy.env for copy in self._copies.values()):
-            raise same_object(made)
-        copy = self._copies[env] = copy_of(made)
+        copy = copy_of(self._make_env())
+        if any(copy.env is other.env for other in self._copies.values()):
+            raise same_object(copy.env)
+        self._copies[env] = copy
         self._unchecked[env] = self._check
         return copy
 
-    def attach(self, memory: Memory) -> None:
-        """Write into ``memory`` from now on."""
-        self._memory, self._plan = memory, memory.plan
+    def _passes(self, error: BaseException) -> bool:
+        """Whether an error is not the env's."""
+        return self._is_here and isinstance(error, KeyboardInterrupt)
+
+    def attach(self, memory: Memory, worker: int = 0) -> None:
+        """Write into ``memory`` from now on, as this worker."""
+        self._memory, self._plan, self._worker = memory, memory.plan, worker
         self._seat = {agent: seat for seat, agent in enumerate(memory.plan.seated)}
         self._waiting: dict[int, list[int]] = {env: [] for env in self.envs}
         self._ports: list[Port] = []
@@ -161,16 +183,26 @@ class Host:
             copy = self._make(env) if order == MAKE else self._copies[env]
             if order == MAKE:
                 check_alike(self._plan, Plan.of(copy), env)
+                self._now_resets()
             seed = int(self._memory.seed[env])
             return self._reset(env, copy, None if seed == NO_SEED else seed)
-        except EtudeError as error:
+        except BaseException as error:
+            if self._passes(error):
+                raise
+            return self._take_ended() | self._failed(env, order, error)
+
+    def _failed(self, env: int, order: int, error: BaseException) -> int:
+        """The status of an env that raised an error, which is kept to be told."""
+        if unpacked_wrongly(error):
+            error = old_api(self._copies[env].env, f"unpacking what it returned failed ({error})")
+        if isinstance(error, EtudeError):
             name = "SpaceError" if isinstance(error, SpaceError) else "EnvError"
             self.failures[env] = (name, f"env {env}: {error}")
-            return self._take_ended() | FAILED | WRONG
-        except (Exception, SystemExit) as error:  # noqa: BLE001  it is told, and ends the run if it happens again
-            doing = ("a step", "a reset", "being made")[order]
-            self.failures[env] = ("EnvError", f"env {env} failed in {doing}:\n{_text(error)}")
-            return self._take_ended() | FAILED
+            return FAILED | WRONG
+        is_made, is_over = env in self._copies, self._copies[env].over if env in self._copies else False
+        doing = "being made" if not is_made else "a step" if order == STEP and not is_over else "a reset"
+        self.failures[env] = ("EnvError", f"env {env} failed in {doing}:\n{_text(error)}")
+        return FAILED
 
     def _take_ended(self) -> int:
         ended, self._ended = self._ended, 0
@@ -179,8 +211,12 @@ class Host:
     def _begin_next(self, env: int, copy: Copy, ended: int) -> int:
         """Reset an env whose episode is over, after rows that ``ended`` describes."""
         self._ended = ended  # true whether or not the reset fails
+        self._now_resets()
         status = self._reset(env, copy, None)
         return status | self._take_ended()
+
+    def _now_resets(self) -> None:
+        self._memory.doing[self._worker], self._memory.began[self._worker] = RESET, time.monotonic()
 
     def _reset(self, env: int, copy: Copy, seed: int | None) -> int:
         if type(copy) is GymCopy:
@@ -192,7 +228,7 @@ class Host:
     # -- one agent, without rows --------------------------------------------------------------------------------
 
     def _reset_gym(self, env: int, copy: GymCopy, seed: int | None) -> int:
-        obs, self.infos[env] = copy.env.reset(seed=seed)
+        obs, self.infos[env] = reset_env(copy.env, seed)
         copy.env_t, copy.over = 0, False
         port = self._port
         if self._unchecked[env]:
@@ -204,10 +240,16 @@ class Host:
 
     def _step_gym(self, env: int, copy: GymCopy) -> int:
         port = self._port
-        obs, reward, terminated, truncated, infos = copy.env.step(port.read(env))
+        given = copy.env.step(port.read(env))
+        try:
+            obs, reward, terminated, truncated, infos = given
+        except (TypeError, ValueError):
+            raise not_five(copy.env, given) from None
         copy.env_t = t = copy.env_t + 1
+        if reward.__class__ not in NUMBERS:
+            check_reward(reward)
         if self._unchecked[env]:
-            check_step(reward, terminated, truncated)
+            check_flags(terminated, truncated)
             self._unchecked[env] -= 1
             check_value(port.obs_space, obs, col.OBS)
         if not (terminated or truncated) and t != self._max_steps:
@@ -295,4 +337,8 @@ def _close_failed(copy: Copy) -> None:
 
 
 def _text(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error)).rstrip()
+    """An error with its traceback, from where it leaves this package."""
+    at = error.__traceback__
+    while at is not None and at.tb_frame.f_code.co_filename.startswith(_HERE):
+        at = at.tb_next
+    return "".join(traceback.format_exception(type(error), error, at)).rstrip()

@@ -2,6 +2,7 @@
 """What the envs of a pool and their arena tell each other: flat columns in one piece of memory, shared or not."""
 
 import dataclasses
+import time
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -34,7 +35,7 @@ OVER: Final = 16
 FAILED: Final = 32
 """An error was raised."""
 WRONG: Final = 64
-"""The error is that the env breaks its contract, so that making it again mends nothing."""
+"""The error is that the env breaks its contract."""
 TERMINATED: Final = 128
 """How the agent ended: a bit of its row, and of its env's status where it is alone."""
 TRUNCATED: Final = 256
@@ -48,7 +49,7 @@ ASLEEP: Final = 1
 GOAL: Final = 2
 """... when the envs have done so many orders, since it was made."""
 TIMED: Final = 3
-"""It wants to know when a worker began with what it is about."""
+"""It wants to know when a worker began with what it does."""
 
 NO_SEED: Final = -1
 
@@ -129,7 +130,7 @@ class Plan:
 
 
 class Memory:
-    """All that crosses between the arena and its envs. Whoever it says writes a column, and nobody else.
+    """All that crosses between the arena and its envs. Each column has exactly one writer.
 
     Args:
         plan: Whose it is.
@@ -155,6 +156,8 @@ class Memory:
         """The worker waits to be woken."""
         self.current = place.take((num_workers,), np.int64)
         """The env that the worker is about, -1 is none."""
+        self.doing = place.take((num_workers,), np.int64)
+        """What it does with that env: `STEP`, `RESET` (also after an episode's last step) or `MAKE`."""
         self.began = place.take((num_workers,), np.float64)
         """When it began with that, by the clock of ``time.monotonic``."""
         self.done = place.take(per_env, np.int64)
@@ -177,6 +180,11 @@ class Memory:
             _columns(place, part.action_space, col.ACTION, num_envs * len(part.agents)) for part in plan.parts
         ]
         self.size = place.size
+
+    def starts(self, worker: int) -> None:
+        """Note that a worker starts now: until it says something else, it makes its first env."""
+        self.asleep[worker], self.doing[worker], self.began[worker] = 0, MAKE, time.monotonic()
+        self.current[worker] = worker * (self.num_envs // len(self.current))
 
     @classmethod
     def size_of(cls, plan: Plan, num_envs: int, num_workers: int) -> int:

@@ -35,6 +35,9 @@ class Orders:
         self._num_taken = 0  # the sum of it
         self._num_asked = 0
         self._not_steps = np.zeros(count, np.int64)  # of what was taken
+        self._steps_before = np.zeros(count, np.int64)  # the last reset
+        self.lost = 0
+        """Steps that were ordered in vain."""
         self._num_no_steps = 0  # the orders, not yet taken, that are no steps
         self._held = self._all[:0]  # envs that may step, but are too far ahead
         self._deadline: float | None = None  # for what is ready now
@@ -49,6 +52,7 @@ class Orders:
         memory.order[:] = RESET
         memory.order[broken] = MAKE
         memory.seed[:] = NO_SEED if seeds is None else seeds
+        self._steps_before = self.lifetime()
         self._not_steps[:] = self.taken
         self._num_no_steps = len(self._all)
         self._held = self._all[:0]
@@ -109,7 +113,9 @@ class Orders:
 
     def drop(self, env: int, status: int) -> None:
         """Take what an env has done in vain: it is no step, unless some agents ended in it."""
-        self._not_steps[env] += not status & ENDED and self._memory.order[env] == STEP
+        is_lost = not status & ENDED and self._memory.order[env] == STEP
+        self._not_steps[env] += is_lost
+        self.lost += int(is_lost)
         self.take(self._all[env : env + 1])
 
     def give_up(self, env: int) -> int:
@@ -129,6 +135,10 @@ class Orders:
     def steps(self) -> Ints:
         """``[num_envs]``: the steps taken of each env since the reset."""
         return self.taken - self._not_steps
+
+    def lifetime(self) -> Ints:
+        """``[num_envs]``: the steps taken of each env since the arena was made."""
+        return self._steps_before + self.steps()
 
     # -- waiting ------------------------------------------------------------------------------------------------
 

@@ -4,15 +4,20 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.columns import Columns
-from etude.spaces import Flattener, Nester, Space, leaf_shape
+from etude.spaces import Flattener, Nester, Space, check_form, check_value, leaf_shape
 
 
 class Port:
-    """Where one agent's observations and actions lie: row ``env * stride + offset`` of its kind's columns."""
+    """Where one agent's observations and actions lie: row ``env * stride + offset`` of its kind's columns.
+
+    ``show``, ``end`` and ``keep`` take the env and a value; they raise a SpaceError where its shape or dtype does not
+    fit the space.
+    """
 
     def __init__(
         self,
@@ -26,22 +31,49 @@ class Port:
     ) -> None:
         self.obs_space, self.action_space = obs_space, action_space
         own = slice(offset, None, stride)
-        flatten, flatten_action = Flattener(obs_space, col.OBS), Flattener(action_space, col.ACTION)
-        self.show = _writer(flatten, {name: column[own] for name, column in obs.items()})
-        self.end = _writer(flatten, {name: column[own] for name, column in end_obs.items()})
+        flatten_action = Flattener(action_space, col.ACTION)
+        self.show = _writer(obs_space, col.OBS, {name: column[own] for name, column in obs.items()})
+        self.end = _writer(obs_space, col.OBS, {name: column[own] for name, column in end_obs.items()})
         actions = {name: column[own] for name, column in action.items()}
-        self.keep = _writer(flatten_action, actions)
+        self.keep = _writer(action_space, col.ACTION, actions)
         self.read = _reader(flatten_action, Nester(action_space, col.ACTION), actions)
 
 
-def _writer(flatten: Flattener, columns: Columns) -> Callable[[int, Any], None]:
-    for root in (col.OBS, col.ACTION):
-        if root in columns:  # not nested
-            return columns[root].__setitem__
+def _writer(space: Space, root: str, columns: Columns) -> Callable[[int, Any], None]:
+    flatten = Flattener(space, root)
+    writers = [(name, _leaf_writer(name, leaf, columns[name])) for name, leaf in flatten.leaves.items()]
+    if root in columns:  # not nested
+        return writers[0][1]
 
     def write(row: int, value: Any) -> None:
-        for name, part in flatten(value).items():
-            columns[name][row] = part
+        try:
+            parts = flatten(value)
+        except (KeyError, IndexError, TypeError):
+            check_value(space, value, root)
+            raise
+        for name, write_leaf in writers:
+            write_leaf(row, parts[name])
+
+    return write
+
+
+def _leaf_writer(name: str, leaf: Space, column: NDArray[Any]) -> Callable[[int, Any], None]:
+    shape, dtype, array = leaf_shape(leaf), column.dtype, np.ndarray
+    dtypes, scalars = {dtype}, set[type]()  # that were found to fit
+
+    def write(row: int, value: Any) -> None:
+        cls = value.__class__
+        if cls is array:
+            if value.shape != shape or (value.dtype is not dtype and value.dtype not in dtypes):
+                check_form(name, leaf, value)
+                dtypes.add(value.dtype)
+        elif cls not in scalars:
+            is_scalar = isinstance(value, int | float | np.generic)
+            value = np.asarray(value)
+            check_form(name, leaf, value)
+            if is_scalar:
+                scalars.add(cls)
+        column[row] = value
 
     return write
 

@@ -11,21 +11,33 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
+import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from etude.envs import worker_job
 from etude.envs import worker_messages as messages
+from etude.envs import workers as worker_settings
 from etude.envs.pool_checks import check_alike
 from etude.envs.pool_memory import CLOSING, TIMED, Memory, Plan
 from etude.envs.pool_turns import Infos, Ints
 from etude.envs.worker_job import Job
 from etude.envs.worker_loop import Spin, bell, call, fence, hush, wait_for
 from etude.envs.worker_server import COMMAND
-from etude.envs.workers import Workers
+from etude.envs.workers import RESET_FACTOR, Workers
 from etude.errors import EnvError, EtudeError, SpaceError
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_ENDING: Final = 5.0
+"""Seconds for the process that starts workers to end once they have; then it is killed."""
+_OPEN: "weakref.WeakSet[Processes]" = weakref.WeakSet()
+
+
+def kill_workers() -> None:
+    """Kill the worker processes of all arenas at once, without closing their envs: this process is about to end."""
+    for processes in list(_OPEN):
+        processes.kill_all()
 
 
 def error_of(class_name: str, text: str) -> EtudeError:
@@ -78,6 +90,7 @@ class Processes:
         self._ends: dict[int, socket.socket] = {}
         """By worker: where to talk to it."""
         self._server, self._process = _start_server(job)
+        _OPEN.add(self)
 
     # -- the beginning ------------------------------------------------------------------------------------------
 
@@ -86,7 +99,10 @@ class Processes:
         workers = range(self._workers.num_workers)
         for worker in workers:
             self._start(worker, eager=True)
-        plans = [self._plan_of(worker) for worker in workers]
+        step = self._workers.seconds_a_step
+        seconds = None if step is None else max(RESET_FACTOR * step, worker_settings.LEAST_TO_MAKE)
+        deadline = None if seconds is None else time.monotonic() + self._workers.envs_per_worker * seconds
+        plans = [self._plan_of(worker, deadline) for worker in workers]
         for worker, plan in enumerate(plans):
             check_alike(plans[0], plan, worker * self._workers.envs_per_worker)
         count, plan = len(workers), plans[0]
@@ -95,8 +111,9 @@ class Processes:
         self._memory_fd = _nameless_file()
         os.ftruncate(self._memory_fd, size)
         self.memory = Memory(plan, num_envs, count, mmap.mmap(self._memory_fd, size))
-        self.memory.words[TIMED] = self._workers.step_timeout is not None
+        self.memory.words[TIMED] = self._workers.seconds_a_step is not None
         for worker in workers:
+            self.memory.starts(worker)
             self._send_memory(worker)
         self._listen()
 
@@ -109,8 +126,15 @@ class Processes:
         self._alive.add(worker)
         messages.send(mine, {"eager": eager}, [self._bells[worker][0].fileno(), self._arena_bell.fileno()])
 
-    def _plan_of(self, worker: int) -> Plan:
-        received = messages.receive(self._ends[worker])
+    def _plan_of(self, worker: int, deadline: float | None) -> Plan:
+        end = self._ends[worker]
+        if deadline is not None and not wait_for([end])(max(0.0, deadline - time.monotonic())):
+            raise EnvError(
+                f"worker {worker} hung: it has not made its envs. Each may take {RESET_FACTOR} times `step_timeout` "
+                f"({self._workers.seconds_a_step:g} s), and {worker_settings.LEAST_TO_MAKE:g} s at least: raise that "
+                "if it needs longer."
+            )
+        received = messages.receive(end)
         if received is None:
             while not self._died:
                 self._hear_server()
@@ -129,7 +153,7 @@ class Processes:
         for env in range(worker * self._workers.envs_per_worker, (worker + 1) * self._workers.envs_per_worker):
             self._failures.pop(env, None)
         hush(self._bells[worker][0])
-        self.memory.asleep[worker], self.memory.current[worker] = 0, -1
+        self.memory.starts(worker)
         self._start(worker, eager=False)
         self._send_memory(worker)
         self._listen()
@@ -208,6 +232,11 @@ class Processes:
 
     # -- the end ------------------------------------------------------------------------------------------------
 
+    def kill_all(self) -> None:
+        """Kill all workers at once."""
+        if os.getpid() == self._pid and self._process.poll() is None:
+            self._process.terminate()
+
     def close(self) -> None:
         """See `Crew.close`."""
         if os.getpid() != self._pid or self._process.returncode is not None:
@@ -221,7 +250,8 @@ class Processes:
             for _, rings in self._bells:
                 call(rings)
             self._server.shutdown(socket.SHUT_WR)  # it waits for the workers, but not for long
-            self._process.wait(self._workers.cleanup_time + 5.0)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it may still import what the envs need
+                self._process.wait(self._workers.cleanup_time + _ENDING)
         finally:
             self._process.kill()
             self._process.wait()
@@ -273,9 +303,10 @@ def _start_server(job: Job) -> tuple[socket.socket, "subprocess.Popen[bytes]"]:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited, until it can ignore Ctrl-C
         try:
             process = subprocess.Popen(
-                [sys.executable, "-c", COMMAND, json.dumps([str(path) for path in sys.path]), *map(str, fds)],
+                [sys.executable, "-P", "-c", COMMAND, json.dumps([str(path) for path in sys.path]), *map(str, fds)],
                 pass_fds=fds,
                 stdin=subprocess.DEVNULL,
+                process_group=0,  # a signal to the group of this process does not end its workers before it can save
                 env=dict.fromkeys(_THREADS, "1") | os.environ,
             )
         finally:

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from etude.envs import snapshot
-from etude.envs.arena import Turn
+from etude.envs.arena import Turn, check_rows
 from etude.envs.copies import Copy
 
 
@@ -33,4 +33,4 @@ def turn_from_state(state: dict[str, Any]) -> Turn:
     turn = Turn(**state)
     if turn.taken is not None:
         turn.taken = (turn.taken[0], turn.taken[1])
-    return turn
+    return check_rows(turn)

@@ -3,19 +3,23 @@
 
 import copy
 import dataclasses
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.columns import Columns
 from etude.envs import snapshot
-from etude.envs.arena import Kind, Turn
+from etude.envs.arena import Kind, Turn, check_rows
+from etude.envs.copies import reduced
 from etude.envs.make import EnvLike, make_vector_env
-from etude.errors import EnvError
+from etude.envs.pool_checks import not_five
+from etude.errors import EnvError, described
 from etude.spaces import Flattener, Nester, check_value, leaf_dtype, leaf_shape
 
 
@@ -26,19 +30,34 @@ class VectorArena:
         env: See `make_vector_env`.
         num_envs: How many copies; each is one slot.
         exact: See `make_vector_env`.
+        max_steps: See `Workers.max_steps`.
+        check: See `Workers.check`.
+        drop: See `make_arena`.
 
     Raises:
-        EnvError: the env can't be made, or does not say its autoreset mode.
+        EnvError: the env can't be made, does not say its autoreset mode, or can't be truncated after ``max_steps``.
         SpaceError: a space is of a kind that Etude can't handle.
     """
 
-    def __init__(self, env: EnvLike, num_envs: int = 1, *, exact: bool = True) -> None:
-        self.env: VectorEnv[Any, Any, Any] = make_vector_env(env, num_envs, exact=exact)
+    def __init__(
+        self,
+        env: EnvLike,
+        num_envs: int = 1,
+        *,
+        exact: bool = True,
+        max_steps: int | None = None,
+        check: int | Literal["always"] = 10,
+        drop: Sequence[str] = (),
+    ) -> None:
+        self.env: VectorEnv[Any, Any, Any] = make_vector_env(env, num_envs, exact=exact, max_steps=max_steps)
         self._is_given = isinstance(env, gym.Env | VectorEnv)
         self.num_slots: int = self.env.num_envs
-        self.obs_space = self.env.single_observation_space
+        self.obs_space = reduced((self.env.single_observation_space,), tuple(drop))[0]
         self.action_space = self.env.single_action_space
         self._mode = self._autoreset_mode()
+        self._max_steps = self._own_limit(env, max_steps)
+        self._t = np.zeros(self.num_slots, np.int64)  # the steps of the running episodes, where that is set
+        self._unchecked = 1 << 62 if check == "always" else check
         self._flatten = Flattener(self.obs_space, col.OBS)
         self._nest_action = Nester(self.action_space, col.ACTION)
         self._flatten_action = Flattener(self.action_space, col.ACTION)
@@ -60,12 +79,49 @@ class VectorArena:
             )
         return AutoresetMode(mode)
 
+    def _own_limit(self, env: EnvLike, max_steps: int | None) -> int | None:
+        """``max_steps``, where episodes must be truncated here; None where the env does it, or nothing is to be done.
+
+        Raises:
+            EnvError: it can't be done.
+        """
+        if max_steps is None or (isinstance(env, str) and (getattr(self.env.spec, "max_episode_steps", None))):
+            return None
+        if self._mode is not AutoresetMode.DISABLED:
+            raise EnvError(
+                f"{type(self.env).__name__} resets its copies itself, so that their episodes can't be truncated after "
+                f"max_steps ({max_steps}): give it a limit of its own, such as max_episode_steps, or give what makes "
+                "one env."
+            )
+        return max_steps
+
+    def _call(self, method: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        """What a method of the env returns. What no env should raise, such as SystemExit, becomes an EnvError."""
+        try:
+            return method(*args, **named)
+        except (Exception, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            raise EnvError(f"{type(self.env).__name__} raised {described(error)}") from error
+
+    def _check(self, columns: Columns, *flags: Any) -> None:
+        """See that the first values of all copies are in the space, and the flags are truth values."""
+        self._unchecked -= 1
+        obs = Nester(self.obs_space, col.OBS)(columns)
+        check_value(batch_space(self.obs_space, self.num_slots), obs, col.OBS)
+        for name, flag in zip((col.TERMINATED, col.TRUNCATED), flags, strict=False):
+            if np.shape(flag) != (self.num_slots,) or np.asarray(flag).dtype.kind != "b":
+                raise EnvError(f"`{name}` is {flag!r}, but must be an array of {self.num_slots} times True or False.")
+
     def reset(self, seed: int | None = None) -> None:
         """See `Arena.reset`."""
-        obs, info = self.env.reset(seed=seed)
+        obs, info = self._call(self.env.reset, seed=seed)
+        _refuse_tensors(self.env, obs)
         self._reset_infos = info
         columns = self._flatten(obs)
-        check_value(self.obs_space, _row(obs, 0), col.OBS)
+        if self._unchecked:
+            self._check(columns)
+        self._t[:] = 0
         n = self.num_slots
         self._reset_due = None
         self._turns = [Turn(self._slots, columns, np.zeros(n), None, None, np.ones(n, bool), infos=info)]
@@ -78,7 +134,23 @@ class VectorArena:
 
     def send(self, turn: Turn, action: Columns) -> None:
         """See `Arena.send`."""
-        obs, reward, terminated, truncated, info = self.env.step(self._nest_action(action))
+        given = self._call(self.env.step, self._nest_action(action))
+        if len(given) != 5:
+            raise not_five(self.env, given)
+        obs, reward, terminated, truncated, info = given
+        if not isinstance(reward, np.ndarray):
+            _refuse_tensors(self.env, (obs, reward, terminated, truncated))
+        if np.shape(reward) != self._slots.shape:
+            raise EnvError(
+                f"`reward` has shape {np.shape(reward)}, but must have one number for each of the {self.num_slots} "
+                f"copies: shape {self._slots.shape}."
+            )
+        if self._unchecked:
+            self._check(self._flatten(obs), terminated, truncated)
+        if self._max_steps is not None:
+            self._t += 1
+            truncated = truncated | ((self._t >= self._max_steps) & ~terminated)
+            self._t[terminated | truncated] = 0
         turn = Turn(self._slots, self._flatten(obs), reward, None, None, infos=info)
         if info and "off_policy_action" in info:
             turn.taken = self._taken(info)
@@ -116,7 +188,7 @@ class VectorArena:
         """All rows after the episodes that ended were followed by new ones."""
         columns, taken = turn.obs, turn.taken
         if self._mode is AutoresetMode.DISABLED:
-            obs, self._reset_infos = self.env.reset(options={"reset_mask": done.copy()})
+            obs, self._reset_infos = self._call(self.env.reset, options={"reset_mask": done.copy()})
             columns = self._flatten(obs)
         if taken is not None:
             there = ~done[taken[0]]
@@ -149,6 +221,7 @@ class VectorArena:
         return snapshot.capture_env(self.env) | {
             "turns": [_turn_state(turn) for turn in self._turns],
             "reset_due": None if self._reset_due is None else self._reset_due.copy(),
+            "t": self._t.copy(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> str:
@@ -162,7 +235,9 @@ class VectorArena:
             self.reset()
             return f"new episodes: {error}"
         self._turns = [_turn_from(turn) for turn in state["turns"]]
-        self._reset_due = state["reset_due"]
+        due = state["reset_due"]
+        self._reset_due = None if due is None else np.asarray(due, bool).reshape(self.num_slots)
+        self._t[:] = state.get("t", 0)
         return str(state["how"])
 
     def env_at(self, env: int) -> Any:
@@ -184,12 +259,17 @@ class VectorArena:
             self.env.close()
 
 
-def _row(batched: Any, i: int) -> Any:
-    if isinstance(batched, dict):
-        return {key: _row(value, i) for key, value in batched.items()}
-    if isinstance(batched, tuple):
-        return tuple(_row(value, i) for value in batched)
-    return batched[i]
+def _refuse_tensors(env: VectorEnv[Any, Any, Any], given: Any) -> None:
+    """Raise an EnvError where an env gives torch tensors in place of NumPy arrays."""
+    if isinstance(given, dict | tuple):
+        for value in given.values() if isinstance(given, dict) else given:
+            _refuse_tensors(env, value)
+    elif type(given).__module__.partition(".")[0] == "torch":
+        raise EnvError(
+            f"{type(env).__name__} gives a torch.{type(given).__name__} where a NumPy array is needed. Put it into a "
+            "gymnasium.vector.VectorWrapper whose reset() and step() return tensor.cpu().numpy() of each, and whose "
+            "step() takes a NumPy array of actions."
+        )
 
 
 def _info_of(infos: dict[str, Any], env: int, num_envs: int) -> dict[str, Any]:
@@ -227,4 +307,4 @@ def _turn_from(state: dict[str, Any]) -> Turn:
     turn.obs = {name: np.array(column, order=orders[name]) for name, column in turn.obs.items()}
     if turn.taken is not None:
         turn.taken = (turn.taken[0], turn.taken[1])
-    return turn
+    return check_rows(turn)

@@ -110,7 +110,7 @@ def run_worker(job: Job, worker: int, arena: socket.socket) -> None:
     host = Host(job.make, job.name, range(worker * per, (worker + 1) * per), job.max_steps, job.check)
     with contextlib.suppress(Exception):  # of envs that don't close: all is over
         try:
-            memory = _begin(job, host, arena, eager=message["eager"])
+            memory = _begin(job, host, worker, arena, eager=message["eager"])
             if memory is not None:
                 _work(host, memory, worker, bell, arena_bell, arena)
         finally:
@@ -118,7 +118,7 @@ def run_worker(job: Job, worker: int, arena: socket.socket) -> None:
             sys.stdout.flush()
 
 
-def _begin(job: Job, host: Host, arena: socket.socket, *, eager: bool) -> Memory | None:
+def _begin(job: Job, host: Host, worker: int, arena: socket.socket, *, eager: bool) -> Memory | None:
     if eager:
         try:
             plan = host.make_all()
@@ -137,7 +137,7 @@ def _begin(job: Job, host: Host, arena: socket.socket, *, eager: bool) -> Memory
     shared = mmap.mmap(fd, 0)
     os.close(fd)
     memory = Memory(Plan.from_json(message["plan"]), job.num_workers * job.envs_per_worker, job.num_workers, shared)
-    host.attach(memory)
+    host.attach(memory, worker)
     return memory
 
 

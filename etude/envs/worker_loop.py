@@ -124,6 +124,7 @@ def work(
     words, asked, done = memory.words.data, memory.asked.data, memory.done.data  # quicker than arrays, for one number
     order, status = memory.order.data, memory.status.data
     total, asleep, current = memory.total.data, memory.asleep.data, memory.current.data
+    doing = memory.doing.data
     cross = fence()
     closing: int = CLOSING
     began: Any = memory.began.data if words[TIMED] else None
@@ -135,6 +136,7 @@ def work(
             number = asked[env]
             if number == done[env]:
                 continue
+            doing[worker] = order[env]
             if began is not None:
                 began[worker] = time.monotonic()
             current[worker] = env

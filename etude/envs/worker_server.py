@@ -34,7 +34,7 @@ def main() -> NoReturn:
         if _num_threads() > 1:  # what was imported has started threads: forget it, and let each worker import it
             for kept in (fd, job_fd):
                 os.set_inheritable(kept, True)
-            os.execv(sys.executable, [sys.executable, "-c", COMMAND, *arguments, "cold"])
+            os.execv(sys.executable, [sys.executable, "-P", "-c", COMMAND, *arguments, "cold"])
     _Server(server, job).run()
     os._exit(0)
 
@@ -50,6 +50,17 @@ def _num_threads() -> int:
         return threading.active_count()
 
 
+def _lead_group(pid: int) -> None:
+    """Let a worker, and what its envs start, be a process group. Parent and child do it: neither may be too late."""
+    with contextlib.suppress(OSError):
+        os.setpgid(pid, pid)
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
 class _Server:
     def __init__(self, arena: socket.socket, job: Job) -> None:
         self._arena, self._job = arena, job
@@ -59,6 +70,7 @@ class _Server:
             os.set_blocking(end, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+        signal.signal(signal.SIGTERM, self._end_at_once)
         self._libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
     def run(self) -> None:
@@ -79,10 +91,17 @@ class _Server:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._children, 4096)
             self._bury()
-        for pid in self._workers:
-            os.kill(pid, signal.SIGKILL)
+        self._kill_all()
         for pid in self._workers:
             os.waitpid(pid, 0)
+
+    def _kill_all(self) -> None:
+        for pid in self._workers:
+            _kill_group(pid)
+
+    def _end_at_once(self, *_: object) -> NoReturn:
+        self._kill_all()
+        os._exit(1)
 
     def _bury(self) -> None:
         """Tell the arena which workers have ended, and how."""
@@ -91,7 +110,10 @@ class _Server:
             if pid == 0:
                 return
             if pid in self._workers:
-                messages.send(self._arena, {"died": self._workers.pop(pid), "code": os.waitstatus_to_exitcode(status)})
+                code = os.waitstatus_to_exitcode(status)
+                if code:  # its envs were not closed: what they have started goes with it
+                    _kill_group(pid)
+                messages.send(self._arena, {"died": self._workers.pop(pid), "code": code})
 
     def _obey(self) -> bool:
         received = messages.receive(self._arena)
@@ -101,13 +123,14 @@ class _Server:
         if "kill" in message:
             for pid, worker in self._workers.items():  # not yet buried, so that the number is its own
                 if worker == message["kill"]:
-                    os.kill(pid, signal.SIGKILL)
+                    _kill_group(pid)
             return True
         server = os.getpid()
         pid = os.fork()
         if pid == 0:
             self._become_worker(message["start"], fds[0], server)
         os.close(fds[0])
+        _lead_group(pid)
         self._workers[pid] = message["start"]
         return True
 
@@ -115,7 +138,9 @@ class _Server:
         try:
             self._die_with(server)
             signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for number in (signal.SIGCHLD, signal.SIGTERM):
+                signal.signal(number, signal.SIG_DFL)
+            _lead_group(os.getpid())
             self._arena.close()
             run_worker(self._job, worker, socket.socket(fileno=fd))
             os._exit(0)

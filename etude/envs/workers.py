@@ -2,10 +2,19 @@
 """Workers: how many processes or threads run the envs, and what happens when one of them is slow or fails."""
 
 import os
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal
 
 from etude.errors import SettingsError
 from etude.settings import check_range, settings
+
+DEFAULT_TIMEOUT: Final = 60.0
+"""Seconds that a step may take in a worker process, if nothing else is set."""
+
+RESET_FACTOR: Final = 10
+"""A reset, or making an env, may take so many times longer than a step."""
+
+LEAST_TO_MAKE: Final = 30.0
+"""Seconds that making an env may take anyway: a process must start for it, and import what it needs."""
 
 
 @settings
@@ -16,7 +25,7 @@ class Workers:
     process. Processes, about as many as there are cores, are for envs that compute; threads, or more processes, for
     envs that wait (for a simulator, a network) and let go of Python's global lock meanwhile.
 
-    Whoever is ready acts, so that envs which are quick are sampled more often than slow ones: `max_lead` limits this,
+    Envs that are ready act, so quick envs are sampled more often than slow ones: `max_lead` limits this,
     and ``stats()`` of the arena says how far it goes. Which envs act together then depends on the clock, and so does
     the order of steps; a run is repeatable bit for bit without workers, or where `min_batch` is the number of envs.
     """
@@ -52,24 +61,29 @@ class Workers:
     max_steps: int | None = None
     """Steps after which an episode is truncated, at least 1. None: only the env itself ends it."""
 
-    step_timeout: float | None = None
-    """Seconds that a step may take, with the reset that follows an episode's last one; above 0. A worker that takes
-    longer is killed and started again. None: any time. How long it takes to make an env is not limited."""
+    step_timeout: float | Literal["auto"] | None = "auto"
+    """Seconds that a step may take, above 0. A reset may take ten times as long; so may making the env, which has 30
+    seconds at least. A worker process that takes longer is killed and started again. A thread can't be killed, so the
+    run ends. `auto`: 60 for processes, no limit for threads. None: no limit."""
 
     restart_failed: bool = True
-    """Make an env again that raised an error, and start a worker again that died or hung: what they lived through since
-    their last episode's end is lost, and counted. Else the first failure ends the run."""
+    """Make an env again that failed, and start a worker again that died or hung. Its episode ends there, truncated; the
+    step that failed is lost, and counted. Else the first failure ends the run."""
 
     max_restarts: int = 5
-    """How often in a row, without an episode finished between, an env may fail and be made again; at least 0. Once
-    more, and its error ends the run."""
+    """How often in a row an env may fail without making a step between, at least 0. Once more, and the run ends."""
+
+    max_failure_rate: float = 0.1
+    """The largest part of the last 1,000 steps, of all envs together, that may fail, 0 to 1. If more fail, the run
+    ends."""
 
     cleanup_time: float = 5.0
     """Seconds that workers have to close their envs before they are killed, at least 0."""
 
     check: int | Literal["always"] = 10
-    """The first steps of each env whose observations, rewards and flags are checked against its spaces, at least 0:
-    shape, type, bounds, NaN. Each costs some 10 microseconds a part of the observation."""
+    """How many of the first steps of each env are checked in full, at least 0: whether observations are within the
+    bounds of their spaces, and flags are True or False. Each costs some 10 microseconds for each part of the
+    observation. Shapes, dtypes, NaN and infinity are checked at every step."""
 
     def __post_init__(self) -> None:
         check_range(
@@ -84,12 +98,23 @@ class Workers:
             max_wait=(self.max_wait is None or self.max_wait >= 0, "at least 0, or none"),
             max_lead=(self.max_lead is None or self.max_lead >= 1, "at least 1, or none"),
             max_steps=(self.max_steps is None or self.max_steps >= 1, "at least 1, or none"),
-            step_timeout=(self.step_timeout is None or self.step_timeout > 0, "above 0, or none"),
+            step_timeout=(
+                self.step_timeout is None or self.step_timeout == "auto" or self.step_timeout > 0,
+                "above 0, or auto, or none",
+            ),
             max_restarts=(self.max_restarts >= 0, "at least 0"),
+            max_failure_rate=(0 <= self.max_failure_rate <= 1, "between 0 and 1"),
             cleanup_time=(self.cleanup_time >= 0, "at least 0"),
             check=(self.check == "always" or self.check >= 0, "at least 0, or 'always'"),
         )
         self._check_together()
+
+    @property
+    def seconds_a_step(self) -> float | None:
+        """`step_timeout` as a number; None is no limit."""
+        if self.step_timeout != "auto":
+            return self.step_timeout
+        return DEFAULT_TIMEOUT if self.num_workers and self.mode == "process" else None
 
     def _check_together(self) -> None:
         if self.num_workers:
@@ -105,8 +130,8 @@ class Workers:
                 "Workers", min_batch=((self.min_batch or 1) <= num_envs, f"at most the {num_envs} envs there are")
             )
             return
-        for name in ("step_timeout", "max_batch"):
-            if getattr(self, name) is not None:
+        for name, default in (("step_timeout", "auto"), ("max_batch", None)):
+            if getattr(self, name) not in (default, None):
                 why = "be interrupted" if name == "step_timeout" else "act a few at a time"
                 raise SettingsError(
                     f"Workers.{name} needs workers: with num_workers=0 the envs step in this process, where they can't "

@@ -12,7 +12,7 @@ from etude.evaluation.statistics import Ratio, Statistic, Stepwise, effective, i
 
 PLAYED = "as played"
 FEW = 10
-"""Effective episodes below which weighted returns are not to be relied on."""
+"""Effective episodes below which estimates are not to be relied on."""
 
 
 def estimates_of(
@@ -81,20 +81,31 @@ def mean_weight(figures: Figures) -> float | None:
     return float(np.exp(np.minimum(figures.log_weight, 690.0)).mean())
 
 
+def _notes_on_distance(figures: Figures, methods: Sequence[str]) -> list[str]:
+    """Which estimates are not to be relied on, as the policy is far from the one that played."""
+    num, whole, by_step = len(figures.lengths), _effective("wis", figures), figures.effective_by_step
+    notes = []
+
+    def warn(size: float, where: str, names: list[str], what: str) -> None:
+        if size < FEW and names:
+            notes.append(f"of {num:,} episodes, {size:.1f} count{where}: {what.format(' and '.join(names))}")
+
+    stepwise = [name for name in methods if name in ("pdis", "wpdis", "dr", "wdr")]
+    warn(whole, "", [name for name in methods if name in ("is", "wis")], "don't rely on {}")
+    warn(by_step, " at a step", stepwise, "don't rely on {}")
+    rest = [name for name in methods if name in ("dm", "fqe") or (name in stepwise and by_step >= FEW)]
+    far = "the policy is far from the data, so don't rely on the intervals of {}, which may leave out the truth"
+    warn(whole, "", rest, far)
+    return notes
+
+
 def notes_on(figures: Figures, methods: Sequence[str], gamma: float, *, explore: bool = True) -> list[str]:
     """What to mind; ``explore`` says whether the policy draws its actions."""
-    notes, num = [], len(figures.lengths)
+    notes = []
     if len(set(figures.episode_id.tolist())) < 2:
         notes.append("one episode has no interval")
-    whole = [name for name in methods if name in ("is", "wis")]
-    if whole and figures.log_weight is not None:
-        size = _effective("wis", figures)
-        if size < FEW:
-            notes.append(f"of {num:,} episodes, {size:.1f} count: don't rely on {' and '.join(whole)}")
-    by_step = [name for name in methods if name in ("pdis", "wpdis", "dr", "wdr")]
-    if by_step and figures.effective_by_step < FEW:
-        size = figures.effective_by_step
-        notes.append(f"of {num:,} episodes, {size:.1f} count at a step: don't rely on {' and '.join(by_step)}")
+    if figures.log_weight is not None:
+        notes += _notes_on_distance(figures, methods)
     weight = mean_weight(figures)
     if weight is not None and weight < 0.5 and not explore:
         notes.append(

@@ -17,7 +17,7 @@ the product of the ratios up to step t, and ``w`` that of the whole episode:
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,9 @@ from etude.experience import Experience
 from etude.modules import Module
 from etude.recordings import Recording
 from etude.recordings.screening import OnBad
+
+LogRatio: TypeAlias = Callable[[Experience], NDArray[np.float64]]
+"""Gives ``[steps]``: log-probabilities under the policy evaluated less those under the one that played."""
 
 
 def evaluate_on(
@@ -175,7 +178,7 @@ def _evaluated(
             "methods, such as wis and wpdis."
         )
     held = HeldOut(data, _columns(data, student.connectors, asked), *_owners(algorithm, name))
-    with _resting(student.module):
+    with _resting(student.module), algorithm.threads_held():
         return _result(name, target, held, where(data), asked)
 
 
@@ -196,7 +199,7 @@ def _columns(data: Recording | Experience, connectors: Pipeline, asked: Evaluate
         raise DataError(NO_LOGP.format(where=where(data)))
     if any(overrides(c, "offline") and not type(c).__module__.startswith("etude.") for c in connectors.connectors):
         return list(names)
-    return [col.OBS, col.ACTION, col.REWARD, *([col.LOGP] if asked.weighs and col.LOGP in names else [])]
+    return [col.OBS, col.ACTION, col.REWARD, *([col.LOGP] if col.LOGP in names else [])]
 
 
 @contextmanager
@@ -222,7 +225,12 @@ def _result(name: str, target: Target, held: HeldOut, place: str, asked: Evaluat
             "`gamma` is 1, and episodes were truncated: what would have followed has no bound, which dm, dr, wdr and "
             "fqe would value. Take a smaller gamma, or other methods."
         )
-    ratio, behaviour = _log_ratio(target, chunks, first, place, asked) if asked.weighs else (None, None)
+    ratio: LogRatio | None
+    behaviour: str | None
+    if asked.weighs:
+        ratio, behaviour = _log_ratio(target, chunks, first, place, asked)
+    else:
+        ratio, behaviour = _distance(target, first), None
     fqe = None
     if asked.values:
         fqe = FQE(target, asked.gamma, asked.fqe, asked.seed)
@@ -249,9 +257,26 @@ def _result(name: str, target: Target, held: HeldOut, place: str, asked: Evaluat
     )
 
 
+def _distance(target: Target, first: Experience) -> LogRatio | None:
+    """As `_log_ratio`, for notes alone: how far the policy is from the one that played; None where nothing says it."""
+    if col.LOGP not in first.steps or not first.steps[col.LOGP].any():
+        return None
+    try:
+        target.check_density()
+        target.logp(first)
+    except SettingsError:
+        return None
+
+    def log_ratio(seen: Experience) -> NDArray[np.float64]:
+        played = seen.steps[col.LOGP].astype(np.float64)
+        return np.where(np.isfinite(played), target.logp(seen) - played, 0.0)
+
+    return log_ratio
+
+
 def _log_ratio(
     target: Target, chunks: Callable[[], Iterator[Experience]], first: Experience, place: str, asked: EvaluateOn
-) -> tuple[Callable[[Experience], NDArray[np.float64]], str]:
+) -> tuple[LogRatio, str]:
     """What gives the logarithms of ratios ``[steps]``, and where they are from.
 
     Raises:

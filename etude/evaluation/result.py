@@ -14,7 +14,7 @@ class Estimate:
     mean: float
     """The estimate; NaN where it is not defined, as no recorded episode is one that the policy could have played."""
     low: float
-    """The lower bound of the confidence interval; NaN where there is none."""
+    """The lower bound of the confidence interval; NaN if there is none."""
     high: float
     """The upper bound."""
     effective_sample_size: float | None = None
@@ -48,8 +48,9 @@ class OffPolicyEvaluation:
     behaviour_policy: str | None
     """Where the probabilities of the policy that played are from: ``recorded``, ``fitted``, or None: not needed."""
     mean_weight: float | None = None
-    """Mean importance weight of whole episodes: 1 on average, where the policy that played could do all that is done by
-    the one evaluated, and its probabilities are right. Far from 1, neither is sure."""
+    """Mean importance weight of whole episodes, None where no probabilities are known: 1 on average, where the policy
+    that played could do all that is done by the one evaluated, and its probabilities are right. Far from 1, neither is
+    sure."""
     left_out: dict[str, int] = dataclasses.field(default_factory=dict)
     """Agents' parts in episodes that are not whole, and so left out, by reason."""
     notes: tuple[str, ...] = ()

@@ -299,7 +299,7 @@ def _rows_to_numpy(array: pa.Array, field: pa.Field) -> NDArray[Any]:
         try:
             shape = json.loads(said)
             return np.asarray(flat.reshape((len(array), *shape)))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise DataError(
                 f"column `{field.name}` of Arrow type {kind} is said to have rows of shape {said!r}: {error}."
             ) from error

@@ -97,6 +97,13 @@ class Experience:
             mask[arrays.ranges(self.offsets[:-1], self.segments.lookback)] = False
         return mask
 
+    def trained_steps(self) -> dict[str, Array]:
+        """The columns of steps without lookback rows."""
+        if not self.segments.lookback.any():
+            return self.steps
+        rows = np.flatnonzero(self.trained())
+        return {name: column[rows] for name, column in self.steps.items()}
+
     def at_ends(self, flags: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """bool ``[num_steps]``: a flag of each segment put on its last step, False elsewhere."""
         out = np.zeros(self.num_steps, bool)

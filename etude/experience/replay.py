@@ -242,11 +242,18 @@ class Replay:
 
     # -- drawing segments ---------------------------------------------------------------------------------------
 
-    def sample_sequences(self, num: int, length: int) -> Experience:
-        """Draw segments: each begins at a step drawn uniformly from all, and goes on for ``length`` steps.
+    def sample_sequences(self, num: int, length: int, lookback: int = 0) -> Experience:
+        """Draw segments of ``length`` steps.
 
-        Segments are shorter where the episode ends first or is not known any further. They hold the columns as they
-        were added, among them ``state_in/...``, whose first row in a segment is the state to begin with.
+        A step is drawn uniformly from all, and how many steps of the segment come before it: so the first and the last
+        steps of an episode are drawn half as often as others, not less. Segments are shorter at an episode's start and
+        end, and where it is not known any further. They hold the columns as they were added, among them
+        ``state_in/...``, whose first row in a segment is the state to begin with.
+
+        Args:
+            num: How many.
+            length: Steps of a segment, at least 1.
+            lookback: Steps before these that a segment has, too, as far as they are stored.
 
         Raises:
             DataError: no steps are stored.
@@ -255,7 +262,12 @@ class Replay:
             raise ValueError(f"a sequence needs a length of at least 1, not {length}.")
         if not self.num_steps:
             raise DataError("there is no step to draw: none is stored. Add some first.")
-        return self._storage.segments(self._any_steps(num) % self.capacity, length)
+        storage, drawn = self._storage, self._any_steps(num) % self.capacity
+        starts, _ = storage.walk_back(drawn, (self._rng.random(num) * length).astype(np.int64))
+        if not lookback:
+            return storage.segments(starts, length)
+        first, context = storage.walk_back(starts, np.full(num, lookback))
+        return storage.segments(first, length, context)
 
     def sample_episodes(self, num: int) -> Experience:
         """Draw whole episodes of one agent each, with replacement: a segment from its first step to its end.

@@ -19,7 +19,7 @@ class Store:
     """Makes columns of zeros.
 
     Args:
-        path: A folder, made where there is none, for a raw file a column; None is memory.
+        path: A folder, made if there is none, for a raw file a column; None is memory.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None) -> None:

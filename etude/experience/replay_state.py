@@ -121,6 +121,9 @@ def _link(storage: Storage, lane: NDArray[Any], chain_rows: Index) -> None:
         storage.after[rows[:-1]] = rows[1:]
         table["head"][chains] = rows[ends - count]
     storage.after[tail] = capacity
+    linked = np.flatnonzero(storage.after[:capacity] != capacity)
+    storage.before[:] = capacity
+    storage.before[storage.after[linked]] = linked
 
 
 def _by_age(column: NDArray[Any], oldest: int) -> NDArray[Any]:

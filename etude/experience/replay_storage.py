@@ -45,6 +45,8 @@ class Storage:
         index_type = np.int32 if capacity < 2**31 - 1 else np.int64
         self.after: NDArray[Any] = np.full(capacity + 1, capacity, index_type)
         """The row of the next step, by row."""
+        self.before: NDArray[Any] = np.full(capacity + 1, capacity, index_type)
+        """The row of the step before, by row: it may have been dropped since; see `walk_back`."""
         self.chain = np.zeros(capacity + 1, np.int32)
         """The chain that a step is of, by row."""
         self.t = np.zeros(capacity + 1, np.int32)
@@ -117,7 +119,7 @@ class Storage:
                 rows = np.arange(head, head + length) % capacity
                 self.chain[rows] = c
                 self.t[rows] = np.arange(t, t + length)
-                self.after[rows[:-1]] = rows[1:]
+                self.after[rows[:-1]], self.before[rows[1:]] = rows[1:], rows[:-1]
             self.after[tail] = capacity
             for name, column in chains.final_obs.items():
                 column[c] = exp.final_obs[name][i]
@@ -131,9 +133,10 @@ class Storage:
         chains = self.chains
         c = chains.open.get(key)
         if c is None or chains.table["t_next"][c] != t:
+            self.before[head] = self.capacity
             return chains.begin(key, head, t)
         last = int(chains.table["tail"][c])
-        self.after[last] = head
+        self.after[last], self.before[head] = head, last
         if chains.table["blind"][c]:
             seen.append(last)
         return c
@@ -148,10 +151,29 @@ class Storage:
             self.after.take(walk[i - 1], out=walk[i], mode="clip")
         return walk, self.after.take(walk[-1])
 
-    def segments(self, starts: Index, length: int) -> Experience:
-        """Segments of at most ``length`` steps from the rows ``starts`` on."""
-        walk, after = self.walk(starts, length)
+    def walk_back(self, rows: Index, steps: Index) -> tuple[Index, Index]:
+        """The rows that lie ``steps`` before ``rows``, or as far back as steps are stored; and how far that is."""
+        at, gone = rows.copy(), np.zeros(len(rows), np.int64)
+        for i in range(int(steps.max(initial=0))):
+            before = self.before.take(at)
+            is_stored = (self.chain.take(before) == self.chain.take(at)) & (self.t.take(before) == self.t.take(at) - 1)
+            further = (i < steps) & (before != self.capacity) & is_stored
+            if not further.any():
+                break
+            at[further] = before[further]
+            gone += further
+        return at, gone
+
+    def segments(self, starts: Index, length: int, lookback: Index | None = None) -> Experience:
+        """Segments of at most ``length`` steps from the rows ``starts`` on, and as many more as are ``lookback``."""
+        most = length if lookback is None else length + int(lookback.max(initial=0))
+        walk, after = self.walk(starts, most)
         walk = walk.T
+        if lookback is not None:
+            over = np.arange(most) >= length + lookback[:, None]
+            cut = over[:, -1]
+            after[cut] = walk[cut, length + lookback[cut]]
+            walk[over] = self.capacity
         inside = walk != self.capacity
         lengths = np.count_nonzero(inside, axis=1)
         rows = walk[inside]
@@ -163,7 +185,7 @@ class Storage:
             agent_id=table["agent_id"],
             module_id=table["module_id"],
             t_start=self.t.take(starts).astype(np.int64),
-            lookback=np.zeros(len(starts), np.int64),
+            lookback=np.zeros(len(starts), np.int64) if lookback is None else lookback,
             terminated=ended & table["terminated"],
             truncated=ended & table["truncated"],
             has_final_obs=~ended | table["known"],

@@ -5,9 +5,9 @@ from etude.learners.batch import Batch
 from etude.learners.clipping import ClipBy
 from etude.learners.learner import Learner, ModulesToTrain
 from etude.learners.loss import Loss
-from etude.learners.module_learner import LossFn, ModuleLearner, Precision
+from etude.learners.module_learner import LossFn, ModuleLearner, Precision, ScheduleBy, check_device
 from etude.learners.replay_dataset import ReplayDataset
-from etude.learners.schedules import Schedule, check_schedule, value_at
+from etude.learners.schedules import Schedule, check_schedule, points_of, value_at
 from etude.learners.seeding import seeded
 from etude.learners.updates import Update, mean_of
 from etude.modules.weights import load_weights
@@ -23,10 +23,13 @@ __all__ = [
     "Precision",
     "ReplayDataset",
     "Schedule",
+    "ScheduleBy",
     "Update",
+    "check_device",
     "check_schedule",
     "load_weights",
     "mean_of",
+    "points_of",
     "seeded",
     "value_at",
 ]

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adam over one flat tensor."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import torch
 
 from etude.learners.flat import FlatParameters
+
+Rates: TypeAlias = float | Sequence[tuple[slice, float]]
+"""A learning rate; or one for each of some slices of flat parameters, which together are all."""
 
 
 class Adam:
@@ -37,14 +41,24 @@ class Adam:
         self.second_moment = torch.zeros_like(parameters.flat.data)
         self.steps = torch.zeros((), dtype=torch.float32, device=self.first_moment.device)
 
-    def step(self, lr: float) -> None:
+    def step(self, lr: Rates) -> None:
         """One update with learning rate ``lr``."""
         self.steps += 1
+        if isinstance(lr, int | float):
+            self._step(self.parameters.flat.data, self.parameters.grad, self.first_moment, self.second_moment, lr)
+            return
+        for own, rate in lr:
+            flat, grad = self.parameters.flat.data[own], self.parameters.grad[own]
+            self._step(flat, grad, self.first_moment[own], self.second_moment[own], rate)
+
+    def _step(
+        self, flat: torch.Tensor, grad: torch.Tensor, first: torch.Tensor, second: torch.Tensor, lr: float
+    ) -> None:
         torch._fused_adam_(
-            [self.parameters.flat.data],
-            [self.parameters.grad],
-            [self.first_moment],
-            [self.second_moment],
+            [flat],
+            [grad],
+            [first],
+            [second],
             [],
             [self.steps],
             lr=lr,
@@ -59,7 +73,7 @@ class Adam:
     def traced_step(self, grad: torch.Tensor, lr: torch.Tensor, is_fine: torch.Tensor) -> None:
         """The same update written out, for ``torch.compile`` to fuse with what surrounds it.
 
-        Where ``is_fine`` is False, nothing changes.
+        ``lr`` is one number, or one for each parameter. Where ``is_fine`` is False, nothing changes.
         """
         flat, (beta1, beta2) = self.parameters.flat.data, self.betas
         if self.weight_decay:

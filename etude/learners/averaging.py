@@ -45,13 +45,14 @@ class Averaging:
             kinds.setdefault((flat.grad.dtype, flat.grad.device), []).append(flat)
         self._blocks, self._grads = [], []
         for (dtype, where), members in kinds.items():
-            size = sum(member.grad.numel() for member in members)
+            sizes = [sum(grad.numel() for grad in member.grads) for member in members]
+            size = sum(sizes)
             extra = numbers if (dtype, where) == main else 0
             block = torch.zeros(size + extra, dtype=dtype, device=where)
             start = 0
-            for member in members:
-                member.keep_grad_in(block[start : start + member.grad.numel()])
-                start += member.grad.numel()
+            for member, own in zip(members, sizes, strict=True):
+                member.keep_grads_in(block[start : start + own])
+                start += own
             self._blocks.append(block)
             self._grads.append(block[:size])
         self._numbers = self._blocks[0][-numbers:]

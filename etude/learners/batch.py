@@ -14,6 +14,7 @@ from etude.experience.arrays import Array
 if TYPE_CHECKING:
     from etude.learners.sequences import Layout
     from etude.modules import Module, Output
+    from etude.modules.twin_critic import TwinCritic
 
 
 class Batch:
@@ -73,6 +74,33 @@ class Batch:
         if self._layout is None:
             return module(self.obs)  # type: ignore[no-any-return]
         return self._layout.forward(module, self._obs_columns(col.OBS))
+
+    def forward_next(self, module: "Module") -> "Output":
+        """What ``module`` says about the observation after each row's reward (of n steps, their last)."""
+        if self._layout is None:
+            return module(self.next_obs)  # type: ignore[no-any-return]
+        return self._layout.forward(module, self._obs_columns(col.OBS), self[col.STEPS_AHEAD])
+
+    def encode(self, critic: "TwinCritic") -> torch.Tensor:
+        """``[B, width]``: what ``critic`` sees in each row's observation."""
+        return self._encoded(critic, col.OBS)
+
+    def encode_next(self, critic: "TwinCritic") -> torch.Tensor:
+        """``[B, width]``: the same of the observation that `forward_next` is about."""
+        return self._encoded(critic, col.NEXT_OBS)
+
+    def _encoded(self, critic: "TwinCritic", root: str) -> torch.Tensor:
+        layout = self._layout
+        if layout is None:
+            return critic.encode(self._obs_columns(root))[0]
+
+        def walk(obs: dict[str, torch.Tensor], state: dict[str, torch.Tensor]) -> Any:
+            encoded, after = critic.encode(obs, state)
+            return {"encoded": encoded}, after
+
+        ahead = self[col.STEPS_AHEAD] if root == col.NEXT_OBS else None
+        start = layout.zeros(critic.initial_state())
+        return layout.along(walk, self._obs_columns(col.OBS), start, ahead)["encoded"]
 
     def _obs_columns(self, root: str) -> dict[str, torch.Tensor]:
         parts = col.under(self._columns, root) or [root]

@@ -38,6 +38,8 @@ class FlatParameters:
         for parameter, value in zip(self.parameters, self.split(self.flat.data), strict=True):
             parameter.data = value
         self._grads = self.split(self.flat.grad)
+        self.apart: list[torch.Tensor] = []
+        """Further flat gradients, of parts of a loss whose gradients are limited apart."""
 
     def split(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """A flat tensor as views in the parameters' shapes."""
@@ -51,16 +53,28 @@ class FlatParameters:
         assert grad is not None
         return grad
 
-    def keep_grad_in(self, memory: torch.Tensor) -> None:
-        """Let the flat gradient lie in ``memory``, one-dimensional and of the same size, from the next step on."""
-        self.flat.grad = memory
-        self._grads = self.split(memory)
+    @property
+    def grads(self) -> list[torch.Tensor]:
+        """The flat gradient, then those `apart`."""
+        return [self.grad, *self.apart]
+
+    def keep_grads_in(self, memory: torch.Tensor) -> None:
+        """Let `grads` lie in ``memory``, one-dimensional and of their size together, from the next step on."""
+        grad, *self.apart = torch.split(memory, self.flat.numel())
+        self.flat.grad = grad
+        self._grads = self.split(grad)
+
+    def join_grads(self) -> None:
+        """Add the gradients `apart` to the flat one."""
+        for other in self.apart:
+            self.grad.add_(other)
 
     def attach_grads(self) -> None:
         """Set all gradients to zero, in place, and let every parameter's ``grad`` be its part of the flat one.
 
         Whatever took a ``grad`` away since (``module.zero_grad()`` does) is so undone.
         """
-        self.grad.zero_()
+        for flat in self.grads:
+            flat.zero_()
         for parameter, grad in zip(self.parameters, self._grads, strict=True):
             parameter.grad = grad

@@ -1,11 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loss: named parts that are summed, and figures that are only logged."""
 
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
 import torch
+
+from etude.errors import ModuleError
+
+APART = ("value", "critic")
+"""Parts of a loss whose gradients are limited by themselves, and whose parameters can have a learning rate of their
+own; all other parts together are the policy's."""
 
 
 class Loss:
     """The parts of a loss by name; their sum is what is minimised, and each is logged.
+
+    Squared errors of values can be thousands of times as large as what a policy is trained by. So the gradient of a
+    part called ``value`` or ``critic`` is limited by itself (see the setting `grad_clip`).
 
     Each is a mean over the rows of the batch: where several learners share a step, what they find is averaged in
     proportion to their rows (see `ModuleLearner.team`).
@@ -16,7 +30,9 @@ class Loss:
         parts: Scalar tensors, already weighted.
     """
 
-    def __init__(self, **parts: torch.Tensor) -> None:
+    def __init__(self, *unnamed: Any, **parts: torch.Tensor) -> None:
+        if unnamed:
+            raise ModuleError("the parts of a Loss have names: write Loss(policy=...), or another name.")
         if not parts:
             raise ValueError("a Loss needs at least one part, such as Loss(policy=...).")
         self.parts = parts
@@ -24,9 +40,10 @@ class Loss:
         self.kept: dict[str, torch.Tensor] = {}
         self.resting: frozenset[str] = frozenset()
 
-    def log(self, **figures: torch.Tensor) -> "Loss":
-        """Scalar tensors to be logged beside the parts, without a say in the gradient."""
-        self.logged.update({name: figure.detach() for name, figure in figures.items()})
+    def log(self, **figures: torch.Tensor | float) -> "Loss":
+        """Numbers and scalar tensors to be logged beside the parts, without a say in the gradient."""
+        on = next((part.device for part in self.parts.values() if isinstance(part, torch.Tensor)), None)
+        self.logged.update({name: torch.as_tensor(figure, device=on).detach() for name, figure in figures.items()})
         return self
 
     def keep(self, **rows: torch.Tensor) -> "Loss":
@@ -42,7 +59,79 @@ class Loss:
     @property
     def total(self) -> torch.Tensor:
         """The sum of the parts."""
-        first, *rest = self.parts.values()
-        for part in rest:
-            first = first + part
-        return first
+        return _sum(self.parts.values())
+
+    @property
+    def sides(self) -> dict[str, torch.Tensor]:
+        """The parts ``value`` and ``critic``, where they are there, and ``policy``: the sum of all others."""
+        others = [part for name, part in self.parts.items() if name not in APART]
+        sides = {name: part for name, part in self.parts.items() if name in APART}
+        return ({"policy": _sum(others)} if others else {}) | sides
+
+
+def _sum(parts: Iterable[torch.Tensor]) -> torch.Tensor:
+    first, *rest = parts
+    for part in rest:
+        first = first + part
+    return first
+
+
+def loss_from(made: Any, name: str, mean: str = "its rows") -> Loss:
+    """The `Loss` that a loss function has returned; a scalar tensor is its only part, ``loss``.
+
+    Args:
+        made: What it returned.
+        name: What to call the function in messages.
+        mean: What the mean is to be taken over, for messages.
+
+    Raises:
+        ModuleError: it is neither, or a part is no scalar tensor, or what is logged is not one number.
+    """
+    if isinstance(made, torch.Tensor):
+        made = Loss(loss=made)
+    if not isinstance(made, Loss):
+        hint = "Return Loss(**parts) to have them summed and logged." if isinstance(made, dict) else ""
+        hint = "Does it lack a `return`?" if made is None else hint
+        raise ModuleError(
+            f"{name} returned a {type(made).__name__}: it must return a scalar tensor or a Loss, such as "
+            f"etude.Loss(policy=policy_loss, value=value_loss). {hint}".rstrip()
+        )
+    parts: dict[str, Any] = dict(made.parts)
+    for part, value in parts.items():
+        if isinstance(value, int | float):
+            made.parts[part] = torch.as_tensor(float(value))
+        elif not isinstance(value, torch.Tensor):
+            raise ModuleError(f"{name} gave a {type(value).__name__} as `{part}`: it must be a scalar tensor.")
+        elif value.dim():
+            raise ModuleError(f"{name} gave `{part}` of shape {tuple(value.shape)}: take its mean, over {mean}.")
+    return made
+
+
+def checked(loss: Callable[..., Any]) -> Callable[..., Loss]:
+    """``loss`` as ``(module, batch) -> Loss``, with what it returns checked by `loss_from`.
+
+    Raises:
+        ModuleError: it can't be called with a module and a batch.
+    """
+    name = getattr(loss, "__qualname__", type(loss).__name__)
+    if not callable(loss):
+        raise ModuleError(f"the loss is {loss!r}: it must be a function, loss(module, batch) -> Loss.")
+    try:
+        inspect.signature(loss).bind(None, None)
+    except TypeError as error:
+        raise ModuleError(f"{name} can't be called with (module, batch): {error}. Let it take both.") from error
+    except ValueError:
+        pass  # of something whose signature Python does not know
+
+    @functools.wraps(loss)
+    def checked_loss(module: Any, batch: Any) -> Loss:
+        made = loss_from(loss(module, batch), name)
+        needs_gradient = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        if needs_gradient and not any(part.requires_grad for part in made.parts.values()):
+            raise ModuleError(
+                f"no part of what {name} returned has a gradient: compute it from what the module gives for the batch, "
+                "without detach(), item(), numpy() or torch.no_grad()."
+            )
+        return made
+
+    return checked_loss

@@ -85,7 +85,7 @@ def batch_from(given: Mapping[str, Array] | Experience, module: Module, device: 
     if isinstance(given, Experience):
         if module.recurrent:
             return batch_of(given, module, device) if given.num_steps else Batch({}, module, size=0)
-        given = given.steps
+        given = given.trained_steps()
     if module.recurrent:
         raise ModuleError(
             f"{type(module.net).__name__} is recurrent, and can't learn from batches of single steps, which "

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from etude.errors import EtudeError
-from etude.learners.adam import Adam
+from etude.learners.adam import Adam, Rates
 from etude.learners.flat import FlatParameters
 
 MakeOptimizer: TypeAlias = Callable[..., torch.optim.Optimizer]
@@ -20,7 +20,7 @@ class Optimizer(Protocol):
 
     parameters: FlatParameters
 
-    def step(self, lr: float) -> None:
+    def step(self, lr: Rates) -> None:
         """One step with learning rate ``lr``, along ``parameters.grad``."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -37,8 +37,8 @@ class TorchOptimizer:
         self.parameters = parameters
         self.optimizer = make([parameters.flat], lr=1.0)
 
-    def step(self, lr: float) -> None:
-        """See `Optimizer.step`."""
+    def step(self, lr: Rates) -> None:
+        """See `Optimizer.step`; one rate for all parameters."""
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
@@ -58,12 +58,14 @@ class TorchOptimizer:
         }
 
 
-def make_optimizer(make: MakeOptimizer | None, params: Sequence[nn.Parameter]) -> Optimizer:
-    """An optimizer of some parameters, which are moved into flat memory; None is Adam."""
+def make_optimizer(
+    make: MakeOptimizer | None, params: Sequence[nn.Parameter], *, betas: tuple[float, float], eps: float
+) -> Optimizer:
+    """An optimizer of some parameters, which are moved into flat memory; None is Adam with these settings."""
     if not params:
         raise EtudeError("an optimizer has no parameters: give it some, or leave it out.")
     flat = FlatParameters(params)
-    return Adam(flat) if make is None else TorchOptimizer(flat, make)
+    return Adam(flat, betas=betas, eps=eps) if make is None else TorchOptimizer(flat, make)
 
 
 def check_owners(module: nn.Module, parameters: Mapping[str, Sequence[nn.Parameter]]) -> None:

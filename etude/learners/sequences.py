@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Minibatches of whole sequences, for recurrent modules."""
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -15,6 +15,13 @@ from etude.learners.splits import SequenceRule, Split
 
 if TYPE_CHECKING:
     from etude.modules import Module, Output
+
+
+Tensors: TypeAlias = dict[str, torch.Tensor]
+
+Walk: TypeAlias = Callable[[Tensors, Tensors], tuple[Tensors, Tensors]]
+"""What runs along sequences: columns ``obs...`` ``[B, T, ...]`` and the state before them ``[B, ...]``, to what it says
+of each step, ``[B, T, ...]`` by name, and the state after them."""
 
 
 class Sequences(NamedTuple):
@@ -51,14 +58,14 @@ class Sequences(NamedTuple):
 
 
 class BurnIn(NamedTuple):
-    """What sequences of a minibatch are walked through first."""
+    """The steps before the sequences of a minibatch, which a module walks through first."""
 
     lengths: Index
     """int64 ``[num]``."""
-    obs: dict[str, torch.Tensor]
+    obs: Tensors
     """Columns ``obs...`` ``[sum of lengths, ...]``."""
 
-    def walk(self, module: "Module", state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def walk(self, walk: Walk, state: Tensors) -> Tensors:
         """The states after it, given those before it, without gradients; sequences of one length go together."""
         state = {name: column.clone() for name, column in state.items()}
         first = np.cumsum(self.lengths) - self.lengths
@@ -68,24 +75,33 @@ class BurnIn(NamedTuple):
             own = torch.from_numpy(which)
             with torch.no_grad():
                 obs = {n: c[rows.to(c.device)].reshape(len(which), length, *c.shape[1:]) for n, c in self.obs.items()}
-                after = module(module.obs_from(obs), {n: c[own.to(c.device)] for n, c in state.items()}).state
+                _, after = walk(obs, {n: c[own.to(c.device)] for n, c in state.items()})
                 for name, column in state.items():
                     column[own.to(column.device)] = after[name].to(column.dtype)
         return state
 
 
 class Layout:
-    """How the rows of a minibatch lie in sequences, and the states that these begin with."""
+    """How the rows of a minibatch lie in sequences, and the states that these begin with.
+
+    Args:
+        lengths: int64 ``[num]``: rows of each sequence.
+        state: Before the first of them, ``[num, ...]``.
+        device: Where the columns are.
+        burn_in: What is walked through before them.
+        final_obs: Columns ``obs...`` ``[num, ...]``: what was observed after each sequence.
+    """
 
     def __init__(
         self,
         lengths: Index,
-        state: dict[str, torch.Tensor],
+        state: Tensors,
         device: torch.device | str,
         burn_in: BurnIn | None = None,
+        final_obs: Tensors | None = None,
     ) -> None:
-        self._state = state
-        self._burn_in = burn_in
+        self._lengths, self._state, self._device = lengths, state, device
+        self._burn_in, self._final_obs = burn_in, final_obs
         steps = np.arange(int(lengths.max()))
         first = np.cumsum(lengths) - lengths
         # behind a sequence's end its last row is repeated: always a value that the net can take
@@ -96,22 +112,57 @@ class Layout:
             self._rows = torch.from_numpy(rows.reshape(-1)).to(device)
             self._valid = torch.from_numpy(np.flatnonzero(steps < lengths[:, None])).to(device)
 
-    def forward(self, module: "Module", obs: Mapping[str, torch.Tensor]) -> "Output":
-        """Run ``module`` over the sequences; ``obs`` and all that comes are ``[n, ...]``, without padding."""
+    def forward(self, module: "Module", obs: Mapping[str, torch.Tensor], ahead: torch.Tensor | None = None) -> "Output":
+        """Run ``module`` over the sequences; ``obs`` and all that comes are ``[n, ...]``, without padding.
 
-        def padded(column: torch.Tensor) -> torch.Tensor:
-            rows = column if self._rows is None else column.index_select(0, self._rows)
-            return rows.reshape(*self._shape, *column.shape[1:])
+        Args:
+            module: A recurrent one.
+            obs: Columns ``obs...``.
+            ahead: int64 ``[n]``: for each row, what the module says so many steps later, at most after the sequence.
+        """
 
-        def flat(output: torch.Tensor) -> torch.Tensor:
-            rows = output.reshape(-1, *output.shape[2:])
-            return rows if self._valid is None else rows.index_select(0, self._valid)
+        def walk(obs: Tensors, state: Tensors) -> tuple[Tensors, Tensors]:
+            out = module(module.obs_from(obs), state)
+            said = {"dist_inputs": out.dist_inputs, "value": out.value}
+            return {name: part for name, part in said.items() if part is not None}, out.state
 
-        state = self._state if self._burn_in is None else self._burn_in.walk(module, self._state)
-        out = module(module.obs_from({name: padded(column) for name, column in obs.items()}), state)
-        out.dist_inputs = None if out.dist_inputs is None else flat(out.dist_inputs)
-        out.value = None if out.value is None else flat(out.value)
-        return out  # type: ignore[no-any-return]
+        from etude.modules.output import Output
+
+        said = self.along(walk, obs, self._state, ahead)
+        return Output(said.get("dist_inputs"), said.get("value"), dist=module.dist)
+
+    def zeros(self, initial: Tensors) -> Tensors:
+        """The states ``[num, ...]`` that all sequences begin with, where each begins with ``initial``."""
+        return {name: part.to(self._device).expand(len(self._lengths), *part.shape) for name, part in initial.items()}
+
+    def along(
+        self, walk: Walk, obs: Mapping[str, torch.Tensor], state: Tensors, ahead: torch.Tensor | None = None
+    ) -> Tensors:
+        """What ``walk`` says of each row (or ``ahead`` of it), ``[n, ...]``, from ``state`` before the burn-in on."""
+        if self._burn_in is not None:
+            state = self._burn_in.walk(walk, state)
+        padded = {name: self._padded(column) for name, column in obs.items()}
+        if ahead is None:
+            said, _ = walk(padded, state)
+            rows = {name: part.reshape(-1, *part.shape[2:]) for name, part in said.items()}
+            return rows if self._valid is None else {n: part.index_select(0, self._valid) for n, part in rows.items()}
+        assert self._final_obs is not None
+        last = torch.from_numpy(self._lengths).to(self._device)
+        every = torch.arange(len(self._lengths), device=self._device)
+        for name, column in padded.items():
+            final = self._final_obs[name].to(column.dtype)
+            padded[name] = torch.cat([column, final.unsqueeze(1)], 1)
+            padded[name][every, last] = final
+        said, _ = walk(padded, state)
+        # the row of each step where each sequence has a row more
+        rows_of = np.arange(self._shape[0])[:, None] * (self._shape[1] + 1) + np.arange(self._shape[1])
+        at = torch.from_numpy(rows_of.reshape(-1)).to(self._device)
+        at = (at if self._valid is None else at.index_select(0, self._valid)) + ahead
+        return {name: part.reshape(-1, *part.shape[2:]).index_select(0, at) for name, part in said.items()}
+
+    def _padded(self, column: torch.Tensor) -> torch.Tensor:
+        rows = column if self._rows is None else column.index_select(0, self._rows)
+        return rows.reshape(*self._shape, *column.shape[1:])
 
 
 def sequence_batches(
@@ -177,12 +228,26 @@ def _in_order(
 
 
 def batch_of(exp: Experience, module: "Module", device: torch.device | str) -> Batch:
-    """All segments of ``exp`` as one batch, for a recurrent module: each begins with its initial state.
+    """All segments of ``exp`` as one batch, for a recurrent module.
 
-    What is lookback is walked through first, without gradients.
+    Each begins with the state that was recorded for its first step, or, where none was, with the initial one. What is
+    lookback is walked through first, without gradients.
     """
-    rule = SequenceRule(max(1, int(exp.lengths.max(initial=1))), int(exp.segments.lookback.max(initial=0)), "zeros")
-    sequences = Sequences.of(exp, rule)
-    counts = [len(sequences.starts)]
-    (batch,) = sequence_batches(exp.to(device).steps, sequences, counts, rule, module, device)
-    return batch
+    exp = exp.select(exp.lengths > exp.segments.lookback).to(device)
+    lookback, lengths = exp.segments.lookback, exp.lengths - exp.segments.lookback
+    first = exp.offsets[:-1]
+
+    def taken(rows: Index) -> MinibatchColumns:
+        return MinibatchColumns(Shuffled(exp.steps, torch.from_numpy(rows).to(device), [len(rows)]), 0)
+
+    initial = {name: torch.from_numpy(zeros) for name, zeros in module.initial_state().items()}
+    if all(f"{col.STATE_IN}{col.SEPARATOR}{name}" in exp.steps for name in initial):
+        state = module.state_from(taken(first))
+    else:
+        state = {name: zeros.to(device).repeat(len(first), *[1] * zeros.dim()) for name, zeros in initial.items()}
+    burn_in = None
+    if lookback.any():
+        context = taken(ranges(first, lookback))
+        burn_in = BurnIn(lookback, {name: context[name] for name in col.under(exp.steps, col.OBS)})
+    rows = ranges(first + lookback, lengths)
+    return Batch(taken(rows), module, Layout(lengths, state, device, burn_in, exp.final_obs), len(rows))

@@ -10,11 +10,12 @@ import torch
 from etude.errors import EtudeError
 from etude.learners.averaging import Averaging
 from etude.learners.batch import Batch
-from etude.learners.clipping import clip
+from etude.learners.clipping import Clipping, norms_by_name
 from etude.learners.compiled import CompiledStep
 from etude.learners.loss import Loss
 from etude.learners.nonfinite import blamed, what_was_not_finite
 from etude.learners.optimizers import Optimizer
+from etude.learners.sides import Sides, reached_by
 from etude.learners.updates import Figures
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ class Steps:
         self._resting: frozenset[str] = frozenset()
         self._compiled: CompiledStep | None = None
         self._averaging: Averaging | None = None
+        self._known: dict[str, list[Clipping]] | None = None  # as long as gradients lie where they lay
+        self.sides: Sides | None = None
+        """Of the loss, where there is one optimizer; None before the first batch, or where nothing asks for them."""
 
     @property
     def has_rest(self) -> bool:
@@ -51,7 +55,7 @@ class Steps:
 
     def forget_optimizers(self) -> None:
         """There are others now, or another team."""
-        self._compiled = self._averaging = None
+        self._compiled = self._averaging = self._known = self.sides = None
 
     def make(self, batch: Batch) -> Stepped:
         """The gradients of a batch, and a step where they are enough for one.
@@ -61,8 +65,10 @@ class Steps:
             SettingsError: steps are to be compiled, which they can't be.
         """
         learner = self._learner
-        if learner.compile and self._compiled is None:
-            self._compiled = CompiledStep(learner)
+        if not self._gathered:
+            learner.follow_updates()
+        if learner.compile and self._compiled is None and (learner.threads is None or learner.threads.is_settled):
+            self._compiled = CompiledStep(learner, self)
         if self._compiled is not None and (done := self._compiled.step(batch)) is not None:
             parts, figures, learner.kept, is_fine = done
             learner.steps_trained += batch.size
@@ -77,12 +83,13 @@ class Steps:
             return Stepped(batch.size, parts, figures, None)
         learner.updates += 1
         total = self._averaged() if loss is None or self._averaging is not None else loss.total.detach()
-        norms = self._clip_gradients()
+        clippings = self._clippings()
+        found, *norms = _numbers([total, *(clipping.norm for clipping in clippings)])
         if learner.grad_clip is not None or learner.log_grad_norms:
-            figures |= {"grad_norm" if name == "all" else f"grad_norm/{name}": norm for name, norm in norms.items()}
-        is_fine = self._noted(_are_finite([total, *norms.values()]), parts, batch)
+            figures |= norms_by_name(clippings, norms)
+        is_fine = self._noted(math.isfinite(found + sum(norms)), parts, batch)
         if is_fine:
-            self._apply()
+            self._apply(clippings, norms)
         self._gathered = 0
         return Stepped(batch.size, parts, figures, is_fine)
 
@@ -94,11 +101,14 @@ class Steps:
             self._averaged()
         else:
             for optimizer in learner.optimizers.values():
-                optimizer.parameters.grad.mul_(learner.accumulate / self._gathered)
+                for grad in optimizer.parameters.grads:
+                    grad.mul_(learner.accumulate / self._gathered)
         self._gathered = 0
-        is_fine = _are_finite(list(self._clip_gradients().values()))
+        clippings = self._clippings()
+        norms = _numbers([clipping.norm for clipping in clippings])
+        is_fine = math.isfinite(sum(norms))
         if is_fine:
-            self._apply()
+            self._apply(clippings, norms)
         else:
             learner.skipped += 1
         return is_fine
@@ -109,7 +119,7 @@ class Steps:
         learner = self._learner
         if learner.team is not None:
             if self._averaging is None:
-                self._averaging = Averaging(learner.team, learner.optimizers, learner.device)
+                self._averaging, self._known = Averaging(learner.team, learner.optimizers, learner.device), None
             self._averaging.begin()
         for optimizer in learner.optimizers.values():
             optimizer.parameters.attach_grads()
@@ -118,15 +128,23 @@ class Steps:
         """Add the gradients of a batch; None where others of the team have it, and this learner has no row of it."""
         learner, rows = self._learner, batch.size
         weight = self._weight(rows)
-        if self._averaging is not None and not rows:
+        loss = None
+        if rows or self._averaging is None:
+            with learner.autocast():
+                loss = learner.loss(learner.module, batch)
+        if self.sides is None and learner.wants_sides:
+            self.find_sides(loss)
+        if loss is None:
             learner.kept = {}
+            assert self._averaging is not None
             self._averaging.add_none()
             return None
-        with learner.autocast():
-            loss = learner.loss(learner.module, batch)
-            total = loss.total
+        total = loss.total
         weighed = total if weight == 1.0 else total * weight
-        weighed.backward()  # type: ignore[no-untyped-call]
+        if self.sides is not None and self.sides.backs_apart:
+            self.sides.backward(loss, weight)
+        else:
+            weighed.backward()  # type: ignore[no-untyped-call]
         learner.kept = loss.kept
         self._resting = loss.resting
         if self._averaging is not None:
@@ -153,17 +171,55 @@ class Steps:
             self._learner.steps_trained += round(weight) if math.isfinite(weight) else 0
         return torch.tensor(loss, device=self._learner.device)
 
-    def _clip_gradients(self) -> Figures:
-        """Clip the gradients of each optimizer; gives their norms before."""
+    def find_sides(self, loss: Loss | None) -> None:
+        """Find out what the sides of the loss reach, from a batch's; all of a team agree on what the first one found.
+
+        Raises:
+            SettingsError: a side is to have a learning rate of its own, and reaches no parameter alone.
+        """
+        learner = self._learner
+        (optimizer,) = learner.optimizers.values()
+        reached = None if loss is None else reached_by(loss, optimizer.parameters)
+        if learner.team is not None:
+            reached = next((found for found in learner.team.gathered(reached) if found is not None), None)
+        if reached is None:
+            return
+        limited = learner.grad_clip_by == "loss_norm" and learner.limit("all") is not None
+        self.sides = Sides(optimizer.parameters, reached, limited=limited)
+        learner.check_rates(self.sides)
+        self._known = None
+        if learner.team is not None and self.sides.backs_apart:
+            self._averaging = Averaging(learner.team, learner.optimizers, learner.device)
+            self._averaging.begin()
+
+    def _clippings(self) -> list[Clipping]:
+        """The gradients that have been gathered, each with its limit."""
+        if not self._backs_apart:
+            self._let_change()
+        if self._known is None:
+            self._known = {
+                name: self.clippings(name, optimizer.parameters.grads)
+                for name, optimizer in self._learner.optimizers.items()
+            }
+        return [clipping for name in self._moving() for clipping in self._known[name]]
+
+    def clippings(self, name: str, grads: Sequence[torch.Tensor]) -> list[Clipping]:
+        """The flat gradients of an optimizer, in the parts that are limited each by itself."""
+        group, limit, sides = self._learner.optimizers[name].parameters, self._learner.limit(name), self.sides
+        if sides is None or not sides.limited:
+            return [Clipping("grad_norm" if name == "all" else f"grad_norm/{name}", group, [grads[0]], limit)]
+        return [Clipping(f"grad_norm/{side}", group, parts, limit) for side, parts in sides.parts(grads).items()]
+
+    @property
+    def _backs_apart(self) -> bool:
+        return self.sides is not None and self.sides.backs_apart
+
+    def _let_change(self) -> None:
+        """Let the algorithm read and change gradients."""
         learner = self._learner
         if learner.on_gradients is not None:
             with torch.no_grad():
                 learner.on_gradients(learner.module)
-        norms = {}
-        for name, optimizer in self._moving().items():
-            group = optimizer.parameters
-            norms[name] = clip(group, group.grad, learner.limit(name), learner.grad_clip_by)
-        return norms
 
     def _moving(self) -> dict[str, Optimizer]:
         """The optimizers that the latest loss lets make a step."""
@@ -172,10 +228,16 @@ class Steps:
             return optimizers
         return {name: optimizer for name, optimizer in optimizers.items() if name not in self._resting}
 
-    def _apply(self) -> None:
+    def _apply(self, clippings: Sequence[Clipping], norms: Sequence[float]) -> None:
         learner = self._learner
+        for clipping, norm in zip(clippings, norms, strict=True):
+            clipping.clip(norm, learner.grad_clip_by)
+        if self._backs_apart:
+            for optimizer in learner.optimizers.values():
+                optimizer.parameters.join_grads()
+            self._let_change()
         for name, optimizer in self._moving().items():
-            optimizer.step(learner.lr[name])
+            optimizer.step(learner.rates(name))
         if learner.after_step is not None:
             with torch.no_grad():
                 learner.after_step(learner.module)
@@ -194,8 +256,8 @@ class Steps:
         return False
 
 
-def _are_finite(numbers: Sequence[torch.Tensor]) -> bool:
-    total = numbers[0]
-    for number in numbers[1:]:
-        total = total + number
-    return math.isfinite(total.item())
+def _numbers(scalars: Sequence[torch.Tensor]) -> list[float]:
+    """Scalars as numbers; a device is waited for once."""
+    if scalars[0].device.type == "cpu":
+        return [scalar.item() for scalar in scalars]
+    return torch.stack([scalar.float() for scalar in scalars]).tolist()

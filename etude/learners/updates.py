@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an update brought."""
 
+import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, TypeAlias
+from itertools import islice
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from etude.learners.team import Team
 
-Figures: TypeAlias = dict[str, torch.Tensor]
-"""Scalars by name."""
+Figures: TypeAlias = dict[str, Any]
+"""Scalars by name: tensors, or numbers."""
 
 
 class Update(NamedTuple):
@@ -19,18 +21,32 @@ class Update(NamedTuple):
     """Each part of the loss; NaN where every step was skipped."""
     metrics: dict[str, float]
     """What the loss logs, ``grad_norm`` (before clipping) where gradients are clipped, and ``skipped_steps`` where some
-    were skipped because the loss or its gradients were not finite."""
+    were skipped because the loss or its gradients were not finite; ``threads``, of the CPU, where the learner chose."""
 
 
 def mean_of(updates: Sequence[Update]) -> Update:
-    """Several updates as one: the mean of each figure over those that have it; ``skipped_steps`` are added up."""
+    """Several updates as one: the mean of each figure over those that have it; ``skipped_steps`` are added up, and of
+    ``threads`` there is the last.
 
-    def means(parts: list[dict[str, float]]) -> dict[str, float]:
+    Losses of updates in which every step was skipped, which are NaN, count only where there are no others.
+    """
+
+    def values_of(parts: list[dict[str, float]]) -> dict[str, list[float]]:
         names = dict.fromkeys(name for part in parts for name in part)
-        values = {name: [part[name] for part in parts if name in part] for name in names}
-        return {name: sum(some) / (1 if name == "skipped_steps" else len(some)) for name, some in values.items()}
+        return {name: [part[name] for part in parts if name in part] for name in names}
 
-    return Update(means([update.losses for update in updates]), means([update.metrics for update in updates]))
+    losses = {
+        name: [value for value in values if not math.isnan(value)] or values
+        for name, values in values_of([update.losses for update in updates]).items()
+    }
+    metrics = values_of([update.metrics for update in updates])
+    others = {"skipped_steps": sum(metrics.pop("skipped_steps"))} if "skipped_steps" in metrics else {}
+    if "threads" in metrics:
+        others["threads"] = metrics.pop("threads")[-1]
+    return Update(
+        {name: sum(values) / len(values) for name, values in losses.items()},
+        {name: sum(values) / len(values) for name, values in metrics.items()} | others,
+    )
 
 
 class Found(NamedTuple):
@@ -49,7 +65,7 @@ def found_by_all(team: Team, names: Iterable[str], rows: list[int], *kinds: list
     figures = []
     for kind in kinds:
         flat = [(i, name, value) for i, step in enumerate(kind) for name, value in step.items()]
-        values = torch.stack([value.double() for _, _, value in flat]).tolist() if flat else []
+        values = _numbers([value for _, _, value in flat])
         figures.append([(i, name, value) for (i, name, _), value in zip(flat, values, strict=True)])
     return team.gathered(Found(list(names), rows, figures))
 
@@ -72,7 +88,13 @@ def joined_means(found: Sequence[Found], kind: int) -> dict[str, float]:
 def means_of(rows: list[Figures]) -> dict[str, float]:
     """The mean of each figure over the gradient steps that have it; moved to the host once."""
     names = list(dict.fromkeys(name for row in rows for name in row))
-    if not names:
-        return {}
-    means = [torch.stack([row[name] for row in rows if name in row]).to(torch.float64).mean() for name in names]
-    return dict(zip(names, torch.stack(means).tolist(), strict=True))
+    columns = {name: [row[name] for row in rows if name in row] for name in names}
+    values = iter(_numbers([value for column in columns.values() for value in column]))
+    return {name: sum(islice(values, len(column))) / len(column) for name, column in columns.items()}
+
+
+def _numbers(scalars: Sequence[torch.Tensor | float]) -> list[float]:
+    """Scalars as numbers, moved to the host at once."""
+    tensors = [scalar for scalar in scalars if isinstance(scalar, torch.Tensor)]
+    found = iter(torch.stack(tensors).tolist() if tensors else [])
+    return [next(found) if isinstance(scalar, torch.Tensor) else scalar for scalar in scalars]

@@ -2,7 +2,7 @@
 """Events as TensorBoard reads them: images, histograms, and records of a TFRecord file."""
 
 import struct
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,11 +28,10 @@ def histogram_of(numbers: NDArray[np.float64]) -> dict[str, Any]:
     }
 
 
-def write_record(file: BinaryIO, data: bytes) -> None:
+def record_of(data: bytes) -> bytes:
     """A record of a TFRecord file: length, its checksum, data, its checksum."""
     length = struct.pack("<Q", len(data))
-    file.write(length + masked_crc(length) + data + masked_crc(data))
-    file.flush()
+    return length + masked_crc(length) + data + masked_crc(data)
 
 
 def _crc_table() -> list[int]:

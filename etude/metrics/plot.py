@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from etude.errors import DataError
 from etude.metrics.sinks import read_jsonl
+from etude.urls import is_url, redacted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,6 +57,11 @@ def plot_runs(paths: Sequence[str | os.PathLike[str]], to: str | os.PathLike[str
     """
     if not paths:
         raise DataError("no run to plot: give one run folder or more.")
+    for path in [os.fspath(path) for path in paths]:
+        if is_url(path):
+            raise DataError(
+                f"{redacted(path)}: runs behind URLs can't be plotted. Copy its {METRICS_FILE} to this machine."
+            )
     curves = [_curve(Path(path), label) for path, label in zip(paths, _labels(paths), strict=True)]
     panels: dict[tuple[str, str], list[tuple[Curve, str]]] = {}
     for i, curve in enumerate(curves):

@@ -2,8 +2,12 @@
 """Where metrics go: JSON lines and TensorBoard; and the way back from JSON lines.
 
 All sinks take one (nested) mapping of numbers at a time. Neither TensorFlow nor torch is imported.
+
+Where a sink can't write, the first call that notices raises a `DataError`. Later writes are tried again, and those that
+fail are counted; `close` raises again and says how many. A full disk thus loses what did not fit, and nothing else.
 """
 
+import errno
 import json
 import math
 import os
@@ -11,9 +15,10 @@ import queue
 import socket
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -22,7 +27,105 @@ from numpy.typing import ArrayLike
 
 from etude.atomic import write_atomically
 from etude.errors import DataError
-from etude.metrics.events import histogram_of, image_of, write_record
+from etude.metrics.events import histogram_of, image_of, record_of
+
+_PATIENCE = 10.0  # seconds to wait for a disk that takes nothing
+
+
+class Failures:
+    """The failed writes of a sink: the first one is raised once, and all are counted for `raise_at_close`.
+
+    Args:
+        what: What could not be written, and where to, such as ``metrics to run/metrics.jsonl``.
+    """
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.count = 0
+        self._first: BaseException | None = None
+        self._is_raised = False
+
+    def add(self, error: BaseException, count: int = 1) -> None:
+        """Count ``count`` failed writes."""
+        self._first = self._first or error
+        self.count += count
+
+    def close(self, file: "AppendFile") -> None:
+        """Close a file; where the system refuses, as over a network, what it took before may be lost."""
+        try:
+            file.close()
+        except OSError as error:
+            self.add(error)
+
+    def raise_once(self) -> None:
+        """Raise a `DataError` for the first failed write, where that was not done yet."""
+        if self._first is not None and not self._is_raised:
+            self._is_raised = True
+            raise DataError(
+                f"can't write {self.what}: {_reason(self._first)}. Later writes are tried all the same, and those "
+                "that fail are counted."
+            ) from self._first
+
+    def raise_at_close(self) -> None:
+        """Raise a `DataError` that says how many writes failed, where any did."""
+        if self._first is not None:
+            writes = "a write is" if self.count == 1 else f"{self.count:,} writes are"
+            raise DataError(f"{writes} missing of {self.what}: {_reason(self._first)}.") from self._first
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Count what fails within it, and raise it if it is the first."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - raised, unless it is the same trouble again
+            self.add(error)
+            self.raise_once()
+
+
+def _reason(error: BaseException) -> str:
+    text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+    return text.rstrip(".")
+
+
+class AppendFile:
+    """A file that whole records are appended to, each handed to the system at once.
+
+    A record that can't be written in full is removed again, so that the records before and after it can be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+    def append(self, data: bytes) -> None:
+        """Write ``data`` at the end, whole or not at all.
+
+        Raises:
+            OSError: it can't be written, or the file was deleted or replaced since it was opened.
+        """
+        now = os.fstat(self._fd)
+        with suppress(FileNotFoundError, NotADirectoryError):
+            there = os.stat(self.path)
+            if (there.st_dev, there.st_ino) == (now.st_dev, now.st_ino):
+                self._append(data, now.st_size)
+                return
+        raise FileNotFoundError(errno.ENOENT, "the file was deleted or replaced while it was written")
+
+    def _append(self, data: bytes, end: int) -> None:
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
+        except BaseException:
+            with suppress(OSError):
+                os.ftruncate(self._fd, end)
+            raise
+
+    def close(self) -> None:
+        """Close the file; a second time does nothing."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
 
 
 class JSONLines:
@@ -32,25 +135,38 @@ class JSONLines:
     as infinities.
 
     Raises:
-        DataError: the file can't be made, or not be written to.
+        DataError: the file can't be made.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        with named_errors(f"metrics to {self.path}"):
+        self._failures = Failures(f"metrics to {self.path}")
+        with named_errors(self._failures.what):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             _mend_tail(self.path)
-            self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
+            self._file: AppendFile | None = AppendFile(self.path)
 
     def write(self, metrics: Mapping[str, Any]) -> None:
-        """Append one line and hand it to the system at once: if the process dies, the line is there."""
-        line = _to_json(metrics).encode() + b"\n"
-        with named_errors(f"metrics to {self.path}"):
-            self._file.write(line)
+        """Append one line and hand it to the system at once: if the process dies, the line is there.
+
+        Raises:
+            DataError: this is the first line that can't be written.
+        """
+        if self._file is None:
+            raise ValueError(f"{self.path} is closed.")
+        with self._failures.noted():
+            self._file.append(_to_json(metrics).encode() + b"\n")
 
     def close(self) -> None:
-        """Close the file; a second time does nothing."""
-        self._file.close()
+        """Close the file; a second time does nothing.
+
+        Raises:
+            DataError: some lines could not be written.
+        """
+        if self._file is not None:
+            file, self._file = self._file, None
+            self._failures.close(file)
+            self._failures.raise_at_close()
 
 
 def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -118,7 +234,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 def _mend_tail(path: Path) -> None:
     """Make a file end with a whole line: what a killed writer left torn is taken off."""
-    if not path.exists():
+    if not path.is_file():  # such as /dev/stdout
         return
     data = path.read_bytes()
     torn = data[data.rfind(b"\n") + 1 :]
@@ -147,31 +263,35 @@ class TensorBoard:
     """An event file for TensorBoard in ``folder``: a scalar for each number, nested ones as ``losses/policy``.
 
     A thread of its own encodes and writes, and each event is in the file soon after `write`. What is not a number is
-    left out; `video`, `image` and `histogram` record other things. A failed write is raised by the next one, or by
-    `close`.
+    left out; `video`, `image` and `histogram` record other things. The first write that fails is raised by the next
+    call, and all by `close`. Calls never wait longer than 10 seconds for a disk that hangs, and then leave events out.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         folder = Path(folder)
-        with named_errors(f"TensorBoard events to {folder}"):
+        self._failures = Failures(f"TensorBoard events to {folder}")
+        with named_errors(self._failures.what):
             folder.mkdir(parents=True, exist_ok=True)
         stamp = f"{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}"
         self.path = folder / f"events.out.tfevents.{stamp}"
         self._queue: queue.Queue[_Event | None] = queue.Queue(maxsize=1024)
-        self._errors: list[BaseException] = []
-        self._thread = threading.Thread(
-            target=_write_events, args=(self.path, self._queue, self._errors), name="etude-tensorboard", daemon=True
-        )
+        self._patience = _PATIENCE
+        work = (self.path, self._queue, self._failures)
+        self._thread = threading.Thread(target=_write_events, args=work, name="etude-tensorboard", daemon=True)
         self._thread.start()
-        self._finish = weakref.finalize(self, _finish, self._queue, self._thread)
+        self._forgotten = weakref.finalize(self, _finish_forgotten, self._queue, self._thread, self._failures)
 
     def write(self, metrics: Mapping[str, Any], step: int) -> None:
         """Record the numbers of ``metrics`` at ``step`` (env steps, or updates offline).
 
         Raises:
-            DataError: an earlier write failed, on a full disk for instance.
+            DataError: an earlier write failed, on a full disk for instance, and this was not raised yet; or a value
+                can't be made a number.
         """
-        self._put(step, dict(scalars(metrics)))
+        values: dict[str, float] = {}
+        with self._failures.noted():
+            values = dict(scalars(metrics))
+        self._put(step, values)
 
     def video(self, tag: str, gif: str | os.PathLike[str], step: int) -> None:
         """Record a clip at ``step`` (as for `write`), which TensorBoard shows among the images.
@@ -208,20 +328,27 @@ class TensorBoard:
             self._put(step, {tag: histogram_of(numbers)})
 
     def _put(self, step: int, values: Mapping[str, "_Value"]) -> None:
-        self._check()
-        if not self._finish.alive:
+        if not self._forgotten.alive:
             raise ValueError(f"{self.path} is closed.")
-        self._queue.put((time.time(), int(step), values))
+        try:
+            if not self._thread.is_alive():
+                raise queue.Full
+            self._queue.put((time.time(), int(step), values), timeout=self._patience)
+            self._patience = _PATIENCE
+        except queue.Full:
+            self._patience = 0.0  # until there is room again, nobody waits a second time
+            self._failures.add(TimeoutError(errno.ETIMEDOUT, "earlier events were still waiting to be written"))
+        self._failures.raise_once()
 
     def close(self) -> None:
-        """Write what is still waiting and close the file; a second time does nothing."""
-        self._finish()
-        self._check()
+        """Write what is still waiting and close the file; a second time does nothing.
 
-    def _check(self) -> None:
-        if self._errors:
-            error = self._errors.pop()
-            raise DataError(f"can't write TensorBoard events to {self.path}: {error}.") from error
+        Raises:
+            DataError: some events could not be written.
+        """
+        if self._forgotten.detach() is not None:
+            _finish(self._queue, self._thread, self._failures)
+            self._failures.raise_at_close()
 
 
 _Value: TypeAlias = float | bytes | dict[str, Any]
@@ -240,29 +367,55 @@ def scalars(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield f"{prefix}{name}", float(value)
 
 
-def _finish(events: "queue.Queue[_Event | None]", thread: threading.Thread) -> None:
-    events.put(None)
-    thread.join()
+def _finish(events: "queue.Queue[_Event | None]", thread: threading.Thread, failures: Failures) -> None:
+    """Wait until all events are written, for as long as this gets on."""
+    is_told, before = False, -1
+    while thread.is_alive() and events.qsize() != before:
+        before = events.qsize()
+        with suppress(queue.Full):
+            if not is_told:
+                events.put(None, timeout=_PATIENCE)
+                is_told = True
+        thread.join(_PATIENCE)
+    left = events.qsize() - is_told + thread.is_alive()  # the mark of the end is in the queue, one event is not
+    if thread.is_alive() or events.qsize():
+        failures.add(TimeoutError(errno.ETIMEDOUT, "the events were still waiting to be written"), max(left, 1))
 
 
-def _write_events(path: Path, events: "queue.Queue[_Event | None]", errors: list[BaseException]) -> None:
+def _finish_forgotten(events: "queue.Queue[_Event | None]", thread: threading.Thread, failures: Failures) -> None:
+    """Do what `TensorBoard.close` does where nobody called it."""
+    _finish(events, thread, failures)
     try:
-        from tensorboard.compat.proto.event_pb2 import Event
+        failures.raise_at_close()
+    except DataError as error:
+        warnings.warn(str(error), RuntimeWarning, stacklevel=1)
 
-        with open(path, "wb") as file:
-            write_record(file, Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
-            while (item := events.get()) is not None:
-                wall_time, step, values = item
-                event = Event(wall_time=wall_time, step=step)
-                for tag, value in values.items():
-                    if isinstance(value, bytes):
-                        event.summary.value.add(tag=tag, image=image_of(value))
-                    elif isinstance(value, dict):
-                        event.summary.value.add(tag=tag, histo=value)
-                    else:
-                        event.summary.value.add(tag=tag, simple_value=value)
-                write_record(file, event.SerializeToString())
-    except Exception as error:  # noqa: BLE001 - handed to the caller's thread, which raises it
-        errors.append(error)
-        while events.get() is not None:  # so that no writer ever waits for a place in the queue
-            pass
+
+def _write_events(path: Path, events: "queue.Queue[_Event | None]", failures: Failures) -> None:
+    file: AppendFile | None = None
+    head = b""
+    while (item := events.get()) is not None:
+        try:
+            if file is None:
+                file, head = AppendFile(path), _record(time.time(), file_version="brain.Event:2")
+            file.append(head + _record(*item))
+            head = b""
+        except BaseException as error:  # noqa: BLE001 - raised by the caller; this thread must go on to empty the queue
+            failures.add(error)
+    if file is not None:
+        failures.close(file)
+
+
+def _record(wall_time: float, step: int = 0, values: "Mapping[str, _Value] | None" = None, **fields: Any) -> bytes:
+    """An event as the record of an event file."""
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    event = Event(wall_time=wall_time, step=step, **fields)
+    for tag, value in (values or {}).items():
+        if isinstance(value, bytes):
+            event.summary.value.add(tag=tag, image=image_of(value))
+        elif isinstance(value, dict):
+            event.summary.value.add(tag=tag, histo=value)
+        else:
+            event.summary.value.add(tag=tag, simple_value=value)
+    return record_of(event.SerializeToString())

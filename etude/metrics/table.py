@@ -11,7 +11,7 @@ from typing import Any
 
 from etude.atomic import write_atomically
 from etude.errors import DataError
-from etude.metrics.sinks import named_errors
+from etude.metrics.sinks import AppendFile, Failures, named_errors
 
 
 class CSV:
@@ -22,42 +22,55 @@ class CSV:
     JSON; a line break in a text becomes a space, so that each line is a row.
 
     Raises:
-        DataError: the file can't be made, not be written to, or is no such table.
+        DataError: the file can't be made, or is no such table.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        with named_errors(f"metrics to {self.path}"):
+        self._failures = Failures(f"metrics to {self.path}")
+        with named_errors(self._failures.what):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             rows, whole = _rows(self.path)
             self._columns = rows[0] if rows else []
             if not whole:
                 write_atomically(self.path, _lines(rows))
-            self._open()
+            self._file: AppendFile | None = AppendFile(self.path)
 
     def write(self, metrics: Mapping[str, Any]) -> None:
-        """Append one row and hand it to the system at once: if the process dies, the row is there."""
-        cells = dict(_cells(metrics, ""))
-        new = [name for name in cells if name not in self._columns]
-        with named_errors(f"metrics to {self.path}"):
+        """Append one row and hand it to the system at once: if the process dies, the row is there.
+
+        Raises:
+            DataError: this is the first row that can't be written.
+        """
+        if self._file is None:
+            raise ValueError(f"{self.path} is closed.")
+        with self._failures.noted():
+            cells = dict(_cells(metrics, ""))
+            new = [name for name in cells if name not in self._columns]
             if new:
                 self._widen(new)
-            self._file.write(_lines([[cells.get(name, "") for name in self._columns]]))
+            self._file.append(_lines([[cells.get(name, "") for name in self._columns]]))
 
     def close(self) -> None:
-        """Close the file; a second time does nothing."""
-        self._file.close()
+        """Close the file; a second time does nothing.
 
-    def _open(self) -> None:
-        self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
+        Raises:
+            DataError: some rows could not be written.
+        """
+        if self._file is not None:
+            file, self._file = self._file, None
+            self._failures.close(file)
+            self._failures.raise_at_close()
 
     def _widen(self, names: Sequence[str]) -> None:
-        self._file.close()
+        assert self._file is not None
+        self._file.append(b"")  # raises where the file was deleted, which must not be made anew
         _, *rows = _rows(self.path)[0] or [[]]
         columns = [*self._columns, *names]
         write_atomically(self.path, _lines([columns, *([*row, *[""] * len(names)] for row in rows)]))
         self._columns = columns
-        self._open()
+        self._file.close()
+        self._file = AppendFile(self.path)
 
 
 def cut_csv(path: str | os.PathLike[str], iteration: int) -> None:

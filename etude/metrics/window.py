@@ -2,6 +2,7 @@
 """Running statistics."""
 
 import math
+import operator
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
@@ -106,7 +107,7 @@ class Ema(Window):
             self.add(state["values"])
             return
         super().load_state_dict(state)
-        self._sum, self._weight = state["sum"], state["weight"]
+        self._sum, self._weight = float(state["sum"]), float(state["weight"])
 
 
 class Tally:
@@ -160,4 +161,5 @@ class Tally:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state_dict`."""
-        self._count, self.sum, self._min, self._max = state["count"], state["sum"], state["min"], state["max"]
+        self.sum, self._min, self._max = (float(state[name]) for name in ("sum", "min", "max"))
+        self._count = operator.index(state["count"])

@@ -51,7 +51,7 @@ class CriticModule(Module):
         """
         net = self.net
         if type(net) is Network and net.critic is not None and net.value_head is not None:
-            value: Tensor = net.value_head(net.critic(self.columns_of(obs))).squeeze(-1)
+            value: Tensor = net.value_head(net.critic(self.columns_of(obs))[0]).squeeze(-1)
             return value
         given = self(obs).value
         if given is None:

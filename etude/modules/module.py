@@ -62,6 +62,8 @@ class Module(nn.Module):
         self._state = declared_state(net)
         self.mask = action_mask(obs_space, dist)
         """What the observations say is allowed; None where they say nothing."""
+        self.scheduled: dict[str, Tensor] = {}
+        """Numbers that change as training goes on, for the loss, which is compiled with them once."""
         self._checked = False
         self._numpy: NumPyNetwork | None = None
 
@@ -105,9 +107,18 @@ class Module(nn.Module):
         A recurrent one takes ``[B, T, *shape]``, and ``state`` ``[B, ...]``: None is the initial one.
 
         Raises:
-            ModuleError: what the net returns (looked at in the first call) does not fit the spaces, or there is no axis
-                of time where the net is recurrent.
+            ModuleError: what the net returns (looked at in the first call) does not fit the spaces; the observations
+                are no tensors, or not of these shapes; or there is no axis of time where the net is recurrent.
         """
+        try:
+            return self._forward(obs, state)
+        except (AttributeError, TypeError, RuntimeError, LookupError, ValueError) as error:
+            wrong = self._wrong_input(obs)
+            if not wrong:
+                raise
+            raise ModuleError(wrong) from error
+
+    def _forward(self, obs: Any, state: dict[str, Tensor] | None) -> Output:
         if self._float64:
             columns = self._flatten_obs(obs)
             obs = self._nest_obs({n: c.float() if n in self._float64 else c for n, c in columns.items()})
@@ -116,7 +127,7 @@ class Module(nn.Module):
             state = {name: torch.zeros(lead[0], *shape, device=self.device) for name, shape in self._state.items()}
         output = self.net(obs, state=state) if self._takes_state else self.net(obs)
         if not self._checked:
-            self._check(output, lead)
+            self._check(output, lead, obs)
             self._checked = True
         result: Output = output
         value, inputs = result.value, result.dist_inputs
@@ -141,7 +152,32 @@ class Module(nn.Module):
             )
         return lead
 
-    def _check(self, output: Any, lead: tuple[int, ...] | None) -> None:
+    def _wrong_input(self, obs: Any) -> str:
+        """The message for observations that are no tensors, or not ``[B, *shape]``; empty where they are."""
+        axes = ["B", "T"] if self._state else ["B"]
+        try:
+            columns = self._flatten_obs(obs)
+            shapes = {name: tuple(np.shape(column)) for name, column in columns.items()}
+        except (LookupError, TypeError, ValueError):
+            return (
+                f"the observation is a {type(obs).__name__}, but must be nested as {self.obs_space}, of torch tensors."
+            )
+        for name, leaf in self._flatten_obs.leaves.items():
+            value, there, shape = columns[name], shapes[name], leaf_shape(leaf)
+            fits = there[len(there) - len(shape) :] == shape and len(there) >= len(shape)
+            if isinstance(value, Tensor) and fits and len(there) >= len(axes) + len(shape):
+                continue
+            kind = f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
+            wanted = ", ".join(map(str, (*axes, *shape)))
+            text = f"a module is called with torch tensors [{wanted}], but `{name}` is a {kind} of shape {there}"
+            if not fits or name != OBS:
+                return f"{text}."
+            missing = ", ".join(["None"] * (len(axes) + len(shape) - len(there)))
+            made = "obs" if isinstance(value, Tensor) else "torch.as_tensor(obs)"
+            return f"{text}: write module({made}{f'[{missing}]' if missing else ''})."
+        return ""
+
+    def _check(self, output: Any, lead: tuple[int, ...] | None, obs: Any) -> None:
         name = type(self.net).__name__
         if not isinstance(output, Output):
             raise ModuleError(
@@ -154,7 +190,8 @@ class Module(nn.Module):
         ):
             axes = "batch" if lead is None else f"{lead[0]}, {lead[1]}"
             raise ModuleError(
-                f"the forward of {name} gave `dist_inputs` of shape {tuple(inputs.shape)}; the action space "
+                self._wrong_input(obs)
+                or f"the forward of {name} gave `dist_inputs` of shape {tuple(inputs.shape)}; the action space "
                 f"{self.action_space} with its {type(self.dist).__name__} needs [{axes}, {wanted}]: let the last layer "
                 f"have {wanted} outputs."
             )

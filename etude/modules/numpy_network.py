@@ -13,7 +13,7 @@ from etude.columns import Columns
 from etude.modules.activations import ACTIVATIONS
 from etude.modules.encoders import Encoder, Image, Numbers
 from etude.modules.memory import NumPyMemory
-from etude.modules.networks import Network, Trunk
+from etude.modules.networks import OF_VALUE, Network, Trunk
 from etude.modules.tensors import as_tensor
 
 Floats: TypeAlias = NDArray[np.float32]
@@ -35,12 +35,13 @@ def _view(parameter: torch.Tensor) -> Floats:
 
 
 class _Layers:
-    """Linear layers of one trunk, their activation, and buffers for what they compute."""
+    """One trunk: its memory, its linear layers, and buffers for what these compute."""
 
     def __init__(self, trunk: Trunk, activation: str) -> None:
         self._encoder: Encoder = trunk.encoder
         self._linears: list[nn.Linear] = list(trunk.linears)  # type: ignore[arg-type]
         self._activate = ACTIVATIONS[activation].in_place
+        self.memory = None if trunk.memory is None else NumPyMemory(trunk.memory)
         (name, part), *others = trunk.encoder.parts.items()
         self._direct = name if not others and isinstance(part, Numbers) else None
         self.names = list(trunk.encoder.parts)
@@ -76,10 +77,20 @@ class _Layers:
                 self._steps.append((weight.T, bias, buffer[: n * width].reshape(n, width)))
 
     def __call__(self, obs: Columns, n: int) -> Floats:
-        """``[n, width]``: valid until the next call."""
+        """``[n, width]``, without a memory: valid until the next call."""
         if n != self._size:
             self._resize(n)
-        x = self._encode(obs)
+        return self._through(self._encode(obs))
+
+    def step(self, obs: Columns, n: int, state: Mapping[str, Floats]) -> tuple[Floats, dict[str, Floats]]:
+        """With a memory: ``[n, width]``, valid until the next call, and the state after."""
+        assert self.memory is not None
+        if n != self._size:
+            self._resize(n)
+        after = self.memory(self._encode(obs), state)
+        return self._through(after["h"]), after
+
+    def _through(self, x: Floats) -> Floats:
         activate = self._activate
         if self._across:
             x = x.T
@@ -134,31 +145,31 @@ class NumPyNetwork:
         self._net = net
         self._policy = _Layers(net.policy, net.activation)
         self._critic = None if net.critic is None else _Layers(net.critic, net.activation)
-        self._memory = None if net.memory is None else NumPyMemory(net.memory)
+        self._trunks = [layers for layers in (self._policy, self._critic) if layers is not None]
         self._parameters = list(net.parameters())
         self._first = next(iter(self._policy.names))
         self._order = None if net.order is None else net.order.cpu().numpy()
         self._width = net.policy_head.out_features
         self.has_value = net.value_head is not None
-        self.recurrent = net.memory is not None
+        self.recurrent = self._policy.memory is not None
         self._pointers: list[int] = []
         self.refresh()
 
     def refresh(self) -> None:
         """See parameters whose memory moved, or that are copied."""
-        if self._memory is not None:
-            self._memory.refresh()
+        for layers in self._trunks:
+            if layers.memory is not None:
+                layers.memory.refresh()
         pointers = [parameter.data_ptr() for parameter in self._parameters]
         shared = all(p.device.type == "cpu" and p.dtype == torch.float32 for p in self._parameters)
         if shared and pointers == self._pointers:
             return
         self._pointers = pointers
         net = self._net
-        self._policy.take_views()
+        for layers in self._trunks:
+            layers.take_views()
         self._weight, self._bias = _view(net.policy_head.weight).T, _view(net.policy_head.bias)
         self._log_std = None if net.log_std is None else _view(net.log_std)
-        if self._critic is not None:
-            self._critic.take_views()
         if net.value_head is not None:
             self._value_weight, self._value_bias = _view(net.value_head.weight).T, _view(net.value_head.bias)
 
@@ -168,14 +179,17 @@ class NumPyNetwork:
 
     def step(self, obs: Columns, state: Mapping[str, Floats]) -> tuple[Floats, Floats | None, dict[str, Floats]]:
         """For a recurrent network: what `dist_inputs` and `value` are of ``[N, *shape]``, and the state after."""
-        assert self._memory is not None
-        after = self._memory(self._policy(obs, len(obs[self._first])), state)
-        hidden = after["h"]
-        value = None
+        n = len(obs[self._first])
+        hidden, after = self._policy.step(obs, n, state)
+        inputs, value = self._head(hidden), None
         if self.has_value:
+            if self._critic is not None:
+                own = {name: state[OF_VALUE + name] for name in after}
+                hidden, of_value = self._critic.step(obs, n, own)
+                after |= {OF_VALUE + name: part for name, part in of_value.items()}
             value = hidden.dot(self._value_weight)[:, 0]
             value += self._value_bias
-        return self._head(hidden), value, after
+        return inputs, value, after
 
     def _head(self, hidden: Floats) -> Floats:
         n = len(hidden)

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from etude.columns import ACTION, LOGP, OBS, Columns
+from etude.columns import ACTION, LOGP, OBS, STATE_OUT, Columns, is_under
 from etude.errors import SettingsError
 from etude.modules.acting import Actor
 from etude.modules.distributions import DiagGaussian, SquashedGaussian
@@ -120,12 +120,18 @@ class _RandomAtFirst:
     def start(self, rng: np.random.Generator, num_rows: int) -> None:
         """See `Actor.start`."""
         self._actor.start(rng, num_rows)
+        if self._module.acts_at_random and self._module.recurrent:
+            self._usual.start(rng, num_rows)
 
     def step(
         self, obs: Columns, state: Columns | None = None, *, ends: NDArray[np.bool_] | None = None
     ) -> tuple[Columns, Columns]:
-        """See `Actor.step`."""
-        return self._actor.step(obs, state, ends=ends)
+        """See `Actor.step`; a memory goes on while actions are drawn at random."""
+        action, extras = self._actor.step(obs, state, ends=ends)
+        if self._module.acts_at_random and self._module.recurrent:
+            _, usual = self._usual.step(obs, state, ends=ends)
+            extras |= {name: column for name, column in usual.items() if is_under(name, STATE_OUT)}
+        return action, extras
 
     def finish(self, obs: Columns, extras: Columns, action: Columns) -> Columns:
         """See `Actor.finish`; at random, ``logp`` is 0."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from etude.modules.activations import ACTIVATIONS
 from etude.modules.encoders import Encoder
+from etude.modules.memory import Memory
 from etude.modules.networks import NetworkConfig
 from etude.spaces import Space
 
@@ -24,7 +25,8 @@ class TwinCritic(nn.Module):
     approximation error in actor-critic methods".
 
     Their layers are stacked, so that each is one batched product for both. Weights are drawn as in
-    ``torch.nn.Linear``, for each critic by itself. Images are encoded by each for itself.
+    ``torch.nn.Linear``, for each critic by itself. Images are encoded by each for itself. With a memory (a network that
+    is ``recurrent``), it stands behind the encoder, and both critics see what it gives; with images, each has its own.
 
     Args:
         obs_space: What it sees.
@@ -38,10 +40,16 @@ class TwinCritic(nn.Module):
         others = 0 if first.vector else NUM_CRITICS - 1  # without images there is nothing to learn in it
         more = [Encoder(obs_space, config.conv, config.conv_width) for _ in range(others)]
         self.encoders = nn.ModuleList([first, *more])
+        self.memories = nn.ModuleList()
+        width = first.width
+        if config.recurrent is not None:
+            kind, width = config.recurrent, config.recurrent_size
+            self.memories.extend(Memory(encoder.width, kind, width) for encoder in (first, *more))
         self.activation = ACTIVATIONS[config.activation].torch()
         if isinstance(self.activation, nn.ReLU):
             self.activation.inplace = True  # a tenth of a forward
-        widths = [first.width + action_size, *config.hidden, 1]
+        self._width = width
+        widths = [width + action_size, *config.hidden, 1]
         self._num_layers = len(widths) - 1
         for i, (inputs, outputs) in enumerate(itertools.pairwise(widths)):
             limit = 1.0 / math.sqrt(inputs)
@@ -60,11 +68,45 @@ class TwinCritic(nn.Module):
             frozen: Gradients flow to ``action`` alone.
             first_only: Ask the first critic alone: ``[1, B]``.
         """
+        encoded, _ = self.encode(obs, num=1 if first_only else NUM_CRITICS)
+        return self.values(encoded, action, frozen=frozen, first_only=first_only)
+
+    def initial_state(self) -> dict[str, Tensor]:
+        """The state of the memories at the start of an episode: zeros; {} without a memory."""
+        states: dict[str, Tensor] = {}
+        for i, memory in enumerate(self.memories):
+            assert isinstance(memory, Memory)
+            states |= {f"{i}_{name}": zeros for name, zeros in memory.initial_state().items()}
+        return states
+
+    def encode(
+        self, obs: Mapping[str, Tensor], state: Mapping[str, Tensor] | None = None, *, num: int = NUM_CRITICS
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """What the critics see in observations, ``[..., width]``, and the state after them.
+
+        Args:
+            obs: Columns of observations, each ``[B, *shape]``; with a memory ``[B, T, *shape]``.
+            state: With a memory: its state before them.
+            num: For so many critics, the first ones.
+        """
+        parts: list[Tensor] = []
+        after: dict[str, Tensor] = {}
+        for i, encoder in enumerate(self.encoders[:num]):
+            x = encoder(obs)
+            if self.memories:
+                memory = self.memories[i]
+                assert isinstance(memory, Memory)
+                x, last = memory(x, state and {name: state[f"{i}_{name}"] for name in memory.names})
+                after |= {f"{i}_{name}": part for name, part in last.items()}
+            parts.append(x)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1), after
+
+    def values(self, encoded: Tensor, action: Tensor, *, frozen: bool = False, first_only: bool = False) -> Tensor:
+        """As `forward`, of what `encode` gives: ``[B, width]``."""
         num = 1 if first_only else NUM_CRITICS
-        encoded = [encoder(obs) for encoder in self.encoders[:num]]
         if frozen:
-            encoded = [part.detach() for part in encoded]
-        inputs = [torch.cat((part, action), -1) for part in encoded]
+            encoded = encoded.detach()
+        inputs = [torch.cat((part, action), -1) for part in torch.split(encoded, self._width, -1)[:num]]
         x = inputs[0].expand(num, -1, -1) if len(inputs) == 1 else torch.stack(inputs)
         return self._values(x, frozen)
 

@@ -2,6 +2,7 @@
 """What a learner gets of the blocks that Ray Data streams to it: parts, in place of workers of its own."""
 
 import atexit
+import contextlib
 import dataclasses
 import queue
 import re
@@ -51,14 +52,13 @@ class _Fetched(Iterator[pa.Table]):
     def _fetch(self, blocks: Generator[pa.Table]) -> None:
         last: Any = None
         try:
-            for block in blocks:
-                self._put(block)
-                if self._is_over():
-                    return
-        except Exception as error:  # noqa: BLE001 - raised again where the blocks are taken
+            with contextlib.closing(blocks):  # which lets Ray Data's own threads end
+                for block in blocks:
+                    self._put(block)
+                    if self._is_over():
+                        return
+        except BaseException as error:  # noqa: BLE001 - raised again where the blocks are taken
             last = error
-        finally:
-            blocks.close()  # which lets Ray Data's own threads end
         self._put(last)
 
     def _put(self, item: Any) -> None:

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import ray
-import threadpoolctl
-import torch
 from ray.exceptions import RayError
 
 from etude.algorithms.config import AlgorithmConfig
@@ -23,6 +21,7 @@ from etude.ray.fragments import merged
 from etude.ray.pulse import Pulse, hung
 from etude.ray.start import check_connected, connection
 from etude.runners import Finished, Runner
+from etude.threads import for_acting, hold
 
 if TYPE_CHECKING:
     from etude.algorithms.base import Algorithm
@@ -39,8 +38,7 @@ class EvaluationActor:
     """
 
     def __init__(self, config: AlgorithmConfig) -> None:
-        torch.set_num_threads(config.threads)
-        threadpoolctl.threadpool_limits(1, user_api="blas")
+        hold(for_acting(config.threads))
         self._config = config
         self._runner: Runner | None = None
 

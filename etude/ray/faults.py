@@ -40,6 +40,8 @@ def raise_from(error: RayError, where: str) -> NoReturn:
     """
     cause = error.cause if isinstance(error, RayTaskError) else None
     if not isinstance(cause, Exception) or isinstance(cause, RayError):
+        if cause is not None and not isinstance(cause, Exception):  # such as a CancelledError
+            raise EngineError(f"{where}: code of yours raised {type(cause).__name__}: {cause}") from error
         text = first_line(error)
         hint = " What it needs must be importable on every node: see `ray.runtime_env`." if _UNFOUND in text else ""
         raise EngineError(f"{where} can't be started, or asked: {text}{hint}") from error

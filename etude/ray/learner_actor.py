@@ -14,6 +14,7 @@ from etude.learners import Update
 from etude.learners.team import Team
 from etude.ray.casting import Weights, weights_of
 from etude.ray.states import as_arrays, known_by, set_known
+from etude.threads import for_acting, hold
 
 if TYPE_CHECKING:  # Ray Data takes seconds to be imported, and only some need it
     from etude.algorithms.feeding import Feed
@@ -57,6 +58,7 @@ class LearnerActor:
     def build(self) -> None:
         """Make the replica. Not done when the actor is made, so that what fails here is raised as itself."""
         kind, config, spaces = self._made_of
+        hold(for_acting(config.threads))
         self._algorithm = kind(config, saved_spaces=spaces)
 
     def join(self) -> None:
@@ -142,6 +144,7 @@ class LearnerActor:
 
     def _stand(self, standing: Standing) -> None:
         algorithm = self._algorithm
+        algorithm.learner.set_env_steps(standing.env_steps)
         for name, rates in standing.rates.items():
             algorithm.students[name].learner.lr.update(rates)
         algorithm.env_steps = standing.env_steps

@@ -4,14 +4,18 @@
 import dataclasses
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from etude.algorithms.recording import kinds_of, meta_of
 from etude.envs import env_name
+from etude.errors import DataError
 from etude.experience import Experience
+from etude.locks import Lock
 from etude.places import located
 from etude.recordings.files import data_files
 from etude.recordings.module_writers import Kind, ModuleWriters, folders_of
+from etude.recordings.roller import claimed
 from etude.recordings.writer import ROW_GROUP_ROWS
 from etude.urls import is_url
 
@@ -97,6 +101,7 @@ class SharedRecording:
             "max_rows_per_file": own.max_rows_per_file,
             "max_file_size": own.max_file_size,
         }
+        self._lock = self._claimed()
         self._write_manifest(append=own.append or goes_on)
         there = sum(len(data_files(folder)) for folder in self._folders())
         self._tag = f"+{there}" if there else ""
@@ -119,6 +124,19 @@ class SharedRecording:
             DataError: that can't be written.
         """
         self._write_manifest(append=True)
+        if self._lock is not None:
+            self._lock.release()
+
+    def _claimed(self) -> Lock | None:
+        """The lock against other runs whose runners record here; runners of one run have different prefixes."""
+        root = located(self.path)
+        if not isinstance(root, Path):
+            return None
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            return claimed(root, "runners")
+        except OSError as error:
+            raise DataError(f"{root}: can't write a recording here: {error}.") from error
 
     def _new_meta(self) -> dict[str, Any]:
         return meta_of(self._algorithm, explore=True, seed=self._algorithm.config.seed)

@@ -3,6 +3,7 @@
 
 from etude.algorithms import ActingConfig, AlgorithmConfig, OfflineConfig
 from etude.algorithms.engines import Ray, RayData
+from etude.threads import for_acting
 
 
 def actors_of(config: AlgorithmConfig) -> list[dict[str, float]]:
@@ -43,4 +44,4 @@ def driver_of(config: AlgorithmConfig) -> dict[str, float]:
     elif isinstance(config, ActingConfig) and config.engine == "local":
         workers = config.workers.num_workers
     gpu = {"GPU": 1.0} if config.device.startswith("cuda") else {}
-    return {"CPU": float(config.threads + workers), **gpu}
+    return {"CPU": float(for_acting(config.threads) + workers), **gpu}

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import ray
-import threadpoolctl
-import torch
 
 from etude.algorithms.config import ActingConfig
-from etude.algorithms.playing import by_student, make_runner, workers_of
+from etude.algorithms.playing import by_student, dropped_by, make_runner, workers_of
 from etude.algorithms.students import Spaces, spaces_in
 from etude.envs import Arena, make_arena
 from etude.experience import Experience
@@ -21,6 +19,7 @@ from etude.ray.casting import Cast, News, Role, Weights, known_as, set_learned, 
 from etude.ray.states import from_arrays
 from etude.runners import Finished, Lengths, ModuleOf, Runner
 from etude.runners.callbacks import callback_from
+from etude.threads import for_acting, hold
 
 if TYPE_CHECKING:
     from etude.ray.recording import RecordJob, RunnerRecorder
@@ -69,8 +68,7 @@ class RunnerActor:
     """
 
     def __init__(self, config: ActingConfig, number: int, device: str) -> None:
-        torch.set_num_threads(config.threads)
-        threadpoolctl.threadpool_limits(1, user_api="blas")
+        hold(for_acting(config.threads))
         self._config = config
         self._number = number
         self._device = device
@@ -92,7 +90,8 @@ class RunnerActor:
         """
         assert self._config.env is not None
         if self._arena is None:
-            self._arena = make_arena(self._config.env, self._config.num_envs, workers_of(self._config))
+            config, env = self._config, self._config.env
+            self._arena = make_arena(env, config.num_envs, workers_of(config), drop=dropped_by(config))
         return ray.get_runtime_context().get_node_id(), os.getpid()
 
     def spaces(

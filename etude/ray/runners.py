@@ -191,11 +191,15 @@ class Runners:
     def stats(self) -> dict[str, float]:
         """What was counted since this was last asked: of all envs, see `Arena.stats`; and of the runners.
 
-        ``runner_restarts``; ``hung_runners`` among them; ``lost_fragments``, and ``lost_steps`` of those whose length
-        is known; ``sample_timeouts``; ``sample_wait_s``, the seconds in which the learner waited for experience;
-        ``policy_lag``, the updates of a module since the weights that made a step, in the mean over steps.
+        ``runner_restarts``; ``hung_runners`` among them; ``lost_fragments``; ``lost_steps``, those of fragments whose
+        length is known, and those that envs failed in; ``sample_timeouts``; ``sample_wait_s``, the seconds in which the
+        learner waited for experience; ``policy_lag``, the updates of a module since the weights that made a step, in
+        the mean over steps.
         """
-        return self._tally.take_counts() | self._stage.crew.take_counts()
+        counts = self._tally.take_counts()
+        for name, count in self._stage.crew.take_counts().items():
+            counts[name] = counts.get(name, 0.0) + count
+        return counts
 
     def state_dict(self) -> dict[str, Any]:
         """The counts, and what gives other episodes to a run that goes on; running episodes are not kept.

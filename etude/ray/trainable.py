@@ -7,7 +7,7 @@ from typing import Any
 
 from ray import tune
 
-from etude.algorithms import Algorithm, AlgorithmConfig, Result, config_class
+from etude.algorithms import Algorithm, AlgorithmConfig, Result
 from etude.errors import SettingsError
 from etude.ray.resources import actors_of, driver_of
 from etude.ray.space import SHARED, Shared, applied
@@ -101,18 +101,11 @@ def algorithm_of(config: type[AlgorithmConfig]) -> type[Algorithm[Any]]:
     for cls in known:
         known += [inner for inner in cls.__subclasses__() if inner not in known]
     # One's own algorithm may inherit from PPO, and take PPO's settings: they are PPO's all the same.
-    own = [cls for cls in known if "__orig_bases__" in cls.__dict__ and _says(cls) is config]
+    own = [cls for cls in known if cls.__dict__.get("Config") is config and cls.loss is not Algorithm.loss]
     if len(own) != 1:
         there = ", ".join(cls.__name__ for cls in own) or "no algorithm"
         raise SettingsError(f"{config.__name__} are the settings of {there}: say which is meant, as algorithm=....")
     return own[0]
-
-
-def _says(cls: type[Algorithm[Any]]) -> type[AlgorithmConfig] | None:
-    try:
-        return config_class(cls)
-    except SettingsError:  # a base that leaves it open
-        return None
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ class Trial:
     settings: dict[str, Any]
     """Those that were tried, by their names."""
     score: float
-    """The metric in its newest result; NaN where there is none."""
+    """The metric in its newest result; NaN if there is none."""
     result: dict[str, Any]
     """Its newest result, flat (``losses/policy``), with ``training_iteration`` and what else Tune counts; {} where it
     failed before there was one."""

@@ -123,6 +123,12 @@ def _checkpoints(keep: int, metric: str, mode: str) -> ray_tune.CheckpointConfig
     )
 
 
+def check_tuning(path: str | os.PathLike[str]) -> None:
+    """Raise an EngineError where there is no tuning to go on with; nothing is loaded for it."""
+    if not ray_tune.Tuner.can_restore(_absolute(os.fspath(path))):
+        raise EngineError(f"{path} holds no tuning that one could go on with: give the folder that was `out` then.")
+
+
 def resume_tuning(path: str | os.PathLike[str], *, address: str | None = None) -> Tuned:
     """Go on with a tuning that was interrupted, as it was asked for: with the trials that have not ended, from their
     newest checkpoints, and with those that had not begun; those that failed are tried again.
@@ -136,9 +142,8 @@ def resume_tuning(path: str | os.PathLike[str], *, address: str | None = None) -
     Raises:
         EngineError: there is no tuning, or no cluster.
     """
+    check_tuning(path)
     where = _absolute(os.fspath(path))
-    if not ray_tune.Tuner.can_restore(where):
-        raise EngineError(f"{path} holds no tuning that one could go on with: give the folder that was `out` then.")
     is_ours = ensure_started(address)
     try:
         tuner = ray_tune.Tuner.restore(where, trainable=Trainable, resume_errored=True)

@@ -148,7 +148,7 @@ def _epochs(
     source: Rows[Columns], batch_size: int, buffer_size: int | None, seed: int, first: int, epochs: int | None
 ) -> Iterator[Columns]:
     """Blocks of rows of one epoch after the other, in the order in which they are given. Without a buffer they are
-    views: whoever takes them copies them, while a thread may decode what comes next."""
+    views, to be copied when they are taken, while a thread may decode what comes next."""
     whole = None
     if buffer_size is not None and source.num_rows <= buffer_size:  # loaded once, in memory for all epochs
         parts = list(source.loaded(range(source.num_groups)))
@@ -274,7 +274,13 @@ class Prefetched(Iterator[Item]):
         self.close()
         if item.error is None:
             raise StopIteration
-        raise item.error
+        if isinstance(item.error, Exception):
+            raise item.error
+        # Raised as it is, it would end this thread, or the whole process, without a word.
+        raise DataError(
+            f"what makes the batches raised {type(item.error).__name__}: {item.error}. A source, connector or "
+            "prelearner must raise an Exception instead, and may not call sys.exit."
+        ) from item.error
 
 
 def _produce(items: Iterator[Item], ready: "queue.Queue[_Item[Item]]", stop: threading.Event) -> None:
@@ -284,7 +290,7 @@ def _produce(items: Iterator[Item], ready: "queue.Queue[_Item[Item]]", stop: thr
             ready.put(_Item(item))
             if stop.is_set():
                 return
-    except Exception as error:  # noqa: BLE001 - raised again where the items are taken
+    except BaseException as error:  # noqa: BLE001 - raised again where the items are taken
         end = error
     ready.put(_Item(None, end))
 

@@ -68,7 +68,7 @@ def _codec(root: str, words: str) -> Codec:
 
 
 def codec_of(column: str, by_root: Mapping[str, Codec]) -> Codec | None:
-    """The codec of a column: that of the longest root that it is under; None where there is none.
+    """The codec of a column: that of the longest root that it is under; None if there is none.
 
     What is said of observations holds for ``final_obs`` too.
     """

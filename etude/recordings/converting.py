@@ -4,27 +4,31 @@
 import os
 import shutil
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from etude.atomic import sync
 from etude.errors import DataError, SettingsError
 from etude.filesystems import RemotePath
+from etude.locks import InUseError, Lock
 from etude.recordings.edited import check_apart, check_free
 from etude.recordings.exporting import WRITERS, exported
 from etude.recordings.pieces import pieces
-from etude.recordings.recording import Recording
+from etude.recordings.recording import Recording, recording_of
 from etude.recordings.writer import ROW_GROUP_ROWS, RecordingWriter
 from etude.settings import nearest
 from etude.urls import is_url, redacted
 
+if TYPE_CHECKING:
+    from etude.recordings.opening import DataLike
+
 FORMATS: Final = ("etude", *WRITERS)
 
 
-def convert(recording: Recording, path: str | os.PathLike[str], format: str = "etude") -> Recording:
+def convert(recording: "Recording | DataLike", path: str | os.PathLike[str], format: str = "etude") -> Recording:
     """Write all of ``recording``, a piece at a time, to a new one at ``path``; gives that one.
 
     Args:
-        recording: What to write: one of any kind that can be read.
+        recording: What to write: one of any kind that can be read, or where it is (see `Recording.open`).
         path: A folder, which must not hold anything yet. Another tool's format appears there whole or not at all; of
             Etude's own, each file.
         format: ``etude``; ``rllib-episodes`` or ``rllib-table``, which RLlib reads; or ``minari``, where the folder's
@@ -40,6 +44,7 @@ def convert(recording: Recording, path: str | os.PathLike[str], format: str = "e
         near = nearest(format, FORMATS)
         hint = f" Nearest: `{near}`." if near else ""
         raise SettingsError(f"format is {format!r}; known are {', '.join(FORMATS)}.{hint}")
+    recording = recording_of(recording)
     if format != "etude":
         return _for_others(recording, path, format)
     check_apart([path], [recording])
@@ -51,7 +56,12 @@ def convert(recording: Recording, path: str | os.PathLike[str], format: str = "e
         raise DataError(f"{recording.path}: holds no steps, so that there is nothing to convert.")
     meta = {"converted_from": {"path": str(recording.path), "format": recording.format}, **recording.meta}
     with RecordingWriter(
-        path, obs_space=recording.obs_space, action_space=recording.action_space, env=recording.env, meta=meta
+        path,
+        obs_space=recording.obs_space,
+        action_space=recording.action_space,
+        env=recording.env,
+        meta=meta,
+        columns=recording.columns,  # which may lack some of the spaces
     ) as writer:
         writer.write(first)
         for exp in found:
@@ -70,9 +80,16 @@ def _for_others(recording: Recording, where: str | os.PathLike[str], format: str
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise DataError(f"{path}: is there already, and is not empty. Choose another folder, or remove it.")
     aside = path.with_name(f".{path.name}.tmp")
-    shutil.rmtree(aside, ignore_errors=True)  # what a killed writer left
     try:
-        aside.mkdir(parents=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = Lock(path.with_name(f".{path.name}.lock"))
+    except OSError as error:
+        raise DataError(f"{path}: can't be written: {error}.") from error
+    except InUseError as owner:
+        raise DataError(f"{path}: is being written already ({owner}). Wait until that has ended.") from None
+    try:
+        shutil.rmtree(aside, ignore_errors=True)  # what a killed writer left
+        aside.mkdir()
         notes = exported(recording, aside, format, path)
         for inside in (*aside.rglob("*"), aside):
             sync(inside)
@@ -84,6 +101,7 @@ def _for_others(recording: Recording, where: str | os.PathLike[str], format: str
         raise DataError(f"{path}: can't be written: {error}.") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+        lock.release()
     written = Recording.open(path)
     written.notes = tuple(notes)
     return written

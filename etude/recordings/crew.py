@@ -52,7 +52,8 @@ class Crew(Generic[R]):
     def done(self, numbers: Iterable[int]) -> Iterator[R]:
         """What comes of each number, in their order; as many as there are workers, and one more, are held ahead."""
         if self._executor is None:
-            yield from map(self._job, numbers)
+            for number in numbers:  # not map: a StopIteration of the job would end it as if there were no more numbers
+                yield self._job(number)
             return
         pending: deque[Future[R]] = deque()
         try:
@@ -92,7 +93,9 @@ def _begin(job: bytes) -> None:
     import pickle
 
     global _own_job
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its workers
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # to the whole group: the parent saves, and ends its workers
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()  # even if it is killed

@@ -64,7 +64,7 @@ def columns_of_pass(recording: Recording, needed: Sequence[str], written: Sequen
 
     What ``on_bad`` leaves out hangs on the columns that are read: both passes must see the same.
     """
-    return needed if recording.counts(0) is None else written
+    return written if recording.leaves_out else needed
 
 
 @contextmanager

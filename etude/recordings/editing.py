@@ -8,7 +8,7 @@ episode stays together, whichever agent it is of and wherever it stands.
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +17,15 @@ from etude.errors import DataError, SettingsError
 from etude.recordings.edited import Edited, Part, check_apart, check_free, counted, told_where
 from etude.recordings.episodes import LENGTH, RETURN, STEPS, Episodes
 from etude.recordings.expressions import Expression
-from etude.recordings.recording import Recording
+from etude.recordings.recording import Recording, recording_of
 from etude.recordings.writer import RecordingWriter
+
+if TYPE_CHECKING:
+    from etude.recordings.opening import DataLike
 
 
 def split_recording(
-    recording: Recording,
+    recording: "Recording | DataLike",
     to_train: str | os.PathLike[str],
     to_validation: str | os.PathLike[str],
     *,
@@ -32,7 +35,7 @@ def split_recording(
     """Deal whole episodes out to two recordings, at random.
 
     Args:
-        recording: What to split.
+        recording: What to split, or where it is (see `Recording.open`).
         to_train: The folder of the first one.
         to_validation: The folder of the other one.
         fraction: How many of the episodes the first one gets, between 0 and 1; each gets one at least.
@@ -44,6 +47,7 @@ def split_recording(
     """
     if not 0 < fraction < 1:
         raise SettingsError(f"`fraction` is {fraction}, but must be between 0 and 1.")
+    recording = recording_of(recording)
     episodes = Episodes(recording)
     count = len(episodes)
     if count < 2:
@@ -56,7 +60,7 @@ def split_recording(
 
 
 def filter_recording(
-    recording: Recording,
+    recording: "Recording | DataLike",
     path: str | os.PathLike[str],
     *,
     min_return: float | None = None,
@@ -68,7 +72,7 @@ def filter_recording(
     """Write the whole episodes for which all that is asked for holds.
 
     Args:
-        recording: What to choose from.
+        recording: What to choose from, or where it is (see `Recording.open`).
         path: The folder of the new recording.
         min_return: The sum of an episode's rewards, over all its agents, is at least this.
         max_return: It is at most this.
@@ -89,6 +93,7 @@ def filter_recording(
     if not limits and where is None:
         raise SettingsError("nothing is said about which episodes to keep: give min_return, max_length, where, ...")
     expression = None if where is None else Expression(where)
+    recording = recording_of(recording)
     episodes = Episodes(recording, expression)
     kept = np.ones(len(episodes), bool)
     for name, (low, high) in limits.items():
@@ -106,7 +111,7 @@ def filter_recording(
 
 
 def sample_recording(
-    recording: Recording,
+    recording: "Recording | DataLike",
     path: str | os.PathLike[str],
     *,
     episodes: int | None = None,
@@ -116,7 +121,7 @@ def sample_recording(
     """Write whole episodes that are drawn at random, none twice, in the order in which they stand.
 
     Args:
-        recording: What to draw from.
+        recording: What to draw from, or where it is (see `Recording.open`).
         path: The folder of the new recording.
         episodes: How many; or
         steps: as many as have at least so many steps together, of all agents.
@@ -130,6 +135,7 @@ def sample_recording(
         raise SettingsError("say how much to draw: `episodes` or `steps`, one of them.")
     if (episodes if episodes is not None else steps or 0) < 1:
         raise SettingsError("`episodes` or `steps` must be at least 1.")
+    recording = recording_of(recording)
     there = Episodes(recording)
     order = _shuffled(len(there), seed)
     summed = np.cumsum(there.figures[STEPS][order])
@@ -183,6 +189,7 @@ def _copied(
                     action_space=recording.action_space,
                     env=recording.env,
                     meta=meta,
+                    columns=recording.columns,
                 )
             )
             for path in to

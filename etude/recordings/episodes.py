@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.experience import Experience
 from etude.recordings.edited import columns_of_pass
-from etude.recordings.expressions import Expression, Reduction
+from etude.recordings.expressions import Expression, Reduction, step_values
 from etude.recordings.recording import Recording
 
 RETURN: Final = "return"
@@ -66,7 +66,8 @@ class Episodes:
         self._has_rewards = col.REWARD in recording.columns
         if where is not None:
             where.check_names([n for n in FIGURES if n != RETURN or self._has_rewards], recording.columns)
-        wanted = {*([] if where is None else where.columns), *([col.REWARD] if self._has_rewards else [])}
+        self._names = [] if where is None else where.columns
+        wanted = {*self._names, col.REWARD} & set(recording.columns)
         for exp in recording.stream(columns=columns_of_pass(recording, sorted(wanted), recording.columns)):
             self._add(exp)
         self.figures = self._figures()
@@ -101,7 +102,8 @@ class Episodes:
             np.add.at(rewards, codes, exp.returns())
         trained = exp.trained()
         of_step = codes[exp.segment_of_step()][trained]
-        columns = {name: np.asarray(column)[trained] for name, column in exp.steps.items()}
+        of_steps = step_values(exp, [col.T_INDEX, *self._names]) if self._reductions else {}
+        columns = {name: column[trained] for name, column in of_steps.items()}
         for text, reduction in self._reductions.items():
             assert self._where is not None
             values = self._where.of_steps(reduction, columns)

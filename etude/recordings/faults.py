@@ -5,13 +5,18 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from etude import columns as col
+from etude.errors import DataError
+from etude.experience import Experience
+from etude.experience.arrays import describe
 from etude.experience.arrow import SHAPE_KEY
 from etude.filesystems import AnyPath
 from etude.recordings.files import DataFile
 from etude.recordings.manifest import MANIFEST, Header, Manifest
+from etude.spaces import leaf_dtype, leaf_shape
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -56,7 +61,22 @@ def fault_of(file: DataFile, first: DataFile, wanted: Header | None) -> Fault | 
                 "stand in one folder: move this file to its own."
             )
             return Fault("mismatched_spaces", file.path, f"{file.path}: {what}")
-    return _column_fault(file, first)
+    return _column_fault(file, first) or _space_fault(file, file.header)
+
+
+def _space_fault(file: DataFile, header: Header) -> Fault | None:
+    """A column that has another dtype or shape than its space; the writer makes none, but other tools do."""
+    try:
+        empty = Experience.from_table(file.schema.empty_table())
+    except DataError:
+        return None  # it is said where rows are read
+    for name, leaf in {**header.obs_leaves(), **header.action_leaves()}.items():
+        wanted = describe(np.empty((0, *leaf_shape(leaf)), leaf_dtype(leaf)))
+        for own, columns in ((name, empty.steps), (col.FINAL_OBS + name[len(col.OBS) :], empty.final_obs)):
+            if name in columns and describe(columns[name]) != wanted:
+                what = f"column `{own}` is {describe(columns[name])}, but its space {leaf} is {wanted}. Convert it, or"
+                return Fault("wrong_type", file.path, f"{file.path}: {what} restore the file from a copy.")
+    return None
 
 
 def _column_fault(file: DataFile, first: DataFile) -> Fault | None:
@@ -102,7 +122,7 @@ def _type_of(field: pa.Field) -> str:
     said = (field.metadata or {}).get(SHAPE_KEY, b"[]")
     try:
         shape = json.loads(said)
-    except ValueError:
+    except (ValueError, RecursionError):
         shape = repr(said)
     is_plain = isinstance(shape, list) and len(shape) < 2
     return str(field.type) if is_plain else f"{field.type} of shape {shape}"

@@ -28,10 +28,8 @@ class Found(NamedTuple):
     """The rows, rising; for a final observation, the last rows of its segments."""
     what: str
     """What the first of them is, in words."""
-
-    def of(self, exp: Experience, segments: Mask) -> "Found":
-        """Only the rows in some segments."""
-        return self._replace(rows=self.rows[segments[np.searchsorted(exp.offsets, self.rows, side="right") - 1]])
+    harmless: bool = False
+    """It matters only to those who ask for it: ``next_obs`` after a segment that was truncated."""
 
     @property
     def is_final(self) -> bool:
@@ -55,11 +53,13 @@ def found_in(exp: Experience, leaves: Mapping[str, Space]) -> Iterator[Found]:
         renamed = col.FINAL_OBS + name[len(col.OBS) :]
         for found in _of_values(renamed, np.asarray(values)[known], leaves.get(name)):
             yield found._replace(rows=last[known[found.rows]])
-    unknown = np.flatnonzero(~exp.segments.has_final_obs & ~exp.segments.terminated)
-    if exp.final_obs and len(unknown):
-        what = f"is not known after the last step of episode {exp.segments.episode_id[unknown[0]]!r}, which goes on"
-        name = next(iter(col.renamed(exp.final_obs, col.OBS, col.FINAL_OBS)))
-        yield Found("no_final_obs", name, last[unknown], what)
+    is_unknown = ~exp.segments.has_final_obs & ~exp.segments.terminated
+    for harmless, how in ((False, "goes on"), (True, "was truncated")):
+        unknown = np.flatnonzero(is_unknown & (exp.segments.truncated == harmless))
+        if exp.final_obs and len(unknown):
+            what = f"is not known after the last step of episode {exp.segments.episode_id[unknown[0]]!r}, which {how}"
+            name = next(iter(col.renamed(exp.final_obs, col.OBS, col.FINAL_OBS)))
+            yield Found("no_final_obs", name, last[unknown], what, harmless)
 
 
 def _of_values(name: str, values: NDArray[Any], leaf: Space | None) -> Iterator[Found]:
@@ -78,6 +78,8 @@ def outside_of(values: NDArray[Any], leaf: Space | None) -> Index | None:
         low, high = int(leaf.start), int(leaf.start + leaf.n) - 1
     elif isinstance(leaf, spaces.MultiDiscrete):
         low, high = leaf.start, leaf.start + leaf.nvec - 1  # type: ignore[assignment]
+    elif isinstance(leaf, spaces.MultiBinary):
+        low, high = 0, 1
     else:
         return None
     if not len(values) or values.dtype == object:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Parquet files of a recording: found, opened, and their faults named."""
 
+import contextlib
 import dataclasses
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any
+from pathlib import PurePath
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +23,7 @@ from etude.experience.arrow import KEYS, from_table
 from etude.filesystems import AnyPath, RemotePath
 from etude.recordings import footers
 from etude.recordings.layers import reading
-from etude.recordings.manifest import HEADER_KEY, MANIFEST, Header
+from etude.recordings.manifest import HEADER_KEY, MANIFEST, Header, Manifest, loads
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,10 +198,33 @@ class DataFile:
         return [name for name in names if name in KEYS or any(col.is_under(name, root) for root in wanted)]
 
 
-def data_files(folder: AnyPath) -> list[AnyPath]:
+def data_files(folder: AnyPath, pattern: str = "*.parquet") -> list[AnyPath]:
     """The Parquet files under ``folder`` in the order of their names; hidden ones are left out."""
-    found = [path for path in folder.rglob("*.parquet") if path.is_file()]
+    found = [path for path in folder.rglob(pattern) if path.is_file()]
     return sorted(p for p in found if not any(part[0] in "._" for part in relative(p, folder).parts))
+
+
+def recordings_in(folder: AnyPath) -> dict[AnyPath, list[AnyPath]]:
+    """The recordings under ``folder`` in the order of their names: their folders, and the data files of each.
+
+    Whatever folder holds Parquet files, or a ``recording.json`` that lists some, is a recording of its own. Only files
+    that the ``recording.json`` of a folder above lists belong to that one.
+    """
+    files = {relative(file, folder): file for file in data_files(folder)}
+    manifests = {relative(file, folder).parent for file in data_files(folder, MANIFEST)}
+    above = PurePath()
+    if {name.parent for name in files} | manifests <= {above}:
+        return {folder: list(files.values())} if files else {}
+    listed: dict[PurePath, PurePath] = {}  # the folder whose recording.json lists a file; the uppermost of them
+    for place in sorted(manifests):
+        with contextlib.suppress(DataError):  # opening that recording says what is wrong
+            manifest = Manifest.read(folder / str(place) if place != above else folder)
+            for entry in manifest.files if manifest else ():
+                listed.setdefault(place / entry, place)
+    found: dict[PurePath, list[AnyPath]] = {place: [] for place in listed.values()}
+    for name, file in files.items():
+        found.setdefault(listed.get(name, name.parent), []).append(file)
+    return {folder / str(place) if place != above else folder: found[place] for place in sorted(found)}
 
 
 def find_files(path: AnyPath) -> list[AnyPath]:
@@ -212,12 +235,13 @@ def find_files(path: AnyPath) -> list[AnyPath]:
     """
     if not path.exists():
         raise DataError(f"{path}: there is no such file or folder. Give the folder that a recording was written to.")
-    files = [path] if path.is_file() and path.suffix == ".parquet" else data_files(path)
+    files = [path] if path.is_file() and path.suffix == ".parquet" else recordings_in(path).get(path, [])
     if not files:
         if path.is_file():
             raise DataError(
-                f"{path}: is not a recording that is known here. Give a folder of Parquet files, or one of these; or "
-                "read it as a table, with a Source that says which column is what."
+                f"{path}: is not a recording that is known here. Give a folder of Parquet files, or one Parquet file; "
+                "or read it as a table, with a Source that says which column is what, or by a function of yours "
+                "(docs/custom-sources.md)."
             )
         if (path / MANIFEST).exists():
             raise DataError(f"{path}: this recording has no data yet: {MANIFEST} is there, but no Parquet file.")
@@ -254,8 +278,8 @@ def _described(path: AnyPath, metadata: pq.FileMetaData) -> DataFile:
 
 def _parse(raw: bytes, path: AnyPath) -> Header:
     try:
-        data: Any = json.loads(raw)
-    except ValueError as error:
+        data = loads(raw)
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: the recording's header in its footer is not JSON: {error}.") from error
     return Header.from_json(data, path)
 

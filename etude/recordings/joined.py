@@ -12,7 +12,8 @@ from etude.experience import Experience
 from etude.experience.arrays import describe
 from etude.filesystems import AnyPath
 from etude.recordings import tolerance
-from etude.recordings.formats.parts import Parts, Problem
+from etude.recordings.formats.inferring import joint_space
+from etude.recordings.formats.parts import Parts, Place, Problem
 from etude.recordings.manifest import Header
 from etude.recordings.own import OwnParts
 from etude.spaces import Space, leaf_dtype, leaf_shape, leaves
@@ -46,7 +47,7 @@ class JoinedParts:
         self._starts = np.cumsum([0, *(parts.num_parts for parts in recordings)])
         self._described: dict[str, str] = {}
 
-    def place(self, k: int) -> tuple[int, Parts, int]:
+    def member(self, k: int) -> tuple[int, Parts, int]:
         """The recording that part ``k`` is of: its number, itself, and the number of the part in it."""
         r = int(np.searchsorted(self._starts, k, side="right")) - 1
         return r, self._recordings[r], k - int(self._starts[r])
@@ -58,7 +59,7 @@ class JoinedParts:
 
     def rows(self, k: int) -> int:
         """The steps of part ``k``."""
-        _, parts, own = self.place(k)
+        _, parts, own = self.member(k)
         return parts.rows(own)
 
     def load(self, k: int, columns: Sequence[str] | None = None) -> Experience:
@@ -67,28 +68,28 @@ class JoinedParts:
         Raises:
             DataError: also where a column is of another dtype or shape than in another recording.
         """
-        _, parts, own = self.place(k)
+        _, parts, own = self.member(k)
         return self.adopted(k, parts.load(own, columns))
 
     def load_rest(self, k: int, columns: Sequence[str] | None) -> tuple[Experience, list[Problem]]:
         """What can be read of part ``k``, and what can't; see `etude.recordings.tolerance`."""
-        _, parts, own = self.place(k)
+        _, parts, own = self.member(k)
         exp, problems = tolerance.load_rest(parts, own, columns)
         return self.adopted(k, exp), problems
 
     def keys(self, k: int) -> Experience:
         """The segments of part ``k``; see `etude.recordings.tolerance`."""
-        _, parts, own = self.place(k)
+        _, parts, own = self.member(k)
         return self.adopted(k, tolerance.keys_of(parts, own))
 
-    def where_is(self, k: int, row: int) -> str:
-        """A row of part ``k`` in words."""
-        _, parts, own = self.place(k)
-        return tolerance.where_is(parts, own, row)
+    def place(self, k: int, row: int) -> Place:
+        """Where a row of part ``k`` is."""
+        _, parts, own = self.member(k)
+        return tolerance.place_of(parts, own, row)
 
     def adopted(self, k: int, exp: Experience) -> Experience:
         """What was loaded as part ``k`` from its own recording, under the episode ids that it has here."""
-        r, parts, _ = self.place(k)
+        r, parts, _ = self.member(k)
         for name, values in exp.steps.items():
             known, own = self._described.setdefault(name, describe(values)), describe(values)
             if known != own:
@@ -100,24 +101,28 @@ class JoinedParts:
         return Experience(exp.steps, exp.offsets, exp.segments.replace(episode_id=ids), exp.final_obs)
 
     def problems(self) -> Iterator[Problem]:
-        """Every fault of each; not what is wrong between them, such as a recording that is there twice."""
+        """What is wrong with each as a whole; not what is wrong between them, such as one that is there twice."""
         for parts in self._recordings:
-            yield from parts.problems()
+            yield from tolerance.problems_of(parts)
 
 
 def loaded(parts: Parts, k: int, names: Sequence[str], where: pc.Expression | None) -> Experience:
     """Step columns of part ``k``, with only the rows for which ``where`` holds; files of Etude's are read by it."""
     if isinstance(parts, JoinedParts):
-        _, own, i = parts.place(k)
+        _, own, i = parts.member(k)
         return parts.adopted(k, loaded(own, i, names, where))
     if isinstance(parts, OwnParts):
         return parts.load(k, names, where)
     if where is None:
         return parts.load(k, names)
-    kept = Experience.from_table(parts.load(k).to_table().filter(where))
-    steps = {name: kept.steps[name] for name in names}
+    return filtered(parts.load(k), where, names)
+
+
+def filtered(exp: Experience, where: pc.Expression, names: Sequence[str]) -> Experience:
+    """Some columns of the rows for which an expression over columns holds; rows that are left out cut segments."""
+    kept = Experience.from_table(exp.to_table().filter(where))
     final_obs = {name: column for name, column in kept.final_obs.items() if name in names}
-    return Experience(steps, kept.offsets, kept.segments, final_obs)
+    return Experience({name: kept.steps[name] for name in names}, kept.offsets, kept.segments, final_obs)
 
 
 def _name(parts: Parts) -> str:
@@ -137,10 +142,17 @@ def _check_columns(first: Parts, other: Parts) -> None:
 
 
 def _space(recordings: Sequence[Parts], root: str) -> Space:
-    """The space of the observations or actions; one that was only inferred from numbers gives way to one recorded."""
+    """The space of the observations or actions; one that was only inferred from numbers gives way to one recorded.
+
+    Where all were inferred, it is the one for the numbers of all.
+    """
     own = [(parts, parts.header.obs_space if root == col.OBS else parts.header.action_space) for parts in recordings]
     first, space = next(((p, s) for p, s in own if not _is_inferred(p, root)), own[0])
+    is_inferred = _is_inferred(first, root)
     for parts, other in own:
+        if is_inferred and (joint := joint_space(space, other)) is not None:
+            space = joint
+            continue
         if other != space and not (_is_inferred(parts, root) and _described(other, root) == _described(space, root)):
             raise DataError(
                 f"{_name(first)} and {_name(parts)} can't be read as one recording: the `{root}` space is {space} in "

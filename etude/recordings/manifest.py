@@ -6,8 +6,11 @@ lost one is noticed. It is replaced after each file that appears; one killed in 
 """
 
 import dataclasses
+import errno
 import json
+import reprlib
 from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from etude import columns as col
@@ -20,6 +23,7 @@ FORMAT: Final = "etude-recording"
 VERSION: Final = 1
 MANIFEST: Final = "recording.json"
 HEADER_KEY: Final = b"etude:recording"
+_LONGEST_NAME: Final = 255
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +75,9 @@ class Header:
                 raise TypeError(f"`meta` is {meta!r}, not an object")
             obs_space, action_space = space_from_json(spaces[col.OBS]), space_from_json(spaces[col.ACTION])
             return cls(obs_space, action_space, data.get("env"), meta)
-        except (KeyError, TypeError, SpaceError) as error:
+        except SpaceError as error:
+            raise DataError(f"{where}: the recording's description can't be used: {error}") from error
+        except (KeyError, TypeError) as error:
             raise DataError(
                 f"{where}: the recording's description can't be read ({error}). Restore it from a copy."
             ) from error
@@ -82,10 +88,7 @@ class Header:
         Raises:
             DataError: ``meta`` holds something that JSON can't.
         """
-        try:
-            return json.dumps(self.to_json()).encode()
-        except (TypeError, ValueError) as error:
-            raise DataError(f"the recording's `meta` must be plain JSON data: {error}.") from error
+        return _dumped(self.to_json())
 
     def obs_leaves(self) -> dict[str, Space]:
         """The simple spaces of the observation by column name."""
@@ -108,21 +111,23 @@ class Manifest:
         """Replace ``recording.json`` in ``folder``, whole or not at all."""
         totals = {"files": len(self.files), "rows": sum(f["rows"] for f in self.files.values())}
         data = {**self.header.to_json(), "totals": totals, "files": self.files}
-        replace(folder / MANIFEST, (json.dumps(data, indent=2) + "\n").encode())
+        replace(folder / MANIFEST, _dumped(data, indent=2) + b"\n")
 
     @classmethod
     def read(cls, folder: AnyPath) -> "Manifest | None":
-        """``recording.json`` of ``folder``, or None where there is none.
+        """``recording.json`` of ``folder``, or None if there is none.
 
         Raises:
             DataError: it is there, but is not valid.
         """
         path = folder / MANIFEST
         try:
-            data = json.loads(path.read_text())
+            if isinstance(path, Path) and path.exists() and not path.is_file():
+                raise OSError(errno.EINVAL, "it is no regular file")  # a pipe or a device, which has no end
+            data = loads(path.read_text())
         except FileNotFoundError:
             return None
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, RecursionError) as error:
             raise DataError(
                 f"{path}: can't be read as JSON ({error}). Each Parquet file carries the same header: move "
                 f"{MANIFEST} away to read the recording without it."
@@ -133,4 +138,29 @@ class Manifest:
             isinstance(f, dict) and type(f.get("rows")) is int for f in files.values()
         ):
             raise DataError(f"{path}: `files` is not a list of files with their rows. Move {MANIFEST} away to go on.")
+        for name in files:
+            parts = name.split("/")
+            is_odd = not name or "\0" in name or "\\" in name or max(map(len, parts)) > _LONGEST_NAME
+            if is_odd or PurePosixPath(name).is_absolute() or ".." in parts:
+                raise DataError(
+                    f"{path}: `files` lists {reprlib.repr(name)}, which is no file below this folder. Restore it from "
+                    f"a copy, or move {MANIFEST} away to go on."
+                )
         return cls(header, files)
+
+
+def loads(text: str | bytes) -> Any:
+    """The data in JSON text. NaN and infinity, which JSON has not but some writers put there, become text.
+
+    Raises:
+        ValueError: it is no JSON.
+        RecursionError: it is nested too deep.
+    """
+    return json.loads(text, parse_constant=str)
+
+
+def _dumped(data: Mapping[str, Any], indent: int | None = None) -> bytes:
+    try:
+        return json.dumps(data, indent=indent, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise DataError(f"the recording's `meta` must be plain JSON data: {error}.") from error

@@ -4,7 +4,7 @@
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,36 +12,43 @@ from etude import columns as col
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience
 from etude.experience.arrays import describe
+from etude.places import shown
 from etude.recordings.edited import Edited, Part, check_apart, check_free, columns_of_pass, counted, told_where
-from etude.recordings.recording import Recording
+from etude.recordings.recording import Recording, recording_of
 from etude.recordings.writer import RecordingWriter
 from etude.spaces import space_to_json
 
+if TYPE_CHECKING:
+    from etude.recordings.opening import DataLike
 
-def merge_recordings(recordings: Sequence[Recording], path: str | os.PathLike[str]) -> Edited:
+
+def merge_recordings(recordings: "Sequence[Recording | DataLike]", path: str | os.PathLike[str]) -> Edited:
     """Write all of several recordings, one after the other, to a new one.
 
     Episodes whose ids were there before get others, with the recording's number behind them. Columns that are not in
     all recordings are left out; other columns of numbers that differ in type are made of the type that holds both.
 
     Args:
-        recordings: Of equal spaces, of any format.
+        recordings: Of equal spaces, of any format; or where they are (see `Recording.open`).
         path: The folder of the new recording.
 
     Raises:
         DataError: spaces differ, or a column has other shapes; something can't be read or written, or is there already.
-        SettingsError: there are none.
+        SettingsError: there are none, or they are not a list.
     """
+    if not isinstance(recordings, list | tuple):
+        raise SettingsError(f"`recordings` is {shown(recordings)}, but must be a list of recordings or of their paths.")
     if not recordings:
         raise SettingsError("there is nothing to merge: give recordings.")
-    _check_spaces(recordings)
-    check_apart([path], recordings)
+    opened = [recording_of(recording) for recording in recordings]
+    _check_spaces(opened)
+    check_apart([path], opened)
     check_free([path])
-    dtypes, left_out = _columns(recordings)
+    dtypes, left_out = _columns(opened)
     names = _Names()
-    renamings = [names.of(recording, i + 1, list(dtypes)) for i, recording in enumerate(recordings)]
-    envs = {recording.env for recording in recordings}
-    first = recordings[0]
+    renamings = [names.of(recording, i + 1, list(dtypes)) for i, recording in enumerate(opened)]
+    envs = {recording.env for recording in opened}
+    first = opened[0]
     written: list[int] = []
     with (
         RecordingWriter(
@@ -49,23 +56,24 @@ def merge_recordings(recordings: Sequence[Recording], path: str | os.PathLike[st
             obs_space=first.obs_space,
             action_space=first.action_space,
             env=envs.pop() if len(envs) == 1 else None,
-            meta=_meta(recordings),
+            meta=_meta(opened),
+            columns=list(dtypes),
         ) as writer,
         told_where([str(writer.path)]),
     ):
-        for recording, renamed in zip(recordings, renamings, strict=True):
+        for recording, renamed in zip(opened, renamings, strict=True):
             for exp in recording.stream(columns=list(dtypes)):
                 writer.write(_fitted(exp, dtypes, renamed.ids))
                 written.append(int(exp.trained().sum()))
     notes = [
         f"{counted(len(renamed.ids), 'episode')} of {recording.path} got other ids, since theirs were there already: "
         f"{next(iter(renamed.ids.items()))[0]!r} is {next(iter(renamed.ids.values()))!r} now, and so on."
-        for recording, renamed in zip(recordings, renamings, strict=True)
+        for recording, renamed in zip(opened, renamings, strict=True)
         if renamed.ids
     ]
     notes += [f"left out the column `{name}`, which {where} does not have" for name, where in left_out.items()]
-    if len({recording.env for recording in recordings}) > 1:
-        notes.append(f"the env is not kept: they are of {', '.join(str(r.env) for r in recordings)}")
+    if len({recording.env for recording in opened}) > 1:
+        notes.append(f"the env is not kept: they are of {', '.join(str(r.env) for r in opened)}")
     total = sum(renamed.episodes for renamed in renamings)
     return Edited((Part(str(writer.path), total, sum(written)),), notes=tuple(notes))
 

@@ -2,6 +2,7 @@
 """What several modules live through, written to one recording, or to one for each where their spaces differ."""
 
 import dataclasses
+import secrets
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
@@ -12,11 +13,11 @@ import numpy as np
 from etude import columns as col
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience
-from etude.filesystems import AnyPath
+from etude.filesystems import AnyPath, RemotePath
 from etude.places import located
 from etude.recordings.held import HeldEpisodes, without_first
 from etude.recordings.recording import Recording
-from etude.recordings.roller import number_of
+from etude.recordings.roller import PREFIX, number_of
 from etude.recordings.writer import ROW_GROUP_ROWS, RecordingWriter
 from etude.spaces import Space
 
@@ -61,6 +62,9 @@ class ModuleWriters:
     Modules of equal spaces share the recording at the path. Where spaces differ, each module has its own in a folder of
     its name below; an episode has the same id in all of them.
 
+    Behind a URL, where there are no locks, the names of files and episodes hold a random one: two runs that write to
+    one place at one time keep all.
+
     Args:
         path: The folder.
         kinds: The spaces of each module, by its id.
@@ -69,6 +73,7 @@ class ModuleWriters:
             they come.
         append: Add to what is there; else a recording there is an error.
         state: From `state_dict`, of a run that goes on: what files have of later steps is not written again.
+        is_run: Behind a URL, put the random name behind the ids of episodes, too.
         options: More for each `RecordingWriter`.
 
     Raises:
@@ -84,6 +89,7 @@ class ModuleWriters:
         layout: Layout = "episodes",
         append: bool = False,
         state: Mapping[str, Any] | None = None,
+        is_run: bool = True,
         **options: Any,
     ) -> None:
         self._root = located(path)
@@ -92,6 +98,12 @@ class ModuleWriters:
         """By module, below the root; empty is the root itself."""
         if state is not None and state["path"] != str(self._root):
             state = None  # the run goes on, but records to another place
+        self._tag, self._prefix = "", str(options.pop("prefix", PREFIX))
+        if state is not None:
+            self._tag, self._prefix = str(state["tag"]), str(state.get("prefix", PREFIX))
+        elif isinstance(self._root, RemotePath):
+            run = secrets.token_hex(4)
+            self._tag, self._prefix = f"+{run}" if is_run else "", f"{self._prefix}-{run}"
         self._series: dict[str, _Series] = {}
         for name, folder in self._folders.items():
             if folder not in self._series:
@@ -99,8 +111,8 @@ class ModuleWriters:
         # Also on garbage collection and at the interpreter's exit: there, what was made last is finished first.
         self._finish = weakref.finalize(self, _close, self._series)
         newest = max(series.writer.next_file for series in self._series.values())
-        # Runs of one seed name their episodes alike: those of a further run get other names.
-        self._tag = str(state["tag"]) if state is not None else f"+{newest}" if newest else ""
+        if state is None and not self._tag and newest:
+            self._tag = f"+{newest}"  # runs of one seed name their episodes alike
         self._rows = 0
         """Since the meta was set."""
 
@@ -115,12 +127,17 @@ class ModuleWriters:
     ) -> _Series:
         where = self._root / folder if folder else self._root
         writer = RecordingWriter(
-            where, obs_space=kind[0], action_space=kind[1], append=append or state is not None, **options
+            where,
+            obs_space=kind[0],
+            action_space=kind[1],
+            prefix=self._prefix,
+            append=append or state is not None,
+            **options,
         )
         series = _Series(kind, writer, HeldEpisodes() if layout == "episodes" else None, {})
         before = None if state is None else state["folders"].get(folder)
         if before is not None:
-            series.there = written_since(where, int(before["next_file"]), writer.next_file)
+            series.there = written_since(where, int(before["next_file"]), writer.next_file, self._prefix)
             if series.held is not None:
                 series.held.load_state_dict(before["held"])
         return series
@@ -210,7 +227,7 @@ class ModuleWriters:
             }
             for folder, series in self._series.items()
         }
-        return {"path": str(self._root), "tag": self._tag, "folders": folders}
+        return {"path": str(self._root), "tag": self._tag, "prefix": self._prefix, "folders": folders}
 
 
 def _close(every: dict[str, _Series]) -> None:
@@ -231,15 +248,15 @@ def folders_of(kinds: Mapping[str, Kind]) -> dict[str, str]:
     return {name: quote(name, safe="") if name.strip(".") else f"%{name}" for name in kinds}
 
 
-def written_since(folder: AnyPath, first: int, stop: int) -> dict[tuple[str, str | None], int]:
+def written_since(folder: AnyPath, first: int, stop: int, prefix: str = PREFIX) -> dict[tuple[str, str | None], int]:
     """By episode and agent, the step after the last one in the files from number ``first`` up to ``stop``."""
     ends: dict[tuple[str, str | None], int] = {}
     if first >= stop:
         return ends
     for file in Recording.open(folder).files:
-        number = number_of(file.name)
-        if number is not None and first <= number < stop:
-            for exp in Recording.open(file).stream(columns=()):
+        number = number_of(file.name, prefix)
+        if number is not None and first <= number < stop and file.parent == folder:
+            for exp in Recording.open(file, on_bad=None).stream(columns=()):
                 segments = exp.segments
                 keys = zip(segments.episode_id.tolist(), segments.agent_id.tolist(), strict=True)
                 for key, end in zip(keys, (segments.t_start + exp.lengths).tolist(), strict=True):

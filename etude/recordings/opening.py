@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what a user gives to the parts of the recording there, whoever wrote it."""
+"""From what a user gives to the parts of the recording there, of any format."""
 
 import dataclasses
 import os
@@ -12,6 +12,7 @@ from etude.errors import DataError
 from etude.filesystems import AnyPath, RemotePath
 from etude.places import Systems, expanded, shown
 from etude.recordings import footers
+from etude.recordings.files import data_files, recordings_in
 from etude.recordings.formats import Opener, open_files, open_foreign, opener_of
 from etude.recordings.formats.parts import Parts, Problem
 from etude.recordings.joined import JoinedParts
@@ -57,8 +58,6 @@ class Found:
     files: tuple[AnyPath, ...] | None
     """The files of it that were given one by one; None: all under `path`."""
     open: Callable[[], Parts]
-    is_own: bool = False
-    """Whether it is in Etude's format, or is taken to be."""
 
 
 def opened(given: "DataLike", filesystem: Any = None, faults: list[Problem] | None = None) -> tuple[Place, Parts]:
@@ -67,8 +66,11 @@ def opened(given: "DataLike", filesystem: Any = None, faults: list[Problem] | No
     Raises:
         DataError: there is none, or it can't be opened; or there are several that do not go together.
     """
-    recordings = found(given, filesystem, faults)
-    parts = [recording.open() for recording in recordings]
+    try:
+        recordings = found(given, filesystem, faults)
+        parts = [recording.open() for recording in recordings]
+    except OSError as error:
+        raise DataError(f"{shown(given)}: can't be read ({error.strerror or error}).") from error
     return place_of(given, filesystem, recordings), parts[0] if len(parts) == 1 else JoinedParts(parts)
 
 
@@ -77,8 +79,9 @@ def place_of(given: "DataLike", filesystem: Any, recordings: Sequence[Found]) ->
     if isinstance(given, Places):
         return given
     path = recordings[0].path
-    alone = len(recordings) == 1 and len(recordings[0].files or ()) < 2 and isinstance(given, str | os.PathLike)
-    return path if path is not None and (alone or isinstance(given, RemotePath)) else Places(given, filesystem)
+    alone = len(recordings) == 1 and len(recordings[0].files or ()) < 2
+    is_path = isinstance(given, str | os.PathLike | RemotePath)
+    return path if path is not None and alone and is_path else Places(given, filesystem)
 
 
 def found(given: "DataLike", filesystem: Any = None, faults: list[Problem] | None = None) -> list[Found]:
@@ -99,7 +102,7 @@ def found(given: "DataLike", filesystem: Any = None, faults: list[Problem] | Non
         places += expanded(one, filesystem, known) if is_path else [one]
     places = _listed(places)
     if len(places) == 1:
-        return [_of_path(places[0], faults) if isinstance(places[0], AnyPath) else _of_object(places[0])]
+        return _of_path(places[0], faults) if isinstance(places[0], AnyPath) else [_of_object(places[0])]
     files = dict.fromkeys(place for place in places if isinstance(place, AnyPath) and not place.is_dir())
     of_files = {
         one.path: one for one in _of_files(list(files), faults)
@@ -111,7 +114,7 @@ def found(given: "DataLike", filesystem: Any = None, faults: list[Problem] | Non
         elif place in of_files:
             out.append(of_files.pop(place))
         elif place not in files:
-            out.append(_of_path(place, faults))
+            out += _of_path(place, faults)
     return out
 
 
@@ -141,16 +144,18 @@ def _of_object(given: Any) -> Found:
         return Found(None, None, lambda: given)
     raise DataError(
         f"can't open {shown(given)} as a recording: give a path, a URL, a glob, or a list of them; or a Source, which "
-        "takes tables in memory too."
+        "takes tables in memory too. An Experience must be written first, with a RecordingWriter."
     )
 
 
-def _of_path(path: AnyPath, faults: list[Problem] | None) -> Found:
+def _of_path(path: AnyPath, faults: list[Problem] | None) -> list[Found]:
+    """The recording at a path; several where it is a folder with recordings of Etude's below it."""
     if path.exists() and not is_own(path):
         parts = open_foreign(path, faults)
         if parts is not None:
-            return Found(path, None, lambda: parts)
-    return Found(path, None, lambda: OwnParts(path, faults=faults), is_own=True)
+            return [Found(path, None, lambda: parts)]
+    folders = list(recordings_in(path)) if path.is_dir() else []
+    return [Found(folder, None, partial(OwnParts, folder, None, faults)) for folder in folders or [path]]
 
 
 def _of_files(files: Sequence[AnyPath], faults: list[Problem] | None) -> Iterable[Found]:
@@ -162,7 +167,7 @@ def _of_files(files: Sequence[AnyPath], faults: list[Problem] | None) -> Iterabl
         kinds.setdefault(opener, []).append(file)
     for opener, alike in kinds.items():
         if opener is None:
-            yield Found(alike[0], tuple(alike), partial(OwnParts, alike[0], alike, faults), is_own=True)
+            yield Found(alike[0], tuple(alike), partial(OwnParts, alike[0], alike, faults))
         else:
             yield Found(alike[0], tuple(alike), partial(open_files, opener, alike, faults))
 
@@ -171,8 +176,6 @@ def is_own(path: AnyPath) -> bool:
     """Whether there is a file in Etude's own format at ``path``, or one that says it was."""
     if (path / MANIFEST).exists():
         return True
-    from etude.recordings.files import data_files
-
     files = [path] if path.is_file() else data_files(path)
     return any(_has_header(file) for file in files[:1] if file.suffix == ".parquet")
 

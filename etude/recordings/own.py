@@ -3,6 +3,8 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from etude import columns as col
@@ -10,9 +12,9 @@ from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.arrow import KEYS
 from etude.filesystems import AnyPath
-from etude.recordings.faults import fault_of, lost_files
+from etude.recordings.faults import Fault, fault_of, lost_files
 from etude.recordings.files import DataFile, find_files, open_files
-from etude.recordings.formats.parts import Problem
+from etude.recordings.formats.parts import Place, Problem, UnreadableError
 from etude.recordings.manifest import FORMAT, Header, Manifest
 from etude.recordings.pieces import continues
 
@@ -35,20 +37,24 @@ class OwnParts:
         self, path: AnyPath, given: Sequence[AnyPath] | None = None, faults: list[Problem] | None = None
     ) -> None:
         self.path = path
-        self._given = given
         paths = find_files(path) if given is None else [file for one in given for file in find_files(one)]
         manifest = self._manifest(path, faults)
         listed = {path / name: entry["rows"] for name, entry in manifest.files.items()} if manifest else {}
-        files = list(_usable(zip(paths, open_files(paths), strict=True), listed, faults))
+        files = list(_usable(zip(paths, open_files(paths), strict=True), listed, faults, is_part=len(paths) > 1))
         header = manifest.header if manifest else next((file.header for file in files if file.header), None)
         like = next((file for file in files if file.header), files[0] if files else None)
+        lost = lost_files(path, manifest, files) if manifest else []
+        for one in lost:
+            if one.kind == "missing_file":
+                _refuse(_problem(one, listed[one.path], repairable=True), faults)
         for file in list(files):
             fault = fault_of(file, like or file, header)
             if fault:
-                _refuse(Problem(fault.kind, fault.message, str(file.path), count=file.num_rows), faults)
+                _refuse(_problem(fault, file.num_rows, repairable=len(paths) > 1), faults)
                 files.remove(file)
-        for lost in lost_files(path, manifest, files) if manifest else ():
-            _refuse(Problem(lost.kind, lost.message, str(lost.path), count=listed.get(lost.path, 0)), faults)
+        for one in lost:
+            if one.kind != "missing_file":
+                _refuse(_problem(one, listed[one.path], repairable=True), faults)
         if header is None or not files:
             assert faults  # a file without a header is a fault
             raise DataError(faults[0].message)
@@ -60,7 +66,7 @@ class OwnParts:
         try:
             return Manifest.read(path) if path.is_dir() else None
         except DataError as error:
-            _refuse(Problem("manifest", str(error), str(path), count=0), faults)
+            _refuse(Problem("manifest", str(error), str(path), count=0, repairable=True), faults)
             return None
 
     @property
@@ -110,6 +116,43 @@ class OwnParts:
                     values[-1] = following.steps[name][0]
         return exp
 
+    def load_rest(self, k: int, columns: Sequence[str] | None) -> tuple[Experience, list[Problem]]:
+        """Row group ``k``, of which either all or nothing can be read.
+
+        Raises:
+            UnreadableError: nothing.
+        """
+        try:
+            return self.load(k, columns), []
+        except DataError as error:
+            file, group = self._groups[k]
+            place, rows = self.place(k, 0), self.rows(k)
+            text = str(error) if str(file.path) in str(error) else f"{file.path}: row group {group}: {error}"
+            empty = self._empty(k)
+            problem = empty or Problem("undecodable", text, place.file, None, None, rows, True, group)
+            raise UnreadableError(problem) from error
+
+    def _empty(self, k: int) -> Problem | None:
+        """The first column of row group ``k`` that is empty where there must be a value."""
+        file, group = self._groups[k]
+        free = (col.AGENT_ID, col.MODULE_ID, col.LOOKBACK)
+        names = [
+            field.name
+            for field in file.schema
+            if not (field.name in free or col.is_under(field.name, col.FINAL_OBS) or pa.types.is_string(field.type))
+        ]
+        try:
+            table = file.read_group(group, names, None)
+        except DataError:
+            return None
+        for name in names:
+            if table[name].null_count:
+                place, count = self.place(k, int(np.argmax(np.asarray(table[name].is_null())))), table[name].null_count
+                more = f" ({count:,} rows like it)" if count > 1 else ""
+                text = f"{place.words}: column `{name}` is empty{more}. Fill it, or leave these rows out with a filter."
+                return Problem("empty", text, place.file, place.row, name, count, True, group)
+        return None
+
     def steps(self, k: int, columns: Sequence[str]) -> Experience:
         """Row group ``k`` without what was observed after its segments, which takes long to decode of images."""
         file, group = self._groups[k]
@@ -122,11 +165,11 @@ class OwnParts:
         names = [name for name in file.schema.names if name in KEYS]
         return file.load(group, [*names, *col.under(file.schema.names, col.FINAL_OBS)[:1]], None)
 
-    def where_is(self, k: int, row: int) -> str:
-        """A row of row group ``k`` in words; rows are counted from 0 in their file."""
+    def place(self, k: int, row: int) -> Place:
+        """Where a row of row group ``k`` is; rows are counted from 0 in their file."""
         file, group = self._groups[k]
-        before = sum(int(file.metadata.row_group(g).num_rows) for g in range(group))
-        return f"{file.path}, row group {group}, row {before + row}"
+        row += sum(int(file.metadata.row_group(g).num_rows) for g in range(group))
+        return Place(f"{file.path}, row group {group}, row {row}", str(file.path), row, group)
 
     def nothing(self, columns: Sequence[str] | None) -> Experience:
         """No rows, with these columns."""
@@ -142,23 +185,28 @@ class OwnParts:
         return ids
 
     def problems(self) -> Iterator[Problem]:
-        """Every fault, found by looking at every row."""
-        from etude.recordings.validate import validate
-
-        yield from validate(self.path if self._given is None else list(self._given)).problems
+        """None: files that can't be used are told when it is opened."""
+        return iter(())
 
 
 def _usable(
     files: Iterable[tuple[AnyPath, DataFile | DataError]],
     listed: Mapping[AnyPath, int],
     faults: list[Problem] | None,
+    *,
+    is_part: bool,
 ) -> Iterator[DataFile]:
-    """The files that can be opened."""
+    """The files that can be opened; whether there are others (``is_part``)."""
     for path, file in files:
         if isinstance(file, DataFile):
             yield file
         else:
-            _refuse(Problem("truncated_file", str(file), str(path), count=listed.get(path, 0)), faults)
+            count = listed.get(path, 0)
+            _refuse(Problem("truncated_file", str(file), str(path), count=count, repairable=is_part), faults)
+
+
+def _problem(fault: Fault, rows: int, *, repairable: bool) -> Problem:
+    return Problem(fault.kind, fault.message, str(fault.path), count=rows, repairable=repairable)
 
 
 def _refuse(problem: Problem, faults: list[Problem] | None) -> None:

@@ -15,9 +15,8 @@ from etude.filesystems import AnyPath
 from etude.places import absolute
 from etude.recordings.batches import DERIVED, Prefetched, Rows, batches_of, steps_of
 from etude.recordings.formats.parts import Parts, Problem, chosen
-from etude.recordings.joined import loaded
 from etude.recordings.manifest import Header
-from etude.recordings.opening import Place, opened
+from etude.recordings.opening import Place, Places, opened
 from etude.recordings.own import OwnParts
 from etude.recordings.pieces import copied, gathered, in_order, pieces
 from etude.recordings.screening import Counts, OnBad, ScreenedParts, check_mode
@@ -38,30 +37,31 @@ class Recording:
 
     is_in_memory = False
 
-    def __init__(self, path: Place, parts: Parts) -> None:
+    def __init__(self, path: Place, screened: ScreenedParts) -> None:
         self.path = path
         self.notes: tuple[str, ...] = ()
         """What could not be kept, in words, where `etude.recordings.convert` has just written it."""
-        self._parts = parts
-        self._given: tuple[Any, ...] = (path, None, None)
+        self._screened = screened
+        self._parts: Parts = screened.parts
+        self._given: tuple[Any, ...] = (path, screened.mode, None)
         self._num_steps: int | None = None
         self._num_episodes: int | None = None
 
     @classmethod
-    def open(cls, path: "DataLike", *, on_bad: "OnBad | None" = None, filesystem: Any = None) -> "Recording":
+    def open(cls, path: "DataLike", *, on_bad: "OnBad | None" = "strict", filesystem: Any = None) -> "Recording":
         """Open the recording at ``path``: a folder, or one file of it; or a table that a `Source` describes.
 
         A path may be a URL (``s3://bucket/run``) and a glob (``runs/*/data``); a list of any of these is read as one
         recording, whose episode ids then begin with the number of the recording in it (``0-``), unless all are files of
-        one kind. ``filesystem`` is the pyarrow or fsspec file system that paths are in; None is what a URL names, or
-        this machine.
+        one kind. A folder with several of Etude's recordings below it is read in the same way. ``filesystem`` is the
+        pyarrow or fsspec file system that paths are in; None is what a URL names, or this machine.
 
         Etude's own recordings, RLlib's (episodes, tables, JSON), Minari's, and HDF5 and NPZ files in the manner of D4RL
         are told apart by what is in them.
 
         ``on_bad`` says what to do with bad data (`etude.recordings.screening`): ``strict`` raises where it is read,
         ``repair`` mends what can be and leaves out the rest, ``skip`` leaves out whole segments, and `left_out` counts.
-        None does not look at values.
+        None does not look at values. Steps that are there twice are never read as they are.
 
         Raises:
             DataError: there is none, it is empty or of an unknown format, a file is broken or missing, or the files do
@@ -69,8 +69,15 @@ class Recording:
         """
         check_mode(on_bad)
         faults: list[Problem] | None = None if on_bad in (None, "strict") else []
+        return cls._opened(path, on_bad, filesystem, faults)
+
+    @classmethod
+    def _opened(
+        cls, path: Any, on_bad: "OnBad | None", filesystem: Any, faults: list[Problem] | None, *, logs: bool = True
+    ) -> "Recording":
         place, parts = opened(path, filesystem, faults)
-        found = cls(place, parts if on_bad is None else ScreenedParts(parts, on_bad, str(place), faults or ()))
+        has_path = not isinstance(place, Places)
+        found = cls(place, ScreenedParts(parts, on_bad, str(place), faults or (), has_path=has_path, logs=logs))
         found._given = (path, on_bad, filesystem)
         return found
 
@@ -125,7 +132,7 @@ class Recording:
     def num_steps(self) -> int:
         """The rows, lookback included. Other tools' recordings may have to be decoded for it, once."""
         if self._num_steps is None:
-            self._num_steps = sum(self._parts.rows(k) for k in range(self._parts.num_parts))
+            self._num_steps = sum(self._screened.rows(k) for k in range(self._parts.num_parts))
         return self._num_steps
 
     def rows_up_to(self, most: int) -> int:
@@ -137,7 +144,7 @@ class Recording:
             return self._num_steps
         rows = 0
         for k in range(self._parts.num_parts):
-            rows += self._parts.rows(k)
+            rows += self._screened.rows(k)
             if rows > most and k + 1 < self._parts.num_parts:
                 return rows
         self._num_steps = rows
@@ -147,10 +154,10 @@ class Recording:
     def num_episodes(self) -> int:
         """The distinct episode ids; reads these the first time."""
         if self._num_episodes is None:
-            if isinstance(self._parts, OwnParts):
+            if isinstance(self._parts, OwnParts) and self._screened.mode in ("strict", None):
                 self._num_episodes = len(self._parts.episode_ids())
             else:
-                loaded = (self._parts.load(k, ()) for k in range(self._parts.num_parts))
+                loaded = (self._screened.load(k, ()) for k in range(self._parts.num_parts))
                 self._num_episodes = len({episode for exp in loaded for episode in exp.segments.episode_id.tolist()})
         return self._num_episodes
 
@@ -160,25 +167,35 @@ class Recording:
     @property
     def left_out(self) -> dict[str, int]:
         """The rows that ``on_bad`` has left out so far, by kind of fault; parts not yet read may add to it."""
-        return self._parts.left_out if isinstance(self._parts, ScreenedParts) else {}
+        return self._screened.left_out
 
     @property
     def met(self) -> dict[str, int]:
         """The faults that ``on_bad`` has met so far by kind, those that could be mended included."""
-        return self._parts.met if isinstance(self._parts, ScreenedParts) else {}
+        return self._screened.met
 
-    def counts(self, k: int) -> "Counts | None":
-        """What ``on_bad`` found in part ``k``, for `count` where it was read in another process; None without it."""
-        return self._parts.counts(k) if isinstance(self._parts, ScreenedParts) else None
+    @property
+    def warnings(self) -> list[str]:
+        """What was met so far that does no harm, such as copies that are read once; one text for each kind."""
+        return self._screened.warnings
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether ``on_bad`` leaves bad data out, so that it hangs on the columns asked for which steps are read."""
+        return self._screened.mode in ("repair", "skip")
+
+    def counts(self, k: int) -> "Counts":
+        """What ``on_bad`` found in part ``k``, for `count` where it was read in another process."""
+        return self._screened.counts(k)
 
     def count(self, k: int, counts: "Counts | None") -> None:
         """Take in what ``on_bad`` found in part ``k`` in another process; nothing is counted twice."""
-        if counts is not None and isinstance(self._parts, ScreenedParts):
-            self._parts.count(k, counts)
+        if counts is not None:
+            self._screened.count(k, counts)
 
     def left_out_report(self) -> str:
         """What ``on_bad`` has met and left out so far, in words; empty where nothing was."""
-        return self._parts.report() if isinstance(self._parts, ScreenedParts) else ""
+        return self._screened.report()
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -194,10 +211,10 @@ class Recording:
             DataError: a column does not exist, or a file can't be decoded.
         """
         names = self._names(columns)
-        parts = (self._load(k, names, filter) for k in range(self._parts.num_parts))
+        parts = self._loaded(names, filter)
         exp = gathered(parts, self.num_steps if isinstance(self._parts, OwnParts) else self._num_steps or 0)
         if exp is None:
-            return self._nothing(names)
+            return self._screened.nothing(names)
         return in_order(exp).join()
 
     def stream(
@@ -210,8 +227,7 @@ class Recording:
         if max_rows < 1:
             raise ValueError(f"max_rows must be at least 1, not {max_rows}.")
         names = self._names(columns)
-        parts = (copied(self._load(k, names, filter)) for k in range(self._parts.num_parts))
-        return (piece for exp in parts for piece in pieces(exp, max_rows))
+        return (piece for exp in self._loaded(names, filter) for piece in pieces(copied(exp), max_rows))
 
     def batches(
         self,
@@ -252,9 +268,7 @@ class Recording:
 
         def load(k: int) -> Columns:
             try:
-                if isinstance(self._parts, OwnParts) and col.NEXT_OBS not in roots:
-                    return steps_of(self._parts.steps(k, names), roots)
-                return steps_of(self._load(k, names, None), roots)
+                return steps_of(self._screened.load(k, names, finals=col.NEXT_OBS in roots), roots)
             except DataError as error:
                 where = self._parts.files[0] if len(self._parts.files) == 1 else f"{self.path}, part {k}"
                 raise DataError(str(error) if str(self.path) in str(error) else f"{where}: {error}") from error
@@ -292,7 +306,7 @@ class Recording:
         names = self._names(columns)
 
         def load(k: int) -> Experience:
-            return cut_segments(copied(self._load(k, names, None)), max_len)
+            return cut_segments(copied(self._screened.load(k, names)), max_len)
 
         num_rows = self.rows_up_to(buffer_size)
         source = Rows(partial(map, load), self._parts.num_parts, num_rows, partial(self._num_trained, names))
@@ -313,7 +327,7 @@ class Recording:
         Raises:
             DataError: a column does not exist, or the part can't be decoded.
         """
-        return self._load(k, self._names(columns), None)
+        return self._screened.load(k, self._names(columns))
 
     def validate(self) -> "Report":
         """Look at every row and report every problem; see `etude.recordings.validate`."""
@@ -332,23 +346,28 @@ class Recording:
     def _names(self, columns: Sequence[str] | None) -> list[str]:
         return chosen(self.columns, columns, str(self.path), derived=DERIVED)
 
-    def _load(self, k: int, names: Sequence[str], where: pc.Expression | None) -> Experience:
-        """Part k, with only the rows for which ``where`` holds."""
-        return loaded(self._parts, k, names, where)
-
-    def _nothing(self, names: Sequence[str]) -> Experience:
-        if isinstance(self._parts, OwnParts | ScreenedParts):
-            return self._parts.nothing(names)
-        return self._parts.load(0, names)[:0]
+    def _loaded(self, names: Sequence[str], where: pc.Expression | None) -> Iterator[Experience]:
+        """Each part, with only the rows for which ``where`` holds."""
+        clashes = None if where is None else self._screened.pass_over()
+        return (self._screened.load(k, names, where, clashes) for k in range(self._parts.num_parts))
 
     def _num_trained(self, names: Sequence[str]) -> int:
         """The steps that are not lookback; ``on_bad`` may leave out some for what is in the columns ``names``."""
-        needed = names if isinstance(self._parts, ScreenedParts) else ()
-        return sum(int(self._load(k, needed, None).trained().sum()) for k in range(self._parts.num_parts))
+        needed = names if self.leaves_out else ()
+        return sum(int(self._screened.load(k, needed).trained().sum()) for k in range(self._parts.num_parts))
 
 
 def _opened_again(path: Any, on_bad: "OnBad | None", filesystem: Any) -> Recording:
-    recording = Recording.open(path, on_bad=on_bad, filesystem=filesystem)
-    if isinstance(recording._parts, ScreenedParts):
-        recording._parts.index()  # of several workers, none loads all parts
+    faults: list[Problem] | None = None if on_bad in (None, "strict") else []
+    recording = Recording._opened(path, on_bad, filesystem, faults, logs=False)
+    recording._screened.index()  # of several workers, none loads all parts
     return recording
+
+
+def recording_of(data: "Recording | DataLike") -> Recording:
+    """``data`` itself if it is a recording; else what `Recording.open` opens there, strictly.
+
+    Raises:
+        DataError: there is none, or it can't be opened.
+    """
+    return data if isinstance(data, Recording) else Recording.open(data)

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Row groups into Parquet files that roll, and that appear whole or not at all."""
 
+import contextlib
+import re
 from collections.abc import Mapping
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,13 +15,17 @@ from etude.anywhere import aside_of, publish_at, relative
 from etude.errors import DataError
 from etude.experience import Experience
 from etude.filesystems import AnyPath
+from etude.locks import InUseError, Lock
 from etude.recordings.compression import Codec, codec_of
 from etude.recordings.faults import first_difference
-from etude.recordings.files import DataFile, data_files, open_file
+from etude.recordings.files import DataFile, data_files, open_file, recordings_in
 from etude.recordings.manifest import HEADER_KEY, MANIFEST, Header, Manifest
 
 PREFIX: Final = "part"
 """What the names of data files begin with."""
+Files: TypeAlias = dict[str, dict[str, int]]
+"""As in `Manifest.files`."""
+_UNFINISHED: Final = re.compile(r"\.(.+)-\d{5,}\.parquet(?:\.[0-9a-f]+)?\.tmp")
 
 
 class FileRoller:
@@ -36,7 +43,7 @@ class FileRoller:
         *,
         manifest: bool = True,
     ) -> None:
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
         self.published_rows = 0
         self._folder, self._max_rows, self._max_bytes = folder, max_rows, max_bytes
         self._prefix, self._codecs = prefix, dict(codecs or {})
@@ -45,23 +52,29 @@ class FileRoller:
         header.dumps()  # at once, if it can't be kept
         self._writer: pq.ParquetWriter | None = None
         self._schema: pa.Schema | None = None
+        self._keeps_manifest = manifest
+        self._files: Files = {}
+        self._newest: AnyPath | None = None
+        """The file that this writer has put in its place last."""
+        self._lock: Lock | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            self._lock = claimed(folder, prefix) if isinstance(folder, Path) else None
             self._there = _files_there(folder, header, append)
-            listed = {
-                relative(file.path, folder).as_posix(): {"rows": file.num_rows, "bytes": file.path.stat().st_size}
-                for file in self._there
-            }
-            self._manifest = Manifest(header, listed)
-            self._keeps_manifest = manifest
-            for left_over in folder.glob(f".{prefix}-*.tmp"):  # not those of others, who may be at work
-                left_over.unlink()
-            # Until something is appended, the header stays what it was.
-            if manifest:
-                Manifest((self._there[-1].header if self._there else None) or header, listed).write(folder)
+            for file in self._there:
+                size = file.path.stat().st_size
+                self._files[relative(file.path, folder).as_posix()] = {"rows": file.num_rows, "bytes": size}
+            if self._lock is not None:
+                _clean(self._lock, prefix)
+            if manifest:  # until something is appended, the header stays what it was
+                self._list((self._there[-1].header if self._there else None) or header)
         except OSError as error:
+            self.release()
             raise DataError(f"{folder}: can't write a recording here: {error}.") from error
-        numbers = [number_of(name, prefix) for name in self._manifest.files]
+        except BaseException:
+            self.release()
+            raise
+        numbers = [number_of(file.path.name, prefix) for file in self._there if file.path.parent == folder]
         self.next_number = max((number for number in numbers if number is not None), default=-1) + 1
         """That of the file which is begun next."""
 
@@ -97,28 +110,69 @@ class FileRoller:
         if self._rows >= self._max_rows or self._sink.tell() >= self._max_bytes:
             self.publish()
 
+    def check_folder(self) -> None:
+        """Raise a DataError where the folder is not there any more; behind a URL, `publish` looks at that."""
+        if self._lock is not None and not self._lock.is_there():
+            raise self._went_away(self._lock.path.name)
+
+    def _went_away(self, name: str) -> DataError:
+        return DataError(
+            f"{self._folder}: the folder, or {name} in it, was removed or moved while a recording was written there. "
+            "What was written before may be lost: record again, to a folder that stays."
+        )
+
     def _open(self, schema: pa.Schema) -> None:
+        self.check_folder()
         self._schema = _on_disk(schema).with_metadata({HEADER_KEY: self.header.dumps()})
-        self._path = self._folder / f"{self._prefix}-{self.next_number:05d}.parquet"
+        self._path = self._next_path()
         self._aside = aside_of(self._path)
-        self.next_number += 1
         self._rows = 0
         self._sink = pa.OSFile(str(self._aside), "wb")
         self._writer = pq.ParquetWriter(self._sink, self._schema, **_parquet_options(schema, self._codecs))
 
+    def _next_path(self) -> AnyPath:
+        path = self._folder / f"{self._prefix}-{self.next_number:05d}.parquet"
+        self.next_number += 1
+        return path
+
     def publish(self) -> None:
         """Close the file and give it its real name."""
+        self.check_folder()
+        if self._lock is None and self._newest is not None and not self._newest.exists():
+            raise self._went_away(self._newest.name)
         if self._writer is None:
             return
         self._writer.close()
         self._writer = None
         self._sink.close()
         size = self._aside.stat().st_size
-        publish_at(self._aside, self._path)
+        while True:  # another writer may have been here first, where there are no locks
+            try:
+                if not self._path.exists():
+                    publish_at(self._aside, self._path)
+                    break
+            except FileExistsError:
+                pass
+            self._path = self._next_path()
         self.published_rows += self._rows
-        self._manifest.files[self._path.name] = {"rows": self._rows, "bytes": size}
+        self._newest = self._path
+        self._files[self._path.name] = {"rows": self._rows, "bytes": size}
         if self._keeps_manifest:
-            Manifest(self.header, self._manifest.files).write(self._folder)
+            self._list(self.header)
+
+    def _list(self, header: Header) -> None:
+        """Write ``recording.json`` anew: with the files that are there, and those that others have listed since."""
+        with _alone(self._folder):
+            listed = Manifest.read(self._folder)
+            for name, facts in listed.files.items() if listed else ():
+                if name not in self._files and (self._folder / name).is_file():
+                    self._files[name] = facts
+            Manifest(header, dict(sorted(self._files.items()))).write(self._folder)
+
+    def release(self) -> None:
+        """Let others write files of this prefix here; afterwards, nothing can be written."""
+        if self._lock is not None:
+            self._lock.release()
 
     def abandon(self) -> None:
         """After a failure: let go of the unfinished file."""
@@ -130,6 +184,46 @@ class FileRoller:
                 self._aside.unlink(missing_ok=True)
         except (OSError, pa.ArrowException):
             pass  # the first failure is the one that is told
+
+
+def claimed(folder: Path, prefix: str) -> Lock:
+    """The lock on files of a prefix in a folder.
+
+    Raises:
+        DataError: another writer has it.
+    """
+    try:
+        return Lock(folder / f".{prefix}.lock")
+    except InUseError as owner:
+        raise DataError(
+            f"{folder}: another writer is at work here ({owner}). Wait until it has ended, or close it where it is of "
+            f"this process; choose another folder, or give one of them another `prefix` than {prefix!r}."
+        ) from None
+
+
+def _clean(lock: Lock, prefix: str) -> None:
+    """Remove unfinished files that killed writers have left beside ``lock``, whatever their prefix is.
+
+    Those of other writers at work stay. ``lock`` is the own one, on files of ``prefix``.
+    """
+    for path in list(lock.path.parent.glob(".*.tmp")):
+        found = _UNFINISHED.fullmatch(path.name)
+        if found is None:
+            continue
+        with contextlib.suppress(InUseError, FileNotFoundError):
+            if found[1] == prefix:
+                is_left_over = lock.is_sure
+            else:
+                with Lock(lock.path.with_name(f".{found[1]}.lock")) as other:
+                    is_left_over = other.is_sure
+            if is_left_over:
+                path.unlink()
+
+
+def _alone(folder: AnyPath) -> contextlib.AbstractContextManager[Any]:
+    """Nobody else writes ``recording.json`` meanwhile, where the folder is on this machine."""
+    # No writer's own lock has this name: prefixes don't begin with `_`.
+    return Lock(folder / f"._{MANIFEST}.lock", wait=True) if isinstance(folder, Path) else contextlib.nullcontext()
 
 
 def number_of(name: str, prefix: str = PREFIX) -> int | None:
@@ -183,7 +277,7 @@ def _files_there(folder: AnyPath, header: Header, append: bool) -> list[DataFile
             f"{folder}: holds a recording of {len(paths)} files already. Choose another folder, remove it, or give "
             "append=True to add to it."
         )
-    files = [open_file(path) for path in paths]
+    files = [open_file(path) for path in recordings_in(folder).get(folder, [])]
     for there in files:
         if there.header is None or there.header.to_json()["spaces"] != header.to_json()["spaces"]:
             raise DataError(f"{there.path}: has other spaces than what is to be appended. Choose another folder.")

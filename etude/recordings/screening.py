@@ -1,113 +1,112 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bad data kept from training: parts of a recording looked at as they are loaded; refused, mended or left out.
+"""The one rule for bad data: what is looked for as parts of a recording are loaded, and what is done about it.
 
-What is looked for: NaN and infinity in observations, actions and rewards; discrete values outside their space;
-segments of which it is not known what follows; steps that are there twice; episodes that go on after their end;
-segments that stand behind later ones of their episode; and what can't be read. Values are looked at in the columns
-that are asked for.
+Reading, info, convert, merge, training and off-policy evaluation all load parts through `ScreenedParts`; `validate`
+lists what it would refuse. What is looked for: NaN and infinity in observations, actions and rewards; discrete values
+outside their space (`etude.recordings.faulty_rows`); segments of which it is not known what follows; steps that are
+there twice, or after the end of their episode, or behind later ones (`etude.recordings.spans`); and what can't be read.
+Values are looked at in the columns that are asked for.
+
+Some problems are harmless (`Problem.harmless`), such as a copy that is read once. They are logged as warnings, the
+first of each kind, by the logger ``etude.recordings``.
 """
 
+import logging
+import shlex
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience
-from etude.filesystems import AnyPath
 from etude.recordings.faulty_rows import Found, found_in, steps_lost, without
 from etude.recordings.formats.parts import Parts, Problem
-from etude.recordings.manifest import Header
+from etude.recordings.joined import filtered, loaded
 from etude.recordings.own import OwnParts
 from etude.recordings.pieces import in_order
-from etude.recordings.screening_index import Index, StrictIndex
-from etude.recordings.tolerance import load_rest, where_is
+from etude.recordings.screening_index import ClashIndex, Index
+from etude.recordings.spans import KINDS
+from etude.recordings.tolerance import load_rest, place_of, problems_of
 
 OnBad: TypeAlias = Literal["strict", "repair", "skip"]
 MODES: Final = ("strict", "repair", "skip")
-Counts: TypeAlias = tuple[Counter[str], Counter[str]]
-"""Rows left out and faults met, by kind."""
+Counts: TypeAlias = tuple[Counter[str], Counter[str], tuple[Problem, ...]]
+"""Rows left out and faults met, by kind; and what is harmless."""
+
+_log = logging.getLogger("etude.recordings")
 
 
 def check_mode(mode: str | None) -> None:
     """Raise a SettingsError where ``mode`` is none of `MODES`, nor None."""
     if mode is not None and mode not in MODES:
-        raise SettingsError(f"on_bad is {mode!r}; known are {', '.join(MODES)}, and none for not looking.")
+        raise SettingsError(f"on_bad is {mode!r}; known are {', '.join(MODES)}, and None for not looking at values.")
 
 
 class ScreenedParts:
-    """Parts without what is bad in them; see `etude.recordings.formats.parts.Parts`.
+    """Loads parts without what is bad in them.
 
     ``strict`` raises a DataError at the first fault. ``repair`` mends what can be without making anything up, and
     leaves out the rest. ``skip`` leaves out whole segments (where the disk has one in pieces: the piece), and files
-    that can't be read. What was left out is counted.
+    that can't be read. What was left out is counted. None looks at nothing but steps that are there twice, which no
+    mode lets through: they would become episodes that never happened.
 
     ``repair`` and ``skip`` need to know first where each episode's steps are: before the first part, the key columns of
     all parts are read once. Of Etude's own recordings that is little; other formats may have to decode their rows.
-    ``strict`` learns it as parts are loaded. It takes some 200 bytes of memory a segment. May be used from several
-    threads.
+    ``strict`` and None learn it as parts are loaded. It takes some 60 bytes of memory a segment. May be used from
+    several threads.
 
     Args:
         parts: What to look at.
-        mode: ``strict``, ``repair`` or ``skip``.
+        mode: ``strict``, ``repair``, ``skip`` or None.
         path: Where the recording is, for messages.
+        has_path: The shell finds it at ``path``; a `Source`, for instance, is found by Python alone.
         faults: What could not be opened and is not among ``parts``.
+        logs: Log what is harmless. A worker process does not: it is told to the one that counts (`count`).
     """
 
-    def __init__(self, parts: Parts, mode: OnBad, path: str = "", faults: Sequence[Problem] = ()) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        mode: OnBad | None,
+        path: str = "",
+        faults: Sequence[Problem] = (),
+        *,
+        has_path: bool = True,
+        logs: bool = True,
+    ) -> None:
         check_mode(mode)
         self.parts = parts
         self.mode = mode
         self._path = path or str(parts.files[0] if parts.files else "the recording")
+        self._lists = f"etude data validate {shlex.quote(self._path)}" if has_path else "Recording.validate()"
         self._leaves = {**parts.header.obs_leaves(), **parts.header.action_leaves()}
         self._lock = threading.RLock()
         self._index: Index | None = None
-        self._strict = StrictIndex() if mode == "strict" else None
+        self._clashes: ClashIndex | None = None
+        if mode in ("strict", None):
+            self._clashes = self._new_clashes()
         self._faults = list(faults)
         self._lost: dict[int, Counter[str]] = {}  # by part: the rows left out at loading, by kind
         self._met: dict[int, Counter[str]] = {}  # by part: the faults met at loading
+        self._harmless: dict[int, tuple[Problem, ...]] = {}  # by part; -1 is the whole
+        self._logs = logs
+        self._logged: set[str] = set()
+        self._has_begun = False
 
-    # -- what it is -------------------------------------------------------------------------------------------
-
-    @property
-    def format(self) -> str:
-        """Of the parts."""
-        return self.parts.format
-
-    @property
-    def header(self) -> Header:
-        """Of the parts."""
-        return self.parts.header
-
-    @property
-    def files(self) -> list[AnyPath]:
-        """Of the parts; those that can't be opened are not among them."""
-        return self.parts.files
-
-    @property
-    def columns(self) -> list[str]:
-        """Of the parts."""
-        return self.parts.columns
-
-    @property
-    def num_parts(self) -> int:
-        """Of the parts: one that is left out as a whole has no rows."""
-        return self.parts.num_parts
+    def _new_clashes(self) -> ClashIndex:
+        return ClashIndex(self.parts, KINDS[:3] if self.mode == "strict" else KINDS[:1])
 
     def rows(self, k: int) -> int:
         """The steps of part ``k`` without those left out for their order; rows with bad values count until loaded."""
-        if self.mode == "strict":
+        if self._clashes is not None:
             return self.parts.rows(k)
         index = self._indexed()
         return index.rows[k] - (index.plans[k].rows() if k in index.plans else 0)
-
-    def problems(self) -> Iterator[Problem]:
-        """All of them, mended or not."""
-        yield from self._faults
-        yield from self.parts.problems()
 
     # -- what was found ---------------------------------------------------------------------------------------
 
@@ -134,28 +133,49 @@ class ScreenedParts:
                 total += self._index.left_out if rows else self._index.met
         return {kind: count for kind, count in sorted(total.items()) if count}
 
-    def counts(self, k: int) -> Counts:
-        """The rows left out and the faults met as part ``k`` was loaded, by kind: for `count` in another process."""
+    @property
+    def warnings(self) -> list[str]:
+        """What was met so far that is harmless, one text for each kind."""
         with self._lock:
-            return self._lost.get(k, Counter()), self._met.get(k, Counter())
+            found = [problem for problems in self._harmless.values() for problem in problems]
+        by_kind: dict[str, list[Problem]] = {}
+        for problem in found:
+            by_kind.setdefault(problem.kind, []).append(problem)
+        more = {kind: f" ({len(alike) - 1:,} more like it)" if alike[1:] else "" for kind, alike in by_kind.items()}
+        return [f"{alike[0].message.rstrip('.')}{more[kind]}." for kind, alike in by_kind.items()]
+
+    def counts(self, k: int) -> Counts:
+        """What was found as part ``k`` was loaded: for `count` in another process."""
+        with self._lock:
+            return self._lost.get(k, Counter()), self._met.get(k, Counter()), self._harmless.get(k, ())
 
     def count(self, k: int, counts: Counts) -> None:
         """Take in what was found as part ``k`` was loaded, here or in another process; nothing is counted twice."""
-        lost, met = counts
+        lost, met, harmless = counts
         with self._lock:
             self._lost[k] = self._lost.get(k, Counter()) | lost  # the larger of each: columns may differ
             self._met[k] = self._met.get(k, Counter()) | met
+            self._note(k, harmless)
+
+    def _note(self, k: int, harmless: Iterable[Problem]) -> None:
+        """Keep what is harmless in part ``k``, and log the first of each kind."""
+        known = dict.fromkeys([*self._harmless.get(k, ()), *harmless])
+        self._harmless[k] = tuple(known)
+        for problem in known if self._logs and self.mode is not None else ():
+            if problem.kind not in self._logged:
+                self._logged.add(problem.kind)
+                _log.warning("%s", problem.message)
 
     def index(self) -> None:
         """Learn now where all episodes are, for one that will not load all parts: a worker process.
 
-        What is wrong with that is raised at the first `load`, where ``strict`` is wanted.
+        What is wrong with that is raised at the first `load`, where it is refused.
         """
-        if self._strict is None:
+        if self._clashes is None:
             self._indexed()
             return
         with self._lock:
-            self._strict.add_all(self.parts)
+            self._clashes.add_rest()
 
     def report(self) -> str:
         """What was met and left out so far, in words; empty where nothing was."""
@@ -163,26 +183,50 @@ class ScreenedParts:
         if not met:
             return ""
         listed = [f"{kind} {count:,} times ({lost.get(kind, 0):,} rows left out)" for kind, count in met.items()]
-        return f"{self._path}: {', '.join(listed)}. `etude data validate {self._path}` lists them."
+        return f"{self._path}: {', '.join(listed)}. `{self._lists}` lists them."
 
     # -- loading ----------------------------------------------------------------------------------------------
 
-    def load(self, k: int, columns: Sequence[str] | None = None) -> Experience:
+    def load(
+        self,
+        k: int,
+        columns: Sequence[str],
+        where: pc.Expression | None = None,
+        clashes: ClashIndex | None = None,
+        *,
+        finals: bool = True,
+    ) -> Experience:
         """Part ``k`` without what is bad in it; see `etude.recordings.formats.parts.Parts`.
 
+        Args:
+            k: Which.
+            columns: The step columns, each by its name.
+            where: Only rows for which this holds; some of Etude's files are read by it.
+            clashes: From `pass_over`, with ``where``: the order of the rows that are left is looked at in it.
+            finals: With False, what was observed after segments may be left out; that of images takes long to decode.
+
         Raises:
-            DataError: with ``strict``, there is a fault: named are its place, how many rows have it, and what to do.
+            DataError: with ``strict``, there is a fault: named are its place, how many rows have it, and what to do. In
+                all modes but ``repair`` and ``skip``, a step is there twice.
         """
-        if self._strict is not None:
-            return self._checked(k, columns)
+        if self._clashes is not None:
+            return self._checked(k, columns, where, clashes, finals)
+        exp = self._mended(k, columns if where is None else None)
+        return exp if where is None else filtered(exp, where, columns)
+
+    def pass_over(self) -> ClashIndex | None:
+        """What one pass with a filter looks at the order of steps in; None where the mode settles that before."""
+        return None if self._clashes is None else self._new_clashes()
+
+    def _mended(self, k: int, columns: Sequence[str] | None) -> Experience:
         index = self._indexed()
-        exp, lost, met = self._loaded(k, columns)
+        exp, lost, met, harmless = self._loaded(k, columns)
         if exp.num_segments and k in index.plans:
             exp = self._planned(k, exp, index)
         found = list(found_in(exp, self._leaves))
         met += Counter({kind: sum(len(f.rows) for f in found if f.kind == kind) for kind in {f.kind for f in found}})
         exp, more = (_repaired if self.mode == "repair" else _skipped)(exp, found)
-        self.count(k, (lost + more, met))
+        self.count(k, (lost + more, met, harmless))
         return exp
 
     def nothing(self, columns: Sequence[str] | None) -> Experience:
@@ -193,24 +237,28 @@ class ScreenedParts:
         """
         if isinstance(self.parts, OwnParts):
             return self.parts.nothing(columns)
-        for k in range(self.num_parts):
+        for k in range(self.parts.num_parts):
             try:
                 return self.parts.load(k, columns)[:0]
             except DataError:
-                if k + 1 == self.num_parts:
+                if k + 1 == self.parts.num_parts:
                     raise
         raise DataError(f"{self._path}: there is nothing in it.")
 
-    def _loaded(self, k: int, columns: Sequence[str] | None) -> tuple[Experience, Counter[str], Counter[str]]:
-        """What can be read of part ``k``, the rows that can't be, and how many faults that is."""
+    def _loaded(
+        self, k: int, columns: Sequence[str] | None
+    ) -> tuple[Experience, Counter[str], Counter[str], tuple[Problem, ...]]:
+        """What can be read of part ``k``, the rows that can't be, how many faults that is, and what is harmless."""
         try:
             exp, problems = load_rest(self.parts, k, columns)
         except DataError:
-            return self.nothing(columns), Counter(unreadable=self._rows_lost(k)), Counter(unreadable=1)
-        counts: Counter[str] = Counter()
+            return self.nothing(columns), Counter(unreadable=self._rows_lost(k)), Counter(unreadable=1), ()
+        lost: Counter[str] = Counter()
         for problem in problems:
-            counts[problem.kind] += problem.count
-        return exp, counts, Counter(problem.kind for problem in problems)
+            if not problem.harmless:
+                lost[problem.kind] += problem.count
+        met = Counter(problem.kind for problem in problems if not problem.harmless)
+        return exp, lost, met, tuple(problem for problem in problems if problem.harmless)
 
     def _rows_lost(self, k: int) -> int:
         """The rows of a part that can't be read, as far as that is known."""
@@ -222,6 +270,7 @@ class ScreenedParts:
     def _indexed(self) -> Index:
         with self._lock:
             if self._index is None:
+                self._begin()
                 self._index = Index(self.parts, keep_order=self.mode == "skip")
             return self._index
 
@@ -252,30 +301,88 @@ class ScreenedParts:
 
     # -- strict -----------------------------------------------------------------------------------------------
 
-    def _checked(self, k: int, columns: Sequence[str] | None) -> Experience:
-        assert self._strict is not None
-        if self._faults:
-            raise DataError(self._faults[0].message)
-        exp = self.parts.load(k, columns)
-        try:
+    def _checked(
+        self,
+        k: int,
+        columns: Sequence[str],
+        where: pc.Expression | None,
+        clashes: ClashIndex | None,
+        finals: bool,
+    ) -> Experience:
+        self._begin()
+        problems: list[Problem] = []
+        if where is not None:
+            exp = loaded(self.parts, k, columns, where)
+        elif not finals and isinstance(self.parts, OwnParts):
+            exp = self.parts.steps(k, columns)
+        else:
+            exp, problems = load_rest(self.parts, k, columns)
+            bad = next((problem for problem in problems if not problem.harmless), None)
+            if bad is not None:
+                self.parts.load(k, columns)  # which knows what has caused it
+                raise DataError(bad.message)
+        with self._lock:
+            self._add(k, exp, clashes if where is not None else self._clashes)
+        if self.mode == "strict":
+            for found in found_in(exp, self._leaves):
+                if found.kind == "no_final_obs" and where is not None:
+                    continue  # the filter has cut there
+                if not found.harmless:
+                    raise DataError(self._said(k, exp, found))
+                problems.append(problem_of(self.parts, k, exp, found))
             with self._lock:
-                self._strict.add(self.parts, k, exp)
-        except DataError as error:
-            raise DataError(f"{error} {self._remedy()}") from None
-        for found in found_in(exp, self._leaves):
-            if found.kind == "no_final_obs":  # a truncated episode's: an error only to who asks for `next_obs`
-                found = found.of(exp, ~exp.segments.truncated)
-            if not len(found.rows):
-                continue
-            row, count = int(found.rows[0]), len(found.rows)
-            rows = f"{count:,} of {exp.num_steps:,} rows {'is' if count == 1 else 'are'} affected"
-            lists = f"(`etude data validate {self._path}` lists them)"
-            where = where_is(self.parts, k, row, exp)
-            raise DataError(f"{where}: `{found.column}` {found.what}. {rows} {lists}. {self._remedy()}")
+                self._note(k, problems)
         return exp
 
-    def _remedy(self) -> str:
-        return "Repair with --on-bad=repair, leave it out with --on-bad=skip, or mend the file."
+    def _begin(self) -> None:
+        """Look at what is known of the whole before the first part."""
+        with self._lock:
+            if self._faults and self.mode == "strict":
+                raise DataError(self._faults[0].message)
+            if not self._has_begun:
+                problems = list(problems_of(self.parts))
+                bad = next((problem for problem in problems if not problem.harmless), None)
+                if self.mode == "strict" and bad is not None:
+                    raise DataError(bad.message)
+                self._note(-1, (problem for problem in problems if problem.harmless))
+                self._has_begun = True
+
+    def _add(self, k: int, exp: Experience, clashes: ClashIndex | None) -> None:
+        if clashes is None:
+            return
+        was_complete = clashes.is_complete
+        try:
+            clashes.add(k, exp)
+        except DataError as error:
+            raise DataError(f"{error} {_REMEDY}") from None
+        if clashes is self._clashes and clashes.is_complete and not was_complete and self.mode == "strict":
+            self._note(-1, clashes.problems(["gap"]))
+
+    def _said(self, k: int, exp: Experience, found: Found) -> str:
+        row, count = int(found.rows[0]), len(found.rows)
+        rows = (
+            f"{count:,} of {exp.num_steps:,} rows {'is' if count == 1 else 'are'} affected (`{self._lists}` lists them)"
+        )
+        place = place_of(self.parts, k, row, exp)
+        return f"{place.words}: `{found.column}` {found.what}. {rows}. {_REMEDY}"
+
+
+_REMEDY: Final = "Repair with --on-bad=repair, leave it out with --on-bad=skip, or mend the file."
+
+_REMEDIES: Final = {
+    "nan": "Leave the episode out with a filter, or mend the env that gave it.",
+    "out_of_space": "Was it recorded with another space? Leave these rows out with a filter, or mend them.",
+    "no_final_obs": "Train without `next_obs`, or leave the episode out.",
+}
+
+
+def problem_of(parts: Parts, k: int, exp: Experience, found: Found) -> Problem:
+    """A fault of some rows of part ``k``, which is ``exp``, in words."""
+    row, count = int(found.rows[0]), len(found.rows)
+    place = place_of(parts, k, row, exp)
+    more = f" ({count:,} rows like it)" if count > 1 else ""
+    text = f"{place.words}: column `{found.column}` {found.what}{more}. {_REMEDIES[found.kind]}"
+    return Problem(found.kind, text, place.file, place.row, found.column, count, True, place.row_group, found.harmless)
 
 
 def _repaired(exp: Experience, found: Sequence[Found]) -> tuple[Experience, Counter[str]]:

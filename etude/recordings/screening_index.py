@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What screening knows of a whole recording: where each agent's episode stands, and what to do where it is ill."""
 
-import bisect
 from collections import Counter, defaultdict, deque
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,20 +11,24 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.errors import DataError
 from etude.experience import Experience
-from etude.recordings.formats.parts import Parts
+from etude.experience.arrays import ranges
+from etude.recordings.formats.parts import Parts, Problem
 from etude.recordings.spans import (
-    Key,
+    KINDS,
     Plan,
     Prints,
     Span,
-    clash_of,
+    Spans,
+    all_of,
     clashes,
+    in_time,
     overlapping,
     prints_of,
     settled,
+    span_at,
     spans_of,
 )
-from etude.recordings.tolerance import keys_of, load_rest, where_is
+from etude.recordings.tolerance import keys_of, load_rest, place_of, problems_of
 
 
 class Index:
@@ -48,16 +51,16 @@ class Index:
         """Rows, by kind of fault."""
         self.met: Counter[str] = Counter()
         """Segments, by kind of fault; and what the reader of the format has left out already."""
-        copies = int(parts.header.meta.get("duplicates") or 0) if parts.format.startswith("rllib") else 0
-        self.met["duplicate"] += copies
-        ill = [spans for spans in self._read().values() if len(spans) > 1 and clashes(spans)]
-        prints = self._prints([span for spans in ill if overlapping(spans) for span in spans])
-        for spans in ill:
-            self._settle(spans, prints, keep_order)
+        self.met.update(problem.kind for problem in problems_of(parts))
+        spans = self._read()
+        ill = list(_groups(spans, _ill(spans)))
+        prints = self._prints([span for group in ill if overlapping(group) for span in group])
+        for group in ill:
+            self._settle(group, prints, keep_order)
         self.plans = dict(self.plans)
 
-    def _read(self) -> Mapping[Key, list[Span]]:
-        found: dict[Key, list[Span]] = {}
+    def _read(self) -> Spans:
+        found: list[Spans] = []
         for k in range(self._parts.num_parts):
             try:
                 exp = keys_of(self._parts, k)
@@ -65,9 +68,8 @@ class Index:
                 self.rows.append(0)
                 continue
             self.rows.append(exp.num_steps)
-            for key, span in spans_of(k, exp):
-                found.setdefault(key, []).append(span)
-        return found
+            found.append(spans_of(k, exp))
+        return in_time(all_of(found))
 
     def _prints(self, spans: Sequence[Span]) -> dict[Span, Prints]:
         """Numbers for the contents of steps, of each part once."""
@@ -139,53 +141,150 @@ def _heads(exp: Experience) -> list[tuple[Any, ...]]:
     return list(zip(s.episode_id.tolist(), s.agent_id.tolist(), s.t_start.tolist(), strict=True))
 
 
-class StrictIndex:
-    """Where the episodes of the parts loaded so far stand; the first clash is kept."""
+def _ill(spans: Spans) -> NDArray[np.int64]:
+    """The keys of episodes in which something clashes, or an end is known only from what goes on."""
+    found = clashes(spans)
+    unknown = (spans["key"][:-1] == spans["key"][1:]) & ~spans["known"][:-1]
+    at = [found[kind] for kind in KINDS if kind != "gap"]
+    return np.unique(spans["key"][np.concatenate([*at, np.flatnonzero(unknown)])])
 
-    def __init__(self) -> None:
-        self._spans: dict[Key, list[Span]] = {}
+
+def _groups(spans: Spans, keys: NDArray[np.int64]) -> Iterator[list[Span]]:
+    """For each of ``keys``, its spans."""
+    all_keys = np.ascontiguousarray(spans["key"])
+    starts, stops = (np.searchsorted(all_keys, keys, side=side).tolist() for side in ("left", "right"))
+    for start, stop in zip(starts, stops, strict=True):
+        yield [span_at(spans, i) for i in range(start, stop)]
+
+
+class ClashIndex:
+    """Where the steps of the parts seen so far stand, for finding two that do not go together.
+
+    It takes some 60 bytes of memory a segment, and the time to sort them. May not be used by several threads at once.
+
+    Args:
+        parts: The recording.
+        kinds: What `add` looks for, of `etude.recordings.spans.KINDS`.
+    """
+
+    def __init__(self, parts: Parts, kinds: Sequence[str] = ()) -> None:
+        self._parts, self._kinds = parts, kinds
+        self._runs: list[tuple[NDArray[np.int64], Spans]] = []  # each in time, with its keys
         self._added: set[int] = set()
         self._told: str | None = None
 
-    def add(self, parts: Parts, k: int, exp: Experience) -> None:
+    @property
+    def is_complete(self) -> bool:
+        """Whether all parts have been seen."""
+        return len(self._added) == self._parts.num_parts
+
+    def add(self, k: int, exp: Experience) -> None:
         """Take in part ``k``, loaded, where it was not before.
 
         Raises:
-            DataError: a segment of it does not go with another one, now or in a part before.
+            DataError: a segment of it does not go with another one; said again whatever is added later.
         """
         if k not in self._added:
             self._added.add(k)
-            for key, span in spans_of(k, exp):
-                told = self._clash(parts, key, span)
-                self._told = self._told or told
+            spans = in_time(spans_of(k, exp))
+            self._told = self._told or (self._clash(spans) if self._kinds else None)
+            self._runs.append((np.ascontiguousarray(spans["key"]), spans))
+            while len(self._runs) > 1 and len(self._runs[-2][0]) < 2 * len(self._runs[-1][0]):
+                (_, later), (_, earlier) = self._runs.pop(), self._runs.pop()
+                merged = in_time(all_of([earlier, later]))
+                self._runs.append((np.ascontiguousarray(merged["key"]), merged))
         if self._told is not None:
             raise DataError(self._told)
 
-    def add_all(self, parts: Parts) -> None:
-        """Take in the parts that were not loaded yet, by their keys; a clash is raised when a part is loaded."""
-        for k in range(parts.num_parts):
+    def add_rest(self) -> None:
+        """Take in the parts that were not seen yet, by their keys; a clash is raised when a part is loaded."""
+        for k in range(self._parts.num_parts):
             if k not in self._added and self._told is None:
                 try:
-                    self.add(parts, k, keys_of(parts, k))
+                    self.add(k, keys_of(self._parts, k))
                 except DataError as error:
                     self._told = self._told or str(error)
 
-    def _clash(self, parts: Parts, key: Key, span: Span) -> str | None:
-        known = self._spans.setdefault(key, [])
-        at = bisect.bisect(known, span)
-        known.insert(at, span)
-        for a, b in zip(known[max(0, at - 1) : at + 1], known[max(0, at - 1) + 1 : at + 2], strict=False):
-            kind = clash_of(a, b)
-            if kind is not None:
-                return _told(parts, key, kind, a, b)
+    def problems(self, kinds: Sequence[str] = KINDS) -> Iterator[Problem]:
+        """All clashes of these kinds in what was seen, one for each kind, episode and agent."""
+        spans = in_time(all_of(run for _, run in self._runs))
+        names = _Names(self._parts)
+        for kind, at in clashes(spans).items():
+            told: set[int] = set()
+            for i in at.tolist() if kind in kinds else ():
+                key = int(spans["key"][i])
+                a, b = span_at(spans, i), span_at(spans, i + 1)
+                if key not in told and names.are_alike(a, b):
+                    told.add(key)
+                    yield clash_problem(self._parts, names, kind, a, b)
+
+    def num_episodes(self) -> int:
+        """How many episodes were seen."""
+        return len(np.unique(np.concatenate([np.zeros(0, np.int64), *(run["episode"] for _, run in self._runs)])))
+
+    def _clash(self, spans: Spans) -> str | None:
+        """What is wrong with these spans, among themselves or with those seen before."""
+        keys = np.ascontiguousarray(spans["key"])
+        keys = keys[np.append(True, keys[1:] != keys[:-1])] if len(keys) else keys
+        together = [spans]
+        for run_keys, run in self._runs:
+            starts, stops = (np.searchsorted(run_keys, keys, side=side) for side in ("left", "right"))
+            some = stops > starts
+            if some.any():
+                together.append(run.take(ranges(starts[some], (stops - starts)[some])))
+        both = in_time(all_of(together)) if len(together) > 1 else spans
+        names = _Names(self._parts)
+        for kind, at in clashes(both).items():
+            for i in at.tolist() if kind in self._kinds else ():
+                a, b = span_at(both, i), span_at(both, i + 1)
+                if names.are_alike(a, b):
+                    return clash_problem(self._parts, names, kind, a, b, with_remedy=False).message
         return None
 
 
-def _told(parts: Parts, key: Key, kind: str, a: Span, b: Span) -> str:
-    first, second = (where_is(parts, span.part, span.row + span.lookback) for span in (a, b))
-    who = f"episode {key[0]!r}" + (f", agent {key[1]!r}" if key[1] is not None else "")
-    if kind == "duplicate":
-        return f"{second}: {who} has step t {b.start} a second time; it is in {first} already."
-    if kind == "after_end":
-        return f"{second}: {who} goes on at t {b.start}, after its end in {first}."
-    return f"{second}: {who} goes on at t {b.start} before its beginning, which is in {first}: it is out of order."
+class _Names:
+    """Looks up whose spans are, which is needed only where something is wrong."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._loaded: dict[int, Experience] = {}
+
+    def of(self, span: Span) -> tuple[str, str | None]:
+        """Its episode and agent."""
+        if span.part not in self._loaded:
+            self._loaded[span.part] = keys_of(self._parts, span.part)
+        exp = self._loaded[span.part]
+        i = int(np.searchsorted(exp.offsets, span.row, side="right")) - 1
+        return exp.segments.episode_id[i], exp.segments.agent_id[i]
+
+    def are_alike(self, a: Span, b: Span) -> bool:
+        """Whether they are of one agent in one episode, and not only have equal hashes."""
+        return self.of(a) == self.of(b)
+
+
+_REMEDIES: Final = {
+    "duplicate": " Was a file copied, or an episode recorded twice? Move one of them away, or give it another id.",
+    "after_end": " Two episodes may share one id: give each its own.",
+    "out_of_order": " Put the files in order by their names, or read it with on_bad='repair'.",
+    "gap": "",
+}
+
+
+def clash_problem(parts: Parts, names: _Names, kind: str, a: Span, b: Span, *, with_remedy: bool = True) -> Problem:
+    """Two spans of one agent in one episode that do not go together, ``a`` the earlier by time, in words."""
+    steps = {"duplicate": b.start - a.start, "out_of_order": 0}.get(kind, a.stop - a.start - 1)
+    first = place_of(parts, a.part, a.row + a.lookback + steps)
+    second = place_of(parts, b.part, b.row + b.lookback)
+    episode, agent = names.of(b)
+    who = f"episode {episode!r}" + (f", agent {agent!r}" if agent is not None else "")
+    what = {
+        "duplicate": f"has step t {b.start} a second time; it is in {first.words} already",
+        "after_end": f"goes on at t {b.start}, after its end in {first.words}",
+        "out_of_order": f"goes on at t {b.start} before its beginning, which is in {first.words}: it is out of order",
+        "gap": f"goes on at t {b.start}, but its steps from t {a.stop} on are missing: it is cut there",
+    }[kind]
+    text = f"{second.words}: {who} {what}.{_REMEDIES[kind] if with_remedy else ''}"
+    rows, is_gap = b.stop - b.start, kind == "gap"
+    return Problem(
+        kind, text, second.file, second.row, col.EPISODE_ID, 1 if is_gap else rows, True, second.row_group, is_gap
+    )

@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the steps of each agent's episode stand among the parts of a recording: copies, contradictions, order."""
+"""Where the steps of each agent's episode stand among the parts of a recording: the one rule for their order.
+
+Steps of one agent in one episode must not be there twice (``duplicate``), not come after its end (``after_end``), and
+not stand before earlier ones (``out_of_order``). Steps that are missing in its middle (``gap``) do no harm.
+"""
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.experience import Experience
+from etude.experience.segments import Segments
 
-Key: TypeAlias = tuple[str, str | None]
-"""An episode and an agent."""
 Prints: TypeAlias = NDArray[np.int64]
 
 
@@ -44,36 +47,90 @@ class Span(NamedTuple):
         return self.part, self.row
 
 
-class Clash(NamedTuple):
-    """Two segments of an episode that do not go together."""
+Spans: TypeAlias = NDArray[Any]
+"""Many spans: a structured array with the fields of `Span`, and ``key`` and ``episode``, as `hashes_of` gives them."""
 
-    kind: str
-    """``duplicate``, ``after_end`` or ``out_of_order``."""
-    earlier: Span
-    """By time."""
-    later: Span
+DTYPE: Final = np.dtype(
+    [
+        *(("key", "i8"), ("episode", "i8"), ("start", "i8"), ("stop", "i8"), ("part", "i4"), ("row", "i8")),
+        *(("lookback", "i4"), ("terminated", "?"), ("truncated", "?"), ("known", "?")),
+    ]
+)
+KINDS: Final = ("duplicate", "after_end", "out_of_order", "gap")
 
 
-def spans_of(k: int, exp: Experience) -> Iterator[tuple[Key, Span]]:
+def hashes_of(segments: Segments) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Hashes of the episode and agent, and of the episode, of each segment: equal for equal ones in one process.
+
+    They take a fifth of the memory of the names. Who acts on equal hashes compares the names as well.
+    """
+    ids, agents = segments.episode_id.tolist(), segments.agent_id.tolist()
+    episodes = np.fromiter(map(hash, ids), np.int64, len(ids))
+    if agents.count(None) == len(agents):
+        return episodes, episodes
+    return np.fromiter(map(hash, zip(ids, agents, strict=True)), np.int64, len(ids)), episodes
+
+
+def spans_of(k: int, exp: Experience) -> Spans:
     """The segments of part ``k`` that have steps of their own."""
     s = exp.segments
-    stop = s.t_start + exp.lengths
-    columns = (s.t_start + s.lookback, stop, exp.offsets[:-1], s.lookback, s.terminated, s.truncated)
-    known = s.has_final_obs | s.terminated
-    keys = zip(s.episode_id.tolist(), s.agent_id.tolist(), strict=True)
-    rows = zip(keys, *(column.tolist() for column in columns), known.tolist(), strict=True)
-    for key, start, end, row, lookback, terminated, truncated, is_known in rows:
-        if start < end:
-            yield key, Span(start, end, k, row, lookback, terminated, truncated, is_known)
+    spans = np.zeros(len(s), DTYPE)
+    spans["key"], spans["episode"] = hashes_of(s)
+    spans["start"], spans["stop"] = s.t_start + s.lookback, s.t_start + exp.lengths
+    spans["part"], spans["row"], spans["lookback"] = k, exp.offsets[:-1], s.lookback
+    spans["terminated"], spans["truncated"], spans["known"] = s.terminated, s.truncated, s.has_final_obs | s.terminated
+    return spans.take(np.flatnonzero(s.lookback < exp.lengths))
 
 
-def clash_of(a: Span, b: Span) -> str | None:
-    """How two spans of one episode, ``a`` the earlier by time, do not go together; None where they do."""
-    if b.start < a.stop:
-        return "duplicate"
-    if a.done:
-        return "after_end"
-    return "out_of_order" if b.place < a.place else None
+def in_time(spans: Spans) -> Spans:
+    """The spans of each key behind each other, in order of time."""
+    order = np.argsort(np.ascontiguousarray(spans["key"]), kind="stable")  # fast where runs are sorted already
+    found = spans.take(order)  # fifty times as fast as an index is for such arrays
+    a, b = found[:-1], found[1:]
+    same = np.flatnonzero(a["key"] == b["key"])
+    if len(same):
+        a, b = a.take(same), b.take(same)
+        rises = (a["start"] < b["start"]) | ((a["start"] == b["start"]) & (_places(a) < _places(b)))
+        if not rises.all():
+            return spans.take(np.lexsort((spans["row"], spans["part"], spans["start"], spans["key"])))
+    return found
+
+
+def all_of(runs: Iterable[Spans]) -> Spans:
+    """Several of them behind each other."""
+    raw = np.dtype((np.void, DTYPE.itemsize))  # as plain bytes they are copied at once
+    return np.concatenate([np.zeros(0, raw), *(run.view(raw) for run in runs)]).view(DTYPE)
+
+
+def _places(spans: Spans) -> NDArray[np.int64]:
+    """Numbers that rise with the part and the row in it."""
+    places: NDArray[np.int64] = (spans["part"].astype(np.int64) << 40) + spans["row"]
+    return places
+
+
+def clashes(spans: Spans) -> dict[str, NDArray[np.int64]]:
+    """For each of `KINDS`, the spans that do not go with the one behind them, in the order in which those stand.
+
+    Args:
+        spans: As `in_time` gives them.
+    """
+    a, b = spans[:-1], spans[1:]
+    same = a["key"] == b["key"]
+    twice = same & (b["start"] < a["stop"])
+    ended = same & (a["terminated"] | a["truncated"]) & ~twice
+    before = (b["part"] < a["part"]) | ((b["part"] == a["part"]) & (b["row"] < a["row"]))
+    misplaced = same & before & ~twice & ~ended
+    gap = same & (b["start"] > a["stop"]) & ~ended
+    found = {}
+    for kind, bad in zip(KINDS, (twice, ended, misplaced, gap), strict=True):
+        at = np.flatnonzero(bad)
+        found[kind] = at[np.lexsort((b["row"][at], b["part"][at]))]
+    return found
+
+
+def span_at(spans: Spans, i: int) -> Span:
+    """One of them."""
+    return Span(*(spans[name][i].item() for name in Span._fields))
 
 
 @dataclasses.dataclass
@@ -101,12 +158,6 @@ class Settled(NamedTuple):
     """A span, the one that goes on after it, and how many leading steps of that were left out."""
     moved: list[Span]
     """Those that stand behind later ones."""
-
-
-def clashes(spans: Sequence[Span]) -> bool:
-    """Whether any two of them do not go together, or the end of one is known only from another."""
-    ordered = sorted(spans)
-    return any(clash_of(a, b) or not a.known for a, b in itertools.pairwise(ordered))
 
 
 def overlapping(spans: Sequence[Span]) -> bool:

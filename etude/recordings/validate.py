@@ -4,12 +4,14 @@
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from etude.errors import DataError
-from etude.recordings.checks import Checks
-from etude.recordings.files import find_files
-from etude.recordings.formats.parts import Parts, Problem
-from etude.recordings.opening import Found, found, place_of
-from etude.recordings.tolerance import load_rest
+from etude.errors import DataError, printable
+from etude.recordings.faulty_rows import found_in
+from etude.recordings.formats.parts import Parts, Problem, UnreadableError
+from etude.recordings.joined import JoinedParts
+from etude.recordings.opening import found, place_of
+from etude.recordings.screening import problem_of
+from etude.recordings.screening_index import ClashIndex
+from etude.recordings.tolerance import load_rest, problems_of
 
 if TYPE_CHECKING:
     from etude.recordings.opening import DataLike
@@ -28,26 +30,37 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Nothing is wrong."""
-        return not self.problems
+        """Nothing is wrong; there may be warnings."""
+        return not self.errors
+
+    @property
+    def errors(self) -> tuple[Problem, ...]:
+        """The problems for which reading and training refuse the recording, unless ``on_bad`` says otherwise."""
+        return tuple(problem for problem in self.problems if not problem.harmless)
+
+    @property
+    def warnings(self) -> tuple[Problem, ...]:
+        """The problems that do no harm."""
+        return tuple(problem for problem in self.problems if problem.harmless)
 
     def __str__(self) -> str:
         head = f"{self.path}: {self.files} files, {self.rows:,} rows, {self.episodes:,} episodes"
-        if self.ok:
-            return f"{head}: no problems."
+        count = f"{len(self.errors)} problem(s)" if self.errors else "no problems"
+        more = f", {len(self.warnings)} warning(s)" if self.warnings else ""
         lines = [f"  {kind}: {text}" for kind, text in self.summary().items()]
-        each = [f"{problem} [{_ABLE[problem.repairable]}]" for problem in self.problems]
-        return "\n".join([f"{head}: {len(self.problems)} problem(s).", *lines, *each])
+        each = [f"{problem} [{_ABLE[problem.repairable]}]" for problem in self.errors]
+        warnings = [f"{one} [warning]" for one in self.warnings]
+        return "\n".join(map(printable, [f"{head}: {count}{more}.", *lines, *each, *warnings]))
 
     def summary(self) -> dict[str, str]:
         """For each kind of problem, how many there are, of how many rows, and whether they can be repaired."""
         out = {}
-        for kind in sorted({problem.kind for problem in self.problems}):
-            alike = [problem for problem in self.problems if problem.kind == kind]
+        for kind in sorted({problem.kind for problem in self.errors}):
+            alike = [problem for problem in self.errors if problem.kind == kind]
             able = sum(problem.repairable for problem in alike)
             some = f"{able:,} of them {_ABLE[True]}" if 0 < able < len(alike) else _ABLE[able > 0]
             rows = sum(problem.count for problem in alike)
-            out[kind] = f"{len(alike):,} problem{'s' * (len(alike) > 1)}, {rows:,} row{'s' * (rows > 1)}; {some}"
+            out[kind] = f"{len(alike):,} problem{'s' * (len(alike) > 1)}, {rows:,} row{'s' * (rows != 1)}; {some}"
         return out
 
     def to_json(self) -> dict[str, Any]:
@@ -58,12 +71,11 @@ class Report:
 def validate(path: "DataLike", *, filesystem: Any = None) -> Report:
     """Look at every row of the recording at ``path``, of whatever `Recording.open` takes, in bounded memory.
 
-    Found are: files that are missing, have other rows than listed, are cut off, can't be decoded or are of another
-    format; other spaces or columns than the rest; empty rows, NaN and infinity in observations, actions and rewards;
-    discrete values outside their space; steps that are there twice; episodes that go on after their end; segments that
-    stand behind later ones of their episode; segments, other than terminated ones, of which it is not known what
-    follows. What can't be read does not hide the rest. `Problem.repairable` says what `etude.recordings.screening` can
-    mend, or leave out so that the rest can be used.
+    It judges by the rule that reading and training go by (`etude.recordings.screening`): where the report is `ok`, they
+    take the recording as it is. Also found are files that are missing, have other rows than listed, are cut off, can't
+    be decoded or are of another format, and other spaces or columns than the rest. What can't be read does not hide the
+    rest. `Problem.repairable` says what ``on_bad`` can mend, or leave out so that the rest can be used;
+    `Problem.harmless`, what is only a warning.
 
     Raises:
         DataError: there is nothing at ``path`` that could be a recording.
@@ -71,46 +83,53 @@ def validate(path: "DataLike", *, filesystem: Any = None) -> Report:
     faults: list[Problem] = []
     try:
         recordings = found(path, filesystem, faults)
-        where = str(place_of(path, filesystem, recordings))
-        reports = [_validated(recording, where) for recording in recordings]
+        several = [recording.open() for recording in recordings]
     except DataError:
         if not faults:
             raise
         return Report(str(path), len({problem.file for problem in faults}), 0, 0, tuple(faults))
-    if faults:
-        unread = len({problem.file for problem in faults if problem.row is None})  # of the others, lines
-        reports.append(Report(where, unread, 0, 0, tuple(faults)))
-    if len(reports) == 1:
-        return reports[0]
-    files, rows, episodes = (sum(getattr(r, name) for r in reports) for name in ("files", "rows", "episodes"))
-    return Report(where, files, rows, episodes, tuple(p for report in reports[::-1] for p in report.problems))
+    where = str(place_of(path, filesystem, recordings))
+    problems = list(faults)
+    try:
+        together = [JoinedParts(several)] if len(several) > 1 else several
+    except DataError as error:
+        problems.append(Problem("not_together", str(error), where, count=0))
+        together = several
+    looks = [_look(parts, where, problems) for parts in together]
+    files = {str(file) for parts in several for file in parts.files}
+    unread = {problem.file for problem in faults if problem.row is None}
+    rows, episodes = (sum(counts) for counts in zip(*looks, strict=True))
+    return Report(where, len(files | unread), rows, episodes, tuple(problems))
 
 
-def _validated(recording: Found, where: str) -> Report:
-    if not recording.is_own or recording.path is None:
-        return _report_of(where, recording.open())
-    paths = [file for path in recording.files or [recording.path] for file in find_files(path)]
-    checks = Checks(recording.path)
-    files = checks.open(paths)
-    for file in files:
-        checks.rows_of(file)
-    checks.ends(None)
-    checks.overlaps()
-    return Report(where, len(paths), checks.rows, len(checks.episodes), tuple(checks.problems))
-
-
-def _report_of(where: str, parts: Parts) -> Report:
-    """On another tool's recording."""
-    problems = tuple(parts.problems())
-    rows, episodes = 0, set()
+def _look(parts: Parts, where: str, problems: list[Problem]) -> tuple[int, int]:
+    """Look at every part, and add what is wrong to ``problems``; gives the rows and the episodes."""
+    problems += problems_of(parts)
+    rows, clashes = 0, ClashIndex(parts)
+    leaves = {**parts.header.obs_leaves(), **parts.header.action_leaves()}
     for k in range(parts.num_parts):
         try:
-            exp = load_rest(parts, k, ())[0]
-        except DataError:
-            continue  # one of the problems
+            exp, more = load_rest(parts, k, None)
+        except UnreadableError as error:
+            problems.append(error.problem)
+            continue
+        except DataError as error:
+            file = str(parts.files[0]) if len(parts.files) == 1 else where
+            problems.append(Problem("unreadable", str(error), file, count=_rows(parts, k), repairable=True))
+            continue
         rows += exp.num_steps
-        episodes.update(exp.segments.episode_id.tolist())
-    return Report(where, len(parts.files), rows, len(episodes), problems)
+        problems += more
+        problems += (problem_of(parts, k, exp, fault) for fault in found_in(exp, leaves))
+        clashes.add(k, exp)
+    problems += clashes.problems()
+    return rows, clashes.num_episodes()
+
+
+def _rows(parts: Parts, k: int) -> int:
+    try:
+        return parts.rows(k)
+    except DataError:
+        return 0
 
 
 _ABLE = {True: "repairable", False: "not repairable"}

@@ -61,7 +61,7 @@ class Survey:
         return sum(extent.context for extent in self.parts.values())
 
     def gap(self) -> tuple[str, int, int] | None:
-        """The first episode that lacks steps in its middle, and which; None where there is none."""
+        """The first episode that lacks steps in its middle, and which; None if there is none."""
         found = ((episode, extent.gap()) for episode, extent in self.parts.items())
         return next(((episode, *gap) for episode, gap in found if gap), None)
 
@@ -72,7 +72,7 @@ def survey(recording: Recording, max_rows: int) -> Survey:
     Takes some 400 bytes of memory for each episode that is not one segment, and 60 for the others.
 
     Raises:
-        DataError: an episode has several agents, or steps that are there twice.
+        DataError: an episode has several agents.
     """
     found = Survey()
     whole: set[int] = set()  # hashes, as ids take several times their memory
@@ -85,7 +85,7 @@ def survey(recording: Recording, max_rows: int) -> Survey:
                    segments.lookback.tolist(), strict=True)  # fmt: skip
         for episode, start, stop, done, lookback in rows:
             if hash(episode) in whole:
-                raise _twice(recording, episode, start, list(agents))
+                raise _several(recording, episode, list(agents))
             if start == 0 and done and episode not in found.parts:
                 whole.add(hash(episode))
             elif start < stop:
@@ -98,7 +98,7 @@ def survey(recording: Recording, max_rows: int) -> Survey:
         extent.runs.sort()
         for a, b in zip(extent.runs, extent.runs[1:], strict=False):
             if b[0] < a[1]:
-                raise _twice(recording, episode, b[0], list(agents))
+                raise _several(recording, episode, list(agents))
     return found
 
 
@@ -123,15 +123,6 @@ def check_one_agent(recording: Recording, max_rows: int) -> int:
             if len(pairs) > len(episodes):
                 raise _several(recording, episode, list(agents))
     return context
-
-
-def _twice(recording: Recording, episode: str, step: int, agents: list[str | None]) -> DataError:
-    if len(agents) > 1:
-        return _several(recording, episode, agents)
-    return DataError(
-        f"{recording.path}: step {step} of episode {episode!r} is there twice. Give episodes different ids, or leave "
-        "one of them out; `etude data validate` names every such place."
-    )
 
 
 def _several(recording: Recording, episode: str, agents: list[str | None]) -> DataError:

@@ -88,9 +88,10 @@ class RecordingWriter:
     ) -> None:
         if max_rows_per_file < 1 or max_file_size < 1:
             raise ValueError("max_rows_per_file and max_file_size must be at least 1.")
-        if prefix[:1] in ("", ".", "_") or "/" in prefix:
+        if prefix[:1] in ("", ".", "_") or not prefix.isprintable() or {"/", "\\"} & set(prefix) or len(prefix) > 100:
             raise ValueError(
-                f"prefix is {prefix!r}, but must begin with another character than `.` and `_`, without `/`."
+                f"prefix is {prefix[:120]!r}, but must begin with another character than `.` and `_`, have at most 100 "
+                "characters, all of them printable, and no slash."
             )
         self.path = located(path, filesystem)
         self.header = Header(obs_space, action_space, env, dict(meta or {}))
@@ -108,7 +109,7 @@ class RecordingWriter:
         thread = threading.Thread(target=_work, args=(self._queue, self._files), name="etude-writer", daemon=True)
         thread.start()
         # Also on garbage collection and at the interpreter's exit: the thread must not outlive its writer.
-        self._finish = weakref.finalize(self, _finish, self._pending, self._queue, thread)
+        self._finish = weakref.finalize(self, _finish, self._pending, self._queue, thread, self._files, os.getpid())
 
     def __enter__(self) -> "RecordingWriter":
         return self
@@ -197,6 +198,7 @@ class RecordingWriter:
         self._raise_failure()
         if not self._finish.alive:
             raise DataError(f"{self.path}: this writer is closed. Make a new one with append=True to write more.")
+        self._files.check_folder()
 
     def _raise_failure(self) -> None:
         if self._files.failure is not None:
@@ -255,10 +257,13 @@ class _Job:
 _Jobs: TypeAlias = "queue.Queue[_Job]"
 
 
-def _finish(pending: list[Experience], jobs: _Jobs, thread: threading.Thread) -> None:
+def _finish(pending: list[Experience], jobs: _Jobs, thread: threading.Thread, files: FileRoller, owner: int) -> None:
+    if os.getpid() != owner:
+        return  # a forked process has no such thread; its parent goes on writing
     jobs.put(_Job(tuple(pending), publish=True, last=True))
     pending.clear()
     thread.join()
+    files.release()
 
 
 def _work(jobs: _Jobs, files: FileRoller) -> None:
@@ -272,7 +277,7 @@ def _work(jobs: _Jobs, files: FileRoller) -> None:
                     files.add(Experience.concat(job.parts))
                 if job.publish:
                     files.publish()
-        except Exception as error:  # noqa: BLE001 - kept, and raised by the next call on the writer
+        except BaseException as error:  # noqa: BLE001 - kept, and raised by the next call on the writer
             files.failure = error
             files.abandon()
         finally:

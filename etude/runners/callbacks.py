@@ -21,9 +21,9 @@ class Callback:
     happens after those steps, and may be after its end. Of several callbacks, the first one given is called first, each
     time.
 
-    Nothing more is called for an episode that breaks off because its env failed, or that is abandoned because whole
-    episodes are collected next; what was logged in it counts for nothing. Where whole episodes are collected, episodes
-    beyond those asked for are not followed.
+    For an episode that is cut because its env failed, only `on_segment` is still called, with the steps before; for one
+    that is abandoned because whole episodes are collected next, nothing more. What was logged in it counts for nothing.
+    Where whole episodes are collected, episodes beyond those asked for are not followed.
 
     ``__init__`` keeps its arguments as attributes of the same names: so a checkpoint can make the callback again. An
     error goes through, with a note of where it came from.

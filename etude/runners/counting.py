@@ -25,7 +25,6 @@ class Counter:
         """Steps are the envs', not the agents'."""
         self._clock = np.zeros(arena.num_envs, np.int64)
         self._advance = np.zeros(arena.num_envs, np.int64)
-        self._gained = np.zeros(arena.num_envs, np.int64)  # of the running episodes, in this collection
         self.steps = 0
         """Counted in this collection."""
         self._made = 0  # by envs with named agents
@@ -40,7 +39,7 @@ class Counter:
     def clear(self) -> None:
         """All envs begin new episodes."""
         self.steps = 0
-        self._clock[:] = self._gained[:] = 0
+        self._clock[:] = 0
 
     def count(self, turns: Sequence[Turn]) -> None:
         """Count what turns bring that come together."""
@@ -60,13 +59,11 @@ class Counter:
                 envs = self._env_of[turn.slots]
                 new = envs[turn.env_t == 0]
                 if len(new):
-                    self._clock[new] = self._gained[new] = 0
+                    self._clock[new] = 0
                 before = self._clock.copy()
                 # rows of one env show it at one moment: whichever is written last
                 self._clock[envs] = np.maximum(before[envs], turn.env_t)
-                gained = self._clock - before
-                self._advance += gained
-                self._gained += gained
+                self._advance += self._clock - before
         self._made += int(self._advance.sum())
 
     def late(self, slots: Sequence[NDArray[np.int64]], wanted: int) -> list[NDArray[np.bool_]]:
@@ -92,12 +89,10 @@ class Counter:
     def carry(self, count: int) -> None:
         """Begin another collection, for which the late results count, ``count`` of them."""
         self.steps = int(self._advance.sum()) if self.by_clock else count
-        self._gained = np.minimum(self._advance, self._clock)  # 0 where a new episode has begun since
 
-    def take_back(self, envs: NDArray[np.int64], results: int) -> None:
-        """Count no more what is void: the running episodes of ``envs``, and ``results`` that slots had in them."""
-        self.steps -= int(self._gained[envs].sum()) if self.by_clock else results
-        self._clock[envs] = self._gained[envs] = 0
+    def cut(self, envs: NDArray[np.int64]) -> None:
+        """The episodes of ``envs`` were cut: their clocks begin anew."""
+        self._clock[envs] = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data and arrays; goes into `load_state_dict`."""

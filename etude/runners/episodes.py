@@ -100,6 +100,11 @@ class EpisodeBook:
         else:
             np.maximum.at(self._number, self._env_of[turn.slots[turn.first]], turn.episode[turn.first])
 
+    def running(self, slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The envs of ``slots``, which are in an episode, and which of their episodes that is."""
+        envs, at = np.unique(self._env_of[slots], return_index=True)
+        return envs, self._number[envs] if self.named else self.begun[slots[at]] - 1
+
     def number_of(self, env: int) -> int:
         """Which of its episodes an env with named agents is in."""
         return int(self._number[env])
@@ -133,7 +138,8 @@ class EpisodeBook:
             numbers: Which of its env's episodes it is of.
             lengths: Its steps.
             returns: The sum of its rewards.
-            flags: ``terminated``, ``truncated``, ``has_final_obs``, and ``first`` where it begins its episode.
+            flags: ``terminated``, ``truncated``, ``has_final_obs``; ``first`` where it begins its episode, and
+                ``failed`` where that was cut because its env failed, and so counts as no finished episode.
             module_id: What acted.
             spans: When its first observation was shown, and its last: seconds of collecting.
             clock: The env's steps at its end; None where they are the slot's own.
@@ -145,8 +151,8 @@ class EpisodeBook:
         last = np.append(slots[1:] != slots[:-1], True) & ~done
         began = np.where(new, spans[0], self._began[slots])
         self._entered.append((slots[last], ends[last], totals[last], began[last]))
-        ended = (totals, ends if clock is None else clock, began, spans[1])
-        self._end(slots[done], numbers[done], module_id, *(column[done] for column in ended))
+        ended, finished = (totals, ends if clock is None else clock, began, spans[1]), done & ~flags["failed"]
+        self._end(slots[finished], numbers[finished], module_id, *(column[finished] for column in ended))
         envs = self._env_of[slots]
         ids = np.empty(len(slots), object)
         ids[:] = [f"{self._prefix}-{env}-{n}" for env, n in zip(envs.tolist(), numbers.tolist(), strict=True)]

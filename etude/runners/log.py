@@ -39,7 +39,7 @@ class Log:
             columns[name][rows] = value
 
     def flag(self, name: str) -> NDArray[np.bool_]:
-        """A column of flags, made where there is none yet: False in all rows."""
+        """A column of flags, made if there is none yet: False in all rows."""
         if name not in self.columns:
             self.columns[name] = np.zeros(self._capacity, bool)
         return self.columns[name]
@@ -68,6 +68,9 @@ class Log:
         return {name: column[: self.size].copy() for name, column in self.columns.items()}
 
     def load_state_dict(self, columns: Columns, size: int) -> None:
-        """Hold exactly ``size`` rows of ``columns``."""
+        """Hold exactly ``size`` rows of ``columns``; ValueError where these are no such columns."""
+        for name, column in columns.items():
+            if column.dtype.kind not in "biuf" or len(column) != size:
+                raise ValueError(f"`{name}` does not hold {size} rows of numbers")
         self.columns, self.size = {}, 0
         self.append(size, columns)

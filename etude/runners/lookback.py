@@ -42,7 +42,9 @@ class Lookback:
         return {"tails": [None if tail is None else tail.steps for tail in self._tails]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict`."""
+        """Go on from `state_dict`; ValueError where it holds anything but numbers."""
+        if any(column.dtype.kind not in "biuf" for steps in state["tails"] for column in (steps or {}).values()):
+            raise ValueError("the steps before a segment are not numbers")
         self._tails = [None if steps is None else _bare(steps) for steps in state["tails"]]
 
 
@@ -74,5 +76,5 @@ def _last_rows(segment: Experience, count: int) -> Experience:
 
 
 def _bare(steps: dict[str, NDArray[Any]]) -> Experience:
-    rows = len(next(iter(steps.values())))
+    (rows,) = {len(column) for column in steps.values()}
     return Experience(steps, np.array([0, rows]), Segments.of(1, episode_id=[""]), {})

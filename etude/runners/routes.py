@@ -133,9 +133,11 @@ class Routes:
         """The parts of `state_of`, of the same turns."""
         parts = []
         for each in state:
-            whole, rows = turns[each["nth"]], each["rows"]
+            whole, rows, counted = turns[each["nth"]], each["rows"], each["counted"]
+            rows = None if rows is None else np.asarray(rows, np.int64).reshape(-1)
             turn = whole if rows is None else rows_of(whole, rows)
-            parts.append(Part(self._tracks[each["track"]], turn, whole, each["nth"], rows, 0, each["counted"]))
+            counted = None if counted is None else np.asarray(counted, bool).reshape(len(turn.slots))
+            parts.append(Part(self._tracks[each["track"]], turn, whole, each["nth"], rows, 0, counted))
         return parts
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runner: Arena + Modules + Connectors → Experience."""
 
+import logging
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +13,7 @@ from etude.connectors import Pipeline
 from etude.envs import Arena
 from etude.errors import EtudeError
 from etude.experience import Experience
+from etude.interruption import interruptible
 from etude.modules import Module
 from etude.runners.callbacks import CallbackLike, callback_from
 from etude.runners.cast import Cast
@@ -24,6 +27,8 @@ from etude.runners.routes import ModuleOf
 from etude.runners.track import Track
 from etude.runners.turn_loop import TurnLoop
 from etude.runners.watch import Watch
+
+_log = logging.getLogger("etude.runners")
 
 
 class Runner:
@@ -66,6 +71,8 @@ class Runner:
         self._is_whole = False  # unfinished episodes are kept as a whole
         self._lengths = Lengths() if lengths is None else lengths
         self._must_reset = True
+        self.warn_of_lost_episodes = False
+        """Whether to warn, once the envs are reset, if their running episodes can't be part of a checkpoint."""
         self.agent_steps = 0
         """Steps of agents given out since the runner was made."""
         self.env_steps = 0
@@ -131,7 +138,8 @@ class Runner:
                 come yet are kept for the next collection, with the ``logp`` and ``value`` of the weights that made
                 them. Where agents take turns, a few steps of their env may bring none of them a result.
             num_episodes: This many whole episodes, dealt out to the envs beforehand so that short ones are not
-                favoured. Running episodes are abandoned: every env begins a new one, now and after.
+                favoured. Running episodes are abandoned: every env begins a new one, now and after. One that is cut,
+                as its env failed, is played again, up to ten times: then there is one less.
             whole_episodes: With ``num_steps``: give out only episodes that have ended, as soon as they have that many
                 steps together. The others go on in the next collection, and are held in memory until they end; a
                 warning says so, once, where that are over ten times ``num_steps``, and 1,000 steps at least.
@@ -178,6 +186,7 @@ class Runner:
         self._loop.clock.stop()
         return given
 
+    @interruptible
     def _begin(self, explore: bool, quota: Quota | None, *, goes_on: bool) -> None:
         self._loop.cast.start(self._rng, explore)
         self._loop.clock.start()
@@ -185,6 +194,13 @@ class Runner:
             self._loop.resume(quota)
             return
         self.arena.reset(self._env_seed)
+        if self.warn_of_lost_episodes:
+            self.warn_of_lost_episodes = False
+            lost = self.arena.state_dict()
+            if lost["how"] == "new episodes":
+                _log.warning(
+                    "The state of this env can't be saved: a resumed run will begin new episodes (%s).", lost["why"]
+                )
         self._env_seed = None  # seeded once: later resets go on in the envs' own streams
         self._whole.running[:] = 0
         self._loop.begin(quota)
@@ -257,7 +273,7 @@ class Runner:
         """
         self._rng.bit_generator.state = state["rng"]
         self._env_seed = state["env_seed"]
-        self.env_steps, self.agent_steps = state["steps"]
+        self.env_steps, self.agent_steps = map(operator.index, state["steps"])
         self._is_whole = state["whole"][0]
         self._loop.load_clock(state)
         watched = state["watch"] if self._watch is not None else None
@@ -296,6 +312,10 @@ class Runner:
         """Let new episodes begin in envs that know nothing of the earlier ones' numbers and random streams."""
         self._book.renew(f"{self._rng.integers(1 << 63):016x}")
         self._must_reset, self._env_seed = True, int(self._rng.integers(2**31))
+
+    def stop(self) -> None:
+        """Let a collection that runs in another thread end with an EtudeError at its next turn."""
+        self._loop.is_stopped = True
 
     def close(self) -> None:
         """Close the arena."""

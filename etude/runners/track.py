@@ -21,10 +21,10 @@ EPISODE = "episode"
 BLIND = "blind"
 AT = "at"  # seconds of collecting until the row came
 _SILENT = "silent"  # the row brings no result of a step
-_VOID = "void"  # the env failed in this row's episode
+_FAILED = "failed"  # the env failed after this row, which ends the episode
 _FINISHED = "finished"
 _SEEN = "module/"  # what the module saw, where connectors changed it
-_HIDDEN = frozenset((SLOT, FIRST, EPISODE, AT, _SILENT, BLIND, _VOID, _FINISHED, col.TERMINATED, col.TRUNCATED))
+_HIDDEN = frozenset((SLOT, FIRST, EPISODE, AT, _SILENT, BLIND, _FAILED, _FINISHED, col.TERMINATED, col.TRUNCATED))
 _ORDER = {name: i for i, name in enumerate((col.OBS, col.ACTION, col.REWARD))}  # others behind them, as written
 
 
@@ -170,18 +170,14 @@ class Track:
         """Let rows bring no result: they come again."""
         self.log.flag(_SILENT)[rows] = True
 
-    def lose(self, slots: NDArray[np.int64]) -> int:
-        """Make void what was done in the running episodes of ``slots``; gives how many results that were."""
-        log = self.log
-        slot, n = log.columns.get(SLOT, np.zeros(0, np.int64)), log.size
-        void = np.zeros(n, bool)
-        for lost in slots:
-            rows = np.flatnonzero(slot[:n] == lost)
-            ended = np.flatnonzero(self._ended(rows))
-            void[rows[ended[-1] + 1 :] if len(ended) else rows] = True
-        fresh = void & ~log.flag(_VOID)[:n]
-        log.flag(_VOID)[:n] |= void
-        return int(np.count_nonzero(fresh & ~log.flag(_SILENT)[:n] & ~log.flag(FIRST)[:n]))
+    def cut(self, slots: NDArray[np.int64]) -> None:
+        """Truncate the running episodes of ``slots``, whose env failed, at what they were shown last."""
+        log, n = self.log, self.log.size
+        slot = log.columns.get(SLOT, np.zeros(0, np.int64))[:n]
+        for failed in slots:
+            last = np.flatnonzero(slot == failed)[-1:]
+            if not self._ended(last).any():
+                log.flag(col.TRUNCATED)[last] = log.flag(_FAILED)[last] = True
 
     def _ended(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         return self.log.flag(col.TERMINATED)[rows] | self.log.flag(col.TRUNCATED)[rows]
@@ -201,8 +197,6 @@ class Track:
         is_step = np.zeros(n, bool)
         np.logical_and(goes_on, ~(first | log.flag(_SILENT)[order])[1:], out=is_step[:-1])
         is_step &= ~self._ended(order)
-        if _VOID in log.columns:
-            is_step &= ~log.columns[_VOID][order]
         index = np.flatnonzero(is_step)
         last = np.flatnonzero(np.append(index[1:] != index[:-1] + 1, True)) if len(index) else index
         begun = np.cumsum(first)
@@ -254,13 +248,14 @@ class Track:
         return Experience(columns, np.zeros(1, np.int64), Segments.of(0, episode_id=[]), final_obs)
 
     def flags_of(self, steps: Steps) -> dict[str, NDArray[np.bool_]]:
-        """``terminated``, ``truncated`` and ``has_final_obs`` of each segment, and if it begins its episode."""
+        """``terminated``, ``truncated``, ``has_final_obs``, ``first`` and ``failed`` of each segment."""
         log, ends = self.log, steps.answers[steps.last]
         return {
             col.TERMINATED: log.flag(col.TERMINATED)[ends],
             col.TRUNCATED: log.flag(col.TRUNCATED)[ends],
             "has_final_obs": ~log.flag(BLIND)[ends],
             FIRST: log.flag(FIRST)[steps.rows[steps.begins]],
+            "failed": log.flag(_FAILED)[ends],
         }
 
     def spans_of(self, steps: Steps) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -277,8 +272,6 @@ class Track:
         keep[steps.answers[steps.last] if keep_results else self._ended(np.arange(n))] = False
         keep[steps.rows] = False
         keep[held] = False
-        if _VOID in log.columns:
-            keep &= ~log.columns[_VOID][:n]
         rows = np.flatnonzero(keep)
         if not len(rows):
             log.keep(rows)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from etude.columns import Columns
 from etude.envs import Arena
 from etude.errors import EtudeError
+from etude.interruption import interruptible
 from etude.runners.cast import Cast
 from etude.runners.clock import Clock
 from etude.runners.counting import Counter
@@ -56,6 +57,8 @@ class TurnLoop:
         self.times = dict.fromkeys(PHASES, 0.0)
         """Seconds by phase; with callbacks, also those in ``callbacks``, and where one of them draws, in ``render``."""
         self.turns = 0
+        self.is_stopped = False
+        """Another thread wants the running collection to end."""
         self._at = 0.0  # when the arena showed what it does
         self._warned = False
 
@@ -87,6 +90,7 @@ class TurnLoop:
         if self.watch is not None:
             self.watch.seats.find()
 
+    @interruptible
     def run_steps(self, num_steps: int) -> None:
         """Collect ``num_steps`` steps; the results of those that are too many are kept for the next collection."""
         while self.counter.steps < num_steps:
@@ -97,6 +101,7 @@ class TurnLoop:
         for part, some, is_late in zip(self.parts, rows, late, strict=True):
             _postpone(part, some[is_late])
 
+    @interruptible
     def run_episodes(self, quota: Quota, wanted: int) -> None:
         """Collect until a quota has the steps or episodes that are wanted; of `Whole`, the others are kept."""
         if isinstance(quota, Whole):
@@ -135,6 +140,8 @@ class TurnLoop:
 
     def _receive(self) -> None:
         """Take what the arena shows into the logs."""
+        if self.is_stopped:
+            raise EtudeError("the collection was stopped.")
         begin = perf_counter()
         try:
             turns = self.arena.recv()
@@ -147,7 +154,7 @@ class TurnLoop:
         self.parts = []
         for i, turn in enumerate(turns):
             if turn.lost is not None:
-                self._lose(turn.lost)
+                self._cut(turn.lost)
             if turn.over is not None:
                 self.overs += [(env, book.number_of(env)) for env in turn.over.tolist()]
             if quota is not None:
@@ -203,11 +210,16 @@ class TurnLoop:
                 action = {}
             times["env"] += perf_counter() - chose
 
-    def _lose(self, slots: NDArray[np.int64]) -> None:
+    def _cut(self, slots: NDArray[np.int64]) -> None:
+        """The envs of these slots failed: their episodes end with the last step whose result came."""
+        envs, numbers = self.book.running(slots)
         if self.watch is not None:
-            self.watch.lose(slots)
-        results = sum(track.lose(slots) for track in self.cast.tracks.values())
-        self.counter.take_back(np.unique(self.arena.env_of[slots]), results)
+            self.watch.cut(envs)
+        if self.quota is not None:
+            self.quota.cut(envs, numbers)
+        for track in self.cast.tracks.values():
+            track.cut(slots)
+        self.counter.cut(envs)
 
     # -- state --------------------------------------------------------------------------------------------------
 
@@ -222,7 +234,7 @@ class TurnLoop:
 
     def load_clock(self, state: Mapping[str, Any]) -> None:
         """Go on from the seconds of `state_dict`."""
-        seconds, self._at = state["seconds"]
+        seconds, self._at = map(float, state["seconds"])
         self.clock.set(seconds)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

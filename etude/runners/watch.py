@@ -53,6 +53,7 @@ class Watch:
         self._numbers = np.full(arena.num_envs, -1)  # of the episodes that run, followed or not
         self._running: list[RunningEpisode | None] = [None] * arena.num_envs
         self._ended: dict[tuple[int, int], RunningEpisode] = {}  # until they are told of as finished
+        self._cut: list[RunningEpisode] = []  # since steps were last collected
         self._new: list[RunningEpisode] = []
         self._moved: list[NDArray[np.int64]] = []  # envs that show something
         self._seconds = {CALLBACKS: 0.0}
@@ -131,10 +132,11 @@ class Watch:
 
     def segments(self, parts: Iterable[Experience]) -> None:
         """Steps were collected."""
+        cut, self._cut = self._cut, []
         if not self._calls["on_segment"]:
             return
         begin = perf_counter()
-        episodes = {e.id: e for e in (*self._ended.values(), *self._running) if e is not None}
+        episodes = {e.id: e for e in (*self._ended.values(), *cut, *self._running) if e is not None}
         for exp in parts:
             for i, episode_id in enumerate(exp.segments.episode_id):
                 if episode_id in episodes:
@@ -154,15 +156,18 @@ class Watch:
 
     # -- what breaks off ----------------------------------------------------------------------------------------
 
-    def lose(self, slots: NDArray[np.int64]) -> None:
-        """The running episodes of these slots broke off."""
-        for env in set(self._arena.env_of[slots].tolist()):
-            self._running[env] = None
+    def cut(self, envs: NDArray[np.int64]) -> None:
+        """The running episodes of these envs were cut, as the envs failed."""
+        for env in envs.tolist():
+            episode, self._running[env] = self._running[env], None
+            if episode is not None:
+                episode.keep()
+                self._cut.append(episode)
 
     def abandon(self) -> None:
         """Every env begins a new episode, whatever its number is."""
         self._numbers[:] = -1
-        self._new, self._moved = [], []
+        self._new, self._moved, self._cut = [], [], []
         finished = self._book.finished()
         self._ended = {key: episode for key, episode in self._ended.items() if key in finished}
 
@@ -221,15 +226,29 @@ class Watch:
     def state_dict(self) -> dict[str, Any]:
         """What callbacks keep, and the episodes that they follow: plain data and arrays.
 
-        Episodes whose ``data`` holds anything else are left out.
+        Episodes whose ``data`` holds anything else are left out. So are callbacks whose ``state_dict`` fails:
+        ``left_out`` has the reasons, by their names.
         """
+        states, left_out = self._states()
         episodes = [*self._ended.values(), *(episode for episode in self._running if episode is not None)]
         return {
-            "callbacks": [[type(c).__qualname__, copy.deepcopy(c.state_dict())] for c in self._callbacks],
+            "callbacks": states,
+            "left_out": left_out,
             "episodes": [copy.deepcopy(e.state_dict()) for e in episodes if is_plain(e.data)],
             "numbers": self._numbers.copy(),
             "seats": self.seats.state_dict(),
         }
+
+    def _states(self) -> tuple[list[Any], dict[str, str]]:
+        states: list[Any] = []
+        left_out: dict[str, str] = {}
+        for callback in self._callbacks:
+            name = type(callback).__qualname__
+            try:
+                states.append([name, copy.deepcopy(callback.state_dict())])
+            except Exception as error:  # noqa: BLE001  a user's own code: the rest is saved all the same
+                left_out[name] = f"its state_dict() failed ({type(error).__name__}: {error})"
+        return states, left_out
 
     def load_callbacks(self, state: dict[str, Any]) -> None:
         """Let callbacks go on from `state_dict`: each gets the state of one of its class, in their order."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recordings of mixed quality, made by policies written by hand, and batches, for tests of offline algorithms."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,25 @@ def mixed_pendulum(path: Path) -> str:
     good, bad = (PPO(PPOConfig(env="Pendulum-v1", num_envs=1, module=net)) for net in (Swings, Guesses))
     assert good.record(path, 10, seed=1, explore=True).return_mean > -350
     assert bad.record(path, 40, seed=2, explore=True, append=True).return_mean < -1000
+    return str(path)
+
+
+class Costly(gym.RewardWrapper[Any, Any]):
+    """Pendulum with rewards 100 times as large: returns are from -20,000 to -150,000."""
+
+    def __init__(self) -> None:
+        super().__init__(gym.make("Pendulum-v1"))
+
+    def reward(self, reward: Any) -> Any:
+        return 100.0 * reward
+
+
+def costly_replay(path: Path) -> str:
+    """40 episodes of `Costly` by a policy that gets better, as it acts with less and less noise."""
+    for i, std in enumerate((4.0, 2.0, 1.0, 0.5)):
+        actor = PPO(PPOConfig(env=Costly, num_envs=1, module=Swings))
+        actor.module.net.log_std.data.fill_(math.log(std))
+        actor.record(path, 10, seed=i, explore=True, append=i > 0)
     return str(path)
 
 

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,16 @@ from some_envs import make_lending
 from test_saving import facts, ppo
 from toy_envs import Echo, OwnNet, Switchboard, Toil
 
-from etude.algorithms import PPO, Algorithm, AlgorithmConfig, OnPolicyAlgorithm, PPOConfig, Result, Stop, config_class
+import etude
+from etude.algorithms import PPO, Algorithm, AlgorithmConfig, OnPolicyAlgorithm, OnPolicyConfig, PPOConfig, Result, Stop
 from etude.connectors import Connector, NormalizeObs
 from etude.envs import Workers
-from etude.errors import EnvError, EtudeError, ModuleError, SettingsError, SpaceError
+from etude.errors import EtudeError, ModuleError, SettingsError, SpaceError
 from etude.experience import Experience
-from etude.learners import Loss
-from etude.modules import Output
+from etude.learners import Loss, ModuleLearner, Update
+from etude.modules import Output, make_module
 from etude.recordings import Recording
+from etude.settings import settings
 
 
 def test_equal_seeds_give_equal_results() -> None:
@@ -209,15 +212,35 @@ def test_an_algorithm_says_what_it_lacks() -> None:
     class NoLoss(OnPolicyAlgorithm[PPOConfig]):
         pass
 
-    class NoConfig(Algorithm):  # type: ignore[type-arg]
-        pass
-
     with pytest.raises(NotImplementedError, match=r"NoLoss must define loss\(module, batch\)"):
         NoLoss(ppo().config).train()
-    with pytest.raises(SettingsError, match="NoConfig does not say its settings"):
-        config_class(NoConfig)
-    assert config_class(PPO) is PPOConfig
-    assert issubclass(config_class(NoLoss), AlgorithmConfig)
+
+
+def test_an_algorithms_settings_are_its_own_or_inherited() -> None:
+    @settings
+    class MyConfig(PPOConfig):
+        curiosity: float = 0.1
+
+    class Mine(PPO):
+        Config = MyConfig
+
+    class Heir(Mine):
+        pass
+
+    class Written(OnPolicyAlgorithm[MyConfig]):  # type: ignore[type-var]
+        pass
+
+    class Plain(OnPolicyAlgorithm):  # type: ignore[type-arg]
+        pass
+
+    assert [cls.Config for cls in (PPO, Mine, Heir, Written, Plain)] == [
+        PPOConfig,
+        MyConfig,
+        MyConfig,
+        MyConfig,
+        OnPolicyConfig,
+    ]
+    assert Algorithm.Config is AlgorithmConfig
 
 
 def test_hooks_are_called() -> None:
@@ -253,7 +276,7 @@ def test_numbers_that_nothing_can_be_learned_from_are_refused() -> None:
     with pytest.raises(SpaceError, match=r"env 0: `obs` holds NaN"):
         algorithm.train()
     algorithm = PPO(PPOConfig(env=Sick, num_envs=2, num_steps=20, workers=Workers(check=0)))
-    with pytest.raises(EnvError, match=r"the env gave numbers .* holds nan"):
+    with pytest.raises(SpaceError, match=r"env 0: `obs` holds NaN"):  # numbers are checked at every step
         algorithm.train()
 
 
@@ -266,6 +289,43 @@ def test_fit_needs_an_end() -> None:
 def test_a_device_that_is_not_there() -> None:
     with pytest.raises(SettingsError, match="`device` is 'nowhere', which torch can't use here"):
         PPO(PPOConfig(env=Echo, device="nowhere"))
+
+
+@pytest.mark.parametrize("device", ["mps", "mps:0", "meta", "xpu"])
+def test_a_device_that_nothing_can_be_learned_on(device: str) -> None:
+    with pytest.raises(SettingsError, match=f"`device` is '{device}'.* Use cpu") as error:
+        PPO(PPOConfig(env=Echo, device=device))
+    assert ("float64" in str(error.value)) == device.startswith("mps")
+    module = make_module(None, gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(2))
+    with pytest.raises(SettingsError, match=f"`device` is '{device}'"):
+        ModuleLearner(module, lambda module, batch: Loss(policy=batch.reward.mean()), device=device)
+
+
+class LearnsItself(PPO):
+    """Makes its gradient steps with the learner that it finds here."""
+
+    def training_step(self) -> Update:
+        (exp,) = self.collect(num_steps=64).values()
+        return self.go_over(self.student.learner, self.prepared("main", exp))
+
+
+class LearnsAsEver(PPO):
+    """Does something more."""
+
+    def training_step(self) -> Update:
+        return super().training_step()
+
+
+def test_learners_of_a_cluster_are_never_left_out_silently() -> None:
+    for kind, refused in ((LearnsItself, True), (LearnsAsEver, False), (PPO, False)):
+        algorithm = kind(PPOConfig(env=Echo, num_envs=2, num_steps=64, seed=0))
+        algorithm.train()
+        algorithm.config = dataclasses.replace(algorithm.config, engine=etude.Ray(num_learners=2))
+        if refused:
+            with pytest.raises(SettingsError, match=r"num_learners=2, but LearnsItself\.training_step .*leave"):
+                algorithm.train()
+        else:
+            algorithm.train()
 
 
 def test_the_name_is_the_classs_own() -> None:
@@ -334,8 +394,12 @@ def test_an_algorithm_that_can_not_be_made_closes_its_envs() -> None:
         def close(self) -> None:
             closed.append(self)
 
-    with pytest.raises(SettingsError):
-        PPO(PPOConfig(env=Closing, num_envs=3, connectors=["no_such_connector"]))
+    class Refusing(Connector):
+        def spaces(self, obs_space: Any, action_space: Any) -> Any:
+            raise SpaceError("not these")
+
+    with pytest.raises(SpaceError):
+        PPO(PPOConfig(env=Closing, num_envs=3, connectors=[Refusing]))
     assert len(closed) == 3
 
 
@@ -366,7 +430,7 @@ def test_a_budget_that_is_used_up_trains_no_more() -> None:
         ({"seed": -1}, "`seed` is -1, but must be at least 0"),
         ({"lr": float("nan")}, "PPOConfig.lr is nan, expected"),
         ({"lr": -1e-3}, "a schedule is a number from 0 on"),
-        ({"entropy_weight": float("inf")}, "PPOConfig.entropy_weight is inf, expected float that is finite"),
+        ({"value_weight": float("inf")}, "PPOConfig.value_weight is inf, expected float that is finite"),
         ({"connectors": ["gae"]}, "where gae has nothing to do"),
     ],
 )
@@ -376,7 +440,7 @@ def test_settings_that_can_not_be(given: dict[str, Any], message: str) -> None:
 
 
 def test_seeds_and_budgets_below_zero() -> None:
-    with pytest.raises(SettingsError, match="a seed must be at least 0, not -1"):
+    with pytest.raises(SettingsError, match="a seed must be .*at least 0, not -1"):
         PPO(PPOConfig(env=Echo)).evaluate(1, seed=-1)
     with pytest.raises(SettingsError, match="`stop.env_steps` is -4"):
         Stop(env_steps=-4)

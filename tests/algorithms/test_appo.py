@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from over_seeds import median_over_seeds, return_over_seeds
 from signalling import Signalling
 from stale import Lagging
 from test_recurrent import OwnGRU, Recall
@@ -146,7 +147,7 @@ def test_a_saved_run_goes_on_as_if_it_had_not_stopped(target_interval: int | Non
     for _ in range(2):
         algorithm.train()
     algorithm.save(tmp_path)
-    other = load(tmp_path)
+    other = load(tmp_path, env=Recall)
     for _ in range(2):
         results = [each.train() for each in (algorithm, other)]
         assert results[0].losses == results[1].losses
@@ -196,13 +197,16 @@ class WrongSign(APPO):
 @pytest.mark.learning
 @pytest.mark.parametrize(("algorithm", "learns"), [(APPO, True), (WrongSign, False)])
 def test_appo_masters_cartpole(algorithm: type[APPO], learns: bool) -> None:
-    trained = algorithm(APPOConfig(env="CartPole-v1", seed=0, window=20))
-    result = trained.fit(Stop(return_mean=450, env_steps=75_000 if learns else 20_000))
-    if learns:
-        assert result.return_mean >= 450
-        assert trained.evaluate(20, seed=1).return_mean >= 450
-    else:
-        assert result.return_mean < 40  # at random: 22
+    stop = Stop(return_mean=450, env_steps=90_000 if learns else 20_000)
+    found = return_over_seeds(algorithm, stop, env="CartPole-v1", window=20)
+    assert found >= 350 if learns else found < 60  # at random: 22
+
+
+@pytest.mark.learning
+def test_appo_finds_its_way_where_every_step_costs_the_same() -> None:
+    """Acrobot earns -500 until its goal is found by chance: what is learned before must not end exploration."""
+
+    assert return_over_seeds(APPO, Stop(return_mean=-300, env_steps=60_000), env="Acrobot-v1") >= -350
 
 
 class AgainstTheStart(APPO):
@@ -215,9 +219,9 @@ class AgainstTheStart(APPO):
 @pytest.mark.learning
 @pytest.mark.parametrize("target_interval", [None, 128])
 def test_appo_masters_cartpole_by_steps_that_are_four_iterations_old(target_interval: int | None) -> None:
-    given = APPOConfig(env="CartPole-v1", seed=0, window=20, target_interval=target_interval)
-    result = type("Late", (Lagging, APPO), {})(given).fit(Stop(return_mean=450, env_steps=80_000))
-    assert result.return_mean >= 450
+    late, stop = type("Late", (Lagging, APPO), {}), Stop(return_mean=450, env_steps=90_000)
+    found = return_over_seeds(late, stop, env="CartPole-v1", window=20, target_interval=target_interval)
+    assert found >= 350
 
 
 @pytest.mark.learning
@@ -228,24 +232,26 @@ def test_the_clip_holds_the_policy_near_the_one_that_made_the_steps(
     algorithm: type[APPO], target_interval: int | None, is_held: bool
 ) -> None:
     """By steps that are four iterations old; else four iterations go the same way before it shows where it leads."""
-    given = APPOConfig(env="CartPole-v1", seed=0, target_interval=target_interval)
-    late = type("Late", (Lagging, algorithm), {})(given)
-    results = [late.train() for _ in range(20)]
-    kl = max(result.metrics["kl"] for result in results[5:])
-    entropy = min(result.metrics["entropy"] for result in results)
-    assert (
-        (kl < 0.15) == (entropy > 0.3) == is_held
-    )  # of five seeds: below 0.09 and above 0.46; or above 0.3 and below 0.08
+
+    def kl(seed: int) -> float:
+        given = APPOConfig(env="CartPole-v1", seed=seed, target_interval=target_interval)
+        late: APPO = type("Late", (Lagging, algorithm), {})(given)
+        results = [late.train() for _ in range(20)]
+        return max(result.metrics["kl"] for result in results[5:])
+
+    found = median_over_seeds(kl)
+    assert found < 0.2 if is_held else found > 0.3
 
 
 @pytest.mark.learning
 def test_appo_with_a_memory() -> None:
-    given: dict[str, Any] = {"env": Recall, "module": OwnGRU, "gamma": 1.0, "lr": 3e-3, "window": 200}
-    late = type("Late", (Lagging, APPO), {"lag": 2})
-    result = late(config(num_steps=512, num_envs=16, minibatch_size=128, target_interval=64, **given)).fit(
-        Stop(return_mean=0.95, env_steps=40_000)
-    )
-    assert result.return_mean >= 0.95  # without a memory: 0.5
+    def score(seed: int) -> float:
+        given: dict[str, Any] = {"env": Recall, "module": OwnGRU, "gamma": 1.0, "lr": 3e-3, "window": 200}
+        given |= {"num_steps": 512, "num_envs": 16, "minibatch_size": 128, "target_interval": 64, "seed": seed}
+        late: APPO = type("Late", (Lagging, APPO), {"lag": 2})(config(**given))
+        return late.fit(Stop(return_mean=0.95, env_steps=40_000)).return_mean
+
+    assert median_over_seeds(score) >= 0.85  # without a memory: 0.5
 
 
 @pytest.mark.parametrize("name", ["impala", "appo"])

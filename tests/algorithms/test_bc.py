@@ -80,10 +80,10 @@ def test_connectors_learn_from_the_data_and_are_kept(recording: Path, tmp_path: 
     algorithm.train()
     mean = Recording.open(recording).read().steps["obs"].mean(0)
     algorithm.save(tmp_path)
-    for each in (algorithm, etude.load(tmp_path)):
+    for each in (algorithm, etude.load(tmp_path, env=Echo)):
         learned = each.connectors.state_dict()["connectors"][1]["state"]["obs"]
         np.testing.assert_allclose(learned["mean"], mean, rtol=1e-5)
-    loaded = etude.load(tmp_path)
+    loaded = etude.load(tmp_path, env=Echo)
     assert loaded.evaluate(4, seed=3).return_mean == algorithm.evaluate(4, seed=3).return_mean
     loaded.train()
     algorithm.train()
@@ -95,7 +95,7 @@ def test_connectors_learn_from_the_data_and_are_kept(recording: Path, tmp_path: 
     ("given", "message"),
     [
         ({"data": "nowhere"}, "nowhere"),
-        ({"lr": ((0, 1.0), (5, 0.1))}, "`lr` is .*, but must be a number offline"),
+        ({"lr": ((5, 1.0), (0, 0.1))}, "lr.* rising order of steps"),
         ({"batch_size": 0}, "`batch_size` is 0"),
         ({"evaluation_interval": -1}, "`evaluation_interval` is -1"),
     ],
@@ -127,14 +127,14 @@ def test_a_saved_clone_acts_without_its_recording(recording: Path, tmp_path: Pat
     clone.train()
     clone.save(tmp_path / "clone")
     shutil.rmtree(data)
-    loaded = etude.load(tmp_path / "clone")
+    loaded = etude.load(tmp_path / "clone", env=Echo)
     assert loaded.evaluate(20, seed=3).return_mean == clone.evaluate(20, seed=3).return_mean
     with pytest.raises(DataError, match="data"):
         loaded.train()
     other = tmp_path / "other"
     PPO(PPOConfig(env="CartPole-v1", num_envs=1)).record(other, 1)
     with pytest.raises(DataError, match="go on with a recording of the same env"):
-        etude.load(tmp_path / "clone", data=str(other)).train()
+        etude.load(tmp_path / "clone", env=Echo, data=str(other)).train()
 
 
 def test_actions_in_other_units_than_the_envs(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 """Clips of whole episodes, as frames, as Experience, as files."""
 
 import os
+import sys
 
 import gymnasium as gym
 import numpy as np
@@ -13,7 +14,6 @@ from torch import nn
 import etude
 from etude.algorithms import clips
 from etude.algorithms.clips import check_clips, clip, show
-from etude.envs import clips as envs
 from etude.errors import DataError, EnvError, EtudeError, ModuleError, SettingsError
 from etude.modules import make_module
 
@@ -354,7 +354,7 @@ def test_a_window_is_opened_where_there_is_a_screen(algorithm, monkeypatch):
 
 def test_a_window_that_can_not_be_opened_is_named(algorithm, monkeypatch):
     monkeypatch.setenv("DISPLAY", ":no-such")
-    monkeypatch.setattr(envs.sys, "platform", "linux")
+    monkeypatch.setattr(sys, "platform", "linux")
     env = Counting("human")
     env.reset = lambda **kwargs: 1 / 0
     with pytest.raises(EnvError, match="the env's window can't be opened: ZeroDivisionError"):

@@ -165,7 +165,7 @@ def test_connectors_may_be_taken_before_a_loaded_run_has_its_envs(tmp_path: Path
         each.train()
     algorithm.save(tmp_path / "a")
     other.save(tmp_path / "b", components="connectors")
-    loaded = etude.load(tmp_path / "a")
+    loaded = etude.load(tmp_path / "a", env=Toil)
     loaded.load(tmp_path / "b")
     assert loaded.connectors.metrics() == other.connectors.metrics() == {"normalize_obs/count": 120.0}
     assert loaded.train().resumed == (
@@ -240,7 +240,7 @@ def test_a_part_is_not_loaded_as_a_whole(tmp_path: Path) -> None:
     algorithm = ppo()
     algorithm.save(tmp_path, not_components=["optimizers", "runner"])
     with pytest.raises(CheckpointError) as error:
-        etude.load(tmp_path)
+        etude.load(tmp_path, env=Echo)
     assert "is a part of a checkpoint: it has modules/main, learners/main, connectors/main, c" in str(error.value)
     assert "but lacks optimizers/main, runner. Make the algorithm, as PPO(config), and let it take" in str(error.value)
     other = ppo(3)

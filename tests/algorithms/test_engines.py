@@ -51,15 +51,19 @@ def test_the_local_engine_is_no_cluster():
     assert connect(PPOConfig(env="CartPole-v1")) is None
 
 
-def test_settings_of_the_engine_are_kept_and_no_cluster_is_started_to_load_them(tmp_path):
+def test_the_engine_comes_from_who_loads_and_no_cluster_is_started_for_it(tmp_path):
     with_it = PPO(PPOConfig(env="CartPole-v1", num_envs=2, num_steps=32, seed=1))
-    engine = Ray(num_runners=3, data=RayData(concurrency=(1, 2)))
+    engine = Ray(num_runners=3, address="10.0.0.1:6379", runtime_env={"env_vars": {"TOKEN": "S3CR3T"}})
     with_it.config = dataclasses.replace(with_it.config, engine=engine)
     with_it.save(tmp_path / "run")
-    loaded = load(tmp_path / "run")
-    assert loaded.config.engine == engine
+    assert load(tmp_path / "run").config.engine == "local"
+    text = (tmp_path / "run" / "checkpoint.json").read_text()
+    assert not [word for word in ("10.0.0.1", "S3CR3T") if word in text]
+    other = Ray(num_runners=2, data=RayData(concurrency=(1, 2)))
+    loaded = load(tmp_path / "run", engine=other)
+    assert loaded.config.engine == other
     assert "cluster" not in vars(loaded)
-    assert load(tmp_path / "run", engine="local").config.engine == "local"
+    assert load(tmp_path / "run", engine={"num_runners": 5}).config.engine == Ray(num_runners=5)
 
 
 def test_without_ray_the_error_says_what_to_install():

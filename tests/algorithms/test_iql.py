@@ -10,6 +10,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from offline_cases import mixed_cartpole, mixed_pendulum, moved, naive_critic, random_batch
+from over_seeds import median_over_seeds
 from torch import Tensor, nn
 from torch.distributions import Categorical, Normal
 
@@ -160,17 +161,23 @@ QUICK: dict[str, Any] = {
 @pytest.mark.learning
 @pytest.mark.parametrize(("algorithm", "least", "most"), [(IQL, 400, 500), (WrongSign, 0, 200), (NoTarget, 0, 320)])
 def test_learns_cartpole_from_a_mixed_recording(cartpole: str, algorithm: type[IQL], least: int, most: int) -> None:
-    trained = algorithm(IQLConfig(data=cartpole, **QUICK))
-    trained.train()
-    assert least <= trained.evaluate(20, env="CartPole-v1", seed=5).return_mean <= most  # BC: about 250
+    def score(seed: int) -> float:
+        trained = algorithm(IQLConfig(data=cartpole, **QUICK | {"seed": seed}))
+        trained.train()
+        return trained.evaluate(20, env="CartPole-v1", seed=5).return_mean  # BC: about 250
+
+    assert least <= median_over_seeds(score) <= most
 
 
 @pytest.mark.learning
 @pytest.mark.parametrize(("algorithm", "least", "most"), [(IQL, -800, 0), (WrongSign, -2000, -1000)])
 def test_learns_pendulum_from_a_mixed_recording(pendulum: str, algorithm: type[IQL], least: int, most: int) -> None:
-    trained = algorithm(IQLConfig(data=pendulum, **QUICK | {"gamma": 0.95}))
-    trained.train()
-    assert least <= trained.evaluate(20, env="Pendulum-v1", seed=5).return_mean <= most  # BC: about -1,250
+    def score(seed: int) -> float:
+        trained = algorithm(IQLConfig(data=pendulum, **QUICK | {"gamma": 0.95, "seed": seed}))
+        trained.train()
+        return trained.evaluate(20, env="Pendulum-v1", seed=5).return_mean  # BC: about -1,250
+
+    assert least <= median_over_seeds(score) <= most
 
 
 # -- going on, and what it is told ------------------------------------------------------------------------------------

@@ -165,8 +165,8 @@ def test_runs_are_saved_and_loaded(tmp_path: Path) -> None:
         kept.save(algorithm, result)
     best = kept.best()
     assert best is not None
-    assert etude.load(best).iteration == 1 + int(np.argmin(losses))
-    assert etude.load(kept.latest()).iteration == 4
+    assert etude.load(best, env=Echo).iteration == 1 + int(np.argmin(losses))
+    assert etude.load(kept.latest(), env=Echo).iteration == 4
 
 
 def test_scores() -> None:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Algorithms learn, within a number of env steps that mistaken ones do not keep.
+"""Algorithms learn, within a number of env steps that mistaken ones do not keep; medians over several seeds.
 
-The budgets leave room: PPO needs about 41,000 steps on CartPole, and 87,000 without its clip. Where a mistake would
-hide on CartPole, an env of its own shows it, and the mistake is made here to see that it does.
+Where a mistake would hide on CartPole, an env of its own shows it, and the mistake is made here to see that it does.
 """
 
 import functools
@@ -11,46 +10,56 @@ from typing import Any
 
 import numpy as np
 import pytest
+from offline_cases import Balances
+from over_seeds import median_over_seeds
 from toy_envs import Echo, Switchboard, Toil
 
-from etude.algorithms import BC, PPO, Algorithm, BCConfig, PPOConfig, Stop
+from etude.algorithms import BC, PPO, BCConfig, PPOConfig, Stop
 from etude.connectors import Connector
 from etude.experience import Experience
 
 pytestmark = pytest.mark.learning
 
 
-@pytest.fixture(scope="module")
-def expert() -> Algorithm[Any]:
-    algorithm = PPO(PPOConfig(env="CartPole-v1", seed=0, window=20))
-    result = algorithm.fit(Stop(return_mean=450, env_steps=65_000))
-    assert result.return_mean >= 450
-    assert result.returns_counted >= 20
-    return algorithm
+def test_ppo_masters_cartpole() -> None:
+    def score(seed: int) -> float:
+        algorithm = PPO(PPOConfig(env="CartPole-v1", seed=seed, window=20))
+        result = algorithm.fit(Stop(return_mean=450, env_steps=80_000))
+        assert result.returns_counted >= 20
+        return min(result.return_mean, algorithm.evaluate(20, seed=seed).return_mean)
 
-
-def test_ppo_masters_cartpole(expert: Algorithm[Any]) -> None:
-    assert expert.evaluate(20, seed=1).return_mean >= 450
+    assert median_over_seeds(score) >= 400
 
 
 @pytest.mark.parametrize("mode", ["auto", "stream"])
-def test_bc_clones_the_expert_from_a_recording_alone(expert: Algorithm[Any], mode: Any, tmp_path: Path) -> None:
-    expert.record(tmp_path / "data", 60, seed=2)
-    config = BCConfig(data=str(tmp_path / "data"), env="CartPole-v1", seed=0, mode=mode)
-    result = BC(config).fit(Stop(return_mean=450, updates=1500))
-    assert result.return_mean >= 450
+def test_bc_clones_an_expert_from_a_recording_alone(mode: Any, tmp_path: Path) -> None:
+    expert = PPO(PPOConfig(env="CartPole-v1", num_envs=1, module=Balances))
+    assert expert.record(tmp_path / "data", 60, seed=2).return_mean == 500
+
+    def score(seed: int) -> float:
+        config = BCConfig(data=str(tmp_path / "data"), env="CartPole-v1", seed=seed, mode=mode)
+        return BC(config).fit(Stop(return_mean=450, updates=1500)).return_mean
+
+    assert median_over_seeds(score) >= 450
 
 
 def test_ppo_improves_on_pendulum() -> None:
-    config = PPOConfig(env="Pendulum-v1", seed=0, gamma=0.9, window=30, connectors=("normalize_obs", "rescale_action"))
-    result = PPO(config).fit(Stop(return_mean=-600, env_steps=90_000))  # at random: about -1,200
-    assert result.return_mean >= -600
+    shared: dict[str, Any] = {"env": "Pendulum-v1", "gamma": 0.9, "window": 30}
+
+    def score(seed: int) -> float:
+        config = PPOConfig(seed=seed, connectors=("normalize_obs", "rescale_action"), **shared)
+        return PPO(config).fit(Stop(return_mean=-500, env_steps=90_000)).return_mean  # at random: about -1,200
+
+    assert median_over_seeds(score) >= -700
 
 
 def test_ppo_on_nested_observations_and_several_choices() -> None:
-    config = PPOConfig(env=Switchboard, seed=0, num_steps=1024, minibatch_size=128, gamma=0.0, lambda_=0.0, window=30)
-    result = PPO(config).fit(Stop(return_mean=9.0, env_steps=30_000))  # at random: 4.2 of 10
-    assert result.return_mean >= 9.0
+    def score(seed: int) -> float:
+        shared: dict[str, Any] = {"num_steps": 1024, "minibatch_size": 128, "gamma": 0.0, "lambda_": 0.0, "window": 30}
+        config = PPOConfig(env=Switchboard, seed=seed, **shared)
+        return PPO(config).fit(Stop(return_mean=9.0, env_steps=45_000)).return_mean  # at random: 4.2 of 10
+
+    assert median_over_seeds(score) >= 8.5
 
 
 class Edit(Connector):
@@ -96,27 +105,26 @@ class AlwaysBootstraps(PPO):
 
 @pytest.mark.parametrize(("algorithm", "learns"), [(PPO, True), (WrongSign, False), (WrongStep, False)])
 def test_credit_goes_to_the_step_that_earned_it(algorithm: type[PPO], learns: bool) -> None:
-    config = PPOConfig(env=Echo, seed=0, num_steps=1024, minibatch_size=128, gamma=0.0, window=50)
-    result = algorithm(config).fit(Stop(return_mean=9.5, env_steps=16_000))
-    assert (result.return_mean >= 9.5) == learns
+    def score(seed: int) -> float:
+        config = PPOConfig(env=Echo, seed=seed, num_steps=1024, minibatch_size=128, gamma=0.0, window=50)
+        return algorithm(config).fit(Stop(return_mean=9.5, env_steps=20_000)).return_mean  # at random: 5 of 10
+
+    found = median_over_seeds(score)
+    assert found >= 9 if learns else found < 7
 
 
 @pytest.mark.parametrize("terminates", [False, True])
 @pytest.mark.parametrize("algorithm", [PPO, NeverBootstraps, AlwaysBootstraps])
 def test_what_follows_counts_where_an_episode_was_truncated_alone(algorithm: type[PPO], terminates: bool) -> None:
     env = functools.partial(Toil, terminates=terminates)
-    config = PPOConfig(env=env, seed=1, num_steps=512, minibatch_size=64, gamma=0.9, lr=3e-3)
-    trained = algorithm(config)
-    for _ in range(12):
-        trained.train()
-    exp = trained.runner.collect(num_steps=2000)  # type: ignore[attr-defined]
-    works = exp.steps["action"][exp.steps["obs"][:, 0] == 1].mean()
-    wanted = not terminates
-    is_right = works > 0.9 if wanted else works < 0.1
-    expected = {PPO: True, NeverBootstraps: terminates, AlwaysBootstraps: not terminates}[algorithm]
-    assert is_right == expected, works
 
+    def works(seed: int) -> float:
+        trained = algorithm(PPOConfig(env=env, seed=seed, num_steps=512, minibatch_size=64, gamma=0.9, lr=3e-3))
+        for _ in range(12):
+            trained.train()
+        exp = trained.runner.collect(num_steps=2000)  # type: ignore[attr-defined]
+        return float(exp.steps["action"][exp.steps["obs"][:, 0] == 1].mean())
 
-def test_without_its_clip_ppo_is_slower() -> None:
-    config = PPOConfig(env="CartPole-v1", seed=0, window=20, clip=1e6)
-    assert PPO(config).fit(Stop(return_mean=450, env_steps=65_000)).return_mean < 450
+    works_if = {PPO: not terminates, NeverBootstraps: False, AlwaysBootstraps: True}[algorithm]
+    found = median_over_seeds(works)
+    assert found > 0.8 if works_if else found < 0.2

@@ -13,7 +13,7 @@ from toy_envs import Echo, OwnNet
 
 import etude
 from etude.algorithms import PPO, PPOConfig
-from etude.algorithms.saving import from_plain, load_config, to_plain
+from etude.algorithms.saving import load_config, to_plain
 from etude.checkpoints import load_tree, save_tree
 from etude.envs import Workers
 from etude.errors import CheckpointError, EnvError, SettingsError
@@ -47,7 +47,7 @@ def test_only_training_makes_training_s_envs(tmp_path: Path) -> None:
     assert len(MADE) == 3
     algorithm.train()
     algorithm.save(tmp_path / "a")
-    loaded = etude.load(tmp_path / "a")
+    loaded = etude.load(tmp_path / "a", env=counted)
     played = loaded.evaluate(5, env=Echo, seed=4)
     loaded.save(tmp_path / "b")
     loaded.close()
@@ -55,13 +55,13 @@ def test_only_training_makes_training_s_envs(tmp_path: Path) -> None:
     assert played.return_mean == algorithm.evaluate(5, env=Echo, seed=4).return_mean  # as the connectors had learned
     loaded.evaluate(2, seed=4)
     assert len(MADE) == 3 + 2
-    again = etude.load(tmp_path / "b")
+    again = etude.load(tmp_path / "b", env=counted)
     again.prepare()
     again.prepare()
     assert len(MADE) == 5 + 3
     expected = [facts(algorithm.train()) for _ in range(3)]
     assert [facts(again.train()) for _ in range(3)] == expected
-    assert [facts(etude.load(tmp_path / "a").train())] == expected[:1]
+    assert [facts(etude.load(tmp_path / "a", env=counted).train())] == expected[:1]
     assert len(MADE) == 8 + 3
 
 
@@ -69,7 +69,9 @@ def test_what_was_learned_by_connectors_is_there_to_play(tmp_path: Path) -> None
     algorithm = ppo(connectors=("normalize_obs",))
     algorithm.train()
     algorithm.save(tmp_path)
-    states = [a.connectors.state_dict()["connectors"][1]["state"] for a in (algorithm, etude.load(tmp_path))]
+    states = [
+        a.connectors.state_dict()["connectors"][1]["state"] for a in (algorithm, etude.load(tmp_path, env=counted))
+    ]
     assert repr(states[0]) == repr(states[1])
     fresh = ppo(connectors=("normalize_obs",)).connectors.state_dict()["connectors"][1]["state"]
     assert repr(fresh) != repr(states[0])
@@ -90,7 +92,7 @@ def test_envs_that_can_not_be_made_are_an_error_of_training_only(tmp_path: Path)
     algorithm.save(tmp_path)
     FAILS.append(True)
     try:
-        loaded = etude.load(tmp_path)
+        loaded = etude.load(tmp_path, env=failing)
         assert loaded.evaluate(3, env=Echo, seed=1).episodes == 3
         with pytest.raises(EnvError, match="no simulator"):
             loaded.train()
@@ -145,11 +147,11 @@ def test_a_checkpoint_that_lacks_something_is_named_at_once_or_when_training_beg
     tree, meta = load_tree(tmp_path / "a")
     save_tree(tmp_path / "b", {**tree, "connectors/main": {}}, meta=meta)
     with pytest.raises(CheckpointError, match="the component `connectors/main` of the state holds no 'env': it was"):
-        etude.load(tmp_path / "b")
+        etude.load(tmp_path / "b", env=counted)
     runner = {name: value for name, value in tree["runner"].items() if name != "book"}
     save_tree(tmp_path / "c", {**tree, "runner": runner}, meta=meta)
     with pytest.raises(CheckpointError, match="holds no 'book' of the running episodes: it was saved by another"):
-        etude.load(tmp_path / "c").train()
+        etude.load(tmp_path / "c", env=counted).train()
 
 
 # -- settings -------------------------------------------------------------------------------------------------------
@@ -163,20 +165,21 @@ def test_modules_and_who_they_act_for_come_back(tmp_path: Path) -> None:
     algorithm = ppo(env=TwoJobs, modules={"red": OwnNet, "blue": None}, module_of=by_job)
     algorithm.train()
     algorithm.save(tmp_path)
-    loaded = etude.load(tmp_path)
+    own: dict[str, Any] = {"env": TwoJobs, "module_of": by_job}
+    loaded = etude.load(tmp_path, modules={"red": OwnNet, "blue": None}, **own)
     assert loaded.config.modules == {"red": OwnNet, "blue": None}
     assert loaded.config.module_of is by_job
     assert facts(loaded.train()) == facts(algorithm.train())
     assert loaded.evaluate(3, seed=1).module_returns.keys() == {"red", "blue"}
     for others in (("red",), ("red", "green"), {"red": OwnNet, "blue": None, "green": None}):
         with pytest.raises(CheckpointError, match=r"`modules` can't be others than were saved: .* \['red', 'blue'\]"):
-            etude.load(tmp_path, modules=others)
+            etude.load(tmp_path, modules=others, **own)
 
 
 def test_ids_of_modules_come_back_as_such(tmp_path: Path) -> None:
     algorithm = ppo(env=CartPoles, modules=("cart_0", "cart_1", "cart_2", "cart_3"))
     algorithm.save(tmp_path)
-    assert etude.load(tmp_path).config.modules == algorithm.config.modules
+    assert etude.load(tmp_path, env=CartPoles).config.modules == algorithm.config.modules
 
 
 def test_modules_without_a_name_must_be_given_again(tmp_path: Path) -> None:
@@ -185,12 +188,13 @@ def test_modules_without_a_name_must_be_given_again(tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError, match=r"`modules` was <function .* give it when loading, as .*, modules=\.\.\.\)"
     ):
-        etude.load(tmp_path / "a")
-    assert etude.load(tmp_path / "a", modules=modules).config.modules == modules
+        etude.load(tmp_path / "a", env=TwoJobs, module_of=by_job)
+    given: dict[str, Any] = {"env": TwoJobs, "module_of": by_job, "modules": modules}
+    assert etude.load(tmp_path / "a", **given).config.modules == modules
     ppo(env=TwoJobs, modules=("red", "blue"), module_of=lambda *asked: by_job(*asked)).save(tmp_path / "b")
     with pytest.raises(CheckpointError, match=r"`module_of` was <function .* give it when loading, as .*, module_of="):
-        etude.load(tmp_path / "b")
-    assert etude.load(tmp_path / "b", module_of=by_job).config.module_of is by_job
+        etude.load(tmp_path / "b", env=TwoJobs)
+    assert etude.load(tmp_path / "b", env=TwoJobs, module_of=by_job).config.module_of is by_job
 
 
 @pytest.mark.parametrize(
@@ -213,15 +217,15 @@ def test_workers_come_back_and_some_of_their_settings_may_be_others(tmp_path: Pa
     algorithm.close()
     algorithm.save(tmp_path)
     made = len(MADE)
-    assert etude.load(tmp_path).config.workers == workers
+    assert etude.load(tmp_path, env=counted).config.workers == workers
     for override in ({"min_batch": 2}, {"min_batch": "2"}):
-        config = etude.load(tmp_path, workers=override).config
+        config = etude.load(tmp_path, env=counted, workers=override).config
         assert config.workers == Workers(num_workers=1, envs_per_worker=4, mode="thread", min_batch=2, max_wait=0.5)
-    assert etude.load(tmp_path, workers=2).config.workers.num_workers == 2
-    assert etude.load(tmp_path, workers=Workers()).config.workers == Workers()
+    assert etude.load(tmp_path, env=counted, workers=2).config.workers.num_workers == 2
+    assert etude.load(tmp_path, env=counted, workers=Workers()).config.workers == Workers()
     assert len(MADE) == made
     with pytest.raises(SettingsError, match=r"PPOConfig\.workers has no setting `min_bach`. Nearest: `min_batch`"):
-        etude.load(tmp_path, workers={"min_bach": 2})
+        etude.load(tmp_path, env=counted, workers={"min_bach": 2})
 
 
 def test_plain_data_of_every_kind_of_setting() -> None:
@@ -233,8 +237,10 @@ def test_plain_data_of_every_kind_of_setting() -> None:
     )
     plain = {name: to_plain(getattr(config, name)) for name in ("modules", "module_of", "workers", "lr")}
     assert plain["modules"] == {"red": {"$ref": "toy_envs:OwnNet"}, "blue": None}
-    assert from_plain(plain["modules"], "`modules`") == config.modules
-    assert load_config(PPOConfig, plain, {}) == config
+    own = {"modules": config.modules, "module_of": by_job}
+    assert load_config(PPOConfig, plain, own) == load_config(PPOConfig, plain, {}, trust=True) == config
     assert load_config(PPOConfig, {}, {}) == PPOConfig()
-    with pytest.raises(SettingsError, match="PPOConfig has no setting `wokers`. Nearest: `workers`"):
+    with pytest.raises(CheckpointError, match="PPOConfig has no setting `wokers`. Nearest: `workers`"):
         load_config(PPOConfig, {"wokers": {}}, {})
+    with pytest.raises(SettingsError, match="PPOConfig has no setting `wokers`. Nearest: `workers`"):
+        load_config(PPOConfig, {}, {"wokers": {}})

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What off-policy algorithms share: the replay and what connectors make of it, the count of updates, exact resume."""
 
+import dataclasses
 import functools
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
+from preloaded import Preloaded
 from torch import Tensor, nn
 
 import etude
@@ -43,7 +43,8 @@ def dqn(**given: Any) -> DQN:
 
 
 def sac(**given: Any) -> SAC:
-    return SAC(SACConfig(**{"env": "Pendulum-v1", **SMALL, **given}))
+    own = {"env": "Pendulum-v1", **SMALL, "network": dataclasses.replace(NET, separate=True)}
+    return SAC(SACConfig(**{**own, **given}))
 
 
 def facts(result: Result | dict[str, Any]) -> str:
@@ -61,6 +62,12 @@ MAKERS: dict[str, Any] = {
         dqn, connectors=("frame_stack:2", "clip_reward:0,high=0.5", "normalize_obs"), num_envs=1
     ),
     "DQN before it learns": functools.partial(dqn, learning_starts=350, capacity=1000),
+    "DQN with a memory": functools.partial(
+        dqn, network=NetworkConfig(hidden=(8,), recurrent="lstm", recurrent_size=4), connectors=("normalize_obs",)
+    ),
+    "SAC with a memory, at random at first": functools.partial(
+        sac, network=NetworkConfig(hidden=(8,), recurrent="gru", recurrent_size=4), learning_starts=350
+    ),
     "SAC": functools.partial(sac, lr=((0, 1e-3), (900, 1e-4))),
     "SAC at random": functools.partial(sac, learning_starts=400),
 }
@@ -75,20 +82,17 @@ print(json.dumps([rows, weights]))
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_a_resumed_run_goes_on_in_a_new_process_as_if_it_had_never_stopped(name: str, tmp_path: Path) -> None:
+def test_a_resumed_run_goes_on_in_a_new_process_as_if_it_had_never_stopped(
+    name: str, tmp_path: Path, preloaded: Preloaded
+) -> None:
     algorithm: Algorithm[Any] = MAKERS[name]()
     for _ in range(3):
         algorithm.train()
     algorithm.save(tmp_path)
     expected = [algorithm.train() for _ in range(5)]
     weights = [v.double().sum().item() for v in algorithm.module.state_dict().values()]
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, str(tmp_path), "5"],
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    done = preloaded.run(CHILD, str(tmp_path), "5", env=env)
     assert done.returncode == 0, done.stderr
     rows, other_weights = json.loads(done.stdout)
     assert [facts(row) for row in rows] == [facts(result) for result in expected]
@@ -228,7 +232,7 @@ def test_a_module_that_comes_later_has_a_replay_of_its_own(tmp_path: Path) -> No
     assert {"first/td", "last/td", "third/td"} <= set(algorithm.train().losses)
     algorithm.save(tmp_path)
     expected = algorithm.train()
-    assert facts(etude.load(tmp_path).train()) == facts(expected)
+    assert facts(etude.load(tmp_path, env=Duel, module_of=all_three).train()) == facts(expected)
     algorithm.remove_module("last", module_of=first_and_third)
     assert sorted(algorithm.replays) == ["first", "third"]
     assert set(algorithm.train().losses) == {"first/td", "third/td"}
@@ -236,26 +240,6 @@ def test_a_module_that_comes_later_has_a_replay_of_its_own(tmp_path: Path) -> No
 
 def first_and_third(agent: Any, episode: Any) -> str:
     return "first" if agent == "left" else "third"
-
-
-class Remembers(nn.Module):
-    """A net with a memory."""
-
-    def __init__(self, obs_space: Any, action_space: Any) -> None:
-        super().__init__()
-        self.cell = nn.GRUCell(4, 2)
-
-    def initial_state(self) -> dict[str, Tensor]:
-        return {"h": torch.zeros(2)}
-
-    def forward(self, obs: Tensor, state: dict[str, Tensor]) -> etude.Output:
-        h = self.cell(obs[:, -1], state["h"])
-        return etude.Output(h.unsqueeze(1), state={"h": h})
-
-
-def test_a_net_with_a_memory_is_refused() -> None:
-    with pytest.raises(SettingsError, match="Remembers is recurrent, but dqn learns from single steps"):
-        dqn(module=Remembers)
 
 
 class Drops(nn.Module):

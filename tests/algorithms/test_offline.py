@@ -3,6 +3,7 @@
 
 import itertools
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from etude.algorithms import (
     TD3BCConfig,
 )
 from etude.connectors import GAE, Connect, PreLearner
-from etude.errors import CheckpointError, DataError, SettingsError
+from etude.errors import CheckpointError, DataError, EtudeError, SettingsError
 from etude.experience import Experience, Segments
 from etude.learners import Batch, Loss
 from etude.modules import Module, NetworkConfig
@@ -256,7 +257,7 @@ def test_a_prelearner_stands_before_the_learner(own: Any, tmp_path: Path) -> Non
     assert sure(algorithm.module) > 0.9
     assert result.metrics["left_out/early_or_dropped"] == 240
     algorithm.save(tmp_path / "run")
-    loaded = etude.load(tmp_path / "run")
+    loaded = etude.load(tmp_path / "run", trust=own is only_high)
     found = loaded.config.prelearner
     assert found is own or (isinstance(found, OnlyAction) and found.action == 1)
 
@@ -525,3 +526,37 @@ def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(echo: str, given: dict
     assert [resumed.train().losses for _ in range(4)] == expected
     algorithm.close()
     resumed.close()
+
+
+class Hanging(Broken):
+    """Hangs in its first step."""
+
+    gate = threading.Event()
+
+    def reset(self, **kwargs: Any) -> Any:
+        return np.zeros(self.observation_space.shape, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.gate.wait()
+        raise RuntimeError("too late")
+
+
+def test_an_evaluation_that_hangs_beside_training_is_left_behind(echo: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("etude.algorithms.beside.PATIENCE", 0.1)
+    algorithm = BC(BCConfig(data=echo, env=Hanging, seed=0, evaluate_beside=True, updates_per_iteration=1))
+    algorithm.train()
+    algorithm.close()
+    Hanging.gate.set()
+
+
+class Leaving(etude.Callback):
+    def on_episode_start(self, episode: Any) -> None:
+        raise SystemExit(0)
+
+
+def test_an_evaluation_beside_training_ends_no_program(echo: str) -> None:
+    beside: Any = {"evaluate_beside": True, "callbacks": (Leaving,)}
+    algorithm = BC(BCConfig(data=echo, env=Echo, seed=0, updates_per_iteration=1, **beside))
+    algorithm.train()
+    with pytest.raises(EtudeError, match="ended by SystemExit"):
+        algorithm.train()

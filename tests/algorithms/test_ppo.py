@@ -9,7 +9,8 @@ from toy_envs import Echo
 from etude.algorithms import PPO, PPOConfig
 from etude.errors import SettingsError
 from etude.experience import Experience
-from etude.learners import Batch, ModuleLearner
+from etude.learners import Batch, Loss, ModuleLearner, Update
+from etude.modules import Module, NetworkConfig
 
 
 def config(**given: Any) -> PPOConfig:
@@ -105,6 +106,62 @@ def test_kl_target_stops_an_iteration_early() -> None:
     assert free.updates == loose.updates == epochs * 4
     assert tight.updates == 4
     assert tight.metrics["kl"] > 1.5e-4
+
+
+class Notes(PPO):
+    """Keeps what each pass over the steps reported; the first losses of the first pass are not finite."""
+
+    spoiled = 0
+    calls = 0
+
+    def loss(self, module: Module, batch: Batch) -> Loss:
+        loss = super().loss(module, batch)
+        self.calls += 1
+        return Loss(**{n: p * torch.nan for n, p in loss.parts.items()}) if self.calls <= self.spoiled else loss
+
+    def go_over(self, learner: ModuleLearner, exp: Experience, **how: Any) -> Update:
+        self.passes = [*getattr(self, "passes", []), super().go_over(learner, exp, **how)]
+        return self.passes[-1]
+
+
+@pytest.mark.parametrize("spoiled", [0, 1, 4, 6])
+def test_all_epochs_are_reported_where_there_is_a_kl_target(spoiled: int) -> None:
+    """4 epochs of 4 gradient steps; where the first 4 are skipped, the first epoch has no losses."""
+    algorithm = Notes(config(lr=1e-3, epochs=4, kl_target=1e4))
+    algorithm.spoiled = spoiled
+    result = algorithm.train()
+    assert len(algorithm.passes) == 4
+    for name in ("policy", "value"):
+        each = [update.losses[name] for update in algorithm.passes if not np.isnan(update.losses[name])]
+        assert len(each) == (3 if spoiled >= 4 else 4)
+        assert len(set(each)) == len(each)
+        assert result.losses[name] == pytest.approx(np.mean(each))
+    norms = [update.metrics["grad_norm"] for update in algorithm.passes if "grad_norm" in update.metrics]
+    assert result.metrics["grad_norm"] == pytest.approx(np.mean(norms))
+    assert result.metrics.get("skipped_steps", 0) == spoiled
+
+
+class SaysKL(PPO):
+    """Its loss logs the KL that it sees itself."""
+
+    def loss(self, module: Module, batch: Batch) -> Loss:
+        log_ratio = batch.forward(module).logp(batch.action) - batch.logp
+        return super().loss(module, batch).log(kl_of_loss=(log_ratio.exp() - 1 - log_ratio).mean())
+
+
+@pytest.mark.parametrize(("start", "burn_in"), [("zeros", 0), ("zeros", 3), ("stored", 3)])
+def test_a_recurrent_policys_kl_is_measured_in_the_states_of_the_loss(start: Any, burn_in: int) -> None:
+    """With one gradient step of no size, the loss and the measure see one policy, all steps, and states made alike."""
+    recurrent = {"network": NetworkConfig(hidden=(8,), recurrent="lstm"), "max_seq_len": 4, "lr": 0.0, "epochs": 1}
+    algorithm = SaysKL(
+        config(**recurrent, sequence_start=start, burn_in=burn_in, minibatch_size=256, num_minibatches=1)
+    )
+    with torch.no_grad():  # else the memory hardly speaks at first
+        for parameter in algorithm.module.parameters():
+            parameter.normal_(generator=torch.Generator().manual_seed(0))
+    result = algorithm.train()
+    assert result.metrics["kl"] == pytest.approx(result.metrics["kl_of_loss"], rel=1e-3, abs=1e-9)
+    assert (result.metrics["kl"] > 1e-4) == (start == "zeros")
 
 
 def test_movement_is_measured_after_the_update() -> None:

@@ -2,6 +2,7 @@
 """What is recorded while an algorithm trains, against what its `collect` gave, step by step."""
 
 import gc
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +12,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from many_agent_envs import CartPoles
+from preloaded import Preloaded
 from signalling import Signalling
 
 import etude
-from etude.algorithms import BC, DQN, PPO, SAC, BCConfig, DQNConfig, PPOConfig, SACConfig
+from etude.algorithms import BC, DQN, PPO, SAC, BCConfig, DQNConfig, PPOConfig, SACConfig, Stop
 from etude.algorithms.recorder import RecordConfig
 from etude.connectors.stored import state_from_json
 from etude.errors import DataError, SettingsError
@@ -136,7 +138,7 @@ def run(path: Path, iterations: int, **more: Any) -> PPO:
 
 @pytest.mark.parametrize("layout", ["episodes", "table"])
 @pytest.mark.parametrize("ends", ["closed", "killed"])
-def test_a_resumed_run_writes_nothing_twice(layout: Any, ends: str, tmp_path: Path) -> None:
+def test_a_resumed_run_writes_nothing_twice(layout: Any, ends: str, tmp_path: Path, preloaded: Preloaded) -> None:
     whole = run(tmp_path / "whole", 6, layout=layout)
     whole.close()
     path = tmp_path / "r"
@@ -154,7 +156,7 @@ if {ends == "killed"}:
     os.kill(os.getpid(), signal.SIGKILL)
 algorithm.close()
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = preloaded.run(code)
     assert done.returncode == (-9 if ends == "killed" else 0), done.stderr
     before = Recording.open(path).num_steps
     assert 0 < before < (6 if ends == "closed" else 5) * 96
@@ -312,4 +314,28 @@ def test_without_recording_nothing_of_it_is_loaded() -> None:
         "import sys, etude; a = etude.PPO(etude.PPOConfig(env='CartPole-v1', num_steps=64)); a.train(); a.close(); "
         "assert not a.recorder.is_on; assert 'pyarrow' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+
+
+@pytest.mark.parametrize("append", [False, True])
+def test_a_second_run_does_not_record_where_another_one_does(tmp_path: Path, append: bool) -> None:
+    path = tmp_path / "r"
+    first, seen = keeping(PPO, PPOConfig(**SMALL, record=RecordConfig(path=str(path))), 1)
+    second = PPOConfig(**SMALL, record=RecordConfig(path=str(path), append=append))
+    with pytest.raises(DataError, match=r"another writer is at work here .*close it"):
+        PPO(second)
+    first.train()
+    first.close()
+    assert read(path).keys() == seen.keys()
+    assert validate(path).ok
+
+
+def test_a_recording_that_is_removed_during_a_run_is_an_error(tmp_path: Path) -> None:
+    algorithm = PPO(PPOConfig(**SMALL, record=RecordConfig(path=str(tmp_path / "r"))))
+    algorithm.train()
+    shutil.rmtree(tmp_path / "r")
+    with pytest.raises(DataError, match="removed or moved"):
+        algorithm.fit(Stop(updates=10_000))
+    with pytest.raises(DataError, match="removed or moved"):
+        algorithm.close()
+    assert not (tmp_path / "r").exists()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """PPO with a memory: learns what can't be known without one, and learns from what it did, in the state it did it in."""
 
+import dataclasses
 from typing import Any
 
 import gymnasium as gym
@@ -8,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from over_seeds import median_over_seeds
 from torch import nn
 
 from etude.algorithms import BC, PPO, BCConfig, PPOConfig, Stop, load
 from etude.errors import ModuleError, SettingsError
-from etude.modules import NetworkConfig, Output
+from etude.modules import NetworkConfig, Output, make_module
 
 
 class Recall(gym.Env[Any, Any]):
@@ -23,6 +25,7 @@ class Recall(gym.Env[Any, Any]):
 
     observation_space = spaces.Box(0, 1, (3,), np.float32)
     action_space = spaces.Discrete(2)
+    earns = 1.0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
@@ -31,7 +34,7 @@ class Recall(gym.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         if not self.left:
-            return np.zeros(3, np.float32), float(action == self.cue), True, False, {}
+            return np.zeros(3, np.float32), self.earns * float(action == self.cue), True, False, {}
         self.left -= 1
         return np.float32([0, 0, self.left == 0]), 0.0, False, False, {}
 
@@ -71,19 +74,50 @@ class OwnGRU(nn.Module):
 @pytest.mark.learning
 @pytest.mark.parametrize("memory", ["lstm", "gru", OwnGRU])
 def test_with_a_memory_the_cue_is_recalled(memory: Any) -> None:
-    given: dict[str, Any] = {"module": memory, "seed": 1} if memory is OwnGRU else {}
-    algorithm = PPO(config(None if given else memory, **given))
-    result = algorithm.fit(Stop(return_mean=0.95, env_steps=25_000))  # about 9,000 are needed
-    assert result.return_mean > 0.9
-    assert algorithm.evaluate(100, seed=1).return_mean > 0.9
+    given: dict[str, Any] = {"module": memory} if memory is OwnGRU else {}
+
+    def score(seed: int) -> float:
+        algorithm = PPO(config(None if given else memory, seed=seed, **given))
+        algorithm.fit(Stop(return_mean=0.95, env_steps=25_000))
+        return algorithm.evaluate(100, seed=1).return_mean
+
+    assert median_over_seeds(score) > 0.85
+
+
+class Rich(Recall):
+    """The same, and it earns 1,000: the errors of values are large beside the policy's gradient."""
+
+    earns = 1000.0
+
+
+class Shared(PPO):
+    """The mistake of one memory and one gradient limit for both: what is left of the policy's gradient is little."""
+
+    def make_module(self, given: Any, obs_space: Any, action_space: Any) -> Any:
+        network = dataclasses.replace(self.config.network, separate=False)
+        return make_module(given, obs_space, action_space, network)
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize(("algorithm", "kind"), [(PPO, "lstm"), (PPO, "gru"), (Shared, "lstm")])
+def test_large_returns_do_not_drown_what_the_policy_remembers(algorithm: type[PPO], kind: str) -> None:
+    def score(seed: int) -> float:
+        one_limit: dict[str, Any] = {"grad_clip_by": "global_norm"} if algorithm is Shared else {}
+        trained = algorithm(config(kind, env=Rich, seed=seed, **one_limit))
+        return trained.fit(Stop(return_mean=950, env_steps=20_000)).return_mean / Rich.earns
+
+    found = median_over_seeds(score)
+    assert found > 0.85 if algorithm is PPO else found < 0.65
 
 
 @pytest.mark.learning
 def test_without_a_memory_it_is_guessed() -> None:
-    algorithm = PPO(config(None))
-    algorithm.fit(Stop(env_steps=25_000))
-    assert 0.4 <= algorithm.figures.returns.mean <= 0.6
-    assert algorithm.evaluate(400, seed=1).return_mean <= 0.6
+    def score(seed: int) -> float:
+        algorithm = PPO(config(None, seed=seed))
+        algorithm.fit(Stop(env_steps=6_000))
+        return algorithm.evaluate(400, seed=1).return_mean
+
+    assert 0.4 <= median_over_seeds(score) <= 0.6
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
@@ -120,7 +154,7 @@ def test_a_saved_run_goes_on_as_if_it_had_not_stopped(tmp_path: Any) -> None:
     for _ in range(2):
         algorithm.train()
     algorithm.save(tmp_path / "run")
-    other = load(tmp_path / "run")
+    other = load(tmp_path / "run", env=Recall)
     results = [each.train() for each in (algorithm, other)]
     assert results[0].losses == results[1].losses
     assert results[0].metrics == results[1].metrics

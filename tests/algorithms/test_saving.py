@@ -2,8 +2,6 @@
 import functools
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from preloaded import Preloaded
 from some_envs import Simulated
 from toy_envs import Echo, OwnNet, Toil, double, make_acrobot
 
@@ -33,7 +32,7 @@ CLOCKS = (
 
 CHILD = """
 import json, sys, etude
-algorithm = etude.load(sys.argv[1])
+algorithm = etude.load(sys.argv[1], trust=True)
 rows = [algorithm.train().to_dict() for _ in range(int(sys.argv[2]))]
 weights = [p.sum().item() for p in algorithm.module.parameters()]
 print(json.dumps([rows, weights]))
@@ -83,7 +82,7 @@ MAKERS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_resumed_run_goes_on_in_a_new_process_as_if_it_had_never_stopped(
-    name: str, recording: str, tmp_path: Path
+    name: str, recording: str, tmp_path: Path, preloaded: Preloaded
 ) -> None:
     algorithm: Algorithm[Any] = MAKERS[name](recording)
     for _ in range(3):
@@ -93,9 +92,7 @@ def test_a_resumed_run_goes_on_in_a_new_process_as_if_it_had_never_stopped(
     weights = [p.sum().item() for p in algorithm.module.parameters()]
     folders = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "envs")]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, str(tmp_path), "5"], env=env, capture_output=True, text=True, check=False
-    )
+    done = preloaded.run(CHILD, str(tmp_path), "5", env=env)
     assert done.returncode == 0, done.stderr
     rows, other_weights = json.loads(done.stdout)
     assert [facts(row) for row in rows] == [facts(result) for result in expected]
@@ -108,7 +105,10 @@ def test_a_resumed_run_goes_on_in_a_new_process_as_if_it_had_never_stopped(
 def test_settings_come_back(tmp_path: Path) -> None:
     algorithm = ppo(connectors=(FrameStack, NormalizeObs(clip=3.0), double), env=make_acrobot, lr=((0, 0.1), (5, 0.2)))
     algorithm.save(tmp_path)
-    config = etude.load(tmp_path).config
+    connectors = algorithm.config.connectors
+    config = etude.load(tmp_path, env=make_acrobot, connectors=connectors).config
+    assert config == algorithm.config
+    config = etude.load(tmp_path, trust=True).config
     for name in ("env", "seed", "num_envs", "lr", "network", "module", "grad_clip"):
         assert getattr(config, name) == getattr(algorithm.config, name)
     stack, normalize, function = config.connectors
@@ -121,20 +121,23 @@ def test_an_override_counts_more(tmp_path: Path) -> None:
     algorithm = ppo(env=Echo)
     algorithm.train()
     algorithm.save(tmp_path)
-    loaded = etude.load(tmp_path, lr=0.5, num_steps=50)
+    loaded = etude.load(tmp_path, env=Echo, lr=0.5, num_steps=50)
     result = loaded.train()
     assert result.metrics["lr"] == 0.5
     assert result.env_steps == 203 + 50
     assert result.resumed == "snapshot"
     with pytest.raises(SettingsError, match=r"PPOConfig has no setting `num_step`. Nearest: `num_steps`"):
-        etude.load(tmp_path, num_step=5)
+        etude.load(tmp_path, env=Echo, num_step=5)
 
 
 def test_more_envs_or_another_env_begin_new_episodes(tmp_path: Path) -> None:
     algorithm = ppo(env=Toil)
     algorithm.train()
     algorithm.save(tmp_path)
-    assert etude.load(tmp_path, num_envs=7).train().resumed == "new episodes: there were 5 slots, and now there are 7"
+    assert (
+        etude.load(tmp_path, env=Toil, num_envs=7).train().resumed
+        == "new episodes: there were 5 slots, and now there are 7"
+    )
     other = functools.partial(Toil, terminates=True)
     loaded = etude.load(tmp_path, env=other)
     assert loaded.train().resumed == "new episodes: another env was given"
@@ -202,15 +205,15 @@ def test_what_can_no_longer_be_imported_is_named(tmp_path: Path, monkeypatch: py
 
     ppo(env=make_acrobot).save(tmp_path)
     monkeypatch.delattr(toy_envs, "make_acrobot")
-    with pytest.raises(CheckpointError, match=r"`toy_envs:make_acrobot`, which can't be imported .*env=\.\.\."):
-        etude.load(tmp_path)
+    with pytest.raises(CheckpointError, match=r"`env` is `toy_envs:make_acrobot`, which can't be imported"):
+        etude.load(tmp_path, trust=True)
 
 
 def test_running_episodes_that_cannot_be_kept_begin_anew_and_the_result_says_so(tmp_path: Path) -> None:
     algorithm = ppo(env=Simulated)
     algorithm.train()
     algorithm.save(tmp_path)
-    loaded = etude.load(tmp_path)
+    loaded = etude.load(tmp_path, env=Simulated)
     resumed = loaded.train().resumed
     assert resumed is not None
     assert resumed.startswith("new episodes: ")
@@ -242,7 +245,7 @@ def test_a_checkpoint_can_not_name_what_is_run_when_it_is_loaded(tmp_path: Path)
     tree, meta = load_tree(tmp_path)
     meta["config"]["connectors"] = [call]
     save_tree(tmp_path, tree, meta=meta)
-    with pytest.raises(CheckpointError, match="names subprocess:Popen, which is nothing that settings hold"):
+    with pytest.raises(CheckpointError, match="`config/connectors/0` names subprocess:Popen, and nothing"):
         etude.load(tmp_path)
     assert not touched.exists()
 
@@ -259,3 +262,23 @@ def test_a_checkpoint_keeps_no_credentials():
     """Of a URL of data, what is no secret stays, so that it can be read again with credentials from elsewhere."""
     plain = saving.to_plain({"data": ["s3://KEY:SECRET@bucket/x?region=eu-west-1&secret_key=S", "runs/a"]})
     assert plain == {"data": ["s3://bucket/x?region=eu-west-1", "runs/a"]}
+
+
+@pytest.mark.parametrize(
+    "url", ["https://host/x.parquet#access_token=S3CR3T", "s3://bucket/x;sid=S3CR3T", "s3://b/x?S3CR3T"]
+)
+def test_a_url_that_may_mean_another_place_without_its_secret_is_asked_for(url, tmp_path):
+    algorithm = ppo()
+    algorithm.config.__dict__["record"] = etude.RecordConfig(path=url)
+    algorithm.save(tmp_path)
+    assert "S3CR3T" not in (tmp_path / "checkpoint.json").read_text()
+    with pytest.raises(CheckpointError, match=r"`record` was .*, which can't be kept in a checkpoint: give it"):
+        etude.load(tmp_path)
+    assert etude.load(tmp_path, record={"path": None}).config.record.path is None
+
+
+def test_what_an_object_was_made_with_is_not_told(tmp_path):
+    ppo(env=functools.partial(Toil, terminates="S3CR3T")).save(tmp_path)
+    assert "S3CR3T" not in (tmp_path / "checkpoint.json").read_text()
+    with pytest.raises(CheckpointError, match=r"`env` was an object of functools:partial, which can't be kept"):
+        etude.load(tmp_path)

@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from over_seeds import median_over_seeds
 from signalling import Signalling
 from test_saving import facts
 from torch import Tensor, nn
@@ -48,6 +49,12 @@ class Reinforce(etude.Task[etude.TaskConfig]):
         return -(Categorical(logits=output).log_prob(batch.action) * batch.following * mask).sum() / mask.sum()
 
 
+def test_learners_on_a_cluster_are_refused_before_anything_is_started() -> None:
+    with pytest.raises(SettingsError, match=r"num_learners=2, but a task .*`num_runners`"):
+        etude.TaskConfig(engine=etude.Ray(num_runners=1, num_learners=2))
+    etude.TaskConfig(engine=etude.Ray(num_runners=1))
+
+
 class Misled(Reinforce):
     """Steps get the credit of others."""
 
@@ -67,9 +74,9 @@ def small(**given: Any) -> etude.TaskConfig:
 
 @pytest.mark.learning
 def test_reinforce_learns_cartpole_and_with_the_wrong_credit_does_not() -> None:
-    stop = etude.Stop(return_mean=200, env_steps=60_000)  # in seeds 1 to 4: after 30,000 to 51,000
-    assert Reinforce(config()).fit(stop).return_mean >= 200
-    assert Misled(config()).fit(etude.Stop(env_steps=40_000)).return_mean < 50
+    stop = etude.Stop(return_mean=200, env_steps=60_000)
+    assert median_over_seeds(lambda seed: Reinforce(config(seed=seed)).fit(stop).return_mean) >= 150
+    assert median_over_seeds(lambda seed: Misled(config(seed=seed)).fit(stop).return_mean) < 60
 
 
 class WorldModel(etude.Task[etude.TaskConfig]):
@@ -117,15 +124,17 @@ class Late(WorldModel):
 @pytest.mark.learning
 def test_a_world_model_foretells_unseen_steps_and_from_the_wrong_actions_does_not() -> None:
     settings = etude.TaskConfig(
-        num_samples=4, replay_epochs=5, num_steps=2000, num_update_steps=150, lr=((0, 5e-3), (10_000, 2e-4)), seed=1
+        num_samples=4, replay_epochs=5, num_steps=2000, num_update_steps=150, lr=((0, 5e-3), (10_000, 2e-4))
     )
-    errors = {}
-    for kind in (WorldModel, Late):
-        model = kind(settings)
+
+    def error(kind: type[WorldModel], seed: int) -> float:
+        model = kind(dataclasses.replace(settings, seed=seed))
         model.fit(etude.Stop(env_steps=12_000))
-        errors[kind] = model.error(kind(dataclasses.replace(settings, seed=2)).collect(num_steps=2000)["main"])
-    assert errors[WorldModel] < 0.003  # in seeds 1 to 3: 0.0003 to 0.0011; that nothing changes is wrong by 0.79
-    assert errors[Late] > 0.004  # 0.0056 to 0.0071
+        return model.error(kind(dataclasses.replace(settings, seed=seed + 1)).collect(num_steps=2000)["main"])
+
+    right = median_over_seeds(lambda seed: error(WorldModel, seed))
+    assert right < 0.002  # that nothing changes is wrong by 0.79
+    assert median_over_seeds(lambda seed: error(Late, seed)) > max(0.004, 3 * right)
 
 
 @pytest.mark.learning
@@ -154,8 +163,11 @@ def test_nested_observations_and_actions() -> None:
             logp = sum(dist.log_prob(a) for dist, a in zip(output, batch.action.unbind(-1), strict=True))
             return -(logp * batch.following).mean()
 
-    task = Repeat(config(gamma=0.0, num_steps=500, lr=3e-2, window=30))
-    assert task.fit(etude.Stop(return_mean=8, env_steps=40_000)).return_mean >= 8  # at random: 4.2 of 10
+    def score(seed: int) -> float:
+        task = Repeat(config(gamma=0.0, num_steps=500, lr=3e-2, window=30, seed=seed))
+        return task.fit(etude.Stop(return_mean=8, env_steps=40_000)).return_mean  # at random: 4.2 of 10
+
+    assert median_over_seeds(score) >= 7.5
 
 
 def test_batches_are_samples_of_the_last_collections() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from offline_cases import mixed_pendulum, moved, naive_critic, random_batch
+from over_seeds import median_over_seeds
 from torch import Tensor
 
 import etude
@@ -152,7 +153,6 @@ def test_learns_pendulum_from_a_mixed_recording(
     pendulum: str, algorithm: type[TD3BC], given: dict[str, Any], least: int, most: int
 ) -> None:
     settings: dict[str, Any] = {
-        "seed": 0,
         "network": NetworkConfig(hidden=(64, 64), activation="relu"),
         "lr": 1e-3,
         "tau": 0.02,
@@ -161,9 +161,13 @@ def test_learns_pendulum_from_a_mixed_recording(
         "updates_per_iteration": 2000,
         "connectors": ("normalize_obs",),
     }
-    trained = algorithm(TD3BCConfig(data=pendulum, **settings | given))
-    trained.train()
-    assert least <= trained.evaluate(20, env="Pendulum-v1", seed=5).return_mean <= most
+
+    def score(seed: int) -> float:
+        trained = algorithm(TD3BCConfig(data=pendulum, **settings | given | {"seed": seed}))
+        trained.train()
+        return trained.evaluate(20, env="Pendulum-v1", seed=5).return_mean
+
+    assert least <= median_over_seeds(score) <= most
 
 
 def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(pendulum: str, tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_lifetimes_and_figures_of_one_s_own_go_on_in_a_loaded_run(tmp_path: Path
     algorithm.metrics.under("main").log("recent", [1, 2, 3], "window", window=2)
     algorithm.train()
     algorithm.save(tmp_path)
-    loaded = etude.load(tmp_path)
+    loaded = etude.load(tmp_path, env=Echo)
     for one in (algorithm, loaded):
         one.metrics.log("mine", 3, "lifetime")
         one.metrics.log("main/recent", 10, "window", window=2)

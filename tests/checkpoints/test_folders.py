@@ -38,6 +38,20 @@ def test_a_checkpoint_is_saved_read_replaced_and_removed(where):
         load_tree(where)
 
 
+@pytest.mark.parametrize("name", ["a[1]", "a?", "*"])
+def test_a_folder_named_like_a_glob_is_that_folder_only(where, name):
+    other, folder = f"{where}1", inside(os.path.dirname(where), name)
+    folder = folder.replace("?", "%3F") if "://" in folder else folder
+    save_tree(other, {"i": -1})
+    for i in range(2):
+        save_tree(folder, {"i": i})
+        assert load_tree(folder)[0] == {"i": i}
+        assert len(folder_at(folder).names()) == 2
+    remove_tree(folder)
+    assert folder_at(folder).kind() is None
+    assert load_tree(other)[0] == {"i": -1}
+
+
 def test_items_of_a_tree_are_chosen_by_name(where):
     save_tree(where, {"a": np.ones(3), "b": {"c": 1}, "d": 2})
     asked = []
@@ -108,6 +122,27 @@ def test_a_failed_write_behind_a_url_is_named_and_leaves_nothing(where, monkeypa
 
 def _full(*args):
     raise OSError(28, "No space left on device")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+def test_pipes_and_devices_are_not_read(tmp_path):
+    os.mkfifo(tmp_path / "checkpoint.json")
+    for load in (load_tree, load_meta):
+        with pytest.raises(CheckpointError, match=r"can't read .*checkpoint\.json"):
+            load(tmp_path)
+    save_tree(tmp_path / "a", {"w": np.ones(3)})
+    (state,) = (tmp_path / "a").glob("state-*")
+    state.unlink()
+    state.symlink_to("/dev/zero")
+    with pytest.raises(CheckpointError, match=r"can't read state-"):
+        load_tree(tmp_path / "a")
+
+
+@pytest.mark.parametrize("given", [None, 5, b"runs/a", ""])
+def test_what_is_no_path_is_named(given):
+    for function in (load_tree, load_meta, lambda path: save_tree(path, {})):
+        with pytest.raises(CheckpointError, match="path"):
+            function(given)
 
 
 def test_urls_that_nobody_knows():

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from checkpoint_documents import at, places, read, replaced, write
 from safetensors.numpy import load_file
 
-from etude.checkpoints import load_meta, load_tree, save_tree, tree
+from etude.checkpoints import copy_tree, load_meta, load_tree, remove_tree, save_tree, tree
 from etude.errors import CheckpointError
 
 STATE = {
@@ -162,14 +163,20 @@ def _check_whole(folder, at_least):
     return meta
 
 
-def _edit(change):
+def _edit(change, *, checksum=True):
     def edit(folder):
-        path = folder / "checkpoint.json"
-        document = json.loads(path.read_text())
+        document = read(folder)
         change(document)
-        path.write_text(json.dumps(document))
+        write(folder, document, checksum=checksum)
 
     return edit
+
+
+def _deep(levels):
+    node = None
+    for _ in range(levels):
+        node = {"$": "tuple", "items": [node]}
+    return node
 
 
 def _flip_a_bit(folder):
@@ -199,13 +206,29 @@ def _forge(folder):
         (lambda f: (f / "checkpoint.json").write_text("[]"), "is not a checkpoint: .* does not say `format: etude-ch"),
         (
             _edit(lambda d: d.update(version=9, etude="7.0")),
-            "of version 9, written by Etude 7.0; Etude .* reads versions 1 to 3",
+            "of version 9, written by Etude 7.0; Etude .* reads versions 1 to 4",
         ),
         (_edit(lambda d: d.pop("state")), "is broken: it lacks `meta`, `tree` or `state`"),
         (_edit(lambda d: d.pop("tree")), "is broken: it lacks"),
         (_edit(lambda d: d["state"].update(file="../../etc/passwd")), "it names the state file '../../etc/passwd'"),
         (lambda f: _state_file(f).unlink(), r"state-.*\.safetensors is missing, though checkpoint\.json names it"),
         (lambda f: os.truncate(_state_file(f), 50), r"state-.* has 50 bytes, but checkpoint\.json says \d+"),
+        (
+            _edit(lambda d: d["tree"].update(scale=1.0), checksum=False),
+            r"checkpoint\.json is broken: its content does not match its checksum\. Restore it from a copy",
+        ),
+        (_edit(lambda d: d.pop("crc32")), r"checkpoint\.json is broken: its content does not match its checksum"),
+        (_edit(lambda d: d["state"].update(crc32=[1])), "is broken: it lacks checksums of state-"),
+        (_edit(lambda d: d["state"].update(bytes="9")), "is broken: it lacks checksums of state-"),
+        (
+            lambda f: (f / "checkpoint.json").write_text('{"format": "etude-checkpoint", "version": NaN}'),
+            r"is broken: it is not JSON \(NaN is no number of JSON\)",
+        ),
+        (
+            lambda f: (f / "checkpoint.json").write_text('{"a":' * 100_000 + "1" + "}" * 100_000),
+            r"checkpoint\.json is broken: it is not JSON \(maximum recursion",
+        ),
+        (_edit(lambda d: d.update(meta=_deep(400))), "is broken: it is nested too deeply"),
         (_flip_a_bit, "state-.* is broken: its content does not match its checksum. Restore it from a copy"),
         (_forge, r"state-.* is broken: .*header"),
         (_edit(lambda d: d["tree"]["module"].update(w={"$": "tensor", "name": "x"})), "the checkpoint is broken at"),
@@ -216,6 +239,93 @@ def test_a_broken_checkpoint_is_named(tmp_path, harm, message):
     harm(tmp_path)
     with pytest.raises(CheckpointError, match=message):
         load_tree(tmp_path)
+
+
+def test_every_part_of_the_document_is_in_its_checksum(tmp_path):
+    save_tree(tmp_path, STATE, meta={"lr": 3e-4})
+    document = read(tmp_path)
+    for place in places(document):
+        node = at(document, place)
+        other = {bool: lambda x: not x, int: lambda x: x + 1, float: lambda x: x + 1, str: lambda x: x + "x"}.get(
+            type(node), lambda x: 1 if x is None else None
+        )(node)
+        write(tmp_path, replaced(document, place, other), checksum=False)
+        with pytest.raises(CheckpointError):
+            load_meta(tmp_path)
+    write(tmp_path, document, checksum=False)  # laid out in another way
+    assert load_meta(tmp_path) == {"lr": 3e-4}
+
+
+def test_what_is_nested_too_deeply_is_not_saved(tmp_path):
+    save_tree(tmp_path, {"i": 1})
+    deep = 1
+    for _ in range(5000):
+        deep = [deep]
+    for tree_, meta in ((deep, None), (1, deep)):
+        with pytest.raises(CheckpointError, match="nested too deeply"):
+            save_tree(tmp_path, tree_, meta=meta)
+    assert load_tree(tmp_path)[0] == {"i": 1}
+
+
+def test_numbers_that_are_not_finite_are_valid_json(tmp_path):
+    save_tree(tmp_path, {"x": [float("nan"), float("inf")]}, meta={"x": float("nan"), "y": np.float64("-inf")})
+    text = (tmp_path / "checkpoint.json").read_text()
+    json.loads(text, parse_constant=lambda name: pytest.fail(name))
+    state, meta = load_tree(tmp_path)
+    assert np.isnan([state["x"][0], meta["x"]]).all()
+    assert meta["y"] == -np.inf
+
+
+@pytest.mark.parametrize("node", [
+    {"$": "tensor", "name": "counters", "dtype": "_dynamo", "shape": [1]},
+    {"$": "tensor", "name": "b", "dtype": "load", "shape": [1]},
+    {"$": "tensor", "name": "b", "dtype": ["bfloat16"], "shape": [1]},
+    {"$": "tensor", "name": "empty", "dtype": "bfloat16", "shape": [2**40]},
+    {"$": "array", "name": "b", "dtype": "O", "shape": [1]},
+    {"$": "array", "name": "empty", "dtype": "<f8", "shape": [2**40]},
+    {"$": "array", "name": "b", "dtype": [["a", "<f4"]], "shape": [1]},
+    {"$": "scalar", "dtype": "O", "hex": "00" * 8},
+    {"$": ["tuple"], "items": []},
+    {"$": "tuple"},
+    {"$": "dict", "items": [[[], 1]]},
+    {"$": "float", "hex": "00"},
+    {"$": "objects", "items": [1, 2], "shape": [3]},
+])  # fmt: skip
+def test_a_node_that_is_none_of_ours_is_named_and_imports_nothing(tmp_path, node):
+    save_tree(tmp_path, {"b": np.zeros(2, np.uint8), "empty": np.zeros(0, np.uint8), "x": 0})
+    document = read(tmp_path)
+    write(tmp_path, replaced(document, ("tree", "x"), node))
+    known = set(sys.modules)
+    with pytest.raises(CheckpointError, match="broken"):
+        load_tree(tmp_path)
+    assert set(sys.modules) == known
+
+
+def test_a_copy_is_a_checkpoint_of_its_own(tmp_path):
+    save_tree(tmp_path / "a", {"w": np.arange(5)}, meta=1)
+    copy_tree(tmp_path / "a", tmp_path / "b")
+    copy_tree(tmp_path / "a", tmp_path / "b")
+    assert os.path.samefile(_state_file(tmp_path / "a"), _state_file(tmp_path / "b"))
+    save_tree(tmp_path / "a", {"w": np.arange(9)}, meta=2)
+    assert load_tree(tmp_path / "b")[0]["w"].tolist() == [0, 1, 2, 3, 4]
+    copy_tree(tmp_path / "a", tmp_path / "b")
+    assert load_tree(tmp_path / "b")[0]["w"].tolist() == list(range(9))
+    assert len(list((tmp_path / "b").iterdir())) == 2
+    remove_tree(tmp_path / "a")
+    assert load_meta(tmp_path / "b") == 2
+    with pytest.raises(CheckpointError, match="a is not a checkpoint: there is no such folder"):
+        copy_tree(tmp_path / "a", tmp_path / "c")
+
+
+def test_a_copy_where_files_can_have_one_name_only(tmp_path, monkeypatch):
+    def refuse(*args):
+        raise OSError(18, "Invalid cross-device link")
+
+    save_tree(tmp_path / "a", {"w": np.arange(5)})
+    monkeypatch.setattr(os, "link", refuse)
+    copy_tree(tmp_path / "a", tmp_path / "b")
+    assert not os.path.samefile(_state_file(tmp_path / "a"), _state_file(tmp_path / "b"))
+    assert load_tree(tmp_path / "b")[0]["w"].tolist() == [0, 1, 2, 3, 4]
 
 
 def test_a_path_that_is_no_folder_is_named(tmp_path):
@@ -233,4 +343,4 @@ def test_nothing_here_imports_torch_or_pickle():
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert "pickle" not in Path(tree.__file__).read_text().replace("free of pickle", "")
+    assert "pickle" not in Path(tree.__file__).read_text(encoding="utf-8").replace("free of pickle", "")

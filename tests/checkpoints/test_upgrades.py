@@ -13,7 +13,7 @@ from etude.checkpoints import load_tree
 from etude.checkpoints.upgrades import UPGRADES, VERSION
 from etude.errors import CheckpointError
 
-FIRST, SECOND = (Path(__file__).parent / f"version_{n}" for n in (1, 2))
+FIRST, SECOND, THIRD = (Path(__file__).parent / f"version_{n}" for n in (1, 2, 3))
 
 
 def test_every_older_version_can_be_upgraded():
@@ -118,3 +118,25 @@ def test_a_run_of_version_2_goes_on(tmp_path):
     )
     algorithm = etude.load(SECOND, data=str(tmp_path / "data"))
     assert algorithm.train().updates == 6
+
+
+def test_a_run_of_version_3_goes_on():
+    algorithm = etude.load(THIRD)
+    stack, normalize = algorithm.config.connectors
+    assert (stack, type(normalize), normalize.clip) == ("frame_stack:2", etude.NormalizeObs, 5.0)
+    assert algorithm.config.overrides == {"main": {"lr": 1e-4}}
+    assert (algorithm.iteration, algorithm.env_steps, algorithm.updates) == (1, 32, 2)
+    result = algorithm.train()
+    assert (result.iteration, result.env_steps, result.updates, result.episodes) == (2, 64, 4, 3)
+    assert result.return_mean == pytest.approx(44 / 3)  # as when that run went on itself
+    assert result.resumed == "snapshot"
+
+
+def test_what_a_checkpoint_without_a_checksum_says_is_looked_at_all_the_same(tmp_path):
+    document = json.loads((THIRD / "checkpoint.json").read_text())
+    (state,) = THIRD.glob("state-*")
+    shutil.copy(state, tmp_path)
+    document["meta"]["config"]["connectors"] = [{"$ref": "os:abort"}]
+    (tmp_path / "checkpoint.json").write_text(json.dumps(document))
+    with pytest.raises(CheckpointError, match="`config/connectors/0` names os:abort"):
+        etude.load(tmp_path)

@@ -2,6 +2,7 @@
 """Small runs for the tests of the command line."""
 
 import os
+import shutil
 import signal
 import time
 
@@ -69,6 +70,24 @@ class Unwatched(gym.Wrapper):
 
 def unwatched_env():
     return Unwatched(make_env())
+
+
+class Tidying(gym.Wrapper):
+    """Removes the metrics of the run that the environment names, at the beginning of the fifth episode."""
+
+    episodes = 0
+
+    def reset(self, **kwargs):
+        Tidying.episodes += 1
+        if Tidying.episodes == 5:
+            shutil.rmtree(os.path.join(os.environ["RUN"], "tensorboard"))
+            for name in ("metrics.jsonl", "metrics.csv"):
+                os.remove(os.path.join(os.environ["RUN"], name))
+        return super().reset(**kwargs)
+
+
+def tidying_env():
+    return Tidying(make_env())
 
 
 def never_made():

@@ -4,6 +4,8 @@ import shutil
 
 import h5py
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from cli_runs import trained
 
@@ -42,6 +44,21 @@ def test_a_recording_without_a_fault(recording, capsys):
     (file,) = recording.glob("*.parquet")
     assert main(["data", "validate", str(file), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ok"]
+
+
+def test_what_is_harmless_is_read_but_found(recording, tmp_path, capsys):
+    other = tmp_path / "rllib"
+    assert main(["data", "convert", str(recording), str(other), "--format", "rllib-episodes"]) == 0
+    file = next(other.rglob("*.parquet"))
+    table = pq.read_table(file)
+    pq.write_table(pa.concat_tables([table, table.slice(0, 1)]), file)
+    capsys.readouterr()
+    assert main(["data", "validate", str(other)]) == 1
+    out = capsys.readouterr().out
+    assert "no problems, 1 warning(s)" in out
+    assert f"{file}: row {len(table)}: repeats the episode" in out
+    assert main(["data", "info", str(other), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["episodes"] == 4
 
 
 def test_a_fault_is_reported_with_its_file(recording, tmp_path, capsys):
@@ -162,10 +179,9 @@ def test_bad_data_are_left_out_and_told(spoilt, tmp_path, capsys, command, more)
     bad = json.loads(capsys.readouterr().out)["bad"]
     assert bad["met"] == {"nan": 1}
     assert bad["left_out_rows"]["nan"] > 3
-    assert main([*words(3), "--on-bad", "strict"]) == 2
-    assert "`reward` holds NaN" in capsys.readouterr().err
-    assert main([*words(4), "--json"]) == 0
-    assert "bad" not in json.loads(capsys.readouterr().out)
+    for number, by_default in ((3, ["--on-bad", "strict"]), (4, [])):
+        assert main([*words(number), *by_default]) == 2
+        assert "`reward` holds NaN" in capsys.readouterr().err
 
 
 def test_info_says_how_to_go_on(recording, tmp_path, capsys):

@@ -95,9 +95,9 @@ def test_what_was_trained_on_a_cluster_plays_without_it(tmp_path, capsys):
     algorithm = etude.load(out)
     object.__setattr__(algorithm.config, "engine", Ray(num_runners=7, address="127.0.0.1:1"))
     algorithm.save(out)
-    assert engine_of("--resume", str(out), "--num-learners", "1") != "local"
-    asked = ask(PPO, "ppo", ["--resume", str(out), "--num-learners", "1"])
-    found = from_dict(Ray, asked.given["engine"], owner="ray")
-    assert (found.num_runners, found.num_learners, found.address) == (7, 1, "127.0.0.1:1")
+    with pytest.raises(SettingsError, match=r"add --engine ray"):
+        engine_of("--resume", str(out), "--num-learners", "1")
+    assert engine_of("--resume", str(out), "--engine", "ray", "--num-learners", "1") == Ray(num_learners=1)
+    assert main(["train", "ppo", "--resume", str(out), "--stop.updates", "6", "--quiet"]) == 0  # here
     assert main(["evaluate", str(out), "--episodes", "1"]) == 0
     assert "1 episodes" in capsys.readouterr().out

@@ -7,12 +7,13 @@ import importlib.util
 import pytest
 from cli_runs import SMALL, trained
 
+import etude
 from etude.cli.main import main
 from etude.metrics import read_jsonl
 
 
 def read(path):
-    with open(path, newline="") as file:
+    with open(path, encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
@@ -59,6 +60,20 @@ def test_clips_are_made_without_tensorboard_too(tmp_path):
     args = ["--clip-interval", "2"]
     assert main([*SMALL, *args, "--log", "jsonl", "--stop.updates", "4", "--quiet", "--out", str(out)]) == 0
     assert names(out / "clips") == {"iteration_000002.gif"}
+
+
+def test_metrics_that_can_not_be_written_are_said_and_end_no_run(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "run"
+    monkeypatch.setenv("RUN", str(out))
+    log = ["--env", "cli_runs:tidying_env", "--log", "jsonl", "csv", "tensorboard"]
+    trained(out, *log, updates=60)
+    said = capsys.readouterr().err.splitlines()
+    for place in ("metrics.jsonl", "metrics.csv", "tensorboard"):
+        mine = [line for line in said if str(out / place) in line]
+        assert len(mine) == 2 or (place == "tensorboard" and len(mine) == 1), "once, and at the end"
+        assert "missing" in mine[-1]
+    assert not {"metrics.jsonl", "metrics.csv", "tensorboard"} & names(out)
+    assert etude.load(out, env="cli_runs:tidying_env").updates == 60
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])

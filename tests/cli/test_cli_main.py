@@ -72,5 +72,46 @@ def test_a_reader_that_has_had_enough_is_no_error():
         stderr=subprocess.PIPE,
     )
     child.stdout.close()
-    _, err = child.communicate(timeout=60)
+    _, err = child.communicate(timeout=300)
     assert (child.returncode, err) == (1, b"")
+
+
+# -- the folder that one works in ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def downloaded(tmp_path):
+    """A folder with a run and with files of a stranger, some of which are named as libraries are."""
+    trained(tmp_path / "run")
+    touch = "import pathlib; pathlib.Path(__file__).with_suffix('.touched').touch()\n"
+    for name in ("yaml", "rich", "matplotlib", "tyro", "torch", "typing", "decimal", "json", "theirs"):
+        (tmp_path / f"{name}.py").write_text(touch)
+    (tmp_path / "mine.py").write_text(
+        "import gymnasium as gym\ndef make():\n    return gym.make('CartPole-v1', max_episode_steps=9)\n"
+    )
+    return tmp_path
+
+
+STARTS = {"python -m etude": ["-m", "etude"], "the script": ["-P", *ETUDE[1:]]}
+"""A script has its own folder first on the path."""
+
+
+@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
+def test_nothing_in_the_folder_that_one_works_in_is_imported_unless_it_is_named(downloaded, start):
+    def run(*words):
+        path = os.path.dirname(os.path.dirname(etude.__file__))
+        env = os.environ | {"PYTHONPATH": path}
+        done = subprocess.run(
+            [sys.executable, *start, *words], cwd=downloaded, env=env, capture_output=True, text=True, timeout=300
+        )
+        return done.returncode, done.stderr
+
+    assert run("plot", "run", "--to", "curves.png") == (0, "")
+    assert run("evaluate", "run", "--episodes", "1") == (0, "")
+    assert not list(downloaded.glob("*.touched"))
+    for name in ("yaml", "rich", "matplotlib", "tyro", "torch", "typing", "decimal", "json"):
+        (downloaded / f"{name}.py").unlink()
+    assert run("evaluate", "run", "--env", "mine:make", "--episodes", "1") == (0, "")
+    code, err = run("evaluate", "run", "--env", "theirs:make", "--episodes", "1")
+    assert code == 2
+    assert "theirs:make" in err

@@ -45,8 +45,12 @@ def test_to_play_elsewhere_training_s_envs_are_not_made(tmp_path, capsys):
         to = ["--to", str(tmp_path / f"{name}-data"), "--quiet"]
         assert main(["record", str(out), "--env", "CartPole-v1", "--episodes", "2", *to]) == 0
         assert len(MADE) == made
-        assert main(["evaluate", str(out), "--episodes", "1"]) == 0
-        assert len(MADE) == made + 1
+        assert main(["evaluate", str(out), "--episodes", "1"]) == 2
+        assert "(--env on the command line)" in capsys.readouterr().err
+        assert len(MADE) == made
+        for more in (["--trust"], ["--env", "cli_runs:counted_env"]):
+            assert main(["evaluate", str(out), "--episodes", "1", *more]) == 0
+        assert len(MADE) == made + 2
 
 
 def test_several_modules_and_faulty_episodes_in_words():

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 
+import cli_runs
 import pytest
 from cli_runs import SMALL, TRAIN, trained
 
@@ -12,7 +14,9 @@ import etude
 from etude.cli.folders import claimed
 from etude.cli.main import main
 from etude.errors import SettingsError
+from etude.locks import Lock
 from etude.metrics import read_jsonl
+from etude.recordings import validate
 
 
 def test_a_run_leaves_metrics_events_and_a_checkpoint(tmp_path, capsys):
@@ -28,10 +32,18 @@ def test_a_run_leaves_metrics_events_and_a_checkpoint(tmp_path, capsys):
     assert f"The run is in {out}" in text.err
 
 
+@pytest.mark.parametrize("hidden", [["8", "4"], ["8,4"], ["[8,4]"], ["[8,", "4]"], ["(8, 4)"]])
+def test_several_numbers_may_have_commas_between(tmp_path, hidden):
+    (tmp_path / "run.yaml").write_text(f"network:\n  hidden: {json.dumps(' '.join(hidden))}\n")
+    for out, given in (("flag", ["--hidden", *hidden]), ("file", ["--config", str(tmp_path / "run.yaml")])):
+        assert main([*TRAIN, "--stop.updates", "1", "--quiet", "--out", str(tmp_path / out), *given]) == 0
+        assert etude.load(tmp_path / out).config.network.hidden == (8, 4)
+
+
 def test_flags_reach_the_settings(tmp_path):
     more = ["--network.hidden", "8", "4", "--connectors", "normalize_obs", "frame_stack:2", "cli_runs:halved"]
     out = trained(tmp_path / "run", *more, "--lr", "0:1e-3,1000:0", "--no-normalize-advantages", "--kl-target", "none")
-    config = etude.load(out).config
+    config = etude.load(out, trust=True).config
     assert (config.network.hidden, config.lr, config.seed) == ((8, 4), ((0, 1e-3), (1000, 0.0)), 1)
     assert not config.normalize_advantages
     assert [str(c) for c in config.connectors[:2]] == ["normalize_obs", "frame_stack:2"]
@@ -43,8 +55,8 @@ def test_envs_networks_and_algorithms_of_ones_own(tmp_path, capsys):
     assert main([*args, "--num-envs", "2", "--stop.updates", "2", "--out", str(out), "--json"]) == 0
     last = json.loads(capsys.readouterr().out)
     assert last["length_mean"] <= 20
-    assert type(etude.load(out)).__name__ == "Mine"
-    assert main(["evaluate", str(out), "--episodes", "2"]) == 0
+    assert type(etude.load(out, env=cli_runs.make_env, module=cli_runs.Net)).__name__ == "Mine"
+    assert main(["evaluate", str(out), "--episodes", "2", "--trust"]) == 0
 
 
 def test_quiet_and_json(tmp_path, capsys):
@@ -100,7 +112,7 @@ def test_settings_from_a_file_which_flags_override(tmp_path, capsys):
     out = tmp_path / "run"
     args = ["--num-envs", "2", "--network.activation", "tanh", "--out", str(out), "--json"]
     assert main(["train", "ppo", "--config", str(path), *args]) == 0
-    config = etude.load(out).config
+    config = etude.load(out, trust=True).config
     assert (config.num_envs, config.num_steps, config.clip, config.lr) == (2, 64, 0.3, ((0, 1e-3), (100, 0.0)))
     assert (config.network.hidden, config.network.activation) == ((8,), "tanh")
     assert json.loads(capsys.readouterr().out)["updates"] == 3
@@ -138,7 +150,11 @@ def test_yaml_may_merge(tmp_path):
         ("a.yaml", "seed: 1\nlr: 1e-3\nseed: 2", "a.yaml has `seed` twice: leave one of them out."),
         ("a.yaml", "network: {hidden: [8], hidden: [4]}", "a.yaml has `hidden` twice"),
         ("a.json", '{"seed": 1, "seed": 2}', "a.json has `seed` twice"),
-        ("a.yaml", "lr: true", "a.yaml: ppo.lr is True, expected float | tuple[tuple[int, float], ...]: not yes or no"),
+        (
+            "a.yaml",
+            "lr: true",
+            "a.yaml: ppo.lr is True, expected float | tuple[tuple[int, float] | 'cosine', ...]: not yes or no",
+        ),
         ("a.yaml", "seed: yes", "a.yaml: ppo.seed is True, expected int | None: not yes or no"),
         (
             "a.yaml",
@@ -179,9 +195,28 @@ def test_what_is_wrong_in_a_file(tmp_path, capsys, name, text, message):
         (["ppo", "--module", "cli_runs:Nett"], "`cli_runs:Nett`, which can't be imported here"),
         (["ppo", "--env", "CartPole-v1", "--connectors", "frame_stak:4"], "Nearest: `frame_stack`"),
         (["ppo", "--save-interval", "-1"], "`save_interval` is -1.0, but must be at least 0."),
+        (["ppo", "--hidden", "64x64"], "hidden is '64x64', expected INT ..., such as --hidden 64 64"),
+        (["ppo", "--lr", "abc"], "ppo.lr is 'abc', expected NUMBER|STEP:NUMBER,..., such as --lr 3e-4"),
+        (["ppo", "--lr", "0:1e-3,10:abc"], "ppo.lr is '0:1e-3,10:abc', expected NUMBER|STEP:NUMBER,..."),
+        (["ppo", "--learning-rate", "1e-3"], "no setting `learning-rate`. Here it is: `lr`"),
+        (["ppo", "--learning_rate", "1e-3"], "no setting `learning_rate`. Here it is: `lr`"),
+        (["ppo", "--total-timesteps", "1000"], "Here it is: `stop.env-steps`"),
+        (["ppo", "--stop", "1000"], "Here it is: `stop.env-steps`"),
+        (["ppo", "--batch-size", "64"], "Here it is: `minibatch-size`"),
+        (["ppo", "--n-steps", "64"], "Here it is: `num-steps`"),
+        (["dqn", "--n-steps", "64"], "Here it is: `n-step`"),
+        (["ppo", "--gae-lambda", "0.9"], "Here it is: `lambda`"),
+        (["ppo", "--tensorboard-log", "x"], "Here it is: `out`"),
+        (["dqn", "--buffer-size", "9"], "Here it is: `capacity`"),
+        (["ppo", "CartPole-v1"], "--env CartPole-v1"),
+        (["a2c"], "there is no algorithm `a2c`. There are ppo, impala, appo, dqn, sac, bc, marwil, iql, cql, td3_bc"),
+        (["td3"], "there is no algorithm `td3`. There are ppo,"),
+        (["PPO", "--lrr", "1"], "ppo has no setting `lrr`"),
+        (["TD3BC", "--lrr", "1"], "td3_bc has no setting `lrr`"),
         (["poo"], "error: there is no algorithm `poo`. Nearest: `ppo`."),
         (["cli_runs:make_env"], "error: cli_runs:make_env is no algorithm"),
         ([], "error: etude train needs an algorithm: ppo, impala, appo, dqn, sac, bc, marwil"),
+        (["--resume", "runs/a"], "Put it first, as in etude train ppo --env CartPole-v1, or etude train ppo --resume"),
         (["bc", "--env", "CartPole-v1"], "error: bc needs a value for `data`, such as --data"),
         (["bc", "--data", "nowhere"], "nowhere: there is no such file or folder"),
     ],
@@ -213,7 +248,7 @@ def test_two_runs_are_never_mixed(tmp_path, capsys):
     out = trained(tmp_path / "run")
     (out / "notes.txt").write_text("mine")
     assert main([*SMALL, "--stop.updates", "2", "--out", str(out)]) == 2
-    assert f"{out} holds a run already. Go on with it (--resume {out})" in capsys.readouterr().err
+    assert f"{out} holds a run already. Go on with it (--resume {shlex.quote(str(out))})" in capsys.readouterr().err
     trained(out, "--overwrite", updates=2)
     assert [row["updates"] for row in read_jsonl(out / "metrics.jsonl")] == [2]
     assert len(list((out / "tensorboard").iterdir())) == 1
@@ -256,6 +291,31 @@ def test_two_processes_are_never_in_one_folder(tmp_path, capsys):
             assert main([*SMALL, *args]) == 2
             assert f"{out} is in use: another process is training in it." in capsys.readouterr().err
     assert main(["train", "ppo", "--resume", str(out), "--stop.updates", "6", "--quiet"]) == 0
+
+
+@pytest.mark.parametrize("log", ["jsonl", "csv", "tensorboard"])
+def test_a_folder_that_goes_away_ends_the_run_with_an_error(tmp_path, monkeypatch, capsys, log):
+    def removed(algorithm, **how):
+        if algorithm.iteration == 1:
+            (tmp_path / "run").rename(tmp_path / "elsewhere")
+        return train(algorithm, **how)
+
+    train = etude.PPO.train
+    monkeypatch.setattr(etude.PPO, "train", removed)
+    assert main([*SMALL, "--stop.updates", "400", "--out", str(tmp_path / "run"), f"--log={log}"]) != 0
+    assert "removed or moved" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_two_runs_do_not_record_into_one_folder(tmp_path, capsys):
+    record = ["--record", str(tmp_path / "data"), "--stop.updates", "2", "--quiet"]
+    (tmp_path / "data").mkdir()
+    with Lock(tmp_path / "data" / ".part.lock"):  # as of a run that has not written anything yet
+        for more in ([], ["--record.append"]):
+            assert main([*SMALL, *record, *more, "--out", str(tmp_path / "run")]) == 2
+            assert "another writer is at work here" in capsys.readouterr().err
+    assert main([*SMALL, *record, "--out", str(tmp_path / "run")]) == 0
+    assert validate(tmp_path / "data").ok
 
 
 def test_a_claimed_folder_of_which_nothing_came_goes_again(tmp_path):
@@ -346,9 +406,9 @@ def test_a_signal_saves_a_checkpoint_and_ends_it(tmp_path, number):
         if line.startswith(("return", "steps", "updates")):
             break
     child.send_signal(number)
-    _, err = child.communicate(timeout=60)
+    _, err = child.communicate(timeout=300)
     assert child.returncode == 130
-    assert f"Go on with: etude train ppo --resume {out}" in err
+    assert f"Go on with: etude train ppo --resume {shlex.quote(str(out))}" in err
     assert "Traceback" not in err
     rows = read_jsonl(out / "metrics.jsonl")
     done = rows[-1]["updates"]
@@ -373,18 +433,18 @@ LEAVES = '2>&1 | (head -1; exec <&-; touch "$GONE")'  # the run goes on only the
 def test_a_run_outlives_those_who_watch_it(tmp_path, redirected):
     out, gone = tmp_path / "run", tmp_path / "gone"
     env = "cli_runs:unwatched_env" if "head" in redirected else "CartPole-v1"
-    words = " ".join([*SMALL, "--stop.updates", "20", "--json", "--out", str(out)]).replace("CartPole-v1", env)
+    words = shlex.join([*SMALL, "--stop.updates", "20", "--json", "--out", str(out)]).replace("CartPole-v1", env)
     done = subprocess.run(
         ["bash", "-c", f"{SHELL} {words} {redirected}; exit ${{PIPESTATUS[0]}}"],
         env={**os.environ, "PYTHONPATH": os.path.dirname(__file__), "GONE": str(gone)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert "Traceback" not in done.stdout + done.stderr
     assert "Error" not in done.stdout + done.stderr
     assert done.returncode == (1 if "head" in redirected else 0)
-    assert etude.load(out).learner.updates == 20
+    assert etude.load(out, env="CartPole-v1").learner.updates == 20
 
 
 def test_checkpoints_are_saved_on_the_way(tmp_path, monkeypatch):
@@ -456,3 +516,26 @@ def test_the_package_runs_as_a_module():
     done = subprocess.run([sys.executable, "-m", "etude", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("etude ")
     assert subprocess.run([sys.executable, "-m", "etude", "trian"], capture_output=True, check=False).returncode == 2
+
+
+def test_a_save_gathers_and_writes_the_state_once_whatever_is_kept(tmp_path, monkeypatch):
+    out, gathered, written = tmp_path / "run", [], set()
+    gather, add = etude.PPO.pull_learners, etude.Checkpoints.add
+    monkeypatch.setattr(etude.PPO, "pull_learners", lambda self: gathered.append(self.updates) or gather(self))
+
+    def added(self, *args):
+        path = add(self, *args)
+        written.update(os.stat(file).st_ino for file in out.rglob("state-*"))
+        return path
+
+    monkeypatch.setattr(etude.Checkpoints, "add", added)
+    keep = ["--checkpoints.keep-last", "2", "--checkpoints.keep-best", "1"]
+    assert main([*SMALL, "--stop.updates", "10", "--save-interval", "0", *keep, "--out", str(out), "--quiet"]) == 0
+    assert gathered == [2, 4, 6, 8, 10, 10]  # and at the end
+    assert len(written) <= len(gathered)
+    newest = max((out / "checkpoints").iterdir())
+    assert etude.load(newest).updates == etude.load(out).updates == 10
+    best = etude.load(sorted((out / "checkpoints").iterdir())[0]).updates
+    assert main(["train", "ppo", "--resume", str(out), "--stop.updates", "12", "--quiet"]) == 0
+    assert etude.load(newest).updates == 10  # what is kept stays as it was
+    assert best < 10

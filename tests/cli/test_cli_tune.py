@@ -2,8 +2,6 @@
 import json
 import math
 import signal
-import subprocess
-import sys
 
 import pytest
 from cli_runs import SMALL
@@ -95,14 +93,14 @@ def test_errors_name_the_culprit(capsys, tmp_path, monkeypatch, args, message):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_ray_it_is_said_what_to_install(tmp_path):
+def test_without_ray_it_is_said_what_to_install(tmp_path, preloaded):
     code = (
         "import sys; sys.modules['ray'] = None\nimport importlib.util\nfound = importlib.util.find_spec\n"
         "importlib.util.find_spec = lambda name, *more: None if name == 'ray' else found(name, *more)\n"
         "from etude.cli.main import main\nsys.exit(main(sys.argv[1:]))"
     )
     for args in (["tune", "ppo", "--env", "CartPole-v1", "--space.lr", "1e-3,1e-4"], ["tune", "--resume", "x"]):
-        done = subprocess.run([sys.executable, "-c", code, *args], cwd=tmp_path, capture_output=True, text=True)
+        done = preloaded.run(code, *args, cwd=tmp_path)
         assert done.returncode == 2
         assert done.stderr == 'error: etude tune needs Ray: pip install "etude[ray]".\n'
 
@@ -156,7 +154,9 @@ def test_trials_from_the_command_line_and_the_best_one_plays(small_cluster, tmp_
     algorithm = etude.load(best)
     assert algorithm.updates == 4
     assert algorithm.evaluate(1).episodes == 1
-    assert main(["tune", "--resume", "out", "--json"]) == 0
+    assert main(["tune", "--resume", "out", "--json"]) == 2
+    assert "Tune keeps pickles in out, and to load them runs code" in capsys.readouterr().err
+    assert main(["tune", "--resume", "out", "--trust", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [trial["settings"]["lr"] for trial in found["trials"]] == [1e-3, 1e-4]
     assert found["trials"][found["best"]]["checkpoint"] == best

@@ -107,7 +107,7 @@ def test_the_env_s_own_window(run):
     code = "import sys\nfrom etude.cli.main import main\nsys.exit(main(sys.argv[1:]))"
     args = ["watch", str(run), "--live", "--env", "test_cli_watch:make_drawn", "--episodes", "2"]
     env = os.environ | {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy", "PYTHONPATH": os.path.dirname(__file__)}
-    done = subprocess.run([sys.executable, "-c", code, *args], env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code, *args], env=env, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (0, "2 episodes, returned 8, 8\n"), done.stderr
 
 

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etude.connectors import GAE, NormalizeAdvantages
+from etude.connectors import GAE, AdvantageWeights, LiftAdvantages, NormalizeAdvantages
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience
 from etude.modules import NetworkConfig, make_module
@@ -129,6 +129,41 @@ def test_normalizing_one_value_none_and_no_column() -> None:
         NormalizeAdvantages().offline(episodes([1]))
 
 
+@pytest.mark.parametrize("mean", [-3.0, 3.0])
+def test_lifted_by_the_mean_of_trained_steps_where_it_is_negative(mean: float) -> None:
+    exp = episodes([6, 4]).cut(3, lookback=2)
+    advantage = np.random.default_rng(0).normal(mean, 1, exp.num_steps).astype(np.float32)
+    trained = exp.trained()
+    advantage[~trained] = 1e6
+    out = LiftAdvantages().offline(exp.with_steps(advantage=advantage)).steps["advantage"]
+    own = advantage[trained].astype(float)
+    assert out.dtype == np.float32
+    np.testing.assert_allclose(out[trained], own - own.mean() if mean < 0 else own, rtol=1e-4, atol=1e-5)
+
+
+def test_lifting_none_and_no_column() -> None:
+    none = LiftAdvantages().offline(episodes([]).with_steps(advantage=np.zeros(0, np.float32)))
+    assert none.num_steps == 0
+    with pytest.raises(DataError, match="LiftAdvantages needs the column `advantage`"):
+        LiftAdvantages().offline(episodes([1]))
+
+
+def test_the_average_of_squared_advantages_leaves_lookback_out() -> None:
+    cut = episodes([10, 7]).cut(4, lookback=2)
+    rng = np.random.default_rng(0)
+    advantage = np.where(cut.trained(), rng.normal(size=cut.num_steps), 1e3).astype(np.float32)
+    own = advantage[cut.trained()]
+    assert len(own) == 17 < cut.num_steps
+    weights = AdvantageWeights(rate=0.5)
+    weights.update(cut.with_steps(advantage=advantage))
+    first = weights.mean_square
+    assert first == pytest.approx(np.square(own).mean())
+    weights.update(episodes([]).with_steps(advantage=np.zeros(0, np.float32)))  # of which nothing can be learned
+    assert weights.mean_square == first
+    weights.update(cut.with_steps(advantage=np.where(cut.trained(), np.float32(0), np.float32(np.nan))))
+    assert weights.mean_square == pytest.approx(first / 2)
+
+
 @pytest.mark.parametrize("recorded", [True, False])
 @pytest.mark.parametrize("lookback", [0, 2])
 def test_values_of_a_recurrent_module_are_those_in_its_state(recorded: bool, lookback: int) -> None:
@@ -137,12 +172,13 @@ def test_values_of_a_recurrent_module_are_those_in_its_state(recorded: bool, loo
     space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
     module = make_module(None, space, spaces.Discrete(2), NetworkConfig(hidden=(8,), recurrent="lstm"))
     exp = episodes([4, 1, 6, 3], terminated=[False, False, True, False], has_final_obs=[True, True, True, False])
-    state = {name: np.zeros((exp.num_steps, 64), np.float32) for name in ("state_in/h", "state_in/c")}
+    names = list(module.initial_state())
+    state = {f"state_in/{name}": np.zeros((exp.num_steps, 64), np.float32) for name in names}
     value, following = np.zeros(exp.num_steps, np.float32), np.zeros(exp.num_segments, np.float32)
     with torch.no_grad():
         for i, segment in enumerate(exp):
             begin, seen = int(exp.offsets[i]), [*segment.steps["obs"], segment.final_obs["obs"][0]]
-            now = {name: torch.zeros(1, 64) for name in ("h", "c")}
+            now = {name: torch.zeros(1, 64) for name in names}
             for t, obs in enumerate(seen):
                 out = module(torch.from_numpy(obs.astype(np.float32))[None, None], now)
                 assert out.value is not None

@@ -2,7 +2,9 @@
 """Envs that number their steps, so that one shifted, lost or invented step shows; and awkward ones."""
 
 import enum
+import itertools
 import random
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -137,6 +139,36 @@ class LendingVectorEnv(VectorEnv[Any, Any, Any]):
 def numbered(num_envs: int, mode: AutoresetMode, kind: str = "box", *, reuse: bool = False) -> VectorEnv[Any, Any, Any]:
     makers = [lambda copy=copy: Numbered(copy, kind, reuse=reuse) for copy in range(num_envs)]
     return SyncVectorEnv(makers, autoreset_mode=mode)
+
+
+class NumberedAgent:
+    """`Numbered` with one agent in dicts."""
+
+    def __init__(self, copy: int) -> None:
+        self.env = Numbered(copy)
+        self.possible_agents = ["a"]
+        self.observation_spaces = {"a": self.env.observation_space}
+        self.action_spaces = {"a": self.env.action_space}
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        obs, info = self.env.reset(seed=seed)
+        return {"a": obs}, {"a": info}
+
+    def step(self, action: Any) -> Any:
+        return tuple({"a": value} for value in self.env.step(action["a"]))
+
+    def close(self) -> None:
+        self.env.close()
+
+
+def numbered_in_turn(folder: str, *, is_agent: bool = False) -> Any:
+    """`Numbered` with the next number that nobody in any process has taken in ``folder``."""
+    for copy in itertools.count():
+        try:
+            (Path(folder) / str(copy)).touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        return NumberedAgent(copy) if is_agent else Numbered(copy)
 
 
 # -- envs with awkward states ---------------------------------------------------------------------------------------

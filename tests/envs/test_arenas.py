@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which arena an env gets."""
 
-from typing import Any
+import asyncio
+from typing import Any, ClassVar
 
 import gymnasium as gym
+import numpy as np
 import pytest
+import torch
 from gymnasium.vector import AutoresetMode
 from many_agent_envs import TwoJobs
 from some_envs import LendingVectorEnv, Numbered
 
 from etude.envs import PoolArena, VectorArena, Workers, make_arena
-from etude.errors import EnvError
+from etude.errors import EnvError, SpaceError
 
 
 def make_vector() -> Any:
@@ -42,10 +45,110 @@ def test_an_env_of_each_form(env: Any, num_envs: int, kind: type) -> None:
     arena.close()
 
 
-def test_settings_of_workers_count_without_workers_too() -> None:
-    arena = make_arena("CartPole-v1", 3, Workers(max_steps=7))
-    assert type(arena) is PoolArena
-    arena.close()
+LIMITS: list[dict[str, Any]] = [
+    {"check": 5},
+    {"check": "always"},
+    {"max_restarts": 3},
+    {"max_failure_rate": 0.5},
+    {"restart_failed": False},
+    {"max_steps": 7},
+    {"min_batch": 1},
+    {"cleanup_time": 1.0},
+    {"mode": "sync"},
+]
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+def test_limits_and_checks_do_not_change_the_arena(limits: dict[str, Any]) -> None:
+    for env in ("CartPole-v1", make_vector):
+        if env is make_vector and "max_steps" in limits:
+            continue  # it resets itself
+        arena = make_arena(env, 3, Workers(**limits))
+        assert type(arena) is VectorArena
+        arena.close()
+
+
+def played(arena: VectorArena, turns: int = 60) -> list[Any]:
+    """By slot, the lengths of the episodes, and whether they terminated and were truncated."""
+    arena.reset(seed=3)
+    ends: list[Any] = []
+    t = np.zeros(arena.num_slots, int)
+    for _ in range(turns):
+        for turn in arena.recv():
+            first = np.zeros(len(turn.slots), bool) if turn.first is None else turn.first
+            t[turn.slots] = np.where(first, 0, t[turn.slots] + 1)
+            if turn.terminated is not None and turn.truncated is not None:
+                over = turn.terminated | turn.truncated
+                rows = zip(
+                    turn.slots[over], t[turn.slots[over]], turn.terminated[over], turn.truncated[over], strict=True
+                )
+                ends += [tuple(map(int, row)) for row in rows]
+            if turn.waits:
+                arena.send(turn, {"action": np.ones(len(turn.slots), np.int64)})
+    return ends
+
+
+def test_a_vectorised_env_is_truncated_after_max_steps() -> None:
+    plain = {(slot, t) for slot, t, *_ in played(VectorArena("CartPole-v1", 4))}
+    limited = played(VectorArena("CartPole-v1", 4, max_steps=9))
+    assert max(t for _, t in plain) > 9
+    assert max(t for _, t, *_ in limited) == 9
+    assert (9, 0, 1) in {row[1:] for row in limited}
+    assert all(terminated or (t, truncated) == (9, 1) for _, t, terminated, truncated in limited)
+    with pytest.raises(EnvError, match=r"(?s)CartPoleVectorEnv .*max_steps \(9\).*max_episode_steps"):
+        VectorArena(make_vector, 3, max_steps=9)
+
+
+def test_a_vector_env_that_leaves_resets_to_others_is_truncated_by_its_arena() -> None:
+    long = LendingVectorEnv(3, AutoresetMode.DISABLED)
+    ends = played(VectorArena(long, 3, max_steps=2))
+    lengths = {t for _, t, *_ in ends}
+    assert lengths == {1, 2}
+    assert {row[2:] for row in ends if row[1] == 2} >= {(0, 1), (1, 0)}
+    arena = VectorArena(LendingVectorEnv(3, AutoresetMode.DISABLED), 3, max_steps=5)
+    arena.reset(seed=1)
+    assert arena.state_dict()["t"].tolist() == [0, 0, 0]
+
+
+class Wrong(LendingVectorEnv):
+    """Gives something wrong in its third step."""
+
+    wrong: ClassVar[dict[str, Any]] = {}
+
+    def step(self, actions: Any) -> Any:
+        obs, reward, terminated, truncated, info = super().step(actions)
+        given = {"obs": obs, "reward": reward, "terminated": terminated, "truncated": truncated, "info": info}
+        return tuple((given | self.wrong if self.t.max() >= 3 else given).values())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "check", "match"),
+    [
+        ({"obs": np.full((3, 3), 2e6, np.float32)}, 10, r"`obs` is 2000000.0 at \[0, 0\], outside its space's"),
+        ({"obs": np.full((3, 3), np.nan, np.float32)}, 10, "`obs` holds NaN"),
+        ({"reward": np.zeros((3, 1))}, 0, r"`reward` has shape \(3, 1\).*3 copies"),
+        ({"truncated": np.zeros(3)}, 10, "`truncated` is .* 3 times True or False"),
+    ],
+)
+def test_what_a_vector_env_gives_is_checked(wrong: dict[str, Any], check: int, match: str) -> None:
+    class Env(Wrong):
+        pass
+
+    Env.wrong = wrong
+    with pytest.raises((EnvError, SpaceError), match=match):
+        played(VectorArena(Env(3, AutoresetMode.SAME_STEP), 3, check=check))
+    if "obs" in wrong:
+        played(VectorArena(Env(3, AutoresetMode.SAME_STEP), 3, check=0))
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), asyncio.CancelledError(), GeneratorExit()])
+def test_a_vector_env_ends_no_program_silently(error: BaseException) -> None:
+    class Ending(LendingVectorEnv):
+        def step(self, actions: Any) -> Any:
+            raise error
+
+    with pytest.raises(EnvError, match=f"Ending raised {type(error).__name__}"):
+        played(VectorArena(Ending(3, AutoresetMode.SAME_STEP), 3))
 
 
 def test_with_workers_their_number_counts() -> None:
@@ -63,6 +166,52 @@ def test_the_factory_is_called_once_for_each_copy() -> None:
 
     make_arena(make, 3).close()
     assert len(made) == 3
+
+
+class Tensors(gym.vector.VectorEnv[Any, Any, Any]):
+    """Numbered, in tensors."""
+
+    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+
+    def __init__(self, late: bool = False) -> None:
+        self.num_envs, self.late = 2, late
+        self.single_observation_space = gym.spaces.Box(-1, 1, (3,))
+        self.single_action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return (np.zeros((2, 3), np.float32) if self.late else torch.zeros(2, 3)), {}
+
+    def step(self, actions: Any) -> Any:
+        over = torch.zeros(2, dtype=torch.bool)
+        return torch.zeros(2, 3), torch.ones(2), over, over, {}
+
+
+class InNumPy(gym.vector.VectorWrapper):
+    """What the message for tensors asks for."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        obs, info = self.env.reset(seed=seed, options=options)
+        return obs.cpu().numpy(), info
+
+    def step(self, actions: Any) -> Any:
+        *given, info = self.env.step(torch.as_tensor(actions))
+        return *(tensor.cpu().numpy() for tensor in given), info
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_vector_env_of_tensors_is_named_with_what_to_do(late: bool) -> None:
+    arena = make_arena(Tensors(late), 2)
+    with pytest.raises(EnvError, match=r"Tensors gives a torch\.Tensor .*NumPy.*VectorWrapper"):
+        one_step(arena)
+    arena = make_arena(InNumPy(Tensors()), 2)
+    assert one_step(arena).reward.tolist() == [1.0, 1.0]
+
+
+def one_step(arena: Any) -> Any:
+    arena.reset(seed=1)
+    (turn,) = arena.recv()
+    arena.send(turn, {"action": np.zeros(2, np.int64)})
+    return arena.recv()[0]
 
 
 def test_what_is_no_env() -> None:

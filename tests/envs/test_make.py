@@ -50,14 +50,21 @@ def test_factory_makes_each_copy() -> None:
     assert len(made) == 3
 
 
+def fails_silently() -> None:
+    raise LookupError
+
+
 @pytest.mark.parametrize(
     ("env", "num_envs", "message"),
     [
         ("CartPol-v1", 1, r"no env 'CartPol-v1' is registered .* Nearest: 'CartPole-v1'"),
+        ("highway-fast-v0", 1, r"no env 'highway-fast-v0' is registered .* 'package:highway-fast-v0'"),
+        ("some_envs.make", 1, r"no env 'some_envs.make' is registered .* 'module:function'"),
         ("no_such_module:make", 1, r"can't import the module `no_such_module` .*importable"),
         ("some_envs:nothing", 1, r"the module has no `nothing`, nor registers an env of that name"),
         ("some_envs:fails", 1, r"some_envs:fails fails to make an env: RuntimeError: no licence"),
         (fails, 2, r"fails to make an env: RuntimeError: no licence"),
+        (fails_silently, 2, r"to make an env: LookupError in .*test_make.py, line \d+: `raise LookupError`"),
         (makes_text, 1, r"made a str, not a gymnasium.Env or VectorEnv"),
         (Numbered(), 2, r"one Numbered object can't be 2 envs: give a function that makes one"),
         (make_lending, 2, r"the vector env has 4 envs, but num_envs is 2"),
@@ -128,4 +135,5 @@ def test_names() -> None:
     assert env_name(make_numbered) == "some_envs:make_numbered"
     assert env_name(Numbered()) == "some_envs:Numbered"
     assert env_name(gym.make("Acrobot-v1")) == "Acrobot-v1"
+    assert env_name(gym.wrappers.TimeLimit).endswith(":TimeLimit")  # of a class, `spec` is a property
     assert env_name(SyncVectorEnv([make_numbered])) == "gymnasium.vector.sync_vector_env:SyncVectorEnv"

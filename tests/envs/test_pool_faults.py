@@ -1,15 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Envs that fail, workers that die and hang: what it costs, and what is said of it."""
 
-import time
-from collections.abc import Iterator
+import asyncio
+import ctypes
+import functools
+import importlib
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from gymnasium import spaces
 from pool_envs import DIE, END, EXIT, GO, HANG, KEYS, RAISE, RAISE_IN_RESET, Told, dies, seed_of
+from test_pool_processes import assert_ends
 
+from etude.envs import make_arena
 from etude.envs.arena import Turn
 from etude.envs.pool import PoolArena
 from etude.envs.workers import Workers
@@ -21,13 +30,14 @@ EACH_KIND = pytest.mark.parametrize("mode", ["sync", "thread", "process"])
 class Driver:
     """Plays an arena of `Told`: tells each slot what to do next, and notes what it then shows."""
 
-    def __init__(self, mode: str, workers: int = 2, per: int = 2, **settings: Any) -> None:
+    def __init__(
+        self, mode: str, workers: int = 2, per: int = 2, *, env: Any = Told, min_batch_is: int = 1, **settings: Any
+    ) -> None:
         if mode == "sync":
-            self.arena = PoolArena(Told, Workers(**settings), workers * per)
+            self.arena = PoolArena(env, Workers(**settings), workers * per)
         else:
-            self.arena = PoolArena(
-                Told, Workers(num_workers=workers, envs_per_worker=per, mode=mode, min_batch=1, **settings)
-            )
+            own: Any = {"num_workers": workers, "envs_per_worker": per, "mode": mode, "min_batch": min_batch_is}
+            self.arena = PoolArena(env, Workers(**own, **settings))
         self.arena.reset(seed=5)
         count = workers * per
         self.rows: list[list[tuple[Any, ...]]] = [[] for _ in range(count)]
@@ -106,7 +116,7 @@ def test_an_env_that_fails_in_a_reset_keeps_the_episode_before(mode: str) -> Non
 
 @pytest.mark.parametrize("action", [DIE, HANG])
 def test_a_worker_that_dies_or_hangs_is_started_again(action: int) -> None:
-    driver = Driver("process", step_timeout=0.3 if action == HANG else None)
+    driver = Driver("process", step_timeout=1.5 if action == HANG else None)
     driver.tell(3, GO, action)
     driver.play(30)
     rows = driver.told(3)
@@ -148,9 +158,9 @@ def test_an_episode_that_was_finished_before_the_worker_died_is_kept() -> None:
 
 
 def test_a_thread_that_hangs_ends_the_run() -> None:
-    driver = Driver("thread", step_timeout=0.2, cleanup_time=0.0)
+    driver = Driver("thread", step_timeout=0.5, cleanup_time=0.0)
     driver.tell(0, HANG)
-    with pytest.raises(EnvError, match=r"worker 0 hung: .* 0.2 seconds \(step_timeout\)\. It is a thread, which can't"):
+    with pytest.raises(EnvError, match=r"worker 0 hung: .* 0.5 seconds \(step_timeout\)\. It is a thread, which can't"):
         driver.play(10**6)
     driver.arena.close()
 
@@ -163,12 +173,10 @@ def test_a_slow_step_within_the_timeout_is_waited_for() -> None:
 
 
 def test_only_the_time_that_steps_take_counts() -> None:
-    driver = Driver("process", step_timeout=0.3)
+    driver = Driver("process", step_timeout=1.5)
     driver.play(3)
     turns = driver.arena.recv()
-    later = time.monotonic() + 0.4
-    while time.monotonic() < later:  # a learner's update
-        pass
+    threading.Event().wait(1.6)  # a learner's update
     for turn in turns:
         driver.arena.send(turn, {"action": np.zeros(len(turn.slots), np.int64)})
     driver.arena._looked = 0.0
@@ -192,13 +200,264 @@ def test_too_many_failures_in_a_row_end_the_run_with_the_envs_own_traceback(mode
 
 
 @EACH_KIND
-def test_a_finished_episode_ends_the_row_of_failures(mode: str) -> None:
+def test_a_step_ends_the_row_of_failures(mode: str) -> None:
     driver = Driver(mode, max_restarts=2)
-    driver.tell(0, RAISE, RAISE, END, RAISE, RAISE, END, RAISE, RAISE)
+    driver.tell(0, *[RAISE, RAISE, GO] * 3, RAISE, RAISE)
     driver.play(20)
-    assert driver.told(0).count("lost") == 6
+    assert driver.told(0).count("lost") == 8
+    assert "end" not in [row[0] for row in driver.rows[0]]
     driver.check(1, 2, 3)
+    stats = driver.arena.stats()
+    assert (stats["faulty_episodes"], stats["restarts"], stats["lost_steps"]) == (8, 8, 8)
     driver.arena.close()
+
+
+@EACH_KIND
+def test_more_failures_than_the_rate_allows_end_the_run(mode: str) -> None:
+    driver = Driver(mode, workers=1, per=2, max_failure_rate=0.02)
+    driver.tell(0, *[RAISE, *[GO] * 39] * 30)  # of both envs' steps, 1 in 80
+    driver.play(1300)
+    assert driver.told(0).count("lost") > 20
+    driver.tell(0, *[RAISE, *[GO] * 9] * 30)  # 1 in 20
+    match = r"(?s)21 of the last [\d,]+ steps failed \(see Workers.max_failure_rate\).*env 0 .*out of order$"
+    with pytest.raises(EnvError, match=match):
+        driver.play(400)
+    driver.arena.reset(seed=5)  # begins anew
+    driver.play(5)
+    driver.arena.close()
+
+
+def test_a_rate_of_0_bears_no_failure_and_1_any() -> None:
+    driver = Driver("sync", max_failure_rate=0.0)
+    driver.tell(0, GO, RAISE)
+    with pytest.raises(EnvError, match="1 of the last"):
+        driver.play(5)
+    driver = Driver("sync", max_failure_rate=1.0)
+    driver.tell(0, *[GO, RAISE] * 1500)
+    driver.play(1400)
+    assert driver.told(0).count("lost") > 600
+
+
+@EACH_KIND
+def test_warnings_are_few_and_say_how_much_was_lost(mode: str, caplog: pytest.LogCaptureFixture) -> None:
+    driver = Driver(mode, max_failure_rate=1.0)
+    driver.tell(0, *[RAISE, GO] * 150)
+    driver.play(160)
+    driver.arena.close()
+    told = [record.getMessage() for record in caplog.records if record.name == "etude.envs"]
+    assert "RuntimeError: out of order" in told[0]
+    assert 3 <= len(told) <= 5
+    lost = driver.told(0).count("lost")
+    assert f"failed {lost} times in" in told[-1]
+    assert f"{lost} steps were lost" in told[-1]
+
+
+# -- what envs should never raise -----------------------------------------------------------------------------------
+
+
+class Cancelled(Told):
+    """As any client of asyncio may, where its connection ends."""
+
+    error: type[BaseException] = asyncio.CancelledError
+
+    def step(self, action: Any) -> Any:
+        if action == RAISE:
+            raise self.error("no more")
+        return super().step(action)
+
+
+class Generated(Cancelled):
+    error = GeneratorExit
+
+
+class Interrupting(Cancelled):
+    error = KeyboardInterrupt
+
+
+class Unspeakable(Cancelled):
+    class Error(BaseException):
+        def __str__(self) -> str:
+            raise LookupError("no words")
+
+    error = Error
+
+
+def within(seconds: float, work: Callable[[], Any]) -> Any:
+    """What ``work`` gives, which must not hang."""
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.append((work(), None))
+        except BaseException as error:  # noqa: BLE001
+            found.append((None, error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert found, "it hangs"
+    given, error = found[0]
+    if error is not None:
+        raise error
+    return given
+
+
+BASE = [
+    ("sync", Cancelled), ("sync", Generated), ("sync", Unspeakable),
+    *((mode, env) for mode in ("thread", "process") for env in (Cancelled, Generated, Interrupting, Unspeakable)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("mode", "env"), BASE)
+def test_no_error_of_an_env_ends_a_worker_or_hangs_the_arena(mode: str, env: Any) -> None:
+    driver = Driver(mode, env=env)
+    driver.tell(1, GO, RAISE)
+    within(60, lambda: driver.play(12))
+    assert driver.told(1)[:4] == [("first", 1, 0), ("on", 1, 1), "lost", ("first", 1, 0)]
+    driver.check(0, 2, 3)
+    assert driver.arena.stats()["restarts"] == 1
+    driver.arena.close()
+
+
+class CancelledWhenMade(Told):
+    def __init__(self) -> None:
+        raise asyncio.CancelledError("no more")
+
+
+@EACH_KIND
+def test_an_env_that_can_not_be_made_for_such_an_error_is_named(mode: Any) -> None:
+    workers = Workers() if mode == "sync" else Workers(num_workers=2, mode=mode)
+    with pytest.raises(EnvError, match=r"CancelledWhenMade fails to make an env: CancelledError: no more"):
+        within(60, lambda: PoolArena(CancelledWhenMade, workers))
+    with pytest.raises(EnvError, match=r"CancelledWhenMade fails to make an env: CancelledError: no more"):
+        within(60, lambda: make_arena(CancelledWhenMade, 2, workers))
+
+
+def test_a_thread_that_is_ended_from_outside_is_started_again() -> None:
+    others = threading.enumerate()
+    driver = Driver("thread", workers=1, per=2, min_batch_is=2)
+    driver.play(3)
+    (turn,) = driver.arena.recv()
+    (thread,) = [thread for thread in threading.enumerate() if thread not in others]
+    # raised as soon as the thread runs Python: it sleeps until it is woken by an order
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
+    driver.arena.send(turn, {"action": np.full(2, GO)})
+    within(60, lambda: driver.play(5))
+    for slot in (0, 1):
+        assert driver.told(slot).count("lost") == 1
+    assert driver.arena.stats()["restarts"] == 1
+    driver.arena.close()
+
+
+def test_what_an_env_has_started_ends_with_its_killed_worker(tmp_path: Path) -> None:
+    arena = PoolArena(functools.partial(WithSimulator, str(tmp_path)), Workers(num_workers=1, step_timeout=0.3))
+    arena.reset(seed=1)
+    (turn,) = arena.recv()
+    arena.send(turn, {"action": np.array([HANG])})
+    (turn,) = arena.recv()
+    first, second = sorted(tmp_path.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    assert_ends([int(first.name)])
+    arena.close()
+    assert int(second.name)
+
+
+class WithSimulator(Told):
+    """Talks to a process of its own."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.simulator = subprocess.Popen(["sleep", "1000"])
+        Path(folder, str(self.simulator.pid)).touch()
+
+    def close(self) -> None:
+        self.simulator.kill()
+        self.simulator.wait()
+
+
+# -- what hangs -----------------------------------------------------------------------------------------------------
+
+
+class HangsWhenMade(Told):
+    """But for the first one."""
+
+    def __init__(self, path: str, *, always: bool = False) -> None:
+        super().__init__()
+        if always or os.path.exists(path):
+            threading.Event().wait()
+        Path(path).touch()
+
+
+def test_making_an_env_may_hang_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = Workers(num_workers=1, step_timeout=0.05, max_restarts=1, cleanup_time=0.1)
+    monkeypatch.setattr("etude.envs.workers.LEAST_TO_MAKE", 0.5)
+    with pytest.raises(EnvError, match=r"worker 0 hung: .* not made its envs.* 10 times `step_timeout` \(0.05 s\)"):
+        within(60, lambda: PoolArena(functools.partial(HangsWhenMade, str(tmp_path / "a"), always=True), workers))
+    monkeypatch.undo()
+    arena = PoolArena(functools.partial(HangsWhenMade, str(tmp_path / "b")), workers)
+    monkeypatch.setattr("etude.envs.workers.LEAST_TO_MAKE", 0.5)
+
+    def fail() -> None:  # in the step, or before it on a machine that is very busy
+        arena.reset(seed=1)
+        (turn,) = arena.recv()
+        arena.send(turn, {"action": np.array([RAISE])})
+        arena.recv()
+
+    match = r"2 failures .*max_restarts.* worker 0 hung: it made no env in 0.5 seconds \(10 times step_timeout"
+    with pytest.raises(EnvError, match=match):
+        within(60, fail)
+    arena.close()
+
+
+def test_a_module_that_hangs_when_workers_import_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = "if os.environ['ARENA'] != str(os.getpid()):\n    threading.Event().wait()\n"
+    (tmp_path / "hangs_in_workers.py").write_text(
+        f"import os, threading\nfrom pool_envs import Told\n{waits}def make():\n    return Told()\n"
+    )
+    monkeypatch.setenv("ARENA", str(os.getpid()))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("etude.envs.workers.LEAST_TO_MAKE", 0.5)
+    monkeypatch.setattr("etude.envs.pool_processes._ENDING", 0.1)
+    workers = Workers(num_workers=1, step_timeout=0.05, cleanup_time=0.1)
+    with pytest.raises(EnvError, match="worker 0 hung: it has not made its envs"):
+        within(60, lambda: PoolArena(importlib.import_module("hangs_in_workers").make, workers))
+
+
+class HangsInReset(Told):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        threading.Event().wait()
+
+
+def test_an_env_that_always_hangs_is_tried_twice() -> None:
+    arena = PoolArena(HangsInReset, Workers(num_workers=1, step_timeout=0.05, cleanup_time=0.1))
+    arena.reset(seed=1)
+    with pytest.raises(EnvError, match=r"2 failures .* worker 0 hung: it was not reset in 0.5 seconds"):
+        within(60, arena.recv)
+    arena.close()
+
+
+def test_a_reset_has_ten_times_as_long_as_a_step() -> None:
+    arena = PoolArena(SlowReset, Workers(num_workers=1, step_timeout=1.0))
+    arena.reset(seed=1)
+    for _ in range(3):
+        for turn in arena.recv():
+            if turn.waits:
+                arena.send(turn, {"action": np.array([END])})  # a reset follows
+    assert arena.stats()["restarts"] == 0
+    arena.close()
+
+
+class SlowReset(Told):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        threading.Event().wait(1.2)
+        return super().reset(seed=seed)
+
+
+def test_processes_have_a_time_limit_by_default_and_threads_have_none() -> None:
+    assert Workers(num_workers=1).seconds_a_step == 60.0
+    assert Workers(num_workers=1, mode="thread").seconds_a_step is None
+    assert Workers().seconds_a_step is None
+    assert Workers(num_workers=1, step_timeout=None).seconds_a_step is None
+    assert Workers(num_workers=1, mode="thread", step_timeout=3).seconds_a_step == 3.0
 
 
 def test_too_many_deaths_in_a_row_end_the_run() -> None:
@@ -349,7 +608,7 @@ def test_what_does_not_fit_its_space_is_shown_against_it(env: Any, error: type[E
 @pytest.mark.parametrize("mode", ["thread", "process"])
 def test_what_does_not_fit_is_shown_by_workers_too(mode: Any) -> None:
     with pytest.raises(SpaceError, match=LIARS[0][2]):
-        tried(WrongShape, Workers(num_workers=2, mode=mode))
+        tried(WrongShape, Workers(num_workers=2, mode=mode), 40)
 
 
 def test_only_the_first_steps_are_checked() -> None:

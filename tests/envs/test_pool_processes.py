@@ -127,7 +127,7 @@ class Closing(Told):
         self.path, self.hangs, self.fails = path, hangs, fails
 
     def close(self) -> None:
-        with open(self.path, "a") as file:
+        with open(self.path, "a", encoding="utf-8") as file:
             file.write("closed\n")
         if self.fails:
             raise RuntimeError("stuck")
@@ -193,7 +193,7 @@ def test_no_file_and_no_shared_memory_stays_open() -> None:
         return len(os.listdir("/proc/self/fd"))
 
     def named_memory() -> int:
-        return Path("/proc/self/maps").read_text().count("/dev/shm")
+        return Path("/proc/self/maps").read_text(encoding="utf-8").count("/dev/shm")
 
     PoolArena(Told, Workers(num_workers=2)).close()
     before, memory = open_files(), named_memory()
@@ -216,6 +216,7 @@ from etude.envs.workers import Workers
 from pool_envs import Told, HANG
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which is ignored where the tests run in the background
     arena = PoolArena(Told, Workers(num_workers=2, min_batch=2, cleanup_time=0.5))
     arena.reset(seed=1)
     (turn,) = arena.recv()
@@ -264,7 +265,7 @@ def script(tmp_path: Path) -> Iterator[Any]:
     yield start
     for process in started:
         process.kill()
-        process.communicate(timeout=20)
+        process.communicate(timeout=300)
 
 
 def pids_of(process: "subprocess.Popen[str]") -> list[int]:
@@ -286,7 +287,7 @@ def test_ctrl_c_ends_all_without_a_word_from_the_workers(script: Any, how: str) 
     process = script(how)
     pids = pids_of(process)
     os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=300)
     assert out == ""
     assert err.count("Traceback") == 1
     assert err.rstrip().endswith("KeyboardInterrupt")
@@ -297,7 +298,7 @@ def test_ctrl_c_ends_all_without_a_word_from_the_workers(script: Any, how: str) 
 def test_workers_end_with_the_script(script: Any, how: str) -> None:
     process = script(how)
     pids = pids_of(process)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=300)
     assert err.count("Traceback") == (how == "by an error")
     assert "leaked" not in err
     assert_ends(pids, 0)
@@ -338,13 +339,13 @@ def main():
 
 def test_an_env_that_is_defined_in_the_script(script: Any) -> None:
     process = script("", OWN + 'if __name__ == "__main__":\n    main()\n')
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=300)
     assert (out, err) == ("2\n", "")
 
 
 def test_a_script_that_does_not_guard_what_it_does(script: Any) -> None:
     process = script("", OWN + "main()\n")
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=300)
     assert out == ""
     assert "the script starts workers itself" in err
     assert 'under `if __name__ == "__main__":`' in err
@@ -357,7 +358,7 @@ def test_an_env_that_is_defined_in_an_interactive_session() -> None:
         input=text,
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=300,
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])},
     )
     assert "__main__:Own is defined in an interactive session" in process.stderr

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import string
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,44 @@ def test_the_state_of_another_env_is_refused() -> None:
     how = VectorArena(Numbered, 1).load_state_dict(arena.state_dict())
     assert how.startswith("new episodes: ")
     assert "envs[0] was a gymnasium.wrappers.common:TimeLimit" in how
+
+
+def nodes_in(state: Any) -> list[dict[str, Any]]:
+    inner = state.values() if isinstance(state, dict) else state if isinstance(state, list) else ()
+    return [state] * isinstance(state, dict) + [found for item in inner for found in nodes_in(item)]
+
+
+class Tool:
+    made = 0
+
+    def __init__(self, *_: Any) -> None:
+        Tool.made += 1
+
+
+class Equipped(Numbered):
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = string
+        self.marked = Tool()
+
+
+def test_a_made_up_state_neither_changes_modules_nor_makes_objects() -> None:
+    arena = VectorArena(Equipped, 1)
+    arena.reset()
+    saved, names = arena.state_dict(), dict(vars(string))
+    tool = f"{__name__}:Tool"
+    for key, value, made_up in (
+        ("static", "string", {"id": 901, "object": {"digits": {"value": "x"}}, "class": "builtins:module"}),
+        ("class", tool, {"id": 902, "named": [{"value": "x"}], "class": tool}),
+    ):
+        state = through_a_file(saved)
+        node = next(node for node in nodes_in(state) if node.get(key) == value)
+        node.clear()
+        node.update(made_up)
+        other, made = VectorArena(Equipped, 1), Tool.made
+        assert other.load_state_dict(state).startswith("new episodes: ")
+        assert Tool.made == made
+        assert vars(string) == names
 
 
 def test_state_hidden_in_c_is_not_passed_over() -> None:

@@ -2,6 +2,7 @@
 """Each estimator against its formula, written out for one episode and step at a time, and against exact values."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from etude.evaluation import METHODS, FQEConfig, evaluate_on
 from etude.evaluation.fqe import FQE
 from etude.evaluation.statistics import effective, student_t
 from etude.evaluation.target import Target
+from etude.experience import Experience
 
 SMALL = FQEConfig(members=4, steps=60, batch_size=64)
 
@@ -137,6 +139,47 @@ def test_fitted_values_are_those_of_states_and_actions():
         for action in range(2):
             found = fitted.taken[(s == state) & (a == action)].mean()
             assert found == pytest.approx(of_actions[state, action], abs=0.15)
+
+
+FAR, NEAR = np.array([[3.0, 0.0], [0.0, 3.0], [3.0, 0.0]]), WANTS
+
+
+def warned(found):
+    """The methods that a note says are not to be relied on."""
+    notes = [note for note in found.notes if "rely on" in note and " count" in note]
+    return {method for method in METHODS for note in notes if method in re.findall(r"\w+", note.split("rely on", 1)[1])}
+
+
+def test_all_estimates_of_a_policy_far_from_the_data_carry_a_warning():
+    """Here the intervals of wpdis, dr and wdr leave out the truth, though 18 episodes of 60 count at a step."""
+    exp = played(60, 2)
+    found = evaluate_on(policy(FAR), exp, gamma=GAMMA, fqe=SMALL)
+    truth, _, _ = exact(FAR)
+    assert found.estimates["wis"].effective_sample_size < 10 < found.estimates["wdr"].effective_sample_size
+    for method in ("wpdis", "dr", "wdr"):
+        assert found.estimates[method].high < truth
+    assert warned(found) == set(METHODS)
+    assert warned(evaluate_on(policy(NEAR), exp, gamma=GAMMA, fqe=SMALL)) == set()
+
+
+@pytest.mark.parametrize("methods", [("fqe",), ("dm",), ("dr",), ("wpdis", "wdr"), ("pdis", "fqe")])
+def test_each_estimate_carries_it_by_itself(methods):
+    """Values that are fitted, too: they are of actions that hardly anybody took."""
+    exp = played(60, 2)
+    found = evaluate_on(policy(FAR), exp, methods=methods, gamma=GAMMA, fqe=SMALL)
+    assert warned(found) == set(methods)
+    assert warned(evaluate_on(policy(NEAR), exp, methods=methods, gamma=GAMMA, fqe=SMALL)) == set()
+
+
+def test_without_probabilities_nothing_says_how_far_fitted_values_are_from_the_data():
+    exp = played(60, 2)
+    for logp in (None, np.zeros(exp.num_steps, np.float32)):
+        steps = {name: column for name, column in exp.steps.items() if name != "logp"}
+        bare = Experience(steps if logp is None else {**steps, "logp": logp}, exp.offsets, exp.segments, exp.final_obs)
+        found = evaluate_on(policy(FAR), bare, methods=["fqe"], gamma=GAMMA, fqe=SMALL)
+        assert found.notes == ()
+        assert found.mean_weight is None
+        assert found.behaviour_policy is None
 
 
 def test_intervals_hold_the_exact_value_about_as_often_as_they_say():

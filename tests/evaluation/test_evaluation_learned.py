@@ -19,7 +19,7 @@ def folder(tmp_path_factory):
     """Episodes to learn from, held-out ones, and clones of a better and a worse policy than the one that played."""
     path = tmp_path_factory.mktemp("cartpole")
     trained = {}
-    for name, steps in (("worse", 2_000), ("middle", 8_000), ("better", 14_000)):
+    for name, steps in (("worse", 2_000), ("middle", 8_000), ("better", 10_000)):
         trained[name] = PPO(PPOConfig(env=ENV, seed=0))
         trained[name].fit(Stop(env_steps=steps))
     trained["middle"].record(path / "held_out", 150, seed=1, explore=True)
@@ -53,7 +53,7 @@ def test_clones_are_ordered_as_they_play(folder, tmp_path):
             assert estimates[name].mean == pytest.approx(wanted[name], rel=0.25), (method, name)
     for name in found:
         dr = found[name].estimates["dr"]
-        assert dr.mean == pytest.approx(wanted[name], rel=0.1)
+        assert dr.mean == pytest.approx(wanted[name], rel=0.15)
         assert dr.high - dr.low < found[name].estimates["is"].high - found[name].estimates["is"].low
 
 

@@ -50,16 +50,31 @@ def test_each_step_that_can_be_drawn_is_drawn_with_what_followed_it(exps, capaci
         assert batch.keys() == expected[0].keys() | extra
 
 
-@given(lives(), st.integers(1, 14), st.integers(1, 6))
-def test_sequences_are_what_follows_a_step_within_its_episode(exps, capacity, length):
+@given(lives(), st.integers(1, 14), st.integers(1, 6), st.integers(0, 3))
+def test_sequences_are_steps_of_one_episode_with_those_before_them(exps, capacity, length, lookback):
     for replay, naive in both(exps, capacity, 1):
-        drawn = replay.sample_sequences(120, length)
+        drawn = replay.sample_sequences(400, length, lookback)
         drawn.validate()
-        assert set(drawn.steps["obs"][drawn.offsets[:-1]]) == {
-            chain.steps[place]["obs"] for chain, place in (naive.steps[i] for i in naive.stored)
-        }
-        for i in np.unique(drawn.steps["obs"][drawn.offsets[:-1]], return_index=True)[1]:
-            assert_is_part_of(drawn[int(i)], naive, length)
+        places = {step["obs"]: i for i, (chain, place) in enumerate(naive.steps) for step in [chain.steps[place]]}
+        stored = {naive.steps[i][0].steps[naive.steps[i][1]]["obs"] for i in naive.stored}
+        assert set(drawn.steps["obs"][drawn.trained()]) == stored
+        first = drawn.steps["obs"][drawn.offsets[:-1]] * 100 + drawn.segments.lookback
+        for i in np.unique(first, return_index=True)[1]:
+            segment, context = drawn[int(i)], int(drawn.segments.lookback[i])
+            assert_is_part_of(segment, naive, length + context, context)
+            before = naive.steps[places[segment.steps["obs"][0]]]
+            if context < lookback and before[1] > 0:  # more would be wanted, and is no longer stored
+                earlier = before[0].steps[before[1] - 1]["obs"]
+                assert places[earlier] not in naive.stored
+
+
+def test_each_step_of_an_episode_is_in_about_as_many_sequences():
+    replay = Replay(100, seed=0)
+    replay.add(numbered([40]))
+    drawn = replay.sample_sequences(20_000, 10)
+    counts = np.bincount((drawn.steps["obs"] - drawn.steps["obs"].min()).astype(int), minlength=40)
+    assert counts.min() > 0.4 * np.median(counts)
+    assert counts.max() < 1.5 * np.median(counts)
 
 
 @given(lives(), st.integers(1, 40))
@@ -80,14 +95,14 @@ def test_whole_episodes_are_those_that_are_stored_from_first_to_last(exps, capac
             assert_is_part_of(drawn[int(i)], naive, capacity)
 
 
-def assert_is_part_of(segment: Experience, naive: NaiveReplay, length: int) -> None:
+def assert_is_part_of(segment: Experience, naive: NaiveReplay, length: int, lookback: int = 0) -> None:
     chain, place = naive.find(segment.steps["obs"][0])
     own, rows = segment.segments, chain.steps[place : place + length]
     assert segment.num_steps == len(rows)
     for name, column in segment.steps.items():
         assert bits(column) == bits(np.array([row[name] for row in rows])), name
     assert (own.episode_id[0], own.agent_id[0], own.module_id[0]) == chain.key
-    assert (own.t_start[0], own.lookback[0]) == (rows[0]["t"], 0)
+    assert (own.t_start[0], own.lookback[0]) == (rows[0]["t"], lookback)
     goes_on = place + length < len(chain.steps)
     final = chain.steps[place + length]["obs"] if goes_on else chain.final_obs
     assert segment.final_obs["obs"][0] == final

@@ -120,7 +120,7 @@ def child(names: Sequence[str], first: int, count: int, begin: int) -> None:
     import formats
 
     formats.load()
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    used = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for outcome in cases(names, first, count, begin):

@@ -182,6 +182,20 @@ def test_every_step_once_an_epoch_lookback_left_out(shuffle: bool) -> None:
     assert (epochs[0] == epochs[1]) == (not shuffle)
 
 
+def test_a_batch_of_experience_is_learned_from_without_its_lookback() -> None:
+    seen: list[list[int]] = []
+
+    def noting(module: Module, batch: Batch) -> Loss:
+        seen.append(batch["number"].tolist())
+        return loss(module, batch)
+
+    exp = experience(lookback=4)
+    learner = ModuleLearner(make(), noting, seed=0)
+    learner.update_from([exp, experience()])
+    assert seen == [np.flatnonzero(exp.trained()).tolist(), list(range(75))]
+    assert learner.steps_trained == 67 + 75
+
+
 def test_batch_gathers_only_what_is_asked_for_and_nests() -> None:
     obs_space = spaces.Dict({"x": spaces.Dict({"y": spaces.Box(-1, 1, (2,), np.float64)}), "z": spaces.Discrete(3)})
     action_space = spaces.Tuple([spaces.Discrete(2), spaces.Box(-1, 1, (1,), np.float32)])

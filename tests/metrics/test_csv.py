@@ -17,7 +17,7 @@ from etude.metrics import CSV, cut_csv
 
 
 def read(path):
-    with open(path, newline="") as file:
+    with open(path, encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file, strict=True))
 
 

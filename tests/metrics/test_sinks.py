@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import math
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from etude.errors import DataError
 from etude.metrics import JSONLines, TensorBoard, cut_jsonl, read_jsonl
 from etude.metrics.events import masked_crc
+from etude.metrics.table import CSV
 
 
 def test_lines_come_back_in_order(tmp_path):
@@ -144,12 +146,46 @@ def test_a_failed_write_is_raised_and_blocks_nobody(tmp_path, monkeypatch):
     sink = TensorBoard(tmp_path)
     with pytest.raises(DataError, match=r"can't write TensorBoard events to .*: .*File name too long"):
         _write_many(sink)
-    sink.close()
+    with pytest.raises(DataError, match="File name too long"):
+        sink.close()
 
 
 def _write_many(sink):
     for i in range(5000):  # many more than there are places in the queue
         sink.write({"a": 1}, i)
+
+
+@pytest.mark.parametrize("sink", [JSONLines, CSV])
+@pytest.mark.parametrize("happens", ["removed", "moved", "made anew"])
+def test_a_folder_that_goes_away_is_an_error_at_the_next_write(tmp_path, sink, happens):
+    folder = tmp_path / "run"
+    metrics = sink(folder / "metrics")
+    metrics.write({"a": 1})
+    if happens == "moved":
+        folder.rename(tmp_path / "elsewhere")
+    else:
+        shutil.rmtree(folder)
+    if happens == "made anew":
+        folder.mkdir()
+        (folder / "metrics").write_text("a\n")
+    with pytest.raises(DataError, match="deleted or replaced"):
+        metrics.write({"a": 2})
+    metrics.write({"a": 3, "b": 4})  # an error is raised once, and again at the end, with how many writes failed
+    with pytest.raises(DataError, match="2 writes are missing"):
+        metrics.close()
+    if happens == "made anew":
+        assert (folder / "metrics").read_text() == "a\n"
+
+
+def test_a_folder_of_events_that_goes_away_is_an_error(tmp_path):
+    board = TensorBoard(tmp_path / "run")
+    board.write({"a": 1}, 1)
+    while not board.path.exists():
+        pass
+    shutil.rmtree(tmp_path / "run")
+    board.write({"a": 2}, 2)
+    with pytest.raises(DataError, match="deleted or replaced"):
+        board.close()
 
 
 def test_cutting_leaves_other_lines_as_they_are(tmp_path):

@@ -39,7 +39,7 @@ def write_in_a_process(sink, tmp_path, **env):
     code = f"from etude.metrics import *\nfrom math import nan\nsink = {sink}\nfor step, row in {ROWS}:\n"
     code += "    sink.write(row, step)\nsink.close()\nsink.close()\nprint(getattr(sink, 'run_id', ''))"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=os.environ | env, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code], cwd=tmp_path, env=os.environ | env, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.split()[-1:]

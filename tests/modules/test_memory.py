@@ -61,17 +61,24 @@ def naive_memory(kind, memory, x, state):
 
 
 def naive(kind, net, obs):
-    """Logits and values of one sequence ``[T, 4]``, and the states after each step."""
-    state = {name: np.zeros(net.memory.width) for name in net.memory.names}
-    logits, values, states = [], [], []
-    for x in obs.astype(float):
-        for layer in net.policy.linears:
-            x = np.tanh(layer.weight.detach().numpy().astype(float) @ x + layer.bias.detach().numpy())
-        state = naive_memory(kind, net.memory, x, state)
-        logits.append(net.policy_head.weight.detach().numpy() @ state["h"] + net.policy_head.bias.detach().numpy())
-        values.append((net.value_head.weight.detach().numpy() @ state["h"] + net.value_head.bias.detach().numpy())[0])
-        states.append(state)
-    return np.array(logits), np.array(values), states
+    """Logits and values of one sequence ``[T, 4]``, and the states after each step.
+
+    Each of the two has a memory of its own between the observation and its layers.
+    """
+    out, states = {}, [{} for _ in obs]
+    heads = {"": (net.policy, net.policy_head), "value_": (net.critic, net.value_head)}
+    for prefix, (trunk, head) in heads.items():
+        state = {name: np.zeros(trunk.memory.width) for name in trunk.memory.names}
+        rows = []
+        for t, x in enumerate(obs.astype(float)):
+            state = naive_memory(kind, trunk.memory, x, state)
+            x = state["h"]
+            for layer in trunk.linears:
+                x = np.tanh(layer.weight.detach().numpy().astype(float) @ x + layer.bias.detach().numpy())
+            rows.append(head.weight.detach().numpy() @ x + head.bias.detach().numpy())
+            states[t] |= {prefix + name: part for name, part in state.items()}
+        out[prefix] = np.array(rows)
+    return out[""], out["value_"][:, 0], states
 
 
 def initial(module, rows):
@@ -240,18 +247,13 @@ def test_values_of_recorded_steps_and_of_what_follows_them(kind, built_in):
 
 def test_parameters_are_those_of_torch():
     module = make_module(None, VECTOR, THREE, NetworkConfig(recurrent="lstm", recurrent_size=16))
-    assert isinstance(module.net.memory.cell, nn.LSTM)
-    assert module.net.critic is None
+    assert isinstance(module.net.policy.memory.cell, nn.LSTM)
     own = {name: tuple(p.shape) for name, p in module.named_parameters() if "memory" in name}
-    assert own == {
-        "net.memory.cell.weight_ih_l0": (64, 64),
-        "net.memory.cell.weight_hh_l0": (64, 16),
-        "net.memory.cell.bias_ih_l0": (64,),
-        "net.memory.cell.bias_hh_l0": (64,),
+    shapes = {"weight_ih_l0": (64, 4), "weight_hh_l0": (64, 16), "bias_ih_l0": (64,), "bias_hh_l0": (64,)}
+    expected = {
+        f"net.{trunk}.memory.cell.{name}": shape for trunk in ("policy", "critic") for name, shape in shapes.items()
     }
-    weight = module.net.memory.cell.weight_hh_l0.detach()
-    torch.testing.assert_close(weight.T @ weight, torch.eye(16), atol=1e-5, rtol=0)
-    assert not module.net.memory.cell.bias_ih_l0.any()
+    assert own == expected
     twin = copy.deepcopy(module)
     twin.load_state_dict(module.state_dict())
     x = torch.ones(2, 3, 4)
@@ -266,8 +268,12 @@ def test_initial_states():
     feed_forward = make_module(None, VECTOR, THREE)
     assert not feed_forward.recurrent
     assert feed_forward.initial_state() == {}
-    for kind, names in (("lstm", ["h", "c"]), ("gru", ["h"])):
-        module = module_of(kind)
+    both = {"lstm": ["h", "c", "value_h", "value_c"], "gru": ["h", "value_h"]}
+    cases = [(kind, config, names) for kind, names in both.items() for config in ({}, {"value": False})]
+    cases += [("lstm", {"separate": False}, ["h", "c"])]
+    for kind, config, names in cases:
+        module = module_of(kind, **config)
+        names = names if config == {} else [name for name in names if not name.startswith("value_")]
         assert module.recurrent
         state = module.initial_state()
         assert list(state) == names

@@ -286,6 +286,56 @@ def test_errors():
     assert isinstance(make_module(None, VECTOR, TWO), Module)
 
 
+@pytest.mark.parametrize(
+    ("obs", "facts"),
+    [
+        (np.zeros(4, np.float32), ["numpy.ndarray", "(4,)", "module(torch.as_tensor(obs)[None])"]),
+        (np.zeros((3, 4), np.float32), ["numpy.ndarray", "(3, 4)", "module(torch.as_tensor(obs))"]),
+        ([0.0] * 4, ["list", "module(torch.as_tensor(obs)[None])"]),
+        (torch.zeros(4), ["(4,)", "[B, 4]", "module(obs[None])"]),
+        (torch.zeros(3, 5), ["(3, 5)", "[B, 4]"]),
+        ({"obs": torch.zeros(3, 4)}, ["dict", "[B, 4]"]),
+        (None, ["NoneType", "[B, 4]"]),
+    ],
+)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_observations_of_another_form_are_named(obs, facts, dtype):
+    module = make_module(None, spaces.Box(-1, 1, (4,), dtype), spaces.Discrete(2))
+    for _ in range(2):
+        with pytest.raises(ModuleError) as caught:
+            module(obs)
+        assert all(fact in str(caught.value) for fact in facts), str(caught.value)
+        assert "last layer" not in str(caught.value)
+    assert module(torch.zeros(3, 4)).value.shape == (3,)
+    with pytest.raises(ModuleError, match="torch"):
+        module(np.zeros((3, 4), dtype))
+
+
+def test_nested_observations_of_another_form_are_named():
+    space = spaces.Dict({"camera": spaces.Box(0, 255, (8, 8, 3), np.uint8), "speed": spaces.Box(-1, 1, (2,))})
+    module = make_module(None, space, spaces.Discrete(2))
+    good = {"camera": torch.zeros(2, 8, 8, 3, dtype=torch.uint8), "speed": torch.zeros(2, 2)}
+    for obs, fact in (
+        (good | {"speed": np.zeros((2, 2))}, "`obs/speed`"),
+        (good | {"camera": torch.zeros(2, 3, 8, 8, dtype=torch.uint8)}, "`obs/camera`"),
+        ({"camera": good["camera"]}, "speed"),
+        (torch.zeros(2, 2), "Tensor"),
+    ):
+        with pytest.raises(ModuleError) as caught:
+            module(obs)
+        assert fact in str(caught.value)
+    assert module(good).value.shape == (2,)
+
+
+def test_an_error_inside_a_net_stays_what_it_is():
+    class Broken(nn.Module):
+        def forward(self, obs):
+            raise RuntimeError("of its own")
+
+    with pytest.raises(RuntimeError, match="of its own"):
+        make_module(Broken(), spaces.Box(-1, 1, (4,)), spaces.Discrete(2))(torch.zeros(3, 4))
+
+
 def test_training_mode_is_of_all_parts_and_a_net_may_have_a_say() -> None:
     class Frozen(nn.Sequential):
         def train(self, mode: bool = True) -> "Frozen":

@@ -5,6 +5,7 @@ import ctypes
 import functools
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -88,7 +89,7 @@ def check_whole(run: Path, recording: Path) -> int:
     goes_on = ids[1:] == ids[:-1]
     assert (starts[1:][goes_on] == stops[:-1][goes_on]).all()
     assert not starts[np.flatnonzero(np.append(True, ~goes_on))].any()
-    return int(etude.load(run, engine="local", record={"path": None}).env_steps)
+    return int(etude.load(run, env="runner_envs:Walk", record={"path": None}).env_steps)
 
 
 def test_a_driver_is_killed_and_goes_on_and_is_interrupted(tmp_path: Path) -> None:
@@ -103,12 +104,12 @@ def test_a_driver_is_killed_and_goes_on_and_is_interrupted(tmp_path: Path) -> No
     done = check_whole(run, recording)
     assert done in [row["env_steps"] for row in rows(run)] + [rows(run)[-1]["env_steps"] + 64]
 
-    child = begun(mark, "--resume", str(run), "--save-interval", "0")
+    child = begun(mark, "--resume", str(run), "--env", "runner_envs:Walk", *ON_RAY, "--save-interval", "0")
     until(lambda: bool(rows(run)) and rows(run)[-1]["env_steps"] >= done + 4 * 64, child)
     child.send_signal(signal.SIGINT)
     _, err = child.communicate(timeout=120)
     assert child.returncode == 130, err
-    assert f"Go on with: etude train ppo --resume {run}" in err
+    assert f"Go on with: etude train ppo --resume {shlex.quote(str(run))} --engine ray --trust" in err
     assert "Traceback" not in err
     until(lambda: not left(mark))
     assert check_whole(run, recording) == rows(run)[-1]["env_steps"]
@@ -147,7 +148,7 @@ def test_errors_of_users_code_end_the_command_as_themselves(
     to = ["--engine", "ray", "--num-runners", "1", *SMALL, "--stop.env-steps", "640", "--quiet", "--out"]
     assert main(["train", "ppo", "--env", "fault_runs:Wheel", *to, str(tmp_path / "a")]) == 2
     _, err = capsys.readouterr()
-    assert err.startswith("error: 6 failures without a finished episode between (see Workers.max_restarts): env ")
+    assert err.startswith("error: 6 failures without a step between (see Workers.max_restarts): env ")
     assert err.endswith("ValueError: a wheel came off\n")
     assert "ray::" not in err
     assert len(err.splitlines()) < 15

@@ -59,7 +59,7 @@ class Touchy(PPO):
         if bool((batch["bad"] < -1).any()):
             time.sleep(600)
         if bool((batch["bad"] < 0).any()) and self.updates == 3 and self.died and not os.path.exists(self.died):
-            open(self.died, "x").close()
+            open(self.died, "x", encoding="utf-8").close()
             os.kill(os.getpid(), signal.SIGKILL)
         of = super().loss(module, batch)
         return Loss(**of.parts).log(weight=torch.tensor(float(self.weight)), rows=batch.reward.mean())

@@ -27,7 +27,7 @@ def expert(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_ppo_learns_from_two_runners_and_goes_on_without_a_cluster(expert: Path) -> None:
-    here = etude.load(expert / "run", engine="local")
+    here = etude.load(expert / "run")
     assert here.evaluate(20, seed=1).return_mean >= 450
     result = here.train()
     assert result.resumed == "new episodes: the run went on with another engine"

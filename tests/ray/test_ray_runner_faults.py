@@ -148,7 +148,7 @@ def test_the_processes_of_envs_end_with_their_runner(made: Any) -> None:
     assert len(found) >= 3
     os.kill(member.pid, signal.SIGKILL)
     assert algorithm.train().metrics["runner_restarts"] == 1
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while any(parent(pid) is not None for pid in found):
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -161,7 +161,7 @@ def processes() -> list[int]:
 def parent(pid: int) -> int | None:
     """Of a process; None where that has ended."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
         return None
     return None if text[0] == "Z" else int(text[1])

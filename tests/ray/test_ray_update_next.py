@@ -97,7 +97,7 @@ def test_an_iteration_tells_of_the_update_before(cluster: None) -> None:
         assert first.env_steps >= 128  # collected twice: at first there is nothing to tell of
         assert second.env_steps - first.env_steps < 128
         assert (first.updates, second.updates) == (2, 4)
-        assert first.losses.keys() == second.losses.keys() == {"policy", "value"}
+        assert first.losses.keys() == second.losses.keys() == {"policy", "value", "entropy"}
         state = algorithm.get_state()
         assert algorithm.updates == 6  # the one under way has come
         assert state["counters"]["env_steps"] == second.env_steps

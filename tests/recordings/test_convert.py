@@ -20,7 +20,7 @@ OTHERS = ("rllib-episodes", "rllib-table", "minari")
 
 def converted(folder: Path, format: str, *parts: Experience) -> Recording:
     record(folder / "own", *parts)
-    return convert(Recording.open(folder / "own"), folder / "out-v0", format)
+    return convert(Recording.open(folder / "own", on_bad=None), folder / "out-v0", format)
 
 
 @pytest.mark.parametrize("format", OTHERS)
@@ -76,13 +76,13 @@ OVERLAP = numbered([3, 3], episode_id=["e", "e"], t_start=[0, 2], terminated=[Fa
     ("exp", "formats", "message"),
     [
         (AGENTS, OTHERS, r"episode 'e' has several agents \('a', 'b'\), which this format can't hold"),
-        (TWICE, ("rllib-episodes", "minari"), r"step 0 of episode 'e' is there twice"),
-        (OVERLAP, ("rllib-episodes", "minari"), r"step 2 of episode 'e' is there twice"),
+        (TWICE, OTHERS, r"episode 'e' has step t 0 a second time"),
+        (OVERLAP, OTHERS, r"episode 'e' has step t 2 a second time"),
     ],
 )
 def test_what_can_not_be_held(tmp_path: Path, exp: Experience, formats: tuple[str, ...], message: str) -> None:
     for format in formats:
-        with pytest.raises(DataError, match=r"own: .*" + message):
+        with pytest.raises(DataError, match=r"own\b.*" + message):
             converted(tmp_path / format, format, exp)
         assert [path.name for path in (tmp_path / format).iterdir()] == ["own"]
 
@@ -156,7 +156,7 @@ def test_whole_episodes_hold_no_more_than_has_begun(tmp_path: Path) -> None:
     whole = numbered([6, 6, 6, 2], terminated=True, truncated=False)
     cut = whole.cut(3, lookback=1)
     record(tmp_path / "own", *(cut.select(np.array([i])) for i in (0, 2, 3, 6, 1, 5, 4)))
-    recording = Recording.open(tmp_path / "own")
+    recording = Recording.open(tmp_path / "own", on_bad=None)
     found = survey(recording, 100)
     assert sorted(found.parts) == ["e0", "e1", "e2"]
     assert (found.unfinished, found.late, found.context, found.gap()) == (0, 0, 0, None)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
+import asyncio
 import collections
 import gc
 import itertools
-import os
-import signal
+import sys
 import threading
 import tracemalloc
 from pathlib import Path
@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from crew_jobs import dies_at_5, fails_at_5, square
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from some_recording import ACTION, OBS, numbered, record
@@ -181,16 +182,6 @@ def test_time_is_told_layer_by_layer(recording: Recording) -> None:
 # -- workers ----------------------------------------------------------------------------------------------------------
 
 
-def square(number: int) -> int:
-    return number * number
-
-
-def fails_at_5(number: int) -> int:
-    if number == 5:
-        raise DataError("part 5 is broken")
-    return number
-
-
 @pytest.mark.parametrize(("workers", "kind"), [(0, "threads"), (3, "threads"), (2, "processes")])
 def test_a_crew_gives_everything_in_order_and_errors_where_they_belong(workers: int, kind: Any) -> None:
     crew = Crew(square, workers, kind)
@@ -203,10 +194,56 @@ def test_a_crew_gives_everything_in_order_and_errors_where_they_belong(workers: 
     broken.close()
 
 
-def dies_at_5(number: int) -> int:
-    if number == 5:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return number
+class Ends(NormalizeObs):
+    """A connector that ends what runs it, in the manner of code that was not written for threads."""
+
+    kind: type[BaseException] = SystemExit
+
+    def offline(self, exp: Experience, module: Any = None) -> Experience:
+        raise self.kind("out of fuel")
+
+
+class IsCancelled(Ends):
+    kind = asyncio.CancelledError
+
+
+class Stops(Ends):
+    kind = StopIteration
+
+
+@pytest.mark.parametrize(
+    ("connector", "flow"),
+    [
+        *itertools.product([Ends, IsCancelled, Stops], [{}, {"num_workers": 2}, {"hold_prepared": True}]),
+        (Ends, {"num_workers": 1, "worker_kind": "processes"}),
+    ],
+)
+def test_whatever_a_connector_raises_is_an_error_and_hangs_nobody(
+    recording: Recording, flow: dict[str, Any], connector: type[Ends]
+) -> None:
+    pipeline = make(recording, 14, prepare=Preparation(Pipeline([connector()]), Pipeline([])), **flow)
+    name = connector.kind.__name__
+    kind, message = DataError, f"{name}: out of fuel"
+    if connector is Stops:  # Python's own words, for a StopIteration in a generator
+        kind, message = RuntimeError, name
+    with pytest.raises(kind, match=message):
+        taken(pipeline, 1)
+
+
+def test_a_source_that_ends_its_thread_hangs_nobody(recording: Recording) -> None:
+    class Source:
+        is_in_memory, columns, num_parts = False, recording.columns, 9
+
+        def part(self, k: int, columns: Any = None) -> Experience:
+            if k == 4:
+                sys.exit("the plant is closed")
+            return recording.part(k, columns)
+
+        def counts(self, k: int) -> None: ...
+        def count(self, k: int, counts: Any) -> None: ...
+
+    with pytest.raises(DataError, match="SystemExit: the plant is closed"):
+        taken(make(Source(), 14, buffer_size=30), 100)
 
 
 def test_a_worker_process_that_dies_is_an_error_that_says_so() -> None:

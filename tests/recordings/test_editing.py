@@ -55,30 +55,36 @@ def scattered(path):
 
 def test_split_keeps_all_that_is_of_an_episode_together(tmp_path):
     exp = scattered(tmp_path / "r")
-    done = split_recording(Recording.open(tmp_path / "r"), tmp_path / "t", tmp_path / "v", fraction=0.7, seed=3)
-    train, valid = (Recording.open(tmp_path / name).read() for name in "tv")
+    done = split_recording(
+        Recording.open(tmp_path / "r", on_bad=None), tmp_path / "t", tmp_path / "v", fraction=0.7, seed=3
+    )
+    train, valid = (Recording.open(tmp_path / name, on_bad=None).read() for name in "tv")
     assert_equal(by_episode(train, valid), by_episode(exp))
     ids = [set(part.segments.episode_id) for part in (train, valid)]
     assert not ids[0] & ids[1]
     assert [len(part) for part in ids] == [6, 2] == [part.episodes for part in done.written]
     assert [part.steps for part in done.written] == [train.num_steps, valid.num_steps]
     assert done.left_out_steps == 0
-    assert Recording.open(tmp_path / "t").meta["edited_from"]["how"] == "split"
+    assert Recording.open(tmp_path / "t", on_bad=None).meta["edited_from"]["how"] == "split"
 
 
 def test_split_hangs_on_the_seed_alone(tmp_path):
     record(tmp_path / "r", numbered(LENGTHS))
     ids = []
     for i, seed in enumerate((0, 0, 1)):
-        split_recording(Recording.open(tmp_path / "r"), tmp_path / f"t{i}", tmp_path / f"v{i}", fraction=0.5, seed=seed)
-        ids.append(set(Recording.open(tmp_path / f"t{i}").read().segments.episode_id))
+        split_recording(
+            Recording.open(tmp_path / "r", on_bad=None), tmp_path / f"t{i}", tmp_path / f"v{i}", fraction=0.5, seed=seed
+        )
+        ids.append(set(Recording.open(tmp_path / f"t{i}", on_bad=None).read().segments.episode_id))
     assert ids[0] == ids[1] != ids[2]
 
 
 @pytest.mark.parametrize("fraction", [0.001, 0.999])
 def test_each_part_of_a_split_gets_an_episode(tmp_path, fraction):
     record(tmp_path / "r", numbered([4, 5, 6]))
-    done = split_recording(Recording.open(tmp_path / "r"), tmp_path / "t", tmp_path / "v", fraction=fraction)
+    done = split_recording(
+        Recording.open(tmp_path / "r", on_bad=None), tmp_path / "t", tmp_path / "v", fraction=fraction
+    )
     assert sorted(part.episodes for part in done.written) == [1, 2]
 
 
@@ -100,8 +106,8 @@ def test_filter(tmp_path, how, holds):
     pieces = [piece for one in exp for piece in one.cut(4)]
     record(tmp_path / "r", *pieces[::-1], max_rows_per_file=10)
     wanted = [one for i, one in enumerate(exp) if holds(one.returns()[0], one.num_steps, i)]
-    done = filter_recording(Recording.open(tmp_path / "r"), tmp_path / "f", **how)
-    assert_equal(by_episode(Recording.open(tmp_path / "f").read()), by_episode(*wanted))
+    done = filter_recording(Recording.open(tmp_path / "r", on_bad=None), tmp_path / "f", **how)
+    assert_equal(by_episode(Recording.open(tmp_path / "f", on_bad=None).read()), by_episode(*wanted))
     steps = sum(one.num_steps for one in wanted)
     assert (done.written[0].episodes, done.written[0].steps) == (len(wanted), steps)
     assert (done.left_out_episodes, done.left_out_steps) == (8 - len(wanted), sum(LENGTHS) - steps)
@@ -109,20 +115,25 @@ def test_filter(tmp_path, how, holds):
 
 def test_figures_of_several_agents(tmp_path):
     scattered(tmp_path / "r")
-    filter_recording(Recording.open(tmp_path / "r"), tmp_path / "f", where="agents == 2 and steps == 2 * length - 2")
-    assert Recording.open(tmp_path / "f").num_episodes == 8
-    filter_recording(Recording.open(tmp_path / "r"), tmp_path / "g", max_length=5)
-    assert set(Recording.open(tmp_path / "g").read().segments.episode_id) == {"e2", "e5"}  # 3 + 2 and 1 + 2 steps
+    filter_recording(
+        Recording.open(tmp_path / "r", on_bad=None), tmp_path / "f", where="agents == 2 and steps == 2 * length - 2"
+    )
+    assert Recording.open(tmp_path / "f", on_bad=None).num_episodes == 8
+    filter_recording(Recording.open(tmp_path / "r", on_bad=None), tmp_path / "g", max_length=5)
+    assert set(Recording.open(tmp_path / "g", on_bad=None).read().segments.episode_id) == {
+        "e2",
+        "e5",
+    }  # 3 + 2 and 1 + 2 steps
 
 
 def test_lookback_counts_for_nothing(tmp_path):
     exp = numbered([6, 6], lookback=np.array([0, 4]))
     record(tmp_path / "r", exp)
-    done = filter_recording(Recording.open(tmp_path / "r"), tmp_path / "f", max_length=2)
+    done = filter_recording(Recording.open(tmp_path / "r", on_bad=None), tmp_path / "f", max_length=2)
     assert (done.written[0].episodes, done.written[0].steps) == (1, 2)
-    kept = Recording.open(tmp_path / "f").read()
+    kept = Recording.open(tmp_path / "f", on_bad=None).read()
     assert (kept.num_steps, kept.segments.lookback.tolist()) == (6, [4])
-    done = filter_recording(Recording.open(tmp_path / "r"), tmp_path / "g", where="min(obs[1]) >= 4")
+    done = filter_recording(Recording.open(tmp_path / "r", on_bad=None), tmp_path / "g", where="min(obs[1]) >= 4")
     assert done.written[0].episodes == 1
 
 
@@ -191,6 +202,20 @@ def test_other_spaces_are_refused_by_name(tmp_path):
     with pytest.raises(DataError, match=r"b: its `action` space is Discrete\(7\), but that of .*a is Discrete\(1000\)"):
         merge_recordings([Recording.open(tmp_path / name) for name in "ab"], tmp_path / "m")
     assert not (tmp_path / "m").exists()
+
+
+def test_recordings_may_be_given_by_their_paths(tmp_path):
+    record(tmp_path / "r", numbered([4, 5, 6]))
+    path = str(tmp_path / "r")
+    assert convert(path, tmp_path / "converted").num_steps == 15
+    assert sum(p.episodes for p in split_recording(path, tmp_path / "t", tmp_path / "v", fraction=0.5).written) == 3
+    assert filter_recording(tmp_path / "r", tmp_path / "f", min_length=5).written[0].episodes == 2
+    assert sample_recording(path, tmp_path / "s", episodes=1).written[0].episodes == 1
+    assert merge_recordings([path, Recording.open(path)], tmp_path / "m").written[0].episodes == 6
+    with pytest.raises(SettingsError, match=r"`recordings` is .*r, but must be a list"):
+        merge_recordings(path, tmp_path / "n")
+    with pytest.raises(DataError, match="there is no such file or folder"):
+        convert(tmp_path / "nothing", tmp_path / "o")
 
 
 def test_what_cannot_be_done(tmp_path):

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
+import re
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude.errors import SettingsError
+from etude.experience import Experience, Segments
 from etude.recordings.expressions import MAX_LENGTH, Expression
+from etude.recordings.row_filters import RowFilter
 
 FIGURES = {
     "return": np.array([1.0, 5.0, -2.0, 5.0]),
@@ -31,6 +35,9 @@ FIGURES = {
         ("length != 20", "acd"),
         ("2 > 1", "abcd"),
         ("  (\n return > 0 )", "abd"),
+        ("return in (5, 1, -9)", "abd"),
+        ("episode_id not in ['a', 'd'] and length / 4 == 7.5", "c"),
+        ("length % 0 >= 0 or length // 0 < 0", ""),
     ],
 )
 def test_what_holds(text, kept):
@@ -62,10 +69,15 @@ def test_reductions_over_columns():
         ("return ** 9 > 1", r"holds `return_ \*\* 9`"),
         ("obs[0] > 1", r"holds `obs\[0\]`"),
         ("mean(mean(reward)) > 1", r"holds `mean\(reward\)`"),
-        ("return in (1, 2)", "can't stand there"),
+        ("return in 2", "can't stand there"),
+        ("return in (1, length)", "can't stand there"),
+        ("(1, 2) == return", "can't stand there"),
         ("mean(reward, 2) > 1", "can't stand there"),
         ("'a' 'b" + "c" * MAX_LENGTH + "'", "letters, but may have 2,000"),
         ("(" * 900 + "1" + ")" * 900, "can't be read"),
+        ("-" * 1900 + "1 < 2", "is nested more than 100 deep"),
+        ("not " * 400 + "done", "is nested more than 100 deep"),
+        ("+".join(["length"] * 250) + " > 1", "is nested more than 100 deep"),
         ("a := 3", "can't be read"),
     ],
 )
@@ -114,6 +126,71 @@ def test_rows_of_several_numbers():
     for reduction, message in ((many, r"each step has \[3\] of it"), (far, "out of bounds"), (words, "worked out")):
         with pytest.raises(SettingsError, match=message):
             expression.of_steps(reduction, columns)
+
+
+ROWS = {
+    "i": np.array([0, 1, -7, 2**31, 2**53 + 1, -(2**63), 2**63 - 1, 10]),
+    "u": np.array([0, 3, 2**64 - 1, 2**63, 5, 2, 1, 10], np.uint64),
+    "b": np.array([7, 255, 0, 1, 200, 2, 3, 4], np.uint8),
+    "x": np.array([0.1, -2.5, np.nan, np.inf, -np.inf, 2.0**53, -0.0, 1e300]),
+    "h": np.array([0.1, 1e-3, 3, -4, np.nan, 65504, -0.25, 1], np.float32),
+    "d": np.array([True, False, False, True, True, True, False, False]),
+    "s": np.array(["a", "b", None, "", "ab", "a", "b", "z"], object),
+}
+numbers = st.one_of(
+    st.sampled_from(["i", "u", "b", "x", "h", "d"]),
+    st.integers(-20, 20).map(str),
+    st.sampled_from([f"{2**53 + 1}", f"{2**63}", "0.1", "1.5", "True", "9007199254740993.0"]),
+)
+numbers = st.recursive(
+    numbers,
+    lambda inner: st.one_of(
+        st.tuples(inner, st.sampled_from(["+", "-", "*", "/", "//", "%"]), inner).map(lambda p: f"({' '.join(p)})"),
+        st.tuples(inner, st.sampled_from(["+", "-", "*", "/", "//", "%"]), inner).map(" ".join),
+        inner.map(lambda x: f"-{x}"),
+        inner.map(lambda x: f"abs({x})"),
+    ),
+    max_leaves=5,
+)
+compared = st.sampled_from(["<", "<=", ">", ">=", "==", "!="])
+conditions = st.one_of(
+    st.tuples(numbers, compared, numbers).map(" ".join),
+    st.tuples(numbers, compared, numbers, compared, numbers).map(" ".join),
+    st.tuples(numbers, st.sampled_from(["in (1, -7, 0.1)", "not in [0, 10, 255]", "in ()"])).map(" ".join),
+    st.sampled_from(["d", "s == 'a'", "s != 'a'", "s in ('b', 'z')", "s not in ['b']", "'a' == s != 'b'"]),
+)
+conditions = st.recursive(
+    conditions,
+    lambda inner: st.one_of(
+        st.tuples(inner, st.sampled_from(["and", "or"]), inner).map(" ".join),
+        inner.map(lambda x: f"not {x}"),
+        inner.map(lambda x: f"({x})"),
+    ),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(conditions)
+def test_filter_and_where_mean_what_python_means(text):
+    """Row by row against Python's own eval; where Python raises ZeroDivisionError there is nothing to compare."""
+    wanted = []
+    for k in range(8):
+        row = {name: values[k].item() if name != "s" else values[k] for name, values in ROWS.items()}
+        try:
+            wanted.append(bool(eval(text, {"abs": abs}, row)))
+        except ZeroDivisionError:
+            wanted.append(None)
+    of_episodes = Expression(text)(ROWS)
+    of_steps = Expression(f"any({text})")
+    (reduction,) = of_steps.reductions.values()
+    by_reduction = of_steps.of_steps(reduction, ROWS).astype(bool)
+    segments = Segments.of(8, episode_id=ROWS["s"], has_final_obs=False)
+    exp = Experience({n: v for n, v in ROWS.items() if n != "s"}, np.arange(9), segments, {})
+    by_filter = RowFilter(re.sub(r"\bs\b", "episode_id", text) + " and t == 0").holds(exp)
+    for k, one in enumerate(wanted):
+        assert one in (None, of_episodes[k]), (k, of_episodes)
+    assert of_episodes.tolist() == by_reduction.tolist() == by_filter.tolist()
 
 
 @given(st.text(alphabet="return()length<>=!+-*/%.'\"`[] andotmi059_:,", max_size=60))

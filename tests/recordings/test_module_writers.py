@@ -50,3 +50,19 @@ def test_a_column_that_is_not_there_is_told(tmp_path):
     with pytest.raises(DataError, match="there is no column `logp` to record; there are obs, action, reward"):
         writers.take({"m": numbered([3])}, {"m": KIND})
     writers.close()
+
+
+def test_two_runs_that_write_behind_one_url_keep_all():
+    exp, path = numbered([8, 6]), "memory://two-runs/r"
+    runs = [ModuleWriters(path, {"m": KIND}, columns=COLUMNS) for _ in range(2)]
+    for run in runs:
+        run.take({"m": exp[:1]}, {"m": KIND})
+    states = [run.state_dict() for run in runs]
+    for run in runs:
+        run.take({"m": exp[1:]}, {"m": KIND})
+        run.close()
+    assert (Recording.open(path).num_episodes, Recording.open(path).num_steps) == (4, 28)
+    again = ModuleWriters(path, {"m": KIND}, columns=COLUMNS, state=states[0])
+    again.take({"m": exp[1:]}, {"m": KIND})  # is there already
+    again.close()
+    assert Recording.open(path).num_steps == 28

@@ -49,7 +49,9 @@ def test_files_in_sub_folders_are_found_and_hidden_ones_are_not(tmp_path):
     record(tmp_path / "a", numbered([3]))
     record(tmp_path / "b", numbered([4], first=1))
     (tmp_path / ".part-00000.parquet").write_bytes(b"unfinished")
-    assert_same(Recording.open(tmp_path).read(), numbered([3, 4]))
+    (tmp_path / "_old").mkdir()
+    record(tmp_path / "_old" / "c", numbered([9]))
+    assert_same(Recording.open(tmp_path).read(), numbered([3, 4], episode_id=["0-e0", "1-e1"]))
 
 
 def test_a_file_that_json_does_not_list_yet_counts(tmp_path):
@@ -68,6 +70,8 @@ def test_only_some_columns_and_roots(tmp_path):
     assert exp.segments.episode_id.tolist() == ["e0", "e1"]
     with pytest.raises(DataError, match=r"there is no column `actions`; there are obs, .* Nearest: `action`"):
         Recording.open(tmp_path).read(columns=["actions"])
+    with pytest.raises(DataError, match=r"there is no column `next_obs`; .* `Recording.batches` gives `next_obs`"):
+        Recording.open(tmp_path).read(columns=["next_obs"])
     with pytest.raises(DataError, match="there is no column `rewards`"):
         Recording.open(tmp_path).stream(columns=["rewards"])
 
@@ -242,11 +246,14 @@ def test_a_file_with_other_rows_than_listed_is_named(tmp_path):
 def test_a_column_that_only_later_files_have_is_named(tmp_path):
     record(tmp_path / "a", numbered([3]))
     record(tmp_path / "b", numbered([4], first=1).with_steps(logp=np.zeros(4)))
+    with pytest.raises(DataError, match=r"a/part-00000\.parquet and .*b/part-00000.parquet .*only .*b/.* has `logp`"):
+        Recording.open(tmp_path)
+    shutil.move(tmp_path / "b" / "part-00000.parquet", tmp_path / "a" / "part-00001.parquet")
     message = (
-        r"b/part-00000\.parquet: has a column `logp` \(double\), which part-00000\.parquet has not\. .* folder of its"
+        r"part-00001\.parquet: has a column `logp` \(double\), which part-00000\.parquet has not\. .* folder of its"
     )
     with pytest.raises(DataError, match=message):
-        Recording.open(tmp_path)
+        Recording.open(tmp_path / "a")
 
 
 def test_a_missing_column_is_named(tmp_path):
@@ -278,9 +285,12 @@ def test_mismatched_spaces_between_files_and_with_the_json_are_named(tmp_path):
     with RecordingWriter(tmp_path / "b", obs_space=OBS, action_space=gym.spaces.Discrete(7)) as writer:
         writer.write(numbered([4], first=1))
     with pytest.raises(
-        DataError, match=r"b/part-00000\.parquet: its `action` space is Discrete\(7\), but the recording"
+        DataError, match=r"a/.* and .*b/.*the `action` space is Discrete\(1000\) in the first, and Disc"
     ):
         Recording.open(tmp_path)
+    shutil.copy(tmp_path / "b" / "part-00000.parquet", tmp_path / "a" / "b.parquet")
+    with pytest.raises(DataError, match=r"a/b\.parquet: its `action` space is Discrete\(7\), but the recording"):
+        Recording.open(tmp_path / "a")
     shutil.copy(tmp_path / "a" / "recording.json", tmp_path / "b" / "recording.json")
     with pytest.raises(DataError, match="its `action` space is Discrete"):
         Recording.open(tmp_path / "b")
@@ -318,8 +328,10 @@ def test_folders_with_nothing_that_is_known(tmp_path):
     (tmp_path / "output.json").write_text("{}")
     with pytest.raises(DataError, match="holds no Parquet file, nor a recording of another tool that is known here"):
         Recording.open(tmp_path)
-    with pytest.raises(DataError, match=r"output\.json: is not a recording that is known here"):
+    with pytest.raises(DataError, match=r"output\.json: is not a recording .* or one Parquet file; .* Source"):
         Recording.open(tmp_path / "output.json")
+    with pytest.raises(DataError, match="An Experience must be written first, with a RecordingWriter"):
+        Recording.open(numbered([3]))
 
 
 # -- info ----------------------------------------------------------------------------------------------------------

@@ -136,7 +136,7 @@ def test_a_process_with_an_open_iterator_ends(recording):
         "from etude.recordings import Recording\n"
         f"b = Recording.open({str(recording.path)!r}).batches(10)\nnext(b)\nprint('done')"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert (out.stdout, out.stderr) == ("done\n", "")
 
 

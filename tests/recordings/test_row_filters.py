@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import re
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,14 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
         ("t >= 4 or episode_id == 'e1'", lambda e, t, a: t >= 4 or e == 1),
         ("action in (0, 5)", lambda e, t, a: a in (0, 5)),
         ("2 * t - 1 > action + 3 / 2", lambda e, t, a: 2 * t - 1 > a + 1.5),
+        ("t / 2 == 1.5", lambda e, t, a: t == 3),
+        ("t // 2 == 1 and t % 2 not in (0, 7)", lambda e, t, a: t == 3),
+        ("1 <= t < 3 < action + 3", lambda e, t, a: 1 <= t < 3 and a > 0),
+        ("`obs`[1] >= 2 and abs(t - 4) < 2", lambda e, t, a: 3 <= t <= 5),
+        ("terminated or truncated", lambda e, t, a: t == [7, 19, 4][int(e)]),
         ("reward == -1", lambda e, t, a: False),
         ("t > -1", lambda e, t, a: True),
+        ("1 / -abs(reward * 0) < 0", lambda e, t, a: True),  # zero has a sign
     ],
 )
 def test_it_keeps_the_steps_for_which_it_holds(recording: Recording, text: str, holds: Any) -> None:
@@ -43,7 +50,8 @@ def test_it_keeps_the_steps_for_which_it_holds(recording: Recording, text: str, 
 
 
 @pytest.mark.parametrize(
-    "text", ["", "1 < 2", "t <", "f(t)", "__import__('os')", "t.x > 1", "t < 1 < 2", "[t]", "t @ 2", "lambda: t"]
+    "text",
+    ["", "1 < 2", "t <", "f(t)", "__import__('os')", "t.x > 1", "max(t) > 2", "t in t", "[t]", "t @ 2", "lambda: t"],
 )
 def test_anything_else_is_refused(text: str) -> None:
     with pytest.raises(SettingsError, match="can't be used .* Write a condition on single steps"):
@@ -53,12 +61,13 @@ def test_anything_else_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("speed > 1", "there is no column `speed`; there are "),
+        ("speed > 1", "names the column `speed`. There are obs, action, reward; each step also has t, episode_id"),
         ("reward", "it is no condition"),
-        ("reward > 'a'", "greater"),
-        ("obs > 1", "greater"),
+        ("reward > 'a'", "text is compared with numbers"),
+        ("obs > 1", r"name one of them, as in obs\[0\]"),
+        ("obs[3] > 1", "out of bounds"),
     ],
 )
 def test_what_does_not_fit_the_recording_is_named(recording: Recording, text: str, problem: str) -> None:
-    with pytest.raises(SettingsError, match=f"the filter {text!r} can't be used .*{problem}"):
+    with pytest.raises(SettingsError, match=f"the filter {re.escape(repr(text))} can't be used .*{problem}"):
         RowFilter(text)(recording.read())

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bad data: refused, mended or left out, and always counted."""
 
+import shlex
 import threading
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -16,6 +18,7 @@ from some_recording import assert_same, numbered, record
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience
 from etude.recordings import Recording, validate
+from etude.recordings.formats.source import Source
 from etude.recordings.pieces import in_order
 
 
@@ -69,10 +72,17 @@ def test_strict_names_file_row_column_how_many_and_what_to_do(tmp_path: Path) ->
         opened(tmp_path, "strict")
     assert str(caught.value) == (
         f"{tmp_path}/part-00000.parquet, row group 2, row 44: `obs` holds NaN in component 1. 3 of 20 rows are "
-        f"affected (`etude data validate {tmp_path}` lists them). Repair with --on-bad=repair, leave it out with "
-        "--on-bad=skip, or mend the file."
+        f"affected (`etude data validate {shlex.quote(str(tmp_path))}` lists them). Repair with "
+        "--on-bad=repair, leave it out with --on-bad=skip, or mend the file."
     )
     next(Recording.open(tmp_path, on_bad="strict").batches(4, columns=["reward"]))  # not what is asked for
+
+
+def test_what_has_no_path_is_listed_from_python() -> None:
+    table = {"o": [1.0, float("nan")], "a": [0.5, 0.5], "e": [1, 1], "end": [False, True]}
+    source = Source(pa.table(table), columns={"obs": "o", "action": "a", "episode_id": "e", "terminated": "end"})
+    with pytest.raises(DataError, match=r"1 of 2 rows is affected \(`Recording.validate\(\)` lists them\)"):
+        Recording.open(source).read()
 
 
 def test_nan_is_cut_around(tmp_path: Path) -> None:
@@ -157,7 +167,7 @@ def test_copies_contradictions_and_overlaps(tmp_path: Path) -> None:
 
 def test_an_episode_that_goes_on_after_its_end(tmp_path: Path) -> None:
     record(tmp_path, numbered([3]), numbered([4], t_start=[3]))
-    with pytest.raises(DataError, match="row 3: episode 'e0' goes on at t 3, after its end in .*row 0"):
+    with pytest.raises(DataError, match="row 3: episode 'e0' goes on at t 3, after its end in .*row 2"):
         opened(tmp_path, "strict")
     for mode in ("repair", "skip"):
         recording, exp = opened(tmp_path, mode)
@@ -252,7 +262,6 @@ def test_in_other_processes(tmp_path: Path) -> None:
     strict = ForkingPickler.loads(ForkingPickler.dumps(Recording.open(tmp_path, on_bad="strict")))
     with pytest.raises(DataError, match="episode 'e1' has step t 0 a second time"):
         strict.part(2)
-    assert Recording.open(tmp_path).counts(0) is None
 
 
 def test_batches_give_every_step_that_is_left_once(tmp_path: Path) -> None:
@@ -326,12 +335,11 @@ def test_properties(tmp_path_factory: pytest.TempPathFactory, data: Any, rows: i
         refused = False
     except DataError:
         refused = True
-    truncated_alone = {p.kind for p in report.problems} == {"no_final_obs"}
-    assert refused == (not report.ok) or (truncated_alone and not refused)
+    assert refused == (not report.ok)
     skipped, rest = opened(path, "skip")
     assert steps_of(rest) <= steps_of(whole) | known
     assert rest.num_steps + sum(skipped.left_out.values()) == sum(piece.num_steps for piece in pieces)
-    if report.ok:
+    if not report.problems:
         assert_same(mended, Recording.open(path).read())
         assert_same(rest, mended)
         assert repaired.left_out == skipped.left_out == {}

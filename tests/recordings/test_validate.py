@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
+import contextlib
 import json
+import os
+import shutil
 
 import gymnasium as gym
 import numpy as np
@@ -31,6 +34,54 @@ def change(path, name, rows, values):
     index, field = table.column_names.index(name), table.schema.field(name)
     changed = pa.chunked_array([pa.array(column, field.type)])
     pq.write_table(table.set_column(index, field.with_nullable(None in column), changed), path, row_group_size=10)
+
+
+@pytest.mark.parametrize("name", ["../../x", "/etc/passwd", "a/../../b", "", "x\0y", "..\\x", "x" * 300])
+def test_a_manifest_names_no_file_outside_of_its_folder(tmp_path, name):
+    record(tmp_path / "r", numbered([4]))
+    manifest = tmp_path / "r" / "recording.json"
+    listed = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**listed, "files": {**listed["files"], name: {"rows": 1, "bytes": 2}}}))
+    with pytest.raises(DataError, match=r"recording\.json: `files` lists .*no file below this folder"):
+        Recording.open(tmp_path / "r")
+    assert "below this folder" in only(validate(tmp_path / "r"), "manifest").message
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="no such device here")
+def test_a_device_or_a_pipe_is_no_manifest(tmp_path):
+    record(tmp_path, numbered([4]))
+    (tmp_path / "recording.json").unlink()
+    (tmp_path / "recording.json").symlink_to("/dev/zero")
+    with pytest.raises(DataError, match=r"recording\.json"):
+        Recording.open(tmp_path)
+    (tmp_path / "recording.json").unlink()
+    os.mkfifo(tmp_path / "recording.json")
+    with pytest.raises(DataError, match=r"recording\.json"):
+        Recording.open(tmp_path)
+
+
+@pytest.mark.parametrize("depth", [70, 400, 100_000])
+@pytest.mark.parametrize("where", ["recording.json", "footer", "shape"])
+def test_what_is_nested_too_deep_is_an_error(tmp_path, depth, where):
+    record(tmp_path, numbered([4]))
+    path = tmp_path / "part-00000.parquet"
+    table = pq.read_table(path)
+    header = table.schema.metadata[b"etude:recording"].decode()
+    space = json.dumps(json.loads(header)["spaces"]["obs"])
+    deep = '{"type": "Tuple", "spaces": [' * depth + space + "]}" * depth
+    if where == "recording.json":
+        manifest = tmp_path / "recording.json"
+        manifest.write_text(json.dumps(json.loads(manifest.read_text())).replace(space, deep))
+    else:
+        (tmp_path / "recording.json").unlink()
+        field = table.schema.field("obs").with_metadata({b"etude:shape": (b"[" * depth + b"]" * depth)})
+        schema = table.schema.set(table.schema.get_field_index("obs"), field) if where == "shape" else table.schema
+        metadata = {b"etude:recording": header.replace(space, deep if where == "footer" else space).encode()}
+        pq.write_table(pa.Table.from_arrays(table.columns, schema=schema.with_metadata(metadata)), path)
+    with pytest.raises(DataError):
+        Recording.open(tmp_path).read()
+    with contextlib.suppress(DataError):
+        assert not validate(tmp_path).ok
 
 
 def test_a_good_recording_is_good(tmp_path):
@@ -79,7 +130,7 @@ def test_nan_observations(tmp_path):
         ("nan", 0, 14, "obs", 2),
         ("nan", 0, 10, "obs", 1),
     ]
-    assert "part-00000.parquet: row group 0, row 14: column `obs` holds nan in component 1 (2 rows like it). Leave" in (
+    assert "part-00000.parquet, row group 0, row 14: column `obs` holds NaN in component 1 (2 rows like it). Leave" in (
         problems[0].message
     )
 
@@ -96,8 +147,8 @@ def test_infinite_rewards_and_final_observations(tmp_path):
 def test_an_episode_twice(tmp_path):
     record(tmp_path, numbered([3, 4]), numbered([4], first=1), max_rows_per_file=4)
     problem = only(validate(tmp_path), "duplicate")
-    assert "part-00002.parquet row 0: episode 'e1' has step t 0 a second time; it is in" in problem.message
-    assert "part-00001.parquet row 0 already. Was a file copied" in problem.message
+    assert "part-00002.parquet, row group 0, row 0: episode 'e1' has step t 0 a second time; it" in problem.message
+    assert "part-00001.parquet, row group 0, row 0 already. Was a file copied" in problem.message
     assert problem.count == 4
 
 
@@ -142,7 +193,10 @@ def test_a_file_with_other_rows_than_listed(tmp_path):
 def test_a_column_that_only_later_files_have(tmp_path):
     record(tmp_path / "a", numbered([3]))
     record(tmp_path / "b", numbered([4], first=1).with_steps(logp=np.zeros(4)))
-    assert "has a column `logp` (double)" in only(validate(tmp_path), "extra_column").message
+    assert "only" in only(validate(tmp_path), "not_together").message
+    assert validate(tmp_path).rows == 7
+    shutil.move(tmp_path / "b" / "part-00000.parquet", tmp_path / "a" / "part-00001.parquet")
+    assert "has a column `logp` (double)" in only(validate(tmp_path / "a"), "extra_column").message
 
 
 def test_ids_that_are_no_text(tmp_path):
@@ -169,9 +223,15 @@ def test_an_end_without_a_final_observation(tmp_path):
         exp.steps, exp.offsets, exp.segments.replace(has_final_obs=np.array([True, False, True])), exp.final_obs
     )
     record(tmp_path, exp)
-    problem = only(validate(tmp_path), "no_final_obs")
-    assert (problem.row, problem.column) == (6, "final_obs")
-    assert "is empty at the end of a segment of episode 'e1'. Train without `next_obs`" in problem.message
+    report = validate(tmp_path)
+    (problem,) = report.problems
+    assert (problem.kind, problem.row, problem.column) == ("no_final_obs", 6, "final_obs")
+    assert (report.ok, report.errors, report.warnings) == (True, (), (problem,))  # it was truncated
+    assert str(report).startswith(f"{tmp_path}: 1 files, 12 rows, 3 episodes: no problems, 1 warning(s).")
+    assert "is not known after the last step of episode 'e1', which was truncated. Train without" in problem.message
+    exp.segments.truncated[:] = False
+    record(tmp_path / "b", exp)
+    assert only(validate(tmp_path / "b"), "no_final_obs").row == 6
 
 
 def test_values_outside_a_discrete_space(tmp_path):
@@ -218,6 +278,9 @@ def test_mismatched_spaces_and_a_broken_json(tmp_path):
     record(tmp_path / "a", numbered([3]))
     with RecordingWriter(tmp_path / "b", obs_space=OBS, action_space=gym.spaces.Discrete(7)) as writer:
         writer.write(numbered([4], first=1))
-    assert "b/part-00000.parquet: its `action` space" in only(validate(tmp_path), "mismatched_spaces").message
+    assert "the `action` space is" in only(validate(tmp_path), "not_together").message
+    shutil.copy(tmp_path / "b" / "part-00000.parquet", tmp_path / "a" / "b.parquet")
+    assert "a/b.parquet: its `action` space" in only(validate(tmp_path / "a"), "mismatched_spaces").message
+    (tmp_path / "a" / "b.parquet").unlink()
     (tmp_path / "a" / "recording.json").write_text("{")
     assert "recording.json" in only(validate(tmp_path / "a"), "manifest").message

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+import asyncio
+import functools
 import json
 import threading
 
@@ -14,7 +16,7 @@ import etude.recordings.roller as roller_module
 import etude.recordings.writer as writer_module
 from etude.errors import DataError
 from etude.experience import Experience, Segments
-from etude.recordings import Recording, RecordingWriter, validate
+from etude.recordings import Recording, RecordingWriter, convert, validate
 
 
 def test_what_is_written_is_read_bit_for_bit(tmp_path):
@@ -228,6 +230,40 @@ def test_a_missing_column_and_meta_that_is_not_json_are_refused(tmp_path):
         record(tmp_path / "b", meta={"x": object()})
 
 
+@pytest.mark.parametrize(
+    "value", [float("nan"), {"a": [1, float("-inf")]}, functools.reduce(lambda x, _: [x], range(5000), 0)]
+)
+def test_what_json_has_no_place_for_is_refused_before_anything_is_written(tmp_path, value):
+    with pytest.raises(DataError, match="`meta` must be plain JSON data"):
+        RecordingWriter(tmp_path / "r", obs_space=OBS, action_space=ACTION, meta={"x": value})
+    assert not (tmp_path / "r").exists()
+    with RecordingWriter(tmp_path / "r", obs_space=OBS, action_space=ACTION) as writer:
+        with pytest.raises(DataError, match="`meta` must be plain JSON data"):
+            writer.set_meta({"x": value})
+        writer.write(numbered([4]))
+    assert dict(Recording.open(tmp_path / "r").meta) == {}
+
+
+def test_meta_of_other_writers_that_is_no_json_is_read_and_can_be_converted(tmp_path):
+    record(tmp_path / "r", numbered([4]), meta={"x": "HERE"})
+    manifest = tmp_path / "r" / "recording.json"
+    manifest.write_text(manifest.read_text().replace('"HERE"', "NaN"))
+    recording = Recording.open(tmp_path / "r")
+    assert recording.meta == {"x": "NaN"}
+    assert convert(recording, tmp_path / "s").meta["x"] == "NaN"
+    (tmp_path / "s" / "recording.json").read_text().index('"NaN"')
+
+
+def test_large_images_are_kept(tmp_path):
+    shape = (4000, 4000, 3)
+    space = gym.spaces.Box(0, 255, shape, np.uint8)
+    exp = numbered([1]).with_steps(obs=np.full((1, *shape), 7, np.uint8))
+    exp.final_obs = {"obs": np.zeros((1, *shape), np.uint8)}
+    with RecordingWriter(tmp_path / "a", obs_space=space, action_space=ACTION) as writer:
+        writer.write(exp)
+    assert (Recording.open(tmp_path / "a").read().steps["obs"] == 7).all()
+
+
 def test_a_failed_write_is_raised_by_the_next_call(tmp_path):
     exp = numbered([4]).with_steps(x=np.array(["a", "b", "c", 4], object))
     writer = RecordingWriter(tmp_path, obs_space=OBS, action_space=ACTION)
@@ -254,6 +290,20 @@ def test_a_full_disk_is_told_and_what_was_published_stays(tmp_path, monkeypatch)
         writer.close()
     monkeypatch.undo()
     assert_same(Recording.open(tmp_path).read(), numbered([4]))
+
+
+def test_whatever_ends_the_writing_thread_is_told_and_hangs_nobody(tmp_path, monkeypatch):
+    def cancelled(*_):
+        raise asyncio.CancelledError
+
+    writer = RecordingWriter(tmp_path, obs_space=OBS, action_space=ACTION)
+    monkeypatch.setattr(roller_module, "publish_at", cancelled)
+    writer.write(numbered([4]))
+    for _ in range(3):
+        with pytest.raises(DataError, match="writing failed after 0 rows"):
+            writer.flush()
+    with pytest.raises(DataError, match="writing failed after 0 rows"):
+        writer.close()
 
 
 def test_a_closed_writer_says_so(tmp_path):
@@ -298,6 +348,6 @@ def test_nested_spaces_and_lookback_come_back(tmp_path):
     exp = Experience(steps, np.array([0, 4, 7]), segments, {"obs/a": steps["obs/a"][:2], "obs/b": steps["obs/b"][:2]})
     with RecordingWriter(tmp_path, obs_space=obs, action_space=action) as writer:
         writer.write(exp)
-    recording = Recording.open(tmp_path)
+    recording = Recording.open(tmp_path, on_bad=None)
     assert (recording.obs_space, recording.action_space) == (obs, action)
     assert_same(recording.read(), exp)

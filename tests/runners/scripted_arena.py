@@ -86,7 +86,7 @@ class ScriptedArena(Arena):
         if agents:
             self.broken.add((env, one.episode))
         for agent in agents:
-            self.lives.setdefault(Key(env, one.episode, agent), Life()).void = True
+            self.lives.setdefault(Key(env, one.episode, agent), Life()).is_cut = True
         return [self.slot[env, agent] for agent in agents]
 
     # -- what is shown ------------------------------------------------------------------------------------------

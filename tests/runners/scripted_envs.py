@@ -81,8 +81,10 @@ class Life:
     results: int = 0
     """How many of its steps brought a result that was shown."""
     end: Row | None = None
+    is_cut: bool = False
+    """Its env failed: it ends, truncated, with the last result."""
     void: bool = False
-    """It broke off: what was not collected by then never is."""
+    """It was abandoned: what was not collected by then never is."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -196,7 +196,8 @@ class Ledger:
         self.given[key] = count
         end = life.end if life.end is not None and count == life.end.k else None
         assert bool(segments.terminated[i]) == (end is not None and end.terminated)
-        assert bool(segments.truncated[i]) == (end is not None and end.truncated)
+        is_cut = life.is_cut and end is None and count == life.results
+        assert bool(segments.truncated[i]) == (is_cut or (end is not None and end.truncated))
         assert bool(segments.has_final_obs[i]) == (end is None or not end.blind)
         if segments.has_final_obs[i]:
             assert who(exp.final_obs, i) == (key, count)
@@ -232,8 +233,7 @@ class Ledger:
         last = {row.key[:2] for row in self.arena.last if row.env_t}
         late = {key[:2] for key, life in self.arena.lives.items() if life.results != self.given.get(key, 0)} & last
         for episode, steps in self.arena.steps.items():
-            if episode not in self.arena.broken:
-                self._clock[episode] = steps - (episode in late)
+            self._clock[episode] = steps - (episode in late)
         self._never_told += len(self._unsure & self.arena.broken)
         self._unsure = last - {row.key[:2] for row in self.arena.last if not row.first}
         total = sum(self._clock.values())

@@ -98,8 +98,6 @@ def test_agent_steps_count_results_and_the_last_are_late() -> None:
     counter.carry(2)
     assert counter.steps == 2
     assert [some.tolist() for some in counter.late(slots_of(*turns[1:]), 1)] == [[False], [True]]
-    counter.take_back(np.array([1]), 1)
-    assert counter.steps == 1
 
 
 @pytest.mark.parametrize(("wanted", "late"), [(3, []), (2, [2]), (1, [1, 2])])
@@ -134,41 +132,13 @@ def test_an_env_that_begins_again_is_counted_from_0() -> None:
     assert counter.steps == 9
 
 
-def test_what_is_lost_is_taken_back_once_and_only_of_this_collection() -> None:
+def test_the_steps_of_an_episode_that_is_cut_stay_counted() -> None:
     arena, counter = counter_of("env_steps")
     counter.count([turn(arena, [(0, 0, 1), (1, 0, 1)])])
     counter.count([turn(arena, [(0, 0, 2), (1, 0, 2)])])
-    counter.late([], 4)
-    counter.carry(0)
-    counter.count([turn(arena, [(0, 0, 3)])])
-    counter.count([turn(arena, [(0, 0, 4), (1, 0, 3)])])
-    counter.take_back(np.array([0]), 99)
-    assert counter.steps == 1
-    counter.take_back(np.array([0]), 99)
-    assert counter.steps == 1
-    counter.count([turn(arena, [(0, 0, 0)], first=True)])
-    counter.count([turn(arena, [(0, 0, 1)])])
-    assert counter.steps == 2
-
-
-def test_what_is_late_can_be_lost() -> None:
-    arena, counter = counter_of("env_steps")
-    shown = turn(arena, [(0, 0, 1), (1, 0, 1), (2, 0, 1)])
-    counter.count([shown])
-    assert counter.late([shown.slots], 1)[0].tolist() == [False, True, True]
-    counter.carry(0)
-    counter.take_back(np.array([0, 2]), 0)
-    assert counter.steps == 1
-
-
-def test_the_late_end_of_an_episode_is_not_lost_with_the_next_one() -> None:
-    arena, counter = counter_of("env_steps")
-    end, begin = turn(arena, [(0, 0, 1)]), turn(arena, [(0, 1, 0)], first=True)
-    counter.count([end, begin])
-    assert counter.late(slots_of(end, begin), 0)[0].tolist() == [True]
-    counter.carry(0)
-    counter.take_back(np.array([0]), 0)
-    assert counter.steps == 1
+    counter.cut(np.array([0]))
+    counter.count([turn(arena, [(0, 1, 1)]), turn(arena, [(1, 0, 3)])])  # nobody is shown how the new episode begins
+    assert counter.steps == 6
 
 
 @pytest.mark.parametrize("by", ["env_steps", "agent_steps"])

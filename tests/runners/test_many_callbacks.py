@@ -72,7 +72,6 @@ class Witness(Callback):
         if not self.knows:
             return
         key, _ = who(segment.steps, 0)
-        assert key[:2] not in self.run.arena.broken
         assert key[:2] == (episode.env_index, episode.number)
         agent = episode.agents[self.run.arena.names[key.agent]]
         assert agent.steps >= segment.segments.t_start[0] + segment.num_steps

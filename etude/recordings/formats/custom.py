@@ -5,6 +5,8 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Literal
 
+import numpy as np
+
 from etude import columns as col
 from etude.errors import DataError, EtudeError, SettingsError
 from etude.experience import Experience
@@ -24,8 +26,7 @@ from etude.recordings.formats.custom_rows import (
     spans_of,
     text_rows,
 )
-from etude.recordings.formats.grouping import not_finite
-from etude.recordings.formats.parts import MAX_ROWS, Problem, chosen
+from etude.recordings.formats.parts import MAX_ROWS, Place, Problem, chosen
 from etude.recordings.manifest import Header
 from etude.recordings.pieces import row_bytes
 from etude.spaces import Space
@@ -204,17 +205,21 @@ class CustomParts:
         return self._loaded(k, columns, problems), problems
 
     def _loaded(self, k: int, columns: Sequence[str] | None, problems: list[Problem] | None) -> Experience:
-        """Part ``k``; with ``problems``, rows that can't be read are left out and told there."""
+        """Part ``k``; with ``problems``, rows that can't be read are left out and told there, and what is odd, too."""
         names = chosen(self.columns, columns, str(self.files[0]))
         found: list[Experience] = []
         for spans in self._parts[k]:
             for unit in self._units(spans):
                 try:
-                    found += (_only(exp, names) for exp in self._made(unit))
+                    made = self._made(unit)
                 except DataError as error:
                     if problems is None:
                         raise
                     problems.append(_unreadable(unit, error))
+                    continue
+                found += (_only(exp, names) for exp in made)
+                if problems is not None:
+                    problems += (problem for exp in made for problem in self._not_done(unit, exp))
         return Experience.concat(found) if found else _only(self._fitter.nothing(), names)
 
     def _units(self, spans: Sequence[Span]) -> Iterator[Unit]:
@@ -243,6 +248,12 @@ class CustomParts:
         except DataError as error:
             raise DataError(f"{place}: to_experience {str(error).rstrip('.')}.") from error
 
+    def _not_done(self, unit: Unit, exp: Experience) -> Iterator[Problem]:
+        for i in np.flatnonzero(~exp.segments.done).tolist():
+            what = f"episode {exp.segments.episode_id[i]!r} is neither terminated nor truncated"
+            text = f"{self._place(unit)}: {what}; say which, where it ends here."
+            yield Problem("not_done", text, unit[0].path, unit[0].number, col.TERMINATED, 1, True, harmless=True)
+
     def _place(self, unit: Unit) -> str:
         if self._source.together == "folder":
             return f"{'/'.join(names_of(unit[0].path)[:-1])} ({len(unit):,} files)"
@@ -257,37 +268,22 @@ class CustomParts:
 
     # -- problems ----------------------------------------------------------------------------------------------
 
-    def problems(self) -> Iterator[Problem]:
-        """Rows that can't be read, numbers that are not finite, segments there twice, and episodes without an end."""
-        seen: dict[tuple[str, str | None, int], str] = {}
-        for part in self._parts:
-            for spans in part:
+    def place(self, k: int, row: int) -> Place:
+        """Where a row of part ``k`` is: in which row of a file, and which step of what was made of it."""
+        for spans in self._parts[k]:
+            for unit in self._units(spans):
                 try:
-                    for unit in self._units(spans):
-                        yield from self._problems_of(unit, seen)
-                except DataError as error:
-                    yield Problem("unreadable", str(error), str(spans[0].file), repairable=True)
+                    num = sum(exp.num_steps for exp in self._made(unit))
+                except DataError:
+                    continue  # its steps are not counted
+                if row < num:
+                    return Place(f"{self._place(unit)}, step {row}", unit[0].path, unit[0].number)
+                row -= num
+        return Place(str(self.files[0]), str(self.files[0]))
 
-    def _problems_of(self, unit: Unit, seen: dict[tuple[str, str | None, int], str]) -> Iterator[Problem]:
-        place, file, row = self._place(unit), unit[0].path, unit[0].number
-        try:
-            found = self._made(unit)
-        except DataError as error:
-            yield _unreadable(unit, error)
-            return
-        for exp in found:
-            for bad in not_finite(exp):
-                yield bad.problem(f"{place}, step {bad.step}", file, row)
-            segments = exp.segments
-            for i in range(exp.num_segments):
-                who = f"episode {segments.episode_id[i]!r}"
-                key = (segments.episode_id[i], segments.agent_id[i], int(segments.t_start[i]))
-                if seen.setdefault(key, place) != place:
-                    what = f"{place}: {who} is in {seen[key]} already. Give one of them another id."
-                    yield Problem("same_id", what, file, row, col.EPISODE_ID, 1, True)
-                if not segments.done[i]:
-                    what = f"{place}: {who} is neither terminated nor truncated; say which, where it ends here."
-                    yield Problem("not_done", what, file, row, col.TERMINATED, 1, True)
+    def problems(self) -> Iterator[Problem]:
+        """None: all that is wrong is seen in the steps."""
+        return iter(())
 
 
 def _unreadable(unit: Unit, error: DataError) -> Problem:

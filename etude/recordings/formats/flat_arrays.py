@@ -3,7 +3,8 @@
 
 ``observations``, ``actions``, ``rewards``, ``terminals``, ``timeouts``, and where they are there ``next_observations``
 and ``infos/...``. Episodes stand one after the other and end where a flag is set. Without ``next_observations``, what
-was observed after the last step of an episode is not known.
+was observed after the last step of an episode is not known. Rewards, flags and whole-number actions may be of shape
+``[N, 1]``.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,10 +20,11 @@ from etude.experience import Experience
 from etude.experience.experience import offsets_of
 from etude.experience.segments import Segments
 from etude.filesystems import AnyPath
-from etude.recordings.formats.grouping import cut_long, grouped, not_finite
-from etude.recordings.formats.inferring import inferred, nested, reserved
-from etude.recordings.formats.parts import Problem, chosen
+from etude.recordings.formats.grouping import cut_long, grouped
+from etude.recordings.formats.inferring import Range, inferred_space, needs_range, reserved, widen
+from etude.recordings.formats.parts import Place, Problem, UnreadableError, chosen
 from etude.recordings.manifest import Header
+from etude.spaces import Space, leaf_dtype, leaves
 
 ROOTS: Final = {
     "observations": col.OBS,
@@ -91,7 +93,9 @@ class FlatParts:
             elif not needed and reserved(name):
                 dropped[name] = "a recording keeps something of its own under this name"
             else:
-                out[name] = _Column(stored, found[0][1:], found[1].newbyteorder("="))
+                # d3rlpy and Stable-Baselines3 keep one choice a step as [N, 1].
+                is_choice = name == col.ACTION and found[0][1:] == (1,) and found[1].kind in "iub"
+                out[name] = _Column(stored, () if is_choice else found[0][1:], found[1].newbyteorder("="))
         if col.REWARD in out:
             reward = out[col.REWARD]
             if reward.shape not in ((), (1,)):
@@ -181,12 +185,13 @@ class FlatParts:
         self._parts = bounds
 
     def _header(self) -> Header:
-        spaces: dict[str, dict[str, Any]] = {col.OBS: {}, col.ACTION: {}}
-        for root, parts in spaces.items():
-            for name in col.under(self._columns, root):
-                column = self._columns[name]
-                parts[name] = inferred(column.dtype, column.shape, *self._range(column))
-        obs_space, action_space = (nested(parts, root) for root, parts in spaces.items())
+        obs_space, action_space = (self._inferred(root) for root in (col.OBS, col.ACTION))
+        dtypes = {
+            n: leaf_dtype(s) for n, s in {**leaves(obs_space, col.OBS), **leaves(action_space, col.ACTION)}.items()
+        }
+        for name, dtype in {**dtypes, **col.renamed(dtypes, col.OBS, col.NEXT_OBS)}.items():
+            if name in self._columns:
+                self._columns[name] = self._columns[name]._replace(dtype=dtype)
         meta: dict[str, Any] = {"inferred": {"spaces": "from the numbers: bounds are not known"}}
         names = {name for file in self._files for name in file.arrays()}
         if names & set(DONE) and not names & set(TERMINATED):
@@ -197,12 +202,15 @@ class FlatParts:
             meta["dropped"] = self._dropped
         return Header(obs_space, action_space, None, meta)
 
-    def _range(self, column: _Column) -> tuple[int, int | None]:
-        if column.dtype.kind not in "iu" or column.shape:
-            return 0, None
-        all_values = (f.read(column.stored, 0, n) for f, n in zip(self._files, self._num_rows, strict=True))
-        ranges = [(int(values.min()), int(values.max())) for values in all_values]
-        return min(low for low, _ in ranges), max(high for _, high in ranges)
+    def _inferred(self, root: str) -> Space:
+        found = {name: self._columns[name] for name in col.under(self._columns, root)}
+        ranges: dict[str, Range] = {}
+        nexts = col.under(self._columns, col.NEXT_OBS) if root == col.OBS else []
+        for name, column in {**found, **{name: self._columns[name] for name in nexts}}.items():
+            if needs_range(name, column.dtype, column.shape):
+                for file, rows in zip(self._files, self._num_rows, strict=True):
+                    widen(ranges, {name: file.read(column.stored, 0, rows).reshape(rows, *column.shape)})
+        return inferred_space({name: (c.dtype, c.shape) for name, c in found.items()}, root, ranges)
 
     # -- reading ----------------------------------------------------------------------------------------------
 
@@ -241,10 +249,23 @@ class FlatParts:
         )
         return Experience(steps, offsets, segments, final_obs)
 
-    def where_is(self, k: int, row: int) -> str:
-        """A row of part ``k`` in words."""
-        first = self._parts[k]
-        return f"{self.files[int(self._file_of[first])]}, row {int(self._start[first]) + row}"
+    def load_rest(self, k: int, columns: Sequence[str] | None = None) -> tuple[Experience, list[Problem]]:
+        """Part ``k``, of which all or nothing can be read.
+
+        Raises:
+            UnreadableError: nothing.
+        """
+        try:
+            return self.load(k, columns), []
+        except DataError as error:
+            place = self.place(k, 0)
+            problem = Problem("unreadable", str(error), place.file, place.row, count=self.rows(k), repairable=True)
+            raise UnreadableError(problem) from error
+
+    def place(self, k: int, row: int) -> Place:
+        """Where a row of part ``k`` is."""
+        file, row = self.files[int(self._file_of[self._parts[k]])], int(self._start[self._parts[k]]) + row
+        return Place(f"{file}, row {row}", str(file), row)
 
     def _read(self, f: int, name: str, start: int, stop: int) -> NDArray[Any]:
         column = self._columns[name]
@@ -274,18 +295,8 @@ class FlatParts:
     # -- looking ----------------------------------------------------------------------------------------------
 
     def problems(self) -> Iterator[Problem]:
-        """Every fault, found by looking at every row."""
-        for k in range(self.num_parts):
-            file = self.files[int(self._file_of[self._parts[k]])]
-            try:
-                exp = self.load(k)
-            except DataError as error:
-                row = int(self._start[self._parts[k]])
-                yield Problem("unreadable", str(error), str(file), row, count=self.rows(k), repairable=True)
-                continue
-            for found in not_finite(exp):
-                row = int(self._start[self._parts[k] + found.segment]) + found.step
-                yield found.problem(f"{file}, row {row}", file, row)
+        """None: all that is wrong is seen in the steps."""
+        return iter(())
 
 
 def _listed(columns: Mapping[str, _Column]) -> str:

@@ -2,18 +2,21 @@
 """Spaces and dtypes of columns: as a space says where no number is lost, else as the numbers are."""
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from gymnasium import spaces
 
 from etude import columns as col
-from etude.columns import SEPARATOR
+from etude.columns import SEPARATOR, Columns
 from etude.errors import DataError
 from etude.spaces import Space
 
 MOST_CHOICES: Final = 65_536
-"""Single integers from 0 up to this many are taken for choices; larger ones are numbers."""
+"""Whole numbers from 0 up to this many are taken for choices; larger ones are numbers."""
+
+Range: TypeAlias = tuple[Any, Any]
+"""The smallest and the largest whole number at each place of a row."""
 
 
 def fitting(leaf: Space, found: np.dtype[Any]) -> np.dtype[Any]:
@@ -42,38 +45,100 @@ def widened(space: Space, root: str, dtypes: Mapping[str, np.dtype[Any]]) -> Spa
     raise DataError(f"column `{root}` holds {dtype}, but its space is {space}. Correct one of them.")
 
 
-def inferred(dtype: np.dtype[Any], shape: tuple[int, ...], least: int = 0, most: int | None = None) -> Space:
-    """The space of a column of which only its numbers are known.
+def inferred_space(
+    columns: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]], root: str, ranges: Mapping[str, Range]
+) -> Space:
+    """The space of columns that come without one. This is the one rule, for whatever format they are read from.
+
+    - One whole number a step, never negative and at most 65,535: ``Discrete``, as large as the largest number asks for,
+      next observations included.
+    - Several of them in an action: ``MultiDiscrete``, likewise at each place.
+    - Truth: ``Discrete(2)``, or ``MultiBinary`` where there are several.
+    - All other numbers: a ``Box`` of their dtype without bounds.
+    - Several columns: a ``Dict`` of these, or a ``Tuple`` where they are called 0, 1, 2 and so on.
 
     Args:
-        dtype: Of the column.
-        shape: Of a row.
-        least: The smallest number in the column; needed for single integers alone.
-        most: The largest number; None where it is not known.
+        columns: The dtype of each column under ``root``, and the shape of a row of it.
+        root: ``obs`` or ``action``, or a column of them.
+        ranges: Of the columns for which `needs_range` holds; see `widen`.
 
-    Returns:
-        Single integers from 0 to at most 65,535 are Discrete; bools are Discrete(2) or MultiBinary; all others are an
-        unbounded Box.
+    Raises:
+        DataError: there are none.
     """
+    if not columns:
+        raise DataError(f"`{root}` holds nothing: no numbers are in it")
+    if list(columns) != [root]:
+        keys = list(dict.fromkeys(name[len(root) + 1 :].split(SEPARATOR)[0] for name in columns))
+        inside = {key: {n: c for n, c in columns.items() if col.is_under(n, f"{root}{SEPARATOR}{key}")} for key in keys}
+        parts = [(key, inferred_space(found, f"{root}{SEPARATOR}{key}", ranges)) for key, found in inside.items()]
+        is_tuple = keys == [str(i) for i in range(len(keys))]
+        return spaces.Tuple([part for _, part in parts]) if is_tuple else spaces.Dict(parts)
+    dtype, shape = columns[root]
     if dtype.kind == "b":
         return spaces.MultiBinary(list(shape) if len(shape) > 1 else shape[0]) if shape else spaces.Discrete(2)
-    if dtype.kind in "iu" and not shape and most is not None and least >= 0 and most < MOST_CHOICES:
-        return spaces.Discrete(int(most) + 1)
     if dtype.kind == "f":
         return spaces.Box(-np.inf, np.inf, shape, dtype.type)
+    if needs_range(root, dtype, shape) and root in ranges:
+        low, high = ranges[root]
+        if np.size(high) and np.min(low) >= 0 and np.max(high) < MOST_CHOICES:
+            most = np.asarray(high, np.int64) + 1
+            return spaces.MultiDiscrete(most) if shape else spaces.Discrete(int(most))
     bounds = np.iinfo(dtype)
     return spaces.Box(bounds.min, bounds.max, shape, dtype.type)
 
 
-def nested(parts: Mapping[str, Space], root: str) -> Space:
-    """The space whose columns have the spaces ``parts``: the one itself, or a Dict by the rest of their paths."""
-    if list(parts) == [root]:
-        return parts[root]
-    inside: dict[str, dict[str, Space]] = {}
-    for name, space in parts.items():
-        key = name[len(root) + 1 :].split(SEPARATOR)[0]
-        inside.setdefault(key, {})[name] = space
-    return spaces.Dict([(key, nested(sub, f"{root}{SEPARATOR}{key}")) for key, sub in inside.items()])
+def joint_space(a: Space, b: Space) -> Space | None:
+    """What `inferred_space` would give for the numbers of two columns together, of which it gave ``a`` and ``b``.
+
+    None where these differ in more than the size of their numbers.
+    """
+    if isinstance(a, spaces.Dict) and isinstance(b, spaces.Dict) and list(a.spaces) == list(b.spaces):
+        joint = {key: joint_space(part, b.spaces[key]) for key, part in a.spaces.items()}
+        parts = [(key, part) for key, part in joint.items() if part is not None]
+        return spaces.Dict(parts) if len(parts) == len(joint) else None
+    if isinstance(a, spaces.Tuple) and isinstance(b, spaces.Tuple) and len(a.spaces) == len(b.spaces):
+        pairs = [joint_space(part, other) for part, other in zip(a.spaces, b.spaces, strict=True)]
+        found = [part for part in pairs if part is not None]
+        return spaces.Tuple(found) if len(found) == len(pairs) else None
+    if a == b:
+        return a
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return None
+    if isinstance(a, spaces.Discrete) and isinstance(b, spaces.Discrete) and a.start == b.start == 0:
+        return max(a, b, key=lambda space: int(space.n))
+    if (
+        isinstance(a, spaces.MultiDiscrete)
+        and isinstance(b, spaces.MultiDiscrete)
+        and not (a.start.any() or b.start.any())
+    ):
+        return spaces.MultiDiscrete(np.maximum(a.nvec, b.nvec), a.dtype.type)
+    numbers = [space for space in (a, b) if isinstance(space, spaces.Box)]
+    is_choice = [isinstance(space, spaces.Discrete | spaces.MultiDiscrete) for space in (a, b)]
+    return numbers[0] if len(numbers) == 1 and any(is_choice) else None
+
+
+def described(columns: Columns) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+    """The dtype of each column, and the shape of a row of it."""
+    return {name: (values.dtype, values.shape[1:]) for name, values in columns.items()}
+
+
+def needs_range(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:
+    """Whether the space of a column hangs on the smallest and largest of its numbers."""
+    return dtype.kind in "iu" and (not shape or col.is_under(name, col.ACTION))
+
+
+def widen(ranges: dict[str, Range], columns: Columns) -> None:
+    """Take more rows of whole numbers into account: the smallest and largest at each place of a row, by column.
+
+    Next observations count as observations: some states, such as those that end an episode, are only among them.
+    """
+    for own, values in columns.items():
+        name = col.OBS + own[len(col.NEXT_OBS) :] if col.is_under(own, col.NEXT_OBS) else own
+        if len(values) and needs_range(name, values.dtype, values.shape[1:]):
+            low, high = values.min(axis=0), values.max(axis=0)
+            if name in ranges:
+                low, high = np.minimum(low, ranges[name][0]), np.maximum(high, ranges[name][1])
+            ranges[name] = low, high
 
 
 def reserved(name: str) -> bool:

@@ -18,13 +18,13 @@ from etude.experience import Experience
 from etude.experience.experience import offsets_of
 from etude.experience.segments import Segments
 from etude.filesystems import AnyPath
-from etude.recordings.formats.grouping import grouped, not_finite
+from etude.recordings.formats.grouping import grouped
 from etude.recordings.formats.inferring import fitting, widened
 from etude.recordings.formats.minari_arrow import ArrowEpisodes
 from etude.recordings.formats.minari_episodes import Column, Episodes, Reader
 from etude.recordings.formats.minari_hdf5 import FILE, Hdf5Episodes
 from etude.recordings.formats.minari_metadata import METADATA, env_id, is_image, leaves_of, read_metadata, space_of
-from etude.recordings.formats.parts import Problem, chosen
+from etude.recordings.formats.parts import Place, Problem, chosen
 from etude.recordings.manifest import Header
 from etude.spaces import Space, leaf_shape
 
@@ -108,6 +108,7 @@ class MinariParts:
         flags = (col.TERMINATED, col.TRUNCATED)
         self.columns = [name for name in self._columns if name not in flags]
         self._parts = grouped(self._episodes.lengths)
+        self._unread: dict[int, list[int]] = {}  # by part: which of its episodes could not be read
 
     # -- what there is ----------------------------------------------------------------------------------------
 
@@ -205,24 +206,28 @@ class MinariParts:
         try:
             return self._load(first, stop, columns), []
         except DataError:
-            good, problems = [self._load(first, first, columns)], []
+            good, problems, unread = [self._load(first, first, columns)], [], []
             for i in range(first, stop):
                 try:
                     good.append(self._load(i, i + 1, columns))
                 except DataError as error:
                     problems.append(self._unreadable(error, i))
+                    unread.append(i - first)
+            self._unread[k] = unread
         return Experience.concat(good), problems
 
     def _unreadable(self, error: DataError, i: int) -> Problem:
         rows = int(self._episodes.lengths[i])
         return Problem("unreadable", str(error), str(self.folder), count=rows, repairable=True)
 
-    def where_is(self, k: int, row: int) -> str:
-        """A row of part ``k`` in words."""
-        lengths = self._episodes.lengths[self._parts[k] : self._parts[k + 1]]
+    def place(self, k: int, row: int) -> Place:
+        """Where a row of part ``k`` is."""
+        lengths = self._episodes.lengths[self._parts[k] : self._parts[k + 1]].copy()
+        lengths[self._unread.get(k, [])] = 0
         i = int(np.searchsorted(np.cumsum(lengths), row, side="right"))
         where = self._reader.where(self._episodes.names[int(self._parts[k]) + i])
-        return f"{where}, step {row - int(lengths[:i].sum())}"
+        step = row - int(lengths[:i].sum())
+        return Place(f"{where}, step {step}", where.split(": ")[0], step)
 
     def _load(self, first: int, stop: int, columns: Sequence[str] | None) -> Experience:
         names = chosen(self.columns, columns, str(self.folder))
@@ -270,18 +275,8 @@ class MinariParts:
     # -- looking ----------------------------------------------------------------------------------------------
 
     def problems(self) -> Iterator[Problem]:
-        """Every fault, found by looking at every row; an episode that can't be read does not hide the others."""
-        yield from self._lost()
-        for i, name in enumerate(self._episodes.names):
-            where = self._reader.where(name)
-            try:
-                exp = self._load(i, i + 1, None)
-            except DataError as error:
-                yield self._unreadable(error, i)
-                continue
-            file = where.split(": ")[0]
-            for found in not_finite(exp):
-                yield found.problem(f"{where}, step {found.step}", file, found.step)
+        """Episodes or steps that the metadata count, but that are not there."""
+        return self._lost()
 
     def _lost(self) -> Iterator[Problem]:
         totals = (len(self._episodes.names), int(self._episodes.lengths.sum()))

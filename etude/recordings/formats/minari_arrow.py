@@ -188,7 +188,7 @@ def _seed(path: AnyPath) -> int | None:
         data = json.loads(path.read_text())
     except FileNotFoundError:
         return None
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise DataError(f"{path}: can't be read as JSON ({error}). Restore it from a copy.") from error
     seed = data.get("seed") if isinstance(data, dict) else None
     return seed if isinstance(seed, int) else None

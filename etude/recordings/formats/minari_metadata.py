@@ -11,6 +11,7 @@ from gymnasium import spaces
 from etude.columns import SEPARATOR
 from etude.errors import DataError, SpaceError
 from etude.filesystems import AnyPath
+from etude.recordings.manifest import loads
 from etude.spaces import Space, leaves
 
 METADATA: Final = "metadata.json"
@@ -19,7 +20,7 @@ METADATA: Final = "metadata.json"
 def read_metadata(path: AnyPath) -> dict[str, Any]:
     """The object in ``metadata.json``."""
     try:
-        data = json.loads(path.read_text())
+        data = loads(path.read_text())
     except (ValueError, OSError, RecursionError) as error:
         raise DataError(f"{path}: can't be read as JSON ({error}). Restore it from a copy.") from error
     if not isinstance(data, dict):

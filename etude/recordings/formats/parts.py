@@ -3,7 +3,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from etude import columns as col
 from etude.errors import DataError
@@ -36,13 +36,41 @@ class Problem:
     """Whether the rest of the recording can be used with the files or rows concerned left out."""
     row_group: int | None = None
     """The row group in a Parquet file, from 0, where it is known."""
+    harmless: bool = False
+    """It is only a warning: the recording can be read and trained on as it is."""
 
     def __str__(self) -> str:
         return self.message
 
 
+class UnreadableError(DataError):
+    """Nothing of a part can be read."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.message)
+        self.problem = problem
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.problem,)
+
+
+class Place(NamedTuple):
+    """Where a step is."""
+
+    words: str
+    """For messages."""
+    file: str
+    """The file, or the folder where it is not known."""
+    row: int | None = None
+    """The row in the file, from 0, as in `Problem`."""
+    row_group: int | None = None
+
+
 class Parts(Protocol):
-    """Another tool's recording, opened: its parts become Experience one at a time."""
+    """A recording, opened: its parts become Experience one at a time.
+
+    Parts may have more methods; `etude.recordings.tolerance` says which, and what stands in for them.
+    """
 
     @property
     def format(self) -> str:
@@ -75,13 +103,16 @@ class Parts(Protocol):
         """
 
     def problems(self) -> Iterator[Problem]:
-        """Every fault, found by looking at every row."""
+        """What is wrong that can't be seen in the steps, as far as it is known without reading them.
+
+        Values, and the order of steps, are looked at for all formats alike: `etude.recordings.screening`.
+        """
 
 
 def chosen(columns: Sequence[str], wanted: Sequence[str] | None, where: str, derived: Sequence[str] = ()) -> list[str]:
     """The step columns among ``columns`` that ``wanted`` names, by name or root; None is all.
 
-    ``derived`` could be meant by a wrong name, too.
+    ``derived`` are no columns of steps; they could be meant by a wrong name, or asked for in the wrong place.
 
     Raises:
         DataError: a name stands for no column.
@@ -92,5 +123,7 @@ def chosen(columns: Sequence[str], wanted: Sequence[str] | None, where: str, der
         if not col.under(columns, root):
             near = nearest(root, [*columns, *derived])
             hint = f" Nearest: `{near}`." if near else ""
+            if root in derived:
+                hint = f" `Recording.batches` gives `{root}`; of an Experience, see `next_obs()` and `segments`."
             raise DataError(f"{where}: there is no column `{root}`; there are {', '.join(columns)}.{hint}")
     return [name for name in columns if any(col.is_under(name, root) for root in wanted)]

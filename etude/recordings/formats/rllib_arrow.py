@@ -18,7 +18,7 @@ from etude.columns import Columns
 from etude.errors import DataError
 from etude.recordings.formats.pickle_machine import unpickle
 from etude.recordings.formats.pickled_arrays import unpack, unpack_rows
-from etude.recordings.formats.rllib_columns import flat_entries, numbers
+from etude.recordings.formats.rllib_columns import flat_entries
 
 _TENSORS: Final = ("ray.data.arrow_tensor", "ray.data.arrow_tensor_v2", "arrow.fixed_shape_tensor")
 _VARIABLE: Final = "ray.data.arrow_variable_shaped_tensor"
@@ -181,13 +181,3 @@ def _each(array: pa.Array, decode: Any, root: str) -> list[Any]:
         except DataError as error:
             raise RowError(row, f"`{root}`: {error}") from error
     return values
-
-
-def largest(columns: Columns, root: str, found: dict[str, tuple[NDArray[Any], NDArray[Any]]]) -> None:
-    """Widen, for each integer column, the smallest and largest numbers of a row that were found so far."""
-    for name, column in columns.items():
-        if column.dtype.kind in "iu" and len(column):
-            low, high = numbers(column.min(axis=0), name), numbers(column.max(axis=0), name)
-            if name in found:
-                low, high = np.minimum(low, found[name][0]), np.maximum(high, found[name][1])
-            found[name] = (low, high)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """RLlib's words in ours: names of columns, nested values as flat columns, and one dtype for a column everywhere."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.columns import Columns
 from etude.errors import DataError
+from etude.recordings.formats.inferring import fitting
 from etude.spaces import Space, leaf_dtype, leaf_shape
 
 NAMES: Final = {
@@ -28,7 +29,6 @@ NAMES: Final = {
 ACTIONS_NOTE: Final = "as the policy gave them: RLlib may have mapped them to the env's bounds after recording"
 """What a reader of RLlib's recordings says about actions in ``header.meta["actions"]``."""
 
-_MOST_CHOICES: Final = 1 << 20  # integers beyond are numbers, not choices
 _FLOATS = (col.LOGP, col.DIST_INPUTS, col.VALUE, col.ADVANTAGE, col.VALUE_TARGET, col.STATE_IN, col.STATE_OUT)
 
 
@@ -124,7 +124,8 @@ def _word(array: NDArray[Any]) -> str:
 def schema_dtype(name: str, found: np.dtype[Any], leaf: Space | None) -> np.dtype[Any]:
     """The dtype of a column in all of a recording, from what its first episode holds and its space says."""
     if leaf is not None:
-        return leaf_dtype(leaf) if np.can_cast(found, leaf_dtype(leaf)) else found
+        is_choice = found.kind in "biu" and not isinstance(leaf, spaces.Box)  # `cast` sees to it that it fits
+        return leaf_dtype(leaf) if is_choice else fitting(leaf, found)
     if name == col.REWARD:
         return np.dtype(np.float32 if found == np.float32 else np.float64)
     if col.is_under(name, col.INFO):
@@ -156,35 +157,3 @@ def check_leaf(column: NDArray[Any], leaf: Space, name: str) -> None:
     """Raise a DataError where a column has not the shape of its space."""
     if column.shape[1:] != leaf_shape(leaf):
         raise DataError(f"`{name}` has the shape {list(column.shape[1:])} at each step, but its space is {leaf}")
-
-
-def inferred_space(columns: Mapping[str, NDArray[Any]], root: str, ranges: Mapping[str, Any]) -> Space:
-    """A space for columns that come without one.
-
-    Args:
-        columns: The columns under ``root``, each ``[N, ...]``.
-        root: ``obs`` or ``action``.
-        ranges: For integer columns, by name: the smallest and largest number at each place of a row, as arrays.
-
-    Returns:
-        For one integer that is never negative a Discrete, for several of an action a MultiDiscrete, each as large as
-        the largest of them asks for; else a Box without bounds. A Dict or Tuple where there are several columns.
-    """
-    if not columns:
-        raise DataError(f"`{root}` holds nothing: no numbers are in it")
-    if list(columns) != [root]:
-        keys = list(dict.fromkeys(name[len(root) + 1 :].split(col.SEPARATOR)[0] for name in columns))
-        parts = [(k, inferred_space(col.subtree(columns, f"{root}/{k}"), f"{root}/{k}", ranges)) for k in keys]
-        is_tuple = keys == [str(i) for i in range(len(keys))]
-        return spaces.Tuple([part for _, part in parts]) if is_tuple else spaces.Dict(parts)
-    column, (low, high) = columns[root], ranges.get(root, (-1, -1))
-    shape, dtype = column.shape[1:], column.dtype
-    if np.min(low, initial=0) >= 0 and np.max(high, initial=0) < _MOST_CHOICES and dtype.kind in "iu":
-        if not shape:
-            return spaces.Discrete(int(high) + 1)
-        if col.is_under(root, col.ACTION) and np.size(high):
-            return spaces.MultiDiscrete(np.asarray(high, np.int64) + 1)
-    if dtype.kind == "b":
-        return spaces.Box(0, 1, shape, np.int8)
-    limits = (-np.inf, np.inf) if dtype.kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-    return spaces.Box(limits[0], limits[1], shape, dtype.type)

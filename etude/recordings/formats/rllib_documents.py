@@ -20,8 +20,9 @@ _OWN_BUFFERS: Final = {"observations": col.OBS, "actions": col.ACTION, "rewards"
 _SPACES: Final = {"_observation_space": col.OBS, "_action_space": col.ACTION}
 _DATA_FIRST: Final = b"\x84\xa4data"  # a map of four entries, the first of which is the data
 _EXTRAS: Final = "extra_model_outputs"
+_SHARED: Final = ("env_t", "env_t_started", "env_t_to_agent_t", "_agent_to_module_mapping")
 _PLAIN: Final = (
-    "id_", "agent_id", "module_id", "multi_agent_episode_id", "is_terminated", "is_truncated", "t_started",
+    "id_", "agent_id", "module_id", "multi_agent_episode_id", "is_terminated", "is_truncated", "t_started", "t",
 )  # fmt: skip
 
 
@@ -47,6 +48,8 @@ class Episode:
     """The maps of the spaces by our names of the columns, not decoded."""
     env_t: NDArray[np.int64] | None = None
     """The env's clock at each observation, where several agents act."""
+    notes: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    """What is odd in the document but does no harm: a word for it as in `Problem.kind`, and what it is."""
 
     @property
     def id(self) -> str:
@@ -99,7 +102,11 @@ class DocumentReader:
         reader = Reader(data)
         if not reader.next_is_map():
             raise DataError("the document is not a map, as RLlib's episodes are")
-        return self._document(reader)
+        episodes = self._document(reader)
+        rest = len(data) - reader.place
+        if rest and episodes:
+            episodes[0].notes.append(("trailing_bytes", f"{rest:,} bytes stand behind the episode; they are left out"))
+        return episodes
 
     def _document(self, reader: Reader) -> list[Episode]:
         episode = Episode({}, {})
@@ -119,7 +126,7 @@ class DocumentReader:
                 episode.spaces[_SPACES[key]] = reader.raw()
             elif key == "agent_episodes":
                 agents = self._agents(reader)
-            elif key in ("env_t_started", "env_t_to_agent_t", "_agent_to_module_mapping") or key.startswith("_hanging"):
+            elif key in _SHARED or key.startswith("_hanging"):
                 many[key] = reader.value()
             else:
                 reader.skip()
@@ -190,6 +197,7 @@ def _of_many(whole: Episode, agents: list[Episode], many: dict[str, Any]) -> lis
     hanging = sorted({str(a) for key, held in many.items() if "_end" in key and isinstance(held, dict) for a in held})
     if not isinstance(clocks, dict) or not isinstance(modules, dict) or type(first) is not int:
         raise DataError("`env_t_to_agent_t`, `_agent_to_module_mapping` or `env_t_started` is not what RLlib writes")
+    _check_all_there(clocks, modules, {str(a.plain["agent_id"]) for a in agents}, many, is_whole=first == 0)
     for agent in agents:
         name = agent.plain["agent_id"]
         buffer = clocks.get(name)
@@ -201,7 +209,39 @@ def _of_many(whole: Episode, agents: list[Episode], many: dict[str, Any]) -> lis
         if agent.plain.get("module_id") is None:
             agent.plain["module_id"] = modules.get(name)
         agent.plain["hanging"] = str(name) in hanging
+        agent.plain["is_whole"] = first == 0 and not hanging
+    last = max(
+        (int(agent.env_t[-1]) for agent in agents if agent.env_t is not None and len(agent.env_t)), default=first
+    )
+    if agents and first == 0 and not hanging and many.get("env_t", last) != last:
+        said = str(many["env_t"])[:20]
+        agents[0].notes.append(
+            ("other_t", f"the episode says that it ends at env_t {said}, but its agents' end at {last}")
+        )
     return agents
+
+
+def _check_all_there(
+    clocks: dict[Any, Any], modules: dict[Any, Any], there: set[str], many: dict[str, Any], *, is_whole: bool
+) -> None:
+    """Raise a DataError where the episode's own maps name an agent whose steps are not there.
+
+    In a chunk, `_agent_to_module_mapping` also names agents that ended before, and the ``_hanging`` maps name those
+    whose steps are in the next chunk.
+    """
+    hung = [held for key, held in many.items() if key.startswith("_hanging") and isinstance(held, dict)]
+    hanging = {str(agent) for held in hung for agent in held}
+    acted = [agent for agent, buffer in clocks.items() if len(_own_entries(buffer)) > 1]
+    for agent in [*acted, *(modules if is_whole else ())]:
+        if str(agent) not in there | hanging:
+            raise DataError(f"it names agent {str(agent)[:40]!r} in its maps, but has no steps of it: they were lost")
+
+
+def _own_entries(buffer: Any) -> list[Any]:
+    """The env's steps at which an agent observed something, by its own clock; see `Episode.env_t`."""
+    if not isinstance(buffer, dict) or not isinstance(buffer.get("data"), list):
+        return []
+    return [entry for entry in buffer["data"][int(buffer.get("lookback") or 0) :] if entry != "S"]
 
 
 def _unrolled(columns: dict[Path, NDArray[Any]]) -> list[Any]:

@@ -21,11 +21,11 @@ from etude.experience.segments import Segments
 from etude.filesystems import AnyPath
 from etude.recordings import footers
 from etude.recordings.formats import rllib_columns as words
-from etude.recordings.formats.parts import Problem, chosen
-from etude.recordings.formats.rllib_arrow import largest
+from etude.recordings.formats.inferring import Range, described, inferred_space, widen, widened
+from etude.recordings.formats.parts import Place, Problem, chosen
 from etude.recordings.formats.rllib_documents import DocumentReader, Episode, Spaces, flat, info_columns, info_names
 from etude.recordings.formats.rllib_files import ParquetFiles, found_files
-from etude.recordings.formats.rllib_pieces import Piece, num_steps, piece_of, step_columns
+from etude.recordings.formats.rllib_pieces import Piece, check_clock, num_steps, piece_of, step_columns
 from etude.recordings.manifest import Header
 from etude.spaces import Space
 
@@ -135,12 +135,14 @@ class RLlibEpisodes:
             self._spaces = Spaces(given[col.OBS], given[col.ACTION])
             infos = info_columns(first.buffers.get(col.INFO))
             columns = {**step_columns(first, self._spaces), **infos}
+            leaves = self._spaces.leaves
+            dtypes = {name: words.schema_dtype(name, own.dtype, leaves.get(name)) for name, own in columns.items()}
+            inferred += [name for name, leaf in leaves.items() if dtypes[name] != leaf.dtype]
+            given = {root: widened(space, root, dtypes) for root, space in given.items()}
+            self._spaces = Spaces(given[col.OBS], given[col.ACTION])
         except (DataError, SpaceError) as error:
             raise DataError(f"{place}: {error}") from error
-        self._schema = {
-            name: (words.schema_dtype(name, column.dtype, self._spaces.leaves.get(name)), column.shape[1:])
-            for name, column in columns.items()
-        }
+        self._schema = {name: (dtypes[name], column.shape[1:]) for name, column in columns.items()}
         if first.env_t is not None:
             self._schema[col.ENV_T] = (np.dtype(np.int64), ())
         self.columns = list(self._schema)
@@ -153,15 +155,15 @@ class RLlibEpisodes:
     def _inferred(self, root: str) -> Space:
         """A space from what all episodes hold, which have none."""
         columns: Columns = {}
-        ranges: dict[str, Any] = {}
+        ranges: dict[str, Range] = {}
         for place in (row for part in self._parts for row in part):
             for episode in self._read(*place):
                 if root not in episode.buffers:
                     raise DataError(f"it has no `{root}`")
                 if num_steps(episode):
                     columns = flat(episode.buffers[root], root, None)
-                    largest(columns, root, ranges)
-        return words.inferred_space(columns, root, ranges)
+                    widen(ranges, columns)
+        return inferred_space(described(columns), root, ranges)
 
     # -- reading -----------------------------------------------------------------------------------------------
 
@@ -179,23 +181,45 @@ class RLlibEpisodes:
     def load(self, k: int, columns: Sequence[str] | None = None) -> Experience:
         """Part ``k``: one segment for each agent's episode or chunk; see `Parts.load`."""
         exp, problems = self.load_rest(k, columns)
-        if problems:
-            raise DataError(problems[0].message)
-        self._rows[k] = exp.num_steps
+        bad = next((problem for problem in problems if not problem.harmless), None)
+        if bad is not None:
+            raise DataError(bad.message)
         return exp
 
     def load_rest(self, k: int, columns: Sequence[str] | None = None) -> tuple[Experience, list[Problem]]:
-        """Part ``k`` without the rows that can't be read, and these."""
+        """Part ``k`` without the rows that can't be read, and these; and what is odd, but does no harm."""
         names = chosen(self.columns, columns, str(self.files[0]))
         pieces: list[Piece] = []
         problems = []
         for place in self._parts[k]:
             try:
-                found = [self._piece(episode, names, place) for episode in self._read(*place)]
-                pieces += [piece for piece in found if piece is not None]
+                episodes = self._read(*place)
+                found = [self._piece(episode, names, place) for episode in episodes]
             except DataError as error:
                 problems.append(self._unreadable(error, place))
-        return self._joined(pieces, names), problems
+                continue
+            pieces += [piece for piece in found if piece is not None]
+            for episode, piece in zip(episodes, found, strict=True):
+                problems += self._notes(episode, piece, place)
+        exp = self._joined(pieces, names)
+        if all(problem.harmless for problem in problems):
+            self._rows[k] = exp.num_steps
+        return exp, problems
+
+    def place(self, k: int, row: int) -> Place:
+        """Where a row of part ``k`` is: in which document, of which agent, and which step."""
+        for place in self._parts[k]:
+            try:
+                episodes = self._read(*place)
+            except DataError:
+                continue  # its rows are not counted
+            for episode in episodes:
+                num = num_steps(episode)
+                if row < num:
+                    words = f"{self._parquet.place(*place)}, {_who(episode)}, step {row}"
+                    return Place(words, str(self._file(place)), self._parquet.file_row(*place))
+                row -= num
+        return Place(str(self.files[0]), str(self.files[0]))
 
     def _read(self, group: int, row: int) -> list[Episode]:
         try:
@@ -206,7 +230,10 @@ class RLlibEpisodes:
     def _piece(self, episode: Episode, names: list[str], place: tuple[int, int]) -> Piece | None:
         """An episode's columns; None where it has no steps."""
         try:
-            return piece_of(episode, names, self._spaces, self._schema) if num_steps(episode) else None
+            if not num_steps(episode):
+                check_clock(episode, 0)
+                return None
+            return piece_of(episode, names, self._spaces, self._schema)
         except DataError as error:
             where = f"{self._parquet.place(*place)}, column `{ITEM}`, episode {episode.id!r}"
             raise DataError(f"{where}: {error}. {_REMEDY}") from error
@@ -236,62 +263,47 @@ class RLlibEpisodes:
     # -- problems ----------------------------------------------------------------------------------------------
 
     def problems(self) -> Iterator[Problem]:
-        """Rows that repeat others or can't be read, episodes without an end, numbers that are not finite."""
+        """Rows that repeat others."""
         for group, row, first in self._copies:
             what = f"repeats the episode in {self._parquet.place(*first)}, byte by byte; it is read once"
-            yield self._problem("duplicate", f"{what}. Nothing needs to be done", (group, row))
-        seen: dict[tuple[str, str | None, int], tuple[int, int]] = {}
-        for place in (row for part in self._parts for row in part):
-            try:
-                pieces = [(e, self._piece(e, self.columns, place)) for e in self._read(*place)]
-            except DataError as error:
-                yield self._unreadable(error, place)
-                continue
-            for episode, piece in pieces:
-                yield from self._problems_of(episode, piece, place, seen)
+            yield self._note("duplicate", f"{what}. Nothing needs to be done", (group, row))
 
-    def _problems_of(
-        self,
-        episode: Episode,
-        piece: Piece | None,
-        place: tuple[int, int],
-        seen: dict[tuple[str, str | None, int], tuple[int, int]],
-    ) -> Iterator[Problem]:
-        agent = _text(episode.plain.get("agent_id"))
-        who = f"episode {episode.id!r}" + (f", agent {agent!r}" if agent is not None else "")
+    def _notes(self, episode: Episode, piece: Piece | None, place: tuple[int, int]) -> Iterator[Problem]:
+        """What is odd about an agent's episode, but does no harm."""
+        who = _who(episode)
+        for kind, what in episode.notes:
+            yield self._note(kind, what, place)
         if piece is None:
-            yield self._problem("no_steps", f"{who} has no steps; it is left out", place)
+            yield self._note("no_steps", f"{who} has no steps; it is left out", place)
             return
-        first = seen.setdefault((episode.id, agent, piece.t_start), place)
-        if first != place:
-            what = f"{who} has other content in {self._parquet.place(*first)}. Give one of them another id"
-            yield self._problem("same_id", what, place)
+        last = piece.t_start + piece.num
+        if episode.plain.get("t", last) != last:
+            said = str(episode.plain["t"])[:20]
+            what = f"{who} says that it ends at t {said}, but its steps go from {piece.t_start} to {last}"
+            yield self._note("other_t", what, place)
         if not any(piece.ends):
             what = f"{who} is neither terminated nor truncated: it was cut off, and its last value must be estimated"
-            yield self._problem("not_done", what, place)
+            yield self._note("not_done", what, place)
         if episode.plain.get("hanging"):
-            yield self._problem("hanging", f"{who} acted at the end and observed nothing more; that is left out", place)
-        for root in (col.OBS, col.ACTION, col.REWARD):
-            for name, column in col.subtree(piece.steps, root).items():
-                whole = np.concatenate([column, piece.final[name]]) if root == col.OBS else column
-                bad = np.argwhere(~np.isfinite(whole)) if whole.dtype.kind == "f" else whole[:0]
-                if len(bad):
-                    at = f"step {bad[0][0]}" + (f", component {tuple(bad[0][1:].tolist())}" if whole.ndim > 1 else "")
-                    what = f"{who}: `{name}` holds {whole[tuple(bad[0])]} at {at} ({len(bad)} numbers like it)"
-                    yield self._problem("nan", f"{what}. Leave the episode out, or mend the env that gave it", place)
+            yield self._note("hanging", f"{who} acted at the end and observed nothing more; that is left out", place)
 
     def _unreadable(self, error: DataError, place: tuple[int, int]) -> Problem:
         return Problem("unreadable", str(error), str(self._file(place)), self._parquet.file_row(*place), ITEM, 1, True)
 
-    def _problem(self, kind: str, what: str, place: tuple[int, int]) -> Problem:
-        row = self._parquet.file_row(*place)
-        return Problem(kind, f"{self._parquet.place(*place)}: {what}.", str(self._file(place)), row, ITEM, 1, True)
+    def _note(self, kind: str, what: str, place: tuple[int, int]) -> Problem:
+        row, text = self._parquet.file_row(*place), f"{self._parquet.place(*place)}: {what}."
+        return Problem(kind, text, str(self._file(place)), row, ITEM, 1, True, None, harmless=True)
 
     def _file(self, place: tuple[int, int]) -> AnyPath:
         return self.files[self._parquet.groups[place[0]][0]]
 
 
 _REMEDY: Final = "Leave this row out, or write the recording again"
+
+
+def _who(episode: Episode) -> str:
+    agent = _text(episode.plain.get("agent_id"))
+    return f"episode {episode.id!r}" + (f", agent {agent!r}" if agent is not None else "")
 
 
 def _text(value: Any) -> str | None:

@@ -18,11 +18,12 @@ from etude.errors import DataError
 from etude.experience import Experience
 from etude.filesystems import AnyPath
 from etude.recordings.formats import rllib_columns as words
-from etude.recordings.formats.parts import MAX_ROWS, Problem, chosen
-from etude.recordings.formats.rllib_arrow import largest
+from etude.recordings.formats.inferring import Range, described, inferred_space, widen
+from etude.recordings.formats.parts import MAX_ROWS, Place, Problem, chosen
 from etude.recordings.formats.rllib_batches import Batch, batches_of, column, flags, is_float32, roots
 from etude.recordings.formats.rllib_files import found_files
-from etude.recordings.formats.rllib_segments import Rows, not_finite, segments_of
+from etude.recordings.formats.rllib_rows import hashes_of
+from etude.recordings.formats.rllib_segments import Rows, segments_of
 from etude.recordings.formats.rllib_trajectories import Trajectories
 from etude.recordings.manifest import Header
 
@@ -79,7 +80,7 @@ class RLlibJson:
         self._trajectories = Trajectories()
         self._lines: list[_Line] = []
         self._shapes: Columns = {}  # an array of the right dtype for each column, by our names
-        self._ranges: dict[str, tuple[Any, Any]] = {}
+        self._ranges: dict[str, Range] = {}
         self._dropped: set[str] = set()
         for i in range(len(files)):
             self._look_through(i, faults)
@@ -131,7 +132,11 @@ class RLlibJson:
             columns = [self._columns(batch, None) for batch in batches]  # first: a line that fails leaves no trace
             for own in columns:
                 self._check_shapes(own)
-            found = [self._trajectories.rows_of(batch, f"{self.files[file].stem}-{number}") for batch in batches]
+            place = f"{self.files[file].stem}-{number}"
+            found = [
+                self._trajectories.rows_of(batch, _content(batch, own), place)
+                for batch, own in zip(batches, columns, strict=True)
+            ]
             for own in columns:
                 self._widen(own)
         except DataError as error:
@@ -182,13 +187,13 @@ class RLlibJson:
         for name, values in columns.items():
             known = self._shapes.get(name, values[:0])
             self._shapes[name] = known.astype(np.promote_types(known.dtype, values.dtype))
-        for root in (col.OBS, col.ACTION):
-            largest(col.subtree(columns, root), root, self._ranges)
+        for root in (col.OBS, col.NEXT_OBS, col.ACTION):
+            widen(self._ranges, col.subtree(columns, root))
 
     def _describe(self) -> None:
         steps = {name: c for name, c in self._shapes.items() if not col.is_under(name, col.NEXT_OBS)}
         self._has_next_obs = len(steps) < len(self._shapes)
-        spaces = {root: words.inferred_space(col.subtree(steps, root), root, self._ranges)
+        spaces = {root: inferred_space(described(col.subtree(steps, root)), root, self._ranges)
                   for root in (col.OBS, col.ACTION)}  # fmt: skip
         meta: dict[str, Any] = {
             "format": self.format,
@@ -218,6 +223,12 @@ class RLlibJson:
     def load(self, k: int, columns: Sequence[str] | None = None) -> Experience:
         """Part ``k``: a segment for each agent's episode, or for each piece of it; see `Parts.load`."""
         return self._loaded(k, chosen(self.columns, columns, str(self.files[0])))[0]
+
+    def place(self, k: int, row: int) -> Place:
+        """Where a row of part ``k`` is: its line."""
+        line = self._parts[k][int(self._loaded(k, [])[1][row])]
+        path = self.files[line.file]
+        return Place(f"{path}: line {line.number}", str(path), line.number - 1)
 
     def _loaded(self, k: int, names: list[str]) -> tuple[Experience, NDArray[np.int64]]:
         """The part, and for each of its rows the index of its line."""
@@ -266,22 +277,18 @@ class RLlibJson:
     # -- problems ----------------------------------------------------------------------------------------------
 
     def problems(self) -> Iterator[Problem]:
-        """Rows written again, lines that can't be read, numbers that are not finite."""
+        """Rows written again."""
         for line in self._lines:
             again = int((~line.keep).sum())
             if again:
-                what = f"{again} rows are there already on an earlier line; they are read once"
-                yield self._problem("duplicate", what, line, "eps_id", again)
-        for k, lines in enumerate(self._parts):
-            try:
-                exp, at = self._loaded(k, self.columns)
-            except DataError as error:
-                yield Problem("unreadable", str(error), str(self.files[lines[0].file]), None, None, 1, True)
-                continue
-            for name, row, value, count in not_finite(exp):
-                what = f"`{name}` holds {value} ({count} numbers like it)"
-                yield self._problem("nan", what, lines[int(at[row])], name, count)
+                path, number = self.files[line.file], line.number
+                text = f"{path}: line {number}: {again} rows are there already on an earlier line; they are read once."
+                yield Problem("duplicate", text, str(path), number - 1, "eps_id", again, True, harmless=True)
 
-    def _problem(self, kind: str, what: str, line: _Line, name: str, count: int) -> Problem:
-        path = self.files[line.file]
-        return Problem(kind, f"{path}: line {line.number}: {what}.", str(path), line.number - 1, name, count, True)
+
+def _content(batch: Batch, columns: Columns) -> NDArray[np.uint64]:
+    """A number for what each row of a batch holds, whatever its dtypes are on this line."""
+    roots = (col.OBS, col.ACTION, col.REWARD)
+    kept = {name: values for name, values in columns.items() if any(col.is_under(name, root) for root in roots)}
+    wide = {name: values.astype(np.float64) for name, values in (kept | flags(batch)).items()}
+    return hashes_of(wide)

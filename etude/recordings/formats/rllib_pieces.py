@@ -38,6 +38,7 @@ def piece_of(episode: Episode, names: Sequence[str], spaces: Spaces, schema: Sch
         DataError: a column is not there, has other entries than there are actions, or other shapes or numbers.
     """
     num = num_steps(episode)
+    check_clock(episode, num)
     found = step_columns(episode, spaces, {name.split(col.SEPARATOR)[0] for name in names})
     infos = info_columns(episode.buffers.get(col.INFO)) if any(col.is_under(n, col.INFO) for n in names) else {}
     final: Columns = {}
@@ -63,6 +64,14 @@ def piece_of(episode: Episode, names: Sequence[str], spaces: Spaces, schema: Sch
         steps[name] = words.cast(column, dtype, shape, name)
     ends = (episode.flag("is_terminated"), episode.flag("is_truncated"))
     return Piece(episode, num, steps, final, episode.t_started, ends)
+
+
+def check_clock(episode: Episode, num: int) -> None:
+    """Raise a DataError where the episode that it shares with others tells of more or fewer observations of it."""
+    if episode.plain.get("is_whole"):
+        told, there = 0 if episode.env_t is None else len(episode.env_t), num + 1
+        if told != there and (num or told > 1):
+            raise DataError(f"`env_t_to_agent_t` tells of {told} observations, but there are {there}: some were lost")
 
 
 def num_steps(episode: Episode) -> int:

@@ -2,14 +2,12 @@
 """Rows of a table or of fragments, put in order and cut into segments."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from etude import columns as col
 from etude.columns import Columns
-from etude.experience import Experience
 from etude.experience.experience import offsets_of
 from etude.experience.segments import Segments
 from etude.recordings.formats.rllib_rows import chained, keys_of, linked
@@ -134,18 +132,3 @@ def segments_of(rows: Rows, naming: Naming, has_next_obs: bool) -> Segments:
         truncated=rows.truncated[last],
         has_final_obs=has_next_obs,
     )
-
-
-def not_finite(exp: Experience) -> Iterator[tuple[str, int, float, int]]:
-    """Each column of observations, actions and rewards that holds NaN or infinity: its name, the first row, the number
-    there, and how many there are."""
-    finals = {name: (c, exp.offsets[1:] - 1) for name, c in col.renamed(exp.final_obs, col.OBS, col.FINAL_OBS).items()}
-    steps = {name: (column, np.arange(exp.num_steps)) for name, column in exp.steps.items()}
-    for name, (column, rows) in {**steps, **finals}.items():
-        root = name.split(col.SEPARATOR)[0]
-        if column.dtype.kind != "f" or root not in (col.OBS, col.ACTION, col.REWARD, col.FINAL_OBS):
-            continue
-        flat = column.reshape(len(column), -1)
-        bad = np.argwhere(~np.isfinite(flat))
-        if len(bad):
-            yield name, int(rows[bad[0][0]]), float(flat[tuple(bad[0])]), len(bad)

@@ -27,16 +27,9 @@ def space_of(data: Any) -> Space:
     """
     try:
         return _space_of(data)
-    except (
-        KeyError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        AssertionError,
-        OverflowError,
-        IndexError,
-        RecursionError,
-    ) as error:
+    except RecursionError as error:  # what is as deep can't be shown either
+        raise DataError("a space can't be read: it holds spaces in spaces too deep") from error
+    except (KeyError, TypeError, ValueError, AttributeError, AssertionError, OverflowError, IndexError) as error:
         raise DataError(f"a space can't be read: {str(data)[:100]} ({type(error).__name__}: {error})") from error
 
 

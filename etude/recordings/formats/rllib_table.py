@@ -6,7 +6,7 @@ chain: what was observed after one row is what the next one begins with. Files a
 paths, which is RLlib's order of time. Without ``eps_id`` every row is a segment of its own.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,10 +22,11 @@ from etude.experience.experience import offsets_of
 from etude.filesystems import AnyPath
 from etude.recordings import footers
 from etude.recordings.formats import rllib_columns as words
-from etude.recordings.formats.parts import MAX_ROWS, Problem, chosen
+from etude.recordings.formats.inferring import described, inferred_space, needs_range
+from etude.recordings.formats.parts import MAX_ROWS, Place, Problem, chosen
 from etude.recordings.formats.rllib_files import found_files
 from etude.recordings.formats.rllib_rows import Run, without_copies
-from etude.recordings.formats.rllib_segments import Rows, in_time, not_finite, segments_of
+from etude.recordings.formats.rllib_segments import Rows, in_time, segments_of
 from etude.recordings.formats.rllib_table_files import ENDS, KEYS, OWN, TableFiles
 from etude.recordings.manifest import Header
 from etude.spaces import Space
@@ -77,9 +78,10 @@ class RLlibTable:
         """Cut the rows into parts of whole episodes; rows without episodes into ranges of rows."""
         size = 0
         found = {code: without_copies(runs, self._table.has_t) for code, runs in episodes.items()}
-        if not self._table.has_t:
-            mixed = self._table.not_the_same({code: episodes[code] for code, (_, copies, _) in found.items() if copies})
-            found |= {code: (episodes[code], [], True) for code in mixed}
+        mixed = self._table.not_the_same({code: episodes[code] for code, (_, copies, _) in found.items() if copies})
+        has_t = self._table.has_t
+        in_order = {code: sorted(episodes[code], key=lambda run: run.t) if has_t else episodes[code] for code in mixed}
+        found |= {code: (runs, [], not has_t) for code, runs in in_order.items()}
         for code, (kept, copies, suspect) in found.items():
             self._copies += [(code, copy) for copy in copies]
             if suspect:
@@ -140,8 +142,9 @@ class RLlibTable:
 
     def _inferred(self, columns: Columns, name: str, root: str) -> Space:
         """A space from what the column holds: where it holds integers, from all rows."""
-        coded = any(c.dtype.kind in "iu" and (root == col.ACTION or c.ndim == 1) for c in columns.values())
-        return words.inferred_space(columns, root, self._table.ranges(name, root) if coded else {})
+        found = described(columns)
+        ranges = self._table.ranges(name, root) if any(needs_range(n, *own) for n, own in found.items()) else {}
+        return inferred_space(found, root, ranges)
 
     # -- reading -----------------------------------------------------------------------------------------------
 
@@ -159,6 +162,17 @@ class RLlibTable:
     def load(self, k: int, columns: Sequence[str] | None = None) -> Experience:
         """Part ``k``: a segment for each episode, or for each piece of it where rows are lost; see `Parts.load`."""
         return self._loaded(k, chosen(self.columns, columns, str(self.files[0])))[0]
+
+    def load_rest(self, k: int, columns: Sequence[str] | None = None) -> tuple[Experience, list[Problem]]:
+        """Part ``k``, and what is odd about it, but does no harm."""
+        exp, rows = self._loaded(k, chosen(self.columns, columns, str(self.files[0])))
+        return exp, list(self._notes(exp, rows, self._parts[k]))
+
+    def place(self, k: int, row: int) -> Place:
+        """Where a row of part ``k`` is."""
+        run = self._run_of(self._loaded(k, [])[1], self._parts[k], row)
+        file_row = self._parquet.file_row(run.group, run.start)
+        return Place(self._parquet.place(run.group, run.start), str(self._file(run)), file_row)
 
     def _loaded(self, k: int, names: list[str]) -> tuple[Experience, Rows]:
         part = self._parts[k]
@@ -246,46 +260,35 @@ class RLlibTable:
     # -- problems ----------------------------------------------------------------------------------------------
 
     def problems(self) -> Iterator[Problem]:
-        """Rows there twice, rows that can't be read, ends that are missing, and numbers that are not finite."""
+        """Rows that are there twice."""
         for code, run in self._copies:
             count, episode = run.stop - run.start, self._table.names[code][0]
             what = f"{count} rows of episode {episode!r} are there already; they are read once"
-            yield self._problem("duplicate", what, run, "eps_id", count)
-        for k, part in enumerate(self._parts):
-            try:
-                exp, rows = self._loaded(k, self.columns)
-            except DataError as error:
-                run = part[0][1]
-                yield Problem("unreadable", str(error), str(self._file(run)), None, None, run.stop - run.start, True)
-                continue
-            yield from self._problems_of(exp, rows, part)
+            yield self._note("duplicate", what, run, "eps_id", count)
 
-    def _problems_of(self, exp: Experience, rows: Rows, part: Sequence[tuple[int, Run]]) -> Iterator[Problem]:
-        starts = offsets_of(np.array([run.stop - run.start for _, run in part]))
-
-        def run_of(row: int) -> Run:
-            i = int(np.searchsorted(starts, rows.order[row], side="right")) - 1
-            run = part[i][1]
-            return run._replace(start=run.start + int(rows.order[row] - starts[i]))
-
+    def _notes(self, exp: Experience, rows: Rows, part: Sequence[tuple[int, Run]]) -> Iterator[Problem]:
         if rows.repeated:
             run = part[0][1]
-            yield self._problem("duplicate", f"{rows.repeated} rows are there twice; they are read once", run, "eps_id")
+            yield self._note("duplicate", f"{rows.repeated} rows are there twice; they are read once", run, "eps_id")
         for i in np.flatnonzero(~exp.segments.done):
-            last = int(exp.offsets[i + 1]) - 1
             if "eps_id" in self._table.fields:
+                run = self._run_of(rows, part, int(exp.offsets[i + 1]) - 1)
                 what = (f"episode {exp.segments.episode_id[i]!r} is cut after this row: it is neither terminated nor "
                         "truncated, and no row continues it")  # fmt: skip
-                yield self._problem("not_done", what, run_of(last), "terminateds")
-        for name, row, value, count in not_finite(exp):
-            source: Mapping[str, str] = self._sources
-            what = f"`{name}` holds {value} ({count} numbers like it)"
-            yield self._problem("nan", what, run_of(row), source.get(name, "new_obs"), count)
+                yield self._note("not_done", what, run, "terminateds")
 
-    def _problem(self, kind: str, what: str, run: Run, column: str, count: int = 1) -> Problem:
+    def _run_of(self, rows: Rows, part: Sequence[tuple[int, Run]], row: int) -> Run:
+        """The rows from one of a part on, as they stand in their row group."""
+        starts = offsets_of(np.array([run.stop - run.start for _, run in part]))
+        at = int(rows.order[row])
+        i = int(np.searchsorted(starts, at, side="right")) - 1
+        run = part[i][1]
+        return run._replace(start=run.start + at - int(starts[i]))
+
+    def _note(self, kind: str, what: str, run: Run, column: str, count: int = 1) -> Problem:
         row = self._parquet.file_row(run.group, run.start)
         place = self._parquet.place(run.group, run.start)
-        return Problem(kind, f"{place}: {what}.", str(self._file(run)), row, column, count, True)
+        return Problem(kind, f"{place}: {what}.", str(self._file(run)), row, column, count, True, harmless=True)
 
     def _file(self, run: Run) -> AnyPath:
         return self.files[self._parquet.groups[run.group][0]]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files of one of RLlib's tables: their columns by our names, and which rows belong to which episode."""
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,8 @@ from etude.columns import Columns
 from etude.errors import DataError
 from etude.filesystems import AnyPath
 from etude.recordings.formats import rllib_columns as words
-from etude.recordings.formats.rllib_arrow import RowError, columns_of, largest, one_array
+from etude.recordings.formats.inferring import Range, widen
+from etude.recordings.formats.rllib_arrow import RowError, columns_of, one_array
 from etude.recordings.formats.rllib_files import ParquetFiles
 from etude.recordings.formats.rllib_rows import Run, hashes_of, rounds_of, runs_of
 
@@ -129,23 +130,26 @@ class TableFiles:
         return np.repeat(own[inverse.reshape(-1)], np.diff(heads, append=len(eps)))
 
     def not_the_same(self, episodes: dict[int, list[Run]]) -> list[int]:
-        """Those of these episodes, which end several times, whose rows up to each end are not the same rows again."""
+        """Those of these episodes, of which rows are there twice, in which these are not the same rows again.
+
+        With steps, rows of one step are compared; without, the rows up to each end.
+        """
+        rows = self._hashes([run for runs in episodes.values() for run in runs])
+        is_alike = _alike_by_t if self.has_t else _alike_by_end
+        return [code for code, runs in episodes.items() if not is_alike(runs, rows)]
+
+    def _hashes(self, runs: Iterable[Run]) -> dict[Run, NDArray[np.uint64]]:
+        """A number for the content of each row of some runs."""
         rows: dict[Run, NDArray[np.uint64]] = {}
         by_group: dict[int, list[Run]] = {}
-        for runs in episodes.values():
-            for run in runs:
-                by_group.setdefault(run.group, []).append(run)
+        for run in runs:
+            by_group.setdefault(run.group, []).append(run)
         names = [name for name in ("obs", "new_obs", "actions", "rewards") if name in self.fields]
-        for group, runs in sorted(by_group.items()):
+        for group, own in sorted(by_group.items()):
             table = self.parquet.read(group, names)
             hashes = hashes_of({k: c for name in names for k, c in self.column(table, name, group, 0).items()})
-            rows |= {run: hashes[run.start : run.stop] for run in runs}
-        out = []
-        for code, runs in episodes.items():
-            first, *others = [np.concatenate([rows[run] for run in part]) for part in rounds_of(runs)]
-            if not all(np.array_equal(first, other) for other in others):
-                out.append(code)
-        return out
+            rows |= {run: hashes[run.start : run.stop] for run in own}
+        return rows
 
     def column(
         self, table: pa.Table, name: str, group: int, first: int, index: NDArray[np.int64] | None = None
@@ -173,15 +177,16 @@ class TableFiles:
             file = self.paths[self.parquet.groups[group][0]]
             raise DataError(f"{file}: column `{name}` can't be decoded ({str(error)[:200]}).") from error
 
-    def ranges(self, name: str, root: str) -> dict[str, tuple[Any, Any]]:
+    def ranges(self, name: str, root: str) -> dict[str, Range]:
         """The smallest and largest numbers of the integers in a column, over all rows, by our names under ``root``."""
-        found: dict[str, tuple[Any, Any]] = {}
-        for group in range(len(self.parquet.groups)):
-            if not self._from_statistics(group, name, root, found):
-                largest(self.column(self.parquet.read(group, [name]), name, group, 0), root, found)
+        found: dict[str, Range] = {}
+        for own in (name, "new_obs") if name == "obs" and "new_obs" in self.fields else (name,):
+            for group in range(len(self.parquet.groups)):
+                if not self._from_statistics(group, own, root, found):
+                    widen(found, self.column(self.parquet.read(group, [own]), own, group, 0))
         return found
 
-    def _from_statistics(self, group: int, name: str, root: str, found: dict[str, tuple[Any, Any]]) -> bool:
+    def _from_statistics(self, group: int, name: str, root: str, found: dict[str, Range]) -> bool:
         """Widen ``found`` by the footer's minimum and maximum; False where it does not tell."""
         kind = self.fields[name].type
         if not (pa.types.is_integer(kind) or pa.types.is_struct(kind)):
@@ -199,6 +204,10 @@ class TableFiles:
             leaf, column = root + path[len(name) :], metadata.row_group(own).column(i)
             if column.physical_type not in ("INT32", "INT64"):
                 continue
+            if metadata.schema.column(i).max_repetition_level:  # lists: what is at each place, it does not tell
+                if root == col.ACTION:
+                    return False
+                continue
             if not column.is_stats_set or not column.statistics.has_min_max:
                 return False
             low, high = np.int64(column.statistics.min), np.int64(column.statistics.max)
@@ -206,3 +215,17 @@ class TableFiles:
                 low, high = min(low, found[leaf][0]), max(high, found[leaf][1])
             found[leaf] = (low, high)
         return True
+
+
+def _alike_by_t(runs: Sequence[Run], rows: Mapping[Run, NDArray[np.uint64]]) -> bool:
+    t = np.concatenate([np.arange(run.t, run.t + run.stop - run.start) for run in runs])
+    content = np.stack([np.concatenate([rows[run] for run in runs]), np.zeros(len(t), np.uint64)], axis=1)
+    content[np.cumsum([run.stop - run.start for run in runs]) - 1, 1] = [run.done for run in runs]
+    order = np.argsort(t, kind="stable")
+    twice = t[order][1:] == t[order][:-1]
+    return bool((content[order][1:] == content[order][:-1])[twice].all())
+
+
+def _alike_by_end(runs: Sequence[Run], rows: Mapping[Run, NDArray[np.uint64]]) -> bool:
+    first, *others = [np.concatenate([rows[run] for run in part]) for part in rounds_of(list(runs))]
+    return all(np.array_equal(first, other) for other in others)

@@ -19,14 +19,19 @@ class Trajectories:
         self.repeated = 0
         """Rows that were seen before."""
         self._codes: dict[tuple[str, int, str | None], int] = {}
-        self._seen: list[list[tuple[int, int]]] = []  # ranges of steps, by code
+        # By code, ranges of steps, and what they hold as numbers.
+        self._seen: list[list[tuple[int, int, list[NDArray[np.uint64]]]]] = []
         self._lives: dict[tuple[str, int, str | None], int] = {}  # how often an id without steps ended
 
-    def rows_of(self, batch: Batch, place: str) -> tuple[Index, Index, NDArray[np.bool_]]:
+    def rows_of(self, batch: Batch, content: NDArray[np.uint64], place: str) -> tuple[Index, Index, NDArray[np.bool_]]:
         """The code and step of each row of a batch, and whether it is seen for the first time.
+
+        A row of a step that was seen before, but that holds something else, counts as new: both can't be right, and
+        the reader of the episodes looks for steps that are there twice.
 
         Args:
             batch: The rows.
+            content: ``[rows]``: numbers that are equal for rows of equal content.
             place: A name for rows that have none: each stretch up to an end is an episode of its own.
 
         Raises:
@@ -55,7 +60,7 @@ class Trajectories:
             first = int(t[start]) if t is not None else self._seen[own][-1][1] if self._seen[own] else 0
             code[start:stop] = own
             steps[start:stop] = np.arange(first, first + stop - start)
-            keep[start:stop] = self._unseen(own, first, first + stop - start)
+            keep[start:stop] = self._unseen(own, first, content[start:stop])
             if t is None and done[stop - 1]:
                 self._lives[key] = self._lives.get(key, 0) + 1
         self.repeated += int((~keep).sum())
@@ -72,14 +77,18 @@ class Trajectories:
             self._seen.append([])
         return code
 
-    def _unseen(self, code: int, start: int, stop: int) -> NDArray[np.bool_]:
-        """bool ``[stop - start]``: which of these steps were not seen before; now they all are."""
-        unseen = np.ones(stop - start, bool)
+    def _unseen(self, code: int, start: int, content: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """bool ``[rows]``: which of these steps were not seen before with this content; now they all are."""
+        stop, unseen = start + len(content), np.ones(len(content), bool)
         seen = self._seen[code]
-        for a, b in seen:
-            unseen[max(a - start, 0) : max(b - start, 0)] = False
+        for a, b, known in seen:
+            low, high = max(a, start), min(b, stop)
+            if low < high:
+                same = np.concatenate(known)[low - a : high - a] == content[low - start : high - start]
+                unseen[low - start : high - start] &= ~same
         if seen and seen[-1][1] == start:
-            seen[-1] = (seen[-1][0], stop)
+            seen[-1][2].append(content)
+            seen[-1] = (seen[-1][0], stop, seen[-1][2])
         else:
-            seen.append((start, stop))
+            seen.append((start, stop, [content]))
         return unseen

@@ -14,8 +14,7 @@ from etude.columns import Columns
 from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.segments import Segments
-from etude.recordings.formats.grouping import not_finite
-from etude.recordings.formats.parts import Problem, chosen
+from etude.recordings.formats.parts import Place, Problem, UnreadableError, chosen
 from etude.recordings.formats.source import DONE, FLAGS, KEYS, Source, described
 from etude.recordings.formats.table_columns import Plan, TableColumns
 from etude.recordings.formats.table_index import Index, index_of
@@ -66,6 +65,8 @@ class TableParts:
             inferred[DONE] = "read as terminated, but where truncated: time limits can't be told apart"
         if self._index.stride > 1:
             inferred[col.T_INDEX] = f"counts by {self._index.stride} in the table"
+        if self._index.is_clock:
+            inferred[col.T_INDEX] = "times in the table: steps are numbered from 0"
         if col.EPISODE_ID not in plan.mapped:
             inferred[col.EPISODE_ID] = "the table has none: numbered"
         for name, found in (("inferred", inferred), ("dropped", self._columns.dropped)):
@@ -92,29 +93,33 @@ class TableParts:
         """The steps of part k."""
         return int(np.diff(self._index.offsets[self._index.parts[k : k + 2]])[0])
 
+    def load_rest(self, k: int, columns: Sequence[str] | None = None) -> tuple[Experience, list[Problem]]:
+        """Part ``k``, of which all or nothing can be read; and where its next observations do not fit.
+
+        Raises:
+            UnreadableError: nothing.
+        """
+        try:
+            return self._loaded(k, columns)
+        except DataError as error:
+            place = self.place(k, 0)
+            problem = Problem("unreadable", str(error), place.file, place.row, count=self.rows(k), repairable=True)
+            raise UnreadableError(problem) from error
+
+    def place(self, k: int, row: int) -> Place:
+        """Where a row of part ``k`` is."""
+        group, inside = self._group_of(self._index.row_at(int(self._index.offsets[self._index.parts[k]]) + row))
+        return Place(group.place(inside), str(group.file or self._where), group.first + inside)
+
     def load(self, k: int, columns: Sequence[str] | None = None) -> Experience:
         """Whole segments, or pieces of those that are longer than a part.
 
         Raises:
-            DataError: a column can't be read; steps are there twice, or an episode goes on after its end.
+            DataError: a column can't be read.
         """
-        exp = self._load(k, columns)
-        start, stop = self._index.offsets[self._index.parts[k : k + 2]]
-        for kind, positions in (("duplicate", self._index.repeats), ("after_end", self._index.after_end)):
-            inside = positions[(positions >= start) & (positions < stop)]
-            if len(inside):
-                raise DataError(self._order_problem(kind, inside).message)
-        return exp
+        return self._loaded(k, columns)[0]
 
-    def load_rest(self, k: int, columns: Sequence[str] | None = None) -> tuple[Experience, list[Problem]]:
-        """Part ``k`` as it stands, even where steps are there twice or after the end of their episode."""
-        return self._load(k, columns), []
-
-    def where_is(self, k: int, row: int) -> str:
-        """A row of part ``k`` in words."""
-        return self._place(self._index.row_at(int(self._index.offsets[self._index.parts[k]]) + row))
-
-    def _load(self, k: int, columns: Sequence[str] | None) -> Experience:
+    def _loaded(self, k: int, columns: Sequence[str] | None) -> tuple[Experience, list[Problem]]:
         index, names = self._index, chosen(self.columns, columns, self._where)
         which = slice(int(index.parts[k]), int(index.parts[k + 1]))
         start, stop = int(index.offsets[which.start]), int(index.offsets[which.stop])
@@ -131,7 +136,19 @@ class TableParts:
             truncated=index.truncated[which],
             has_final_obs=True if self._has_next else index.goes_on[which],
         )
-        return Experience({name: found[name][: stop - start] for name in names}, offsets, segments, final_obs)
+        exp = Experience({name: found[name][: stop - start] for name in names}, offsets, segments, final_obs)
+        return exp, [
+            self._not_chained(k, name, found, offsets) for name in nexts if _unlike(name, found, offsets).any()
+        ]
+
+    def _not_chained(self, k: int, name: str, found: Columns, offsets: NDArray[np.int64]) -> Problem:
+        other = _unlike(name, found, offsets)
+        place, count = self.place(k, int(other.argmax())), int(other.sum())
+        text = (
+            f"{place.words}: `{name}` is not the `{_obs_of(name)}` of the step that follows ({count:,} such places). "
+            "Are the rows in order of time? Map `t`; or leave out `next_obs`, if it is another."
+        )
+        return Problem("not_chained", text, place.file, place.row, name, count, True, harmless=True)
 
     def _final(self, name: str, found: Columns, offsets: NDArray[np.int64], which: slice) -> NDArray[Any]:
         if self._has_next:
@@ -165,66 +182,18 @@ class TableParts:
     # -- looking ----------------------------------------------------------------------------------------------
 
     def problems(self) -> Iterator[Problem]:
-        """Every fault, found by looking at every row."""
-        index = self._index
-        for kind, at in (("gap", index.gaps), ("duplicate", index.repeats), ("after_end", index.after_end)):
-            if len(at):
-                yield self._order_problem(kind, at)
-        for k in range(self.num_parts):
-            first = int(index.offsets[index.parts[k]])
-            try:
-                exp = self._load(k, None)
-            except DataError as error:
-                group, row = self._group_of(index.row_at(first))
-                where = str(group.file or self._where)
-                yield Problem("unreadable", str(error), where, row, count=self.rows(k), repairable=True)
-                continue
-            yield from self._not_chained(k, first)
-            for found in not_finite(exp):
-                group, row = self._group_of(index.row_at(first + int(exp.offsets[found.segment]) + found.step))
-                file = group.file or self._where
-                yield found.problem(group.place(row), file, group.first + row)
-
-    def _not_chained(self, k: int, first: int) -> Iterator[Problem]:
-        """Where the next observation of a step is not the observation of the step after it."""
-        stop = int(self._index.offsets[self._index.parts[k + 1]])
-        for name in col.under(self.columns, col.OBS) if self._has_next else ():
-            after = col.NEXT_OBS + name[len(col.OBS) :]
-            found = self._rows(first, stop, [name, after])
-            a, b = (v.reshape(len(v), math.prod(v.shape[1:])) for v in (found[after][:-1], found[name][1:]))
-            other = ((a != b) & ((a == a) | (b == b))).any(axis=1)
-            other[self._index.offsets[self._index.parts[k] + 1 : self._index.parts[k + 1]] - first - 1] = False
-            if other.any():
-                group, row = self._group_of(self._index.row_at(first + int(other.argmax())))
-                text = (
-                    f"{group.place(row)}: `{after}` is not the `{name}` of the step that follows ({int(other.sum()):,} "
-                    "such places). Are the rows in order of time? Map `t`; or leave out `next_obs`, if it is another."
-                )
-                file = str(group.file or self._where)
-                yield Problem("not_chained", text, file, group.first + row, after, int(other.sum()), True)
-
-    def _order_problem(self, kind: str, positions: NDArray[np.int64]) -> Problem:
-        at = int(positions[0])
-        group, row = self._group_of(self._index.row_at(at))
-        before = self._place(self._index.row_at(at - 1))
-        i = int(np.searchsorted(self._index.offsets, at, side="right")) - 1
-        t = int(self._index.t_start[i]) + at - int(self._index.offsets[i])
-        what, remedy = _FAULTS[kind]
-        more = f" ({len(positions):,} places like it)" if len(positions) > 1 else ""
-        what = what.format(t=t, before=before)
-        text = f"{group.place(row)}: episode {self._index.ids[col.EPISODE_ID][i]!r} {what}{more}. {remedy}"
-        file = str(group.file or self._where)
-        return Problem(kind, text, file, group.first + row, col.T_INDEX, len(positions), True)
+        """None: all that is wrong is seen in the steps."""
+        return iter(())
 
 
-_FAULTS = {
-    "gap": ("goes on at t {t}, but steps before it are missing: it is cut there", "Were rows left out?"),
-    "duplicate": (
-        "has step t {t} a second time; it is in {before} too",
-        "Was a file read twice, or have several agents one id? Map `agent_id`, or leave one of them out.",
-    ),
-    "after_end": (
-        "goes on at t {t} after its end in {before}",
-        "Two episodes may share one id: give each its own, or map `t` without it.",
-    ),
-}
+def _obs_of(next_obs: str) -> str:
+    return col.OBS + next_obs[len(col.NEXT_OBS) :]
+
+
+def _unlike(name: str, found: Columns, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """bool ``[rows - 1]``: where the next observation of a step is not the observation of the step after it."""
+    after, obs = found[name][:-1], found[_obs_of(name)][1:]
+    a, b = (values.reshape(len(values), math.prod(values.shape[1:])) for values in (after, obs))
+    other = ((a != b) & ((a == a) | (b == b))).any(axis=1)
+    other[offsets[1:-1] - 1] = False
+    return np.asarray(other)

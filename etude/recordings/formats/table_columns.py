@@ -8,13 +8,12 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from etude import columns as col
-from etude.columns import SEPARATOR, Columns
+from etude.columns import Columns
 from etude.errors import DataError
-from etude.recordings.formats.inferring import fitting, inferred, nested, reserved, widened
+from etude.recordings.formats.inferring import Range, fitting, inferred_space, needs_range, reserved, widen, widened
 from etude.recordings.formats.source import FLAGS, KEYS, Source
 from etude.recordings.formats.table_inputs import BROKEN, Group, unreadable
 from etude.recordings.formats.table_values import flat, is_text, one_array, strings
@@ -113,11 +112,9 @@ class TableColumns:
         names = col.under(self._found, root)
         if given is None:
             self.inferred[root] = "the space, from the numbers"
-            parts = {}
-            for name in names:
-                shape, dtype = self._found[name]
-                parts[name] = inferred(dtype, shape, *self._range(name, shape, dtype))
-            space = nested(parts, root)
+            found = {name: self._found[name][::-1] for name in names}
+            ranges = self._ranges(root) if any(needs_range(name, *own) for name, own in found.items()) else {}
+            space = inferred_space(found, root, ranges)
         else:
             wanted = leaves(given, root)
             if set(wanted) != set(names):
@@ -132,16 +129,14 @@ class TableColumns:
             self._found[name] = leaf_shape(leaf), np.dtype(leaf.dtype)
         return space
 
-    def _range(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[int, int | None]:
-        """The least and the greatest of single integers in all groups."""
-        mapped, own = next((m, own) for m, own in self._plan.mapped.items() if col.is_under(name, m))
-        if len(own) != 1 or dtype.kind not in "iu" or shape:
-            return 0, None
-        values = self.key(own[0])
-        for member in name[len(mapped) + 1 :].split(SEPARATOR) if name != mapped else ():
-            values = pc.struct_field(values, member)
-        ends = pc.min_max(values)
-        return int(ends["min"].as_py()), int(ends["max"].as_py())
+    def _ranges(self, root: str) -> dict[str, Range]:
+        """The smallest and largest whole numbers under ``root`` in all groups."""
+        ranges: dict[str, Range] = {}
+        for name, own in self._plan.mapped.items():
+            if col.is_under(name, root) or (root == col.OBS and col.is_under(name, col.NEXT_OBS)):
+                for g in range(len(self._groups)):
+                    widen(ranges, self._raw(g, name, own))
+        return ranges
 
     def _fit(self) -> None:
         """Rewards are single floats, next observations are as observations."""

@@ -14,7 +14,7 @@ from etude import columns as col
 from etude.errors import DataError
 from etude.recordings.formats.grouping import cut_long, grouped
 from etude.recordings.formats.source import DONE, FLAGS, KEYS
-from etude.recordings.formats.table_values import Place, numbers, strings
+from etude.recordings.formats.table_values import Place, is_text, numbers, strings
 
 Ints = NDArray[np.int64]
 
@@ -36,14 +36,10 @@ class Index:
     truncated: NDArray[np.bool_]
     parts: Ints
     """Bounds of parts, over segments."""
-    gaps: Ints
-    """Positions before which steps are missing."""
-    repeats: Ints
-    """Positions whose step stands at the position before them too."""
-    after_end: Ints
-    """Positions that go on after the end of their episode."""
     stride: int
     """By how much ``t`` counts on from step to step in the table."""
+    is_clock: bool
+    """``t`` holds points in time in the table."""
 
     def row_at(self, position: int) -> int:
         """The row at a position."""
@@ -55,8 +51,9 @@ def index_of(keys: Mapping[str, pa.ChunkedArray], num_rows: int, has_next: bool,
     that are there.
 
     With ``t``, rows are sorted by it within each agent of each episode; without an episode's id, an episode ends where
-    a flag is set or ``t`` does not rise. Without ``t``, rows stand in order of time. Without both, each row is a
-    segment of its own where the next observation is known, else rows stand in order and flags end episodes.
+    a flag is set or ``t`` does not rise. If ``t`` holds points in time, they only sort: steps are then numbered from 0,
+    and rows of the same time have the same number. Without ``t``, rows stand in order of time. Without both, each row
+    is a segment of its own where the next observation is known, else rows stand in order and flags end episodes.
 
     Raises:
         DataError: a key is empty or ill-typed, or nothing says where episodes end; ``place`` names the row.
@@ -64,6 +61,7 @@ def index_of(keys: Mapping[str, pa.ChunkedArray], num_rows: int, has_next: bool,
     terminated, truncated = _ends(keys, num_rows, place)
     done = terminated | truncated
     t = _time(keys[col.T_INDEX], place) if col.T_INDEX in keys else None
+    is_clock = t is not None and is_time(keys[col.T_INDEX].type)
     if col.EPISODE_ID not in keys:
         for name in (col.AGENT_ID, col.MODULE_ID):
             if name in keys:
@@ -78,7 +76,7 @@ def index_of(keys: Mapping[str, pa.ChunkedArray], num_rows: int, has_next: bool,
         codes, groups = [c[order] for c in codes], [c[order] for c in groups]
         terminated, truncated, done = terminated[order], truncated[order], done[order]
         t = None if t is None else t[order]
-    return _cut(codes, groups, names, t, terminated, truncated, order)
+    return _cut(codes, groups, names, t, is_clock, terminated, truncated, order)
 
 
 def _cut(
@@ -86,6 +84,7 @@ def _cut(
     groups: list[Ints],
     names: Mapping[str, NDArray[np.object_]],
     t: Ints | None,
+    is_clock: bool,
     terminated: NDArray[np.bool_],
     truncated: NDArray[np.bool_],
     order: Ints | None,
@@ -97,16 +96,16 @@ def _cut(
         same &= c[1:] == c[:-1]
     heads = np.flatnonzero(np.append(True, ~same)) if num else np.zeros(0, np.int64)
     stride = 1
-    if t is None:
-        t = np.arange(num) - np.repeat(heads, np.diff(np.append(heads, num)))
+    if t is None or is_clock:
+        counted = np.arange(num) if t is None else np.cumsum(np.append(0, np.diff(t) != 0))[:num]
+        t = counted - np.repeat(counted[heads], np.diff(np.append(heads, num)))
     else:
         rises = np.diff(t)[same]
         stride = max(1, int(np.gcd.reduce(rises)) if len(rises) else 1)
         if stride > 1:
             first = np.repeat(t[heads], np.diff(np.append(heads, num)))
             t = (t - first) // stride + first // stride
-    rise = np.diff(t)
-    breaks = ~same | (rise != 1) | done
+    breaks = ~same | (np.diff(t) != 1) | done
     for c in codes:
         breaks |= c[1:] != c[:-1]
     offsets = np.flatnonzero(np.concatenate([[True], breaks, [True]])) if num else np.zeros(1, np.int64)
@@ -124,10 +123,8 @@ def _cut(
         terminated=terminated[stop - 1],
         truncated=truncated[stop - 1],
         parts=grouped(stop - start),
-        gaps=np.flatnonzero(same & (rise > 1) & ~done) + 1,
-        repeats=np.flatnonzero(same & (rise == 0)) + 1,
-        after_end=np.flatnonzero(same & done & (rise > 0)) + 1,
         stride=stride,
+        is_clock=is_clock,
     )
 
 
@@ -175,7 +172,10 @@ def _ends(
 
 
 def _flag(column: pa.ChunkedArray, name: str, place: Place) -> NDArray[np.bool_]:
-    values = numbers(_one(column), name, place)
+    array = _one(column)
+    if is_text(array.type):
+        raise DataError(f"{place(0)}: the column of `{name}` is of type {array.type}, not true or false. Convert it.")
+    values = numbers(array, name, place)
     bad = (values != 0) & (values != 1)
     if values.ndim != 1 or bad.any():
         row = int(bad.reshape(len(bad), -1).any(axis=1).argmax())
@@ -183,8 +183,23 @@ def _flag(column: pa.ChunkedArray, name: str, place: Place) -> NDArray[np.bool_]
     return values.astype(bool)
 
 
+def is_time(kind: pa.DataType) -> bool:
+    """Whether a column holds points in time, of a clock or a calendar."""
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind))
+
+
 def _time(column: pa.ChunkedArray, place: Place) -> Ints:
-    values = numbers(_one(column), col.T_INDEX, place)
+    array = _one(column)
+    if is_time(array.type):
+        array = array.cast({32: pa.int32(), 64: pa.int64()}[array.type.bit_width])
+    elif is_text(array.type):
+        raise DataError(
+            f"{place(0)}: the column of `{col.T_INDEX}` is of type {array.type}, neither the number of a step nor a "
+            f"timestamp. Convert it; or leave `{col.T_INDEX}` out, if the rows of each episode are in order."
+        )
+    values = numbers(array, col.T_INDEX, place)
+    if is_time(column.type):
+        return values.astype(np.int64)
     if values.ndim == 1 and values.dtype.kind == "f":
         bad = ~(np.abs(values) < 2**53) | (values != np.round(values))
     else:
@@ -193,7 +208,10 @@ def _time(column: pa.ChunkedArray, place: Place) -> Ints:
         bad |= (values < 0) | (values > 2**62)
     if bad.any():
         row = int(bad.argmax())
-        raise DataError(f"{place(row)}: the column of `{col.T_INDEX}` is {values[row]}, but counts steps from 0.")
+        raise DataError(
+            f"{place(row)}: the column of `{col.T_INDEX}` is {values[row]}, but counts steps from 0. Leave "
+            f"`{col.T_INDEX}` out, if the rows of each episode are in order."
+        )
     return values.astype(np.int64)
 
 

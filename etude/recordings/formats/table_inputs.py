@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.json
@@ -26,6 +27,8 @@ SUFFIXES: Final = {
     **dict.fromkeys((".arrow", ".ipc", ".feather"), "ipc"),
 }
 MAGIC: Final = {b"PAR1": "parquet", b"ARROW1": "ipc"}
+MOST_OPENED: Final = 500
+"""A line of JSON with more brackets is looked at before Arrow reads it."""
 BROKEN: Final = (pa.ArrowException, OSError, ValueError, TypeError, KeyError, IndexError, RecursionError)
 
 
@@ -173,11 +176,24 @@ def _text_table(path: AnyPath, kind: str) -> pa.Table:
         if head.lstrip().startswith(b"["):
             return pa.Table.from_pylist(json.loads(head + file.read()))
     size = min(max(path.stat().st_size, 2**20), 2**26)
+    _check_depth(path)
     try:
         return pa.json.read_json(_input(path), read_options=pa.json.ReadOptions(block_size=size))
     except pa.ArrowInvalid:
         _check_lines(path)
         raise
+
+
+def _check_depth(path: AnyPath) -> None:
+    """Raise a RecursionError or ValueError where a line is nested so deep that Arrow would end the process."""
+    with input_stream(path) as file:
+        lines = io.BufferedReader(file)
+        while chunk := lines.read(2**23) + lines.readline():
+            data = np.frombuffer(chunk, np.uint8)
+            ends = np.append(np.flatnonzero(data == ord("\n")) + 1, len(data))
+            opened = np.searchsorted(np.flatnonzero((data == ord("[")) | (data == ord("{"))), ends)
+            for i in np.flatnonzero(np.diff(opened, prepend=0) > MOST_OPENED).tolist():
+                json.loads(chunk[ends[i - 1] if i else 0 : ends[i]])
 
 
 def _csv(path: AnyPath) -> pa.Table:

@@ -2,7 +2,7 @@
 """Arrow columns as NumPy arrays, a row a step, by the place of whatever is wrong in them."""
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +10,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from etude.errors import DataError
+
+MOST_AXES: Final = 32
+"""How many lists or structs may lie in each other; NumPy has no more axes."""
 
 Place: TypeAlias = Callable[[int], str]
 """A row in words, for errors."""
@@ -31,6 +34,7 @@ def flat(array: pa.Array, name: str, place: Place) -> dict[str, NDArray[Any]]:
         DataError: it holds other than numbers, empty rows, or lists of different lengths; the row is named.
     """
     if pa.types.is_struct(array.type):
+        _check_depth(name.count("/"), name, place)
         _check_nulls(array, name, place)
         parts = [flat(pc.struct_field(array, [i]), f"{name}/{f.name}", place) for i, f in enumerate(array.type)]
         return {path: values for part in parts for path, values in part.items()}
@@ -48,6 +52,7 @@ def numbers(array: pa.Array, name: str, place: Place) -> NDArray[Any]:
         kind = array.type
     _check_nulls(array, name, place)
     if _is_list(kind):
+        _check_depth(_lists_in_lists(kind), name, place)
         inside = _inside(array, name, place)
         values = inside.reshape(len(array), -1, *inside.shape[1:])
         return values.reshape(len(array), *shape) if shape and np.prod(shape) == values[:1].size else values
@@ -55,7 +60,8 @@ def numbers(array: pa.Array, name: str, place: Place) -> NDArray[Any]:
         array = array.cast(pa.float64())
     elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
         shown = f", for instance {str(array[0].as_py())[:40]!r}" if len(array) else ""
-        raise DataError(f"{place(0)}: column `{name}` is of type {kind}{shown}, not of numbers. Convert it.")
+        advice = "Give each text a number" if is_text(kind) else "Convert it"
+        raise DataError(f"{place(0)}: column `{name}` is of type {kind}{shown}, not of numbers. {advice}.")
     return np.asarray(array.to_numpy(zero_copy_only=False))
 
 
@@ -87,6 +93,18 @@ def _inside(array: pa.Array, name: str, place: Place) -> NDArray[Any]:
 
 def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _lists_in_lists(kind: pa.DataType) -> int:
+    depth = 0
+    while _is_list(kind):
+        kind, depth = kind.value_type, depth + 1
+    return depth
+
+
+def _check_depth(depth: int, name: str, place: Place) -> None:
+    if depth > MOST_AXES:
+        raise DataError(f"{place(0)}: column `{name[:80]}` is nested more than {MOST_AXES} deep. Leave it out.")
 
 
 def _check_nulls(array: pa.Array, name: str, place: Place) -> None:

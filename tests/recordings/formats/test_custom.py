@@ -17,7 +17,7 @@ from PIL import Image
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience
 from etude.experience.segments import Segments
-from etude.recordings import Recording
+from etude.recordings import Recording, validate
 from etude.recordings.formats import custom, custom_rows
 from etude.recordings.formats.custom import read_binary, read_text
 from etude.recordings.formats.custom_columns import Fitter
@@ -216,7 +216,7 @@ def test_an_error_of_the_function_names_file_and_row_and_is_kept(tmp_path: Path)
     with pytest.raises(DataError, match="row 1: to_experience raised JSONDecodeError: Expecting value") as told:
         recording.read()
     assert isinstance(told.value.__cause__, json.JSONDecodeError)
-    (problem,) = custom.open_parts(read_text(path, parsed, **SPACES)).problems()
+    (problem,) = validate(custom.open_parts(read_text(path, parsed, **SPACES))).problems
     assert (problem.kind, problem.row, problem.file, problem.repairable) == ("unreadable", 1, str(path), True)
 
 
@@ -226,7 +226,7 @@ def test_lines_that_are_no_text_are_told(tmp_path: Path) -> None:
     source = read_text(path, parsed, **SPACES)
     with pytest.raises(DataError, match=r"a.txt, row 1: is not UTF-8 text \(byte 2 of the line is 0xff\)"):
         custom.open_parts(source).load(0)
-    assert [p.row for p in custom.open_parts(source).problems()] == [1]
+    assert [p.row for p in validate(source).problems] == [1]
 
 
 def test_problems_are_found_and_placed(tmp_path: Path) -> None:
@@ -239,8 +239,8 @@ def test_problems_are_found_and_placed(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_text("a\n" * len(episodes))
     parts = custom.open_parts(read_text(path, lambda row: {**GOOD, **episodes[row.number]}, **SPACES))
-    found = [(problem.kind, problem.row) for problem in parts.problems()]
-    assert found == [("same_id", 1), ("not_done", 2), ("nan", 3)]
+    found = [(problem.kind, problem.row) for problem in validate(parts).problems]
+    assert found == [("not_done", 2), ("nan", 3), ("no_final_obs", 2), ("duplicate", 1)]
 
 
 def test_wrong_arguments_and_empty_places_are_told(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from etude.errors import DataError
 from etude.experience import Experience
+from etude.recordings import validate
 from etude.recordings.formats import hdf5, npz
 from etude.recordings.formats.flat_arrays import FlatParts
 
@@ -107,7 +108,7 @@ def test_what_it_says_about_itself(tmp_path: Path, kind: str) -> None:
     assert list(exp.steps) == ["reward"]
     assert exp.final_obs == {}
     np.testing.assert_array_equal(exp.steps["reward"], np.arange(40.0))
-    assert not list(parts.problems())
+    assert not validate(parts).problems
 
 
 @pytest.mark.parametrize("nexts", [True, False])
@@ -198,8 +199,8 @@ def test_an_array_that_claims_too_much_takes_no_memory(tmp_path: Path) -> None:
 def test_nan_is_found_where_it_is(tmp_path: Path) -> None:
     arrays = some(20)
     arrays["actions"][13, 1] = np.nan
-    (found,) = opened(tmp_path, "npz", arrays).problems()
-    assert "row 13: column `action` holds nan in component 1" in found.message
+    (found,) = validate(opened(tmp_path, "npz", arrays)).problems
+    assert "row 13: column `action` holds NaN in component 1" in found.message
     assert (found.kind, found.row, found.column) == ("nan", 13, "action")
 
 

@@ -16,6 +16,7 @@ from PIL import Image
 
 from etude.errors import DataError
 from etude.experience import Experience
+from etude.recordings import validate
 from etude.recordings.formats import minari
 
 BOX = {"type": "Box", "dtype": "float32", "shape": [3], "low": [-10.0] * 3, "high": [float("inf")] * 3}
@@ -170,7 +171,7 @@ def test_what_was_written_is_read(tmp_path: Path, kind: str) -> None:
     assert parts.header.env == "Some-v0"
     assert parts.header.meta["seeds"] == {str(i): 100 + i for i in range(12)}
     assert parts.header.meta["minari"]["dataset_id"] == "some/data-v0"
-    assert not list(parts.problems())
+    assert not validate(parts).problems
     assert folder.parent.name == "data-v0"
 
 
@@ -325,14 +326,12 @@ def test_problems_are_all_found(tmp_path: Path) -> None:
     data[0]["rewards"][1] = np.inf
     folder = write_hdf5(tmp_path, BOX, MODE, data, total_steps=9)
     broken(folder, "missing")
-    found = list(minari.open_parts(folder).problems())
-    assert [p.kind for p in found] == ["lost_rows", "nan", "unreadable", "nan"]
+    found = validate(minari.open_parts(folder)).problems
+    assert [p.kind for p in found] == ["lost_rows", "unreadable", "nan", "nan"]
     assert "says total_steps 9, but 7 are there" in found[0].message
-    assert "episode_0, step 1: column `reward` holds inf" in found[1].message
-    assert (
-        "episode_2, step 1: column `obs` holds nan in component 1 in the observation that follows" in found[3].message
-    )
-    assert (found[3].row, found[3].column) == (1, "obs")
+    assert "episode_0, step 1: column `reward` holds inf" in found[2].message
+    assert "episode_2, step 1: column `final_obs` holds NaN in component 1" in found[3].message
+    assert (found[3].row, found[3].column) == (1, "final_obs")
 
 
 def test_an_arrow_file_with_empty_rows_or_other_widths_is_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from some_rllib import BOX, NESTED, PAIR, buffer, coded, episode, mutated, space
 
 from etude.errors import DataError
 from etude.experience import Experience
+from etude.recordings import validate
 from etude.recordings.formats import rllib_episodes
 from etude.spaces import Nester
 
@@ -60,7 +61,7 @@ def test_every_space_comes_back(tmp_path, obs, action):
     np.testing.assert_array_equal(exp.steps["info/fuel"], np.arange(1, 6) / 2)
     assert parts.header.meta["dropped"] == ["info/note"]
     assert "before" in parts.header.meta["actions"] or "policy" in parts.header.meta["actions"]
-    assert list(parts.problems()) == []
+    assert not validate(parts).problems
 
 
 def whole(values):
@@ -89,6 +90,7 @@ def test_lookback_chunks_and_flags(tmp_path):
     second, later = episode(4, name="e")
     second |= {
         "t_started": 3,
+        "t": 7,
         "observations": buffer([want["obs"][1], *later["obs"]], BOX, lookback=1),
         "actions": buffer([want["action"][1], *later["action"]], PAIR, lookback=1),
         "is_terminated": False,
@@ -99,7 +101,7 @@ def test_lookback_chunks_and_flags(tmp_path):
     assert exp.segments.truncated.tolist() == [False, True]
     assert_holds(exp[1:], later)
     assert exp.join().num_segments == 1
-    (problem,) = parts.problems()
+    (problem,) = validate(parts).problems
     assert problem.kind == "not_done"
     assert "a.parquet: row 0: episode 'e' is neither terminated nor truncated" in problem.message
 
@@ -120,8 +122,9 @@ def test_repeats_are_read_once_and_told(tmp_path):
     parts, exp = read(tmp_path)
     assert parts.header.meta["duplicates"] == 2
     assert exp.lengths.tolist() == [3, 4, 5, 6]
-    problems = list(parts.problems())
-    assert [problem.kind for problem in problems] == ["duplicate", "duplicate", "same_id"]
+    problems = validate(parts).problems
+    assert [problem.kind for problem in problems] == ["duplicate", "duplicate", "duplicate"]
+    assert [problem.harmless for problem in problems] == [True, True, False]  # the last is another episode of one id
     assert problems[0].message.startswith(f"{tmp_path / 'b.parquet'}: row 0: repeats the episode in")
     assert (problems[1].row, problems[2].row) == (1, 3)
 
@@ -147,7 +150,7 @@ def test_episodes_without_spaces_and_without_steps(tmp_path):
     assert parts.header.meta["inferred"] == ["obs", "action"]
     assert parts.header.action_space == gym.spaces.Discrete(int(exp.steps["action"].max()) + 1)
     assert parts.header.obs_space.shape == (3,)
-    assert [problem.kind for problem in parts.problems()] == ["no_steps"]
+    assert [problem.kind for problem in validate(parts).problems] == ["no_steps"]
 
 
 def many_agents(**changes):
@@ -180,13 +183,13 @@ def test_many_agents_are_segments_of_one_episode(tmp_path):
     assert exp.steps["env_t"].tolist() == [0, 2, 4, 1, 3]
     np.testing.assert_array_equal(exp[0].steps["obs"], np.stack(one["obs"][:-1]))
     np.testing.assert_array_equal(exp[1].final_obs["obs"][0], two["obs"][-1])
-    assert list(parts.problems()) == []
+    assert not validate(parts).problems
 
 
 def test_what_hangs_at_the_end_of_a_chunk_is_told(tmp_path):
     document, _, _ = many_agents(_hanging_actions_end={"two": coded(np.int32(1))})
     parts, _ = read(write_items(tmp_path / "a.parquet", [document]))
-    (problem,) = parts.problems()
+    (problem,) = validate(parts).problems
     assert "agent 'two' acted at the end and observed nothing more" in problem.message
 
 
@@ -221,7 +224,7 @@ def test_broken_rows_are_named_and_the_others_can_be_read(tmp_path, broken, mess
     parts = rllib_episodes.open_parts(path)
     with pytest.raises(DataError, match=f"some.parquet: row 1.*{message}"):
         parts.load(0)
-    (problem,) = parts.problems()
+    (problem,) = validate(parts).problems
     assert (problem.kind, problem.row, problem.repairable) == ("unreadable", 1, True)
 
 
@@ -229,8 +232,8 @@ def test_numbers_that_are_not_finite_are_told(tmp_path):
     state, want = episode(4)
     want["obs"][3][1] = np.nan
     path = write_items(tmp_path / "a.parquet", [state | {"observations": buffer(want["obs"], BOX)}])
-    (problem,) = rllib_episodes.open_parts(path).problems()
-    assert "`obs` holds nan at step 3, component (1,)" in problem.message
+    (problem,) = validate(rllib_episodes.open_parts(path)).problems
+    assert "row 0, episode 'e0', step 3: column `obs` holds NaN in component 1" in problem.message
 
 
 def test_files_that_are_not_such_recordings(tmp_path):
@@ -269,9 +272,19 @@ def test_mutated_documents_end_only_in_data_errors(tmp_path):
         path = write_items(tmp_path / "a.parquet", [mutated(good[i % 2], rng)])
         try:
             parts = rllib_episodes.open_parts(path)
-            list(parts.problems())
+            validate(parts)
             for k in range(parts.num_parts):
                 parts.load(k)
         except DataError:
             refused += 1
     assert 30 < refused < 300
+
+
+@pytest.mark.parametrize("depth", [70, 400])
+def test_spaces_that_are_nested_too_deep_are_an_error(tmp_path, depth):
+    state, _ = episode(3)
+    for _ in range(depth):
+        state["_observation_space"] = {"space": "tuple", "spaces": [state["_observation_space"]]}
+    write_items(tmp_path / "a.parquet", [state])
+    with pytest.raises(DataError, match=r"a\.parquet: row 0: .*64 levels"):
+        rllib_episodes.open_parts(tmp_path)

@@ -86,7 +86,7 @@ def test_fragments_become_episodes(tmp_path, pack, many):
     assert exp.steps["obs"].dtype == np.float32
     assert parts.header.action_space == gym.spaces.Discrete(3)
     assert parts.header.meta["dropped"] == ["infos"]
-    assert list(parts.problems()) == []
+    assert not validate(parts).problems
 
 
 def test_fragments_in_any_order_are_sorted_by_t(tmp_path):
@@ -124,7 +124,7 @@ def test_many_agents_and_rows_written_again(tmp_path):
     assert len(set(exp.segments.episode_id)) == 1
     assert_is(exp, joined(zero, one))
     assert parts.header.meta["duplicates"] == 3
-    (problem,) = parts.problems()
+    (problem,) = validate(parts).problems
     assert (problem.kind, problem.count) == ("duplicate", 3)
     assert "a.json: line 2: 3 rows are there already on an earlier line" in problem.message
 
@@ -212,8 +212,8 @@ def test_lines_with_other_columns_can_be_read_without_them(tmp_path):
 def test_numbers_that_are_not_finite_are_told(tmp_path):
     rows = rows_of(3)
     rows["rewards"][1] = float("nan")
-    (problem,) = rllib_json.open_parts(write(tmp_path / "a.json", sample_batch(rows))).problems()
-    assert "a.json: line 1: `reward` holds nan" in problem.message
+    (problem,) = validate(rllib_json.open_parts(write(tmp_path / "a.json", sample_batch(rows)))).problems
+    assert "a.json: line 1: column `reward` holds NaN" in problem.message
 
 
 def test_detect(tmp_path):
@@ -232,7 +232,7 @@ def test_mutated_lines_end_only_in_data_errors(tmp_path):
         path.write_bytes(mutated(good[i % 2], rng))
         try:
             parts = rllib_json.open_parts(path)
-            list(parts.problems())
+            validate(parts)
             for k in range(parts.num_parts):
                 parts.load(k)
         except DataError:

@@ -10,6 +10,7 @@ import pytest
 from some_rllib import packed, tensor
 from some_rllib_table import at, read, rows_of, write
 
+from etude.recordings import validate
 from etude.recordings.formats import parts as parts_module
 from etude.recordings.formats import rllib_table
 
@@ -37,7 +38,7 @@ def test_rows_become_episodes_over_files(tmp_path):
     assert parts.header.meta["inferred"] == ["obs", "action"]
     assert set(exp.steps) == {"obs", "action", "reward", "logp"}
     assert exp.steps["action"].dtype == np.int64
-    assert list(parts.problems()) == []
+    assert not validate(parts).problems
 
 
 def packed_rows(values):
@@ -135,9 +136,9 @@ def test_lost_rows_cut_an_episode(tmp_path, has_t):
     assert exp.segments.t_start.tolist() == ([2, 6] if has_t else [0, 4])
     np.testing.assert_array_equal(exp.next_obs()["obs"], kept["new_obs"])
     assert exp.join().num_segments == 2
-    (problem,) = parts.problems()
-    assert (problem.kind, problem.row) == ("not_done", 2)
-    assert "a.parquet: row 2: episode 'e0-0' is cut after this row" in problem.message
+    cut, gap = validate(parts).warnings
+    assert (cut.kind, cut.row, gap.kind, gap.row) == ("not_done", 2, "gap", 3)
+    assert "a.parquet: row 2: episode 'e0-0' is cut after this row" in cut.message
 
 
 @pytest.mark.parametrize("has_t", [True, False])
@@ -149,7 +150,7 @@ def test_episodes_written_again_are_read_once(tmp_path, has_t):
     parts, exp = read(tmp_path)
     assert_is(exp, rows)
     assert parts.header.meta["duplicates"] == 2
-    assert {problem.kind for problem in parts.problems()} == {"duplicate"}
+    assert {problem.kind for problem in validate(parts).problems} == {"duplicate"}
 
 
 def test_parts_of_episodes_are_read_once_where_they_stand_twice(tmp_path):
@@ -158,7 +159,7 @@ def test_parts_of_episodes_are_read_once_where_they_stand_twice(tmp_path):
     write(tmp_path / "b.parquet", at(rows, np.arange(2, 5)))
     parts, exp = read(tmp_path)
     assert_is(exp, rows)
-    assert [problem.kind for problem in parts.problems()] == ["duplicate"]
+    assert [problem.kind for problem in validate(parts).problems] == ["duplicate"]
 
 
 def test_several_agents_and_modules(tmp_path):
@@ -179,7 +180,7 @@ def test_without_episodes_every_row_is_a_segment(tmp_path):
     assert exp.lengths.tolist() == [1] * 5
     assert exp.segments.episode_id.tolist() == [f"a-{i}" for i in range(5)]
     np.testing.assert_array_equal(exp.final_obs["obs"], rows["new_obs"])
-    assert list(parts.problems()) == []
+    assert not validate(parts).problems
 
 
 def test_without_new_obs_the_last_observation_is_unknown(tmp_path):
@@ -214,5 +215,5 @@ def test_repeats_in_any_order_lose_no_row(tmp_path):
     parts, exp = read(tmp_path)
     firsts = list(dict.fromkeys(rows["eps_id"][order]))
     assert_is(exp, at(rows, np.concatenate([np.flatnonzero(rows["eps_id"] == name) for name in firsts])))
-    (problem,) = parts.problems()
+    (problem,) = validate(parts).problems
     assert "12 rows are there twice; they are read once" in problem.message

@@ -12,6 +12,7 @@ from some_rllib import mutated, packed
 from some_rllib_table import read, rows_of, write
 
 from etude.errors import DataError
+from etude.recordings import validate
 from etude.recordings.formats import rllib_table
 
 
@@ -61,9 +62,9 @@ def test_problems_name_what_is_not_finite(tmp_path):
     rows = rows_of([4])
     rows["rewards"][2] = np.inf
     path = write(tmp_path / "a.parquet", rows)
-    (problem,) = rllib_table.open_parts(path).problems()
-    assert (problem.kind, problem.row, problem.column) == ("nan", 2, "rewards")
-    assert f"{path}: row 2: `reward` holds inf" in problem.message
+    (problem,) = validate(rllib_table.open_parts(path)).problems
+    assert (problem.kind, problem.row, problem.column) == ("nan", 2, "reward")
+    assert f"{path}: row 2: column `reward` holds inf" in problem.message
 
 
 def test_detect(tmp_path):
@@ -87,7 +88,7 @@ def test_mutated_rows_end_only_in_data_errors(tmp_path):
             write(path, rows, obs=pa.array([*texts[:2], base64.b64encode(raw).decode(), *texts[3:]]))
         try:
             parts = rllib_table.open_parts(path)
-            list(parts.problems())
+            validate(parts)
             for k in range(parts.num_parts):
                 parts.load(k)
         except DataError:

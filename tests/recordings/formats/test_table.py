@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience
+from etude.recordings import Recording, validate
 from etude.recordings.formats.source import Source
 from etude.recordings.formats.table import TableParts, open_parts
 
@@ -277,9 +278,10 @@ def test_gaps_cut_and_are_told(tmp_path: Path) -> None:
     exp = everything(parts)
     assert exp.segments.t_start.tolist() == [0, 3]
     assert exp.segments.has_final_obs.tolist() == [False, False]
-    (found,) = parts.problems()
-    assert (found.kind, found.row, found.file) == ("gap", 2, str(path))
-    assert found.message.startswith(f"{path}, row 2: episode 'trip-0' goes on at t 3, but steps before it are missing")
+    unknown, gap = validate(parts).problems
+    assert (unknown.kind, unknown.row, unknown.harmless) == ("no_final_obs", 1, False)
+    assert (gap.kind, gap.row, gap.file, gap.harmless) == ("gap", 2, str(path), True)
+    assert gap.message.startswith(f"{path}, row 2: episode 'trip-0' goes on at t 3, but its steps from t 2 on are miss")
 
 
 @pytest.mark.parametrize(
@@ -293,15 +295,15 @@ def test_gaps_cut_and_are_told(tmp_path: Path) -> None:
         (
             lambda rows: [*rows, rows[6] | {"tick": 3, "trip": "trip-0"}],
             "after_end",
-            "goes on at t 3 after its end in .*row 2",
+            "goes on at t 3, after its end in .*row 2",
         ),
     ],
 )
 def test_what_stands_twice_or_behind_an_end_is_refused(change: Any, kind: str, message: str) -> None:
-    parts = open_parts(Source(table_of(change(rows_of([3, 4]))), columns=COLUMNS))
+    source = Source(table_of(change(rows_of([3, 4]))), columns=COLUMNS | NEXTS)
     with pytest.raises(DataError, match=message):
-        parts.load(0)
-    (found,) = parts.problems()
+        Recording.open(source).read()
+    (found,) = validate(source).errors
     assert found.kind == kind
 
 
@@ -321,13 +323,64 @@ def test_long_segments_come_in_pieces(tmp_path: Path, nexts: bool, shuffled: boo
     np.testing.assert_array_equal(exp.steps["obs"], np.arange(rows))
 
 
+def timed(rows: list[Row], kind: pa.DataType, step: int) -> pa.Table:
+    """The rows with times in place of ticks, and gaps of different lengths between them."""
+    table = table_of(rows)
+    ticks = np.array([row["tick"] for row in rows])
+    times = pa.array((ticks * step + ticks % 2).astype(f"i{kind.bit_width // 8}")).cast(kind)
+    return table.set_column(table.column_names.index("tick"), "tick", times)
+
+
+@pytest.mark.parametrize(
+    ("kind", "step"),
+    [
+        (pa.timestamp("ns", tz="Europe/Berlin"), 10**9),
+        (pa.timestamp("s"), 60),
+        (pa.date32(), 7),
+        (pa.time32("s"), 100),
+        (pa.time64("us"), 100),
+    ],
+)
+@pytest.mark.parametrize("has_ids", [True, False])
+def test_times_put_steps_in_order_and_number_them(kind: pa.DataType, step: int, has_ids: bool) -> None:
+    rows = rows_of([4, 3, 5], first=0)
+    shuffled = [rows[i] for i in np.random.default_rng(0).permutation(len(rows))] if has_ids else rows
+    columns = {name: own for name, own in (COLUMNS | NEXTS).items() if has_ids or name != "episode_id"}
+    recording = Recording.open(Source(timed(shuffled, kind, step), columns=columns))
+    found = {exp.steps["obs"][0, 0]: exp for exp in recording.read()}
+    for e, length in enumerate([4, 3, 5]):
+        np.testing.assert_array_equal(found[e].steps["obs"][:, 1], np.arange(length))
+        assert found[e].segments.t_start.tolist() == [0]
+        assert found[e].segments.terminated.tolist() == [e % 2 == 0]
+    assert "times" in recording.meta["inferred"]["t"]
+    assert recording.validate().ok
+
+
+def test_two_steps_at_one_time_are_a_step_twice() -> None:
+    rows = rows_of([4])
+    rows[2]["tick"] = 1
+    source = Source(timed(rows, pa.timestamp("s"), 60), columns=COLUMNS)
+    with pytest.raises(DataError, match="has step t 1 a second time"):
+        Recording.open(source).read()
+
+
+def test_a_time_that_is_missing_is_named() -> None:
+    table = timed(rows_of([4]), pa.timestamp("s"), 60)
+    times = [*table["tick"].to_pylist()[:2], None, table["tick"][3].as_py()]
+    table = table.set_column(table.column_names.index("tick"), "tick", pa.array(times, pa.timestamp("s")))
+    with pytest.raises(DataError, match="row 2: column `t` is empty"):
+        Recording.open(Source(table, columns=COLUMNS))
+
+
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
         ({"obs": "spede"}, "there is no column `spede` for `obs`; there are .* Nearest: `speed`"),
         ({"action": None}, "`action` is not mapped: name its column"),
         ({"obs": "note"}, "column `note` is of type string, for instance 'at 0.0', not of numbers"),
+        ({"terminated": "note"}, "the column of `terminated` is of type string, not true or false"),
         ({"t": "note"}, "`t` is of type string|column `t` is of type string"),
+        ({"t": "note"}, "leave `t` out"),
         ({"t": "speed2"}, "t` is 0.5, but counts steps from 0|has step t 0 a second time"),
         ({"terminated": "tick"}, "row 2: the column of `terminated` is 2, not true or false"),
         ({"episode_id": None, "agent_id": "who"}, "`agent_id` is mapped, but `episode_id` is not"),
@@ -339,7 +392,7 @@ def test_long_segments_come_in_pieces(tmp_path: Path, nexts: bool, shuffled: boo
 def test_what_is_wrong_is_named(columns: dict[str, Any], message: str) -> None:
     mapped = {key: own for key, own in (COLUMNS | columns).items() if own is not None}
     with pytest.raises(DataError, match=message):
-        read(table_of(rows_of([3, 4])), mapped)
+        Recording.open(Source(table_of(rows_of([3, 4])), columns=mapped)).read()
 
 
 def test_empty_rows_are_named(tmp_path: Path) -> None:
@@ -350,7 +403,7 @@ def test_empty_rows_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a\.parquet, row 5: column `score` is empty"):
         parts.load(0)
     assert parts.load(0, ["obs"]).num_steps == 7
-    (found,) = parts.problems()
+    (found,) = validate(parts).problems
     assert found.kind == "unreadable"
     rows[5]["score"], rows[5]["trip"] = 1.0, None
     with pytest.raises(DataError, match="row 5: the column of `episode_id` is empty"):
@@ -360,8 +413,8 @@ def test_empty_rows_are_named(tmp_path: Path) -> None:
 def test_nan_is_found_where_it_is() -> None:
     rows = rows_of([3, 4])
     rows[4]["angle"] = float("nan")
-    (found,) = open_parts(Source(table_of(rows), columns=COLUMNS)).problems()
-    assert "the table, row 4: column `obs` holds nan in component 1" in found.message
+    (found,) = validate(Source(table_of(rows), columns=COLUMNS | NEXTS)).errors
+    assert "the table, row 4: column `obs` holds NaN in component 1" in found.message
     assert (found.row, found.column) == (4, "obs")
 
 
@@ -370,7 +423,7 @@ def test_next_observations_that_do_not_follow_are_told() -> None:
     rows = rows_of([5, 4])
     rows[6], rows[7] = rows[7], rows[6]
     parts = open_parts(Source(table_of(rows), columns=columns))
-    (found,) = parts.problems()
+    (found,) = validate(parts).problems
     assert (found.kind, found.row, found.count) == ("not_chained", 5, 3)
     assert found.message.startswith("the table, row 5: `next_obs` is not the `obs` of the step that follows (3 such")
 
@@ -443,3 +496,13 @@ def test_mutated_bytes_end_in_data_errors(tmp_path: Path, name: str) -> None:
         except DataError:
             refused += 1
     assert refused > 20
+
+
+@pytest.mark.parametrize("depth", [40, 2_000, 100_000])
+@pytest.mark.parametrize("line", ['{"o": DEEP, "a": 1, "e": 1}', '[{"o": DEEP, "a": 1, "e": 1}]'])
+def test_json_that_is_nested_too_deep_is_an_error_and_ends_no_process(tmp_path, depth, line):
+    path = tmp_path / "a.jsonl"
+    for deep in ("[" * depth + "1" + "]" * depth, '{"k":' * depth + "1" + "}" * depth):
+        path.write_text(line.replace("DEEP", deep) + "\n")
+        with pytest.raises(DataError, match=r"a\.jsonl"):
+            open_parts(Source(path, columns={"obs": "o", "action": "a", "episode_id": "e"}))

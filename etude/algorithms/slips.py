@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages for calls that other libraries take and Etude does not: what was meant, and how to write it here."""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
+
+from etude.algorithms.config import ActingConfig, AlgorithmConfig
+from etude.errors import SettingsError, UnknownNameError
+from etude.settings import nearest, other_names, shown
+from etude.urls import redacted
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def arguments_checked(method: F) -> F:
+    """Let wrong arguments of an algorithm's method raise a SettingsError that says what to write."""
+    signature = inspect.signature(method)
+    is_constructor = method.__name__ == "__init__"
+
+    @functools.wraps(method)
+    def checked(*given: Any, **named: Any) -> Any:
+        if not given or not hasattr(type(given[0]), method.__name__):
+            raise SettingsError(_called_on_the_class(method.__name__, given))
+        if is_constructor:
+            _check_config(type(given[0]), given[1:], named)
+        try:
+            signature.bind(*given, **named)
+        except TypeError as error:
+            raise SettingsError(_wrong_call(given, named, method.__name__, signature, str(error))) from None
+        return method(*given, **named)
+
+    return cast(F, checked)
+
+
+def _called_on_the_class(name: str, given: tuple[Any, ...]) -> str:
+    if name == "load":
+        path = f"{redacted(given[0])!r}" if given and isinstance(given[0], str) else "path"
+        return (
+            "load() takes the state of a checkpoint into an algorithm that was made already. To make one from the "
+            f"checkpoint, write etude.load({path})."
+        )
+    return f"{name}() is a method of an algorithm that was made, such as algorithm = PPO(PPOConfig(env='CartPole-v1'))."
+
+
+def _check_config(cls: Any, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+    """Raise a SettingsError where an algorithm is made of anything but an object of its settings class."""
+    wanted: type[AlgorithmConfig] = cls.Config
+    first = given[0] if given else named.get("config")
+    if isinstance(first, wanted) and len(given) <= 1 and named.keys() <= {"config", "saved_spaces"}:
+        return
+    name, kind = cls.__name__, wanted.__name__
+    if isinstance(first, AlgorithmConfig) and not isinstance(first, wanted):
+        raise SettingsError(f"{name} takes a {kind}, not a {type(first).__name__}.")
+    settings: dict[str, Any] = dict(first) if isinstance(first, Mapping) else {}
+    envs = [value for value in given if not (isinstance(value, str) and value.endswith("Policy"))]
+    if envs and not isinstance(envs[-1], Mapping | AlgorithmConfig | type | None):
+        settings["env"] = envs[-1]  # PPO("CartPole-v1"), PPO("MlpPolicy", env)
+    settings |= {key: value for key, value in named.items() if key not in ("config", "saved_spaces")}
+    known = {field.name for field in dataclasses.fields(wanted)}
+    meant = {}
+    for key, value in settings.items():
+        own = next((own for own in (key, *other_names(key)) if own in known), None)
+        if own is not None:
+            meant[own] = _short(value)
+    written = ", ".join(f"{own}={value}" for own, value in meant.items())
+    raise SettingsError(
+        f"{name} takes one argument, its settings as a {kind}: write {name}({kind}({written or '...'}))."
+    )
+
+
+def _short(value: Any) -> str:
+    text = shown(value)
+    return text if len(text) < 40 and not text.startswith("<") else "..."
+
+
+def _wrong_call(
+    given: tuple[Any, ...], named: Mapping[str, Any], name: str, signature: inspect.Signature, error: str
+) -> str:
+    owner = type(given[0]).__name__
+    if name in ("fit", "iterate", "train", "learn"):
+        return f"{owner}.{name}: {error}. {how_to_train(given[0], [*given[1:], *named.values()])}"
+    takes = [p.name for p in signature.parameters.values() if p.name != "self"]
+    unknown = [key for key in named if key not in takes]
+    same = [own for key in unknown for own in other_names(key) if own in takes]
+    hint = f" Here it is `{same[0]}`." if same else ""
+    return f"{owner}.{name}: {error}. It takes {', '.join(takes) or 'no arguments'}.{hint}"
+
+
+def how_to_train(algorithm: Any, values: Any = ()) -> str:
+    """How to train for so many steps; ``values`` may have the number."""
+    budget = "env_steps" if isinstance(algorithm.config, ActingConfig) else "updates"
+    number = next((v for v in values if isinstance(v, int) and not isinstance(v, bool)), 10_000)
+    return f"To train for {number:,} {budget.replace('_', ' ')}, write fit(Stop({budget}={number:_}))."
+
+
+_ACTING = (
+    "To play whole episodes, call evaluate() or record(). In a loop of your own, where there are no connectors, "
+    "algorithm.module.actor(explore=False).step({'obs': obs[None]}) gives actions; see docs/training.md"
+)
+_NETWORK = (
+    "The network and its spaces are algorithm.module; where there are several, algorithm.students has them by name"
+)
+_LOADING = "load(path) takes the state of a checkpoint; etude.load(path) makes the algorithm from one"
+
+_ATTRIBUTES = {
+    "predict act get_action get_actions compute_action compute_single_action compute_actions select_action "
+    "choose_action sample_action infer": _ACTING,
+    "policy get_policy model net network actor q_net policy_net agent actor_critic": _NETWORK,
+    "restore load_checkpoint from_checkpoint load_model set_parameters load_state_dict": _LOADING,
+    "save_model save_checkpoint save_to_path export": "save(path) writes a checkpoint",
+    "stop shutdown cleanup": "close() ends what the algorithm has started",
+    "num_timesteps timesteps total_timesteps num_env_steps": "The steps sampled until now are algorithm.env_steps",
+    "get_parameters get_weights state_dict": "The weights are module.state_dict(); all of the state is get_state()",
+    "test eval play rollout enjoy evaluate_policy": "evaluate() plays whole episodes and gives their returns",
+    "env get_env envs vec_env": "What was given as the env is algorithm.config.env",
+    "replay_buffer buffer memory": "The replay of DQN and SAC is algorithm.replay",
+    "optimizer optimizers": "The optimizers are algorithm.student.learner.optimizers",
+    "logger set_logger": "fit() and iterate() give results; etude.metrics has places that they can be written to",
+}
+"""What other libraries' algorithms have, and what is there instead."""
+
+
+def no_such_attribute(algorithm: Any, name: str) -> UnknownNameError:
+    """The error for an attribute that an algorithm does not have."""
+    owner = type(algorithm).__name__
+    hint = next((hint for names, hint in _ATTRIBUTES.items() if name in names.split()), None)
+    if name in ("learn", "train_model", "run"):
+        hint = how_to_train(algorithm).rstrip(".")
+    if hint is None:
+        near = nearest(name, [own for own in dir(type(algorithm)) if own[0] != "_"])
+        hint = f"Nearest: `{near}`" if near else "All that it has: the documentation's page API"
+    return UnknownNameError(f"{owner} has no `{name}`. {hint}.")

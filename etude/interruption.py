@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SIGINT, SIGTERM and SIGHUP: the first lets a run save and end, whatever its envs do; the second ends it at once."""
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, Final, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+GRACE: Final = 4.0
+"""Seconds after the first signal in which the running iteration may end by itself."""
+STUCK: Final = 6.0
+"""Seconds after which code that can't be interrupted is not waited for any longer."""
+LIMIT: Final = 8.5
+"""Seconds after which the process is ended by force, once the run is saved."""
+CLOSING: Final = 8.0
+"""Seconds that closing may take where there is nothing to be saved."""
+AT_ONCE: Final = 1.0
+"""Seconds that closing may take after the second signal."""
+MERGED: Final = 0.05
+"""Seconds in which a SIGTERM or SIGHUP counts once: shells and ``timeout`` send it to a process and to its group."""
+
+ALIVE: Final = b"\xfe"
+SAVING: Final = b"\xff"
+"""What the `Guard` is told, beside the numbers of signals."""
+
+INTERRUPTED: Final = 130
+"""The exit code."""
+
+_NUDGE: Final = getattr(signal, "SIGURG", None)  # ignored by default, so that nobody misses it
+_INTERRUPTIBLE: set[CodeType] = set()
+
+
+class Interrupted(KeyboardInterrupt):
+    """A run that is to save and end was left where nothing is half done that it saves."""
+
+
+def interruptible(function: F) -> F:
+    """Mark a function that may be left at any point: what a checkpoint keeps is whole all the while."""
+    _INTERRUPTIBLE.add(function.__code__)
+    return function
+
+
+class Signals:
+    """Handles the signals that end a run, while a ``with`` block lasts in the main thread.
+
+    The first one sets an event, and the running iteration may end by itself. If it does not, it is left as soon as it
+    is within an `interruptible` function; and if the code there can't be interrupted, such as that of a simulator in C,
+    a thread does what is left to do, and ends the process. The second one is a KeyboardInterrupt, as is the first one
+    before `conclude` is set; where closing then takes its time, the process is ended by force. Where not even threads
+    can run, as C code holds Python's lock, the process `Guard` ends this one.
+
+    SIGHUP stays ignored where it is, as under ``nohup``.
+
+    Args:
+        quiet: Say nothing.
+        kill: Ends what this process has started, before it is ended by force.
+    """
+
+    def __init__(self, *, quiet: bool, kill: Callable[[], None]) -> None:
+        self._quiet, self._kill = quiet, kill
+        self.conclude: Callable[[], int] | None = None
+        """Saves, says so, and gives the exit code. It is called by the thread where the main thread is stuck."""
+        self._event = threading.Event()
+        self._first_at = self._second_at = 0.0  # when the main thread was told of them
+        self._lock = threading.Lock()  # who concludes has it
+        self._is_saved = self._is_taken_over = False
+        self._old: dict[int, Any] = {}
+        self._guard: Guard | None = None
+
+    def is_set(self) -> bool:
+        """Whether a first signal has come."""
+        return self._event.is_set()
+
+    def wait(self) -> None:
+        """From now on, wait for the iteration's end, and for what is closed then, however long that takes."""
+        if self._guard is not None:
+            self._guard.close()
+            self._guard = None
+
+    @contextlib.contextmanager
+    def concluding(self) -> Iterator[None]:
+        """While this lasts, the main thread saves, and is left alone. What comes after it may be ended by force."""
+        with self._lock:
+            self._tell(SAVING)
+            yield
+            self._is_saved = True
+            self._tell(ALIVE)
+
+    def _tell(self, what: bytes) -> None:
+        if self._guard is not None:
+            self._guard.tell(what)
+
+    # -- the main thread ----------------------------------------------------------------------------------------
+
+    def __enter__(self) -> "Signals":
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            numbers.append(signal.SIGHUP)
+        self._old = {number: signal.signal(number, self._on_signal) for number in numbers}
+        if _NUDGE is not None:
+            self._old[_NUDGE] = signal.signal(_NUDGE, self._on_nudge)
+            with contextlib.suppress(OSError):  # no process can be started: then there is no such care
+                self._guard = Guard(self._old, self._watch)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.wait()
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self.conclude is not None and not self._first_at:
+            self._first_at = now
+            self._event.set()
+            if self._guard is None:
+                self._say_how()
+        elif number == signal.SIGINT or now - self._first_at > MERGED:
+            self._second_at = now
+            raise KeyboardInterrupt
+
+    def _on_nudge(self, number: int, frame: FrameType | None) -> None:
+        if self._is_taken_over:
+            threading.Event().wait()  # the process ends soon
+        if self._event.is_set() and not self._lock.locked() and _is_interruptible(frame):
+            raise Interrupted
+
+    def _say_how(self) -> None:
+        if not self._quiet:
+            how = "ends after this iteration" if self._guard is None else "saves and ends within 10 seconds"
+            _say(f"\ninterrupted: {how}; once more, and it ends now.\n")
+
+    # -- the thread ---------------------------------------------------------------------------------------------
+
+    def _watch(self, guard: "Guard") -> None:
+        """Look after the main thread from the first signal on."""
+        new = guard.signals(None)
+        if not new:
+            return
+        begin, second = time.monotonic(), 0.0
+        if self.conclude is not None:
+            self._event.set()
+            if signal.SIGINT not in new:
+                time.sleep(MERGED)
+                guard.signals(0.0)
+            self._say_how()
+        while (new := guard.signals(0.2)) is not None:
+            now = time.monotonic()
+            if not second and (self._second_at or new):
+                second = self._second_at or now
+            self._look(now - begin, now - second if second else None)
+
+    def _look(self, seconds: float, since_second: float | None) -> None:
+        """See how far the main thread is, so long after the first signal, and after the second one."""
+        if self.conclude is None:
+            if seconds > CLOSING:
+                self._end(INTERRUPTED)
+        elif since_second is not None:
+            if since_second > AT_ONCE:
+                _say("error: interrupted.\n")
+                self._end(INTERRUPTED)
+        elif self._is_saved:
+            if seconds > LIMIT:
+                self._end(INTERRUPTED)
+        elif seconds > GRACE and _is_interruptible(sys._current_frames().get(threading.main_thread().ident or 0)):
+            if seconds < STUCK:
+                assert _NUDGE is not None
+                signal.pthread_kill(threading.main_thread().ident or 0, _NUDGE)
+            elif self._lock.acquire(blocking=False):
+                self._is_taken_over = True
+                self._tell(SAVING)
+                try:
+                    self._end(self.conclude())
+                except Exception as error:  # noqa: BLE001  nobody else could tell it
+                    _say(f"error: {error}\n")
+                    self._end(1)
+
+    def _end(self, code: int) -> None:
+        with contextlib.suppress(Exception):
+            self._kill()
+        os._exit(code)
+
+
+class Guard:
+    """A process that hears of signals at once, whatever this one is busy with; see `etude.interruption_guard`.
+
+    Args:
+        handlers: Of signals, in processes that are forked off: these do not save.
+        watch: What a thread does meanwhile.
+    """
+
+    def __init__(self, handlers: dict[int, Any], watch: "Callable[[Guard], None]") -> None:
+        hears, self._told = os.pipe()
+        os.set_blocking(self._told, False)
+        try:
+            script = Path(__file__).with_name("interruption_guard.py")
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(script), str(LIMIT + 0.5)],
+                stdin=hears,
+                stdout=subprocess.PIPE,
+                process_group=0,
+            )
+        except OSError:
+            os.close(self._told)
+            raise
+        finally:
+            os.close(hears)
+        self._handlers = handlers
+        self._before = signal.set_wakeup_fd(self._told, warn_on_full_buffer=False)
+        _GUARDS.append(self)
+        self._thread = threading.Thread(target=watch, args=(self,), name="etude-signals", daemon=True)
+        self._thread.start()
+
+    def signals(self, timeout: float | None) -> bytes | None:
+        """The numbers of those that have come meanwhile, waiting ``timeout`` seconds for one; None: no more will."""
+        assert self._process.stdout is not None
+        relay = self._process.stdout.fileno()
+        if not select.select([relay], [], [], timeout)[0]:
+            self.tell(ALIVE)
+            return b""
+        numbers = os.read(relay, 64)
+        self.tell(ALIVE)
+        return numbers or None
+
+    def tell(self, what: bytes) -> None:
+        """Let the process know that threads can run, or that there must be time to save."""
+        with contextlib.suppress(OSError):  # it has ended
+            os.write(self._told, what)
+
+    def let_go(self) -> None:
+        """In a process that was forked off: signals are its own affair."""
+        signal.set_wakeup_fd(-1)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def close(self) -> None:
+        """End the process and the thread."""
+        _GUARDS.remove(self)
+        signal.set_wakeup_fd(self._before)
+        self._process.kill()
+        self._process.wait()
+        self._thread.join()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        os.close(self._told)
+
+
+_GUARDS: list[Guard] = []
+
+
+def _in_child() -> None:
+    for guard in _GUARDS:
+        guard.let_go()
+    _GUARDS.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
+
+
+def _is_interruptible(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code in _INTERRUPTIBLE:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # the terminal is gone
+        os.write(2, text.encode())

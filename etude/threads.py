@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CPU threads of torch and BLAS: how many there may be, how many pay, and that a process gets its own setting back."""
+
+import functools
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias, TypeVar
+
+import threadpoolctl
+import torch
+
+T = TypeVar("T")
+
+ThreadsLike: TypeAlias = int | Literal["auto"]
+"""So many threads; or as many as turn out to be fastest."""
+
+SMALL: Final = 2**24
+"""A gradient step of fewer multiplications in the forward pass (parameters times rows) is always made by one thread."""
+
+_WARM, _TIMED, _ROUNDS = 1, 2, 4  # steps of each number of threads in a round: not timed, and timed; and rounds
+_GAIN = 1.1  # more threads must be this much faster
+_LATE = 1.5  # steps that take this much longer than those of one thread did: others need the cores now
+_LOOK = 64  # steps between two looks at that
+_WINDOW = 0.2  # seconds that it takes to see what others do
+
+
+def for_acting(threads: ThreadsLike) -> int:
+    """The threads for all but gradient steps."""
+    return 1 if threads == "auto" else threads
+
+
+# -- the setting of the process -------------------------------------------------------------------------------------
+
+
+class _Depth(threading.local):
+    now = 0
+
+
+_lock = threading.Lock()
+_depth = _Depth()  # of `held`, in each Python thread: torch keeps a number for each of them
+_inside = 0  # Python threads within `held`
+_own = _base = 0  # torch's threads: the process's own, and those that the outermost `held` goes back to
+_limits: Any = None
+
+
+@functools.lru_cache(maxsize=1)
+def _controller(num_modules: int) -> threadpoolctl.ThreadpoolController:
+    """Of the BLAS libraries that are loaded. To look for them takes 2 ms: it is done where modules were imported."""
+    return threadpoolctl.ThreadpoolController()
+
+
+def _enter() -> int:
+    global _inside, _own, _base, _limits
+    with _lock:
+        if not _inside:
+            _own = _base = torch.get_num_threads()
+            # BLAS threads beside torch's make both crawl; NumPy's matrices here are too small to gain from them
+            _limits = _controller(len(sys.modules)).limit(limits=1, user_api="blas")
+        _inside += 1
+        return _base
+
+
+def _leave() -> None:
+    global _inside, _limits
+    with _lock:
+        _inside -= 1
+        if not _inside:
+            _limits.restore_original_limits()
+            _limits = None
+
+
+@contextmanager
+def held(num: int) -> Iterator[None]:
+    """Let torch compute with ``num`` threads and BLAS with one; after the ``with`` block, with as many as before it.
+
+    It may be used within itself, and by several Python threads at a time.
+    """
+    outermost = not _depth.now
+    before = _enter() if outermost else torch.get_num_threads()
+    _depth.now += 1
+    try:
+        _set(num)
+        yield
+    finally:
+        _depth.now -= 1
+        _set(before)
+        if outermost:
+            _leave()
+
+
+def hold(num: int) -> None:
+    """As `held`, for ever: for a process that does nothing else."""
+    global _base
+    _enter()
+    _base = num
+    _set(num)
+
+
+def own_threads() -> int:
+    """Torch's threads by the setting of the process, whatever is held now."""
+    return _own if _inside else torch.get_num_threads()
+
+
+def _set(num: int) -> None:
+    if torch.get_num_threads() != num:
+        torch.set_num_threads(num)
+
+
+# -- how many there may be --------------------------------------------------------------------------------------------
+
+
+def usable_cores() -> int:
+    """The cores that this process may use: by its affinity, and by the quota of its control group; at least 1."""
+    return max(1, math.floor(min(len(_affinity()), _quota()) + 0.01))
+
+
+def _affinity() -> set[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+def _quota(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/self/cgroup")) -> float:
+    """Cores by the control groups that the process is in, of version 2 or 1; infinity where nothing is limited."""
+    least = math.inf
+    for line in _lines(groups):
+        _, controllers, path = line.split(":", 2)
+        of_version_1 = "cpu" in controllers.split(",")
+        if controllers and not of_version_1:
+            continue
+        base = root / controllers if of_version_1 else root
+        for folder in [base / path.lstrip("/"), *(base / path.lstrip("/")).parents]:
+            if not folder.is_relative_to(root):
+                break
+            if of_version_1:
+                texts = [*_lines(folder / "cpu.cfs_quota_us"), *_lines(folder / "cpu.cfs_period_us")]
+            else:
+                texts = " ".join(_lines(folder / "cpu.max")).split()
+            if len(texts) == 2 and texts[0].isdigit() and int(texts[1]) > 0:
+                least = min(least, int(texts[0]) / int(texts[1]))
+    return least
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
+
+
+class Load:
+    """How many of the usable cores other processes keep busy, from when this is made on."""
+
+    def __init__(self) -> None:
+        self._begin = _busy()
+
+    @property
+    def is_known(self) -> bool:
+        """Enough time has gone by to tell."""
+        return self._begin is None or time.perf_counter() - self._begin[0] >= _WINDOW
+
+    def free_cores(self) -> int:
+        """The cores that others have left free since then, at least 1; all of them where that can't be told."""
+        others, now = 0.0, _busy()
+        if self._begin is not None and now is not None and self.is_known:
+            seconds, busy, own = (b - a for a, b in zip(self._begin, now, strict=True))
+            others = (busy - own) / seconds
+        return max(1, min(usable_cores(), math.floor(len(_affinity()) - max(0.0, others) + 0.3)))
+
+
+def _busy() -> tuple[float, float, float] | None:
+    """The time, the seconds that the usable cores were busy, and those that this process has used; None: unknown."""
+    cores = {f"cpu{number}" for number in _affinity()}
+    try:
+        ticks = os.sysconf("SC_CLK_TCK")
+        counts = [line.split() for line in _lines(Path("/proc/stat"))]
+        # user, nice, system, idle, waiting for disks, interrupts (2), and what other virtual machines took
+        busy = [sum(map(int, (*f[1:4], *f[6:9]))) for f in counts if f and f[0] in cores]
+    except (ValueError, OSError, AttributeError):
+        return None
+    own = os.times()
+    return (time.perf_counter(), sum(busy) / ticks, own.user + own.system) if busy else None
+
+
+# -- how many pay -----------------------------------------------------------------------------------------------------
+
+
+class StepThreads:
+    """The threads of a learner's gradient steps.
+
+    With ``auto``, small steps are made by one thread (see `SMALL`). For others, the first ones are timed: some by one
+    thread, some by 2, 4 and so on, up to the cores that are free, and never more than torch was set to. The smallest
+    number that is about as fast as the best is taken. Should steps later take longer than with one thread, since others
+    need the cores, they are timed anew.
+
+    Args:
+        threads: A number; or ``auto``.
+        load: What else keeps the cores busy.
+    """
+
+    def __init__(self, threads: ThreadsLike, load: Load | None = None) -> None:
+        self.num = for_acting(threads)
+        """The threads of a gradient step now."""
+        self.is_settled = threads != "auto"
+        """Nothing is to be timed before the next step."""
+        self._is_auto = not self.is_settled
+        self._load = load or Load()
+        self._candidates: list[int] = []  # the numbers of threads that are tried
+        self._times: dict[int, list[float]] = {}  # seconds a row
+        self._alone = math.inf  # seconds a row of one thread; infinite where it is not known
+        self._seconds = 0.0  # of the steps since it was last looked whether they take too long
+        self._rows = self._steps = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was found out: ``num``, and ``alone``, the seconds that one thread takes for a row; {} before."""
+        if not (self._is_auto and self.is_settled):
+            return {}
+        return {"num": self.num, "alone": None if math.isinf(self._alone) else self._alone}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with what was found out before, where so many cores are free."""
+        if self._is_auto and state and state["num"] <= self._most():
+            self._take(int(state["num"]))
+            self._alone = math.inf if state["alone"] is None else float(state["alone"])
+
+    def _most(self) -> int:
+        return min(self._load.free_cores(), own_threads())
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Within it, torch computes with these threads."""
+        with held(self.num):
+            yield
+
+    def step(self, make: Callable[..., T], batch: Any, work: int, *, again: bool = True) -> T:
+        """Make a gradient step, within `taken`, and time it where that is of use.
+
+        Args:
+            make: Makes it.
+            batch: What it is called with; ``batch.size`` are its rows.
+            work: Multiplications of its forward pass, about.
+            again: Steps may be timed anew later.
+        """
+        if not self.is_settled and not self._candidates:
+            if work < SMALL or self._most() == 1:
+                self._take(1)
+            elif self._load.is_known:
+                self._begin()
+        if self._candidates:
+            return self._tried(make, batch)
+        if self.num == 1:
+            return make(batch)
+        begin = time.perf_counter()
+        made = make(batch)
+        if again and not math.isinf(self._alone):
+            self._note(time.perf_counter() - begin, batch.size)
+        return made
+
+    def _begin(self) -> None:
+        most = self._most()
+        self._candidates = [num for num in (2**k for k in range(most.bit_length())) if num < most] + [most]
+        self._times, self._steps = {num: [] for num in self._candidates}, 0
+
+    def _tried(self, make: Callable[..., T], batch: Any) -> T:
+        turn, nth = divmod(self._steps, _WARM + _TIMED)
+        self.num = self._candidates[turn % len(self._candidates)]
+        _set(self.num)
+        begin = time.perf_counter()
+        made = make(batch)
+        if nth >= _WARM and batch.size:
+            self._times[self.num].append((time.perf_counter() - begin) / batch.size)
+        self._steps += 1
+        if self._steps == (_WARM + _TIMED) * len(self._candidates) * _ROUNDS:
+            times = {num: min(found, default=math.inf) for num, found in self._times.items()}
+            self._take(next(num for num, seconds in times.items() if seconds <= _GAIN * min(times.values())))
+            self._alone = times[1]
+        return made
+
+    def _take(self, num: int) -> None:
+        self.num, self.is_settled, self._candidates, self._alone = num, True, [], math.inf
+        self._seconds, self._rows, self._steps = 0.0, 0, 0
+        if _depth.now:
+            _set(num)
+
+    def _note(self, seconds: float, rows: int) -> None:
+        self._seconds, self._rows, self._steps = self._seconds + seconds, self._rows + rows, self._steps + 1
+        if self._steps < _LOOK:
+            return
+        if self._seconds > _LATE * self._alone * self._rows:
+            self._take(1)
+            self._load, self.is_settled = Load(), False
+        self._seconds, self._rows, self._steps = 0.0, 0, 0

@@ -1,0 +1,479 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No setting is accepted without an effect: each field of each algorithm's settings, and each that `overrides` takes.
+
+Two short runs differ in one setting alone. What they did, learned and said must differ too, or the setting must be
+refused in words that name it. A new setting needs a line in `CASES`, or the test of it fails.
+"""
+
+import dataclasses
+import hashlib
+import math
+import os
+import re
+import shutil
+import threading
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from setting_envs import (
+    Camera,
+    Choice,
+    ChoiceCamera,
+    Costly,
+    FailsAtFirst,
+    Flaky,
+    Longer,
+    LongerChoice,
+    OutOfBounds,
+    Stalls,
+    Tidy,
+    Two,
+    TwoCameras,
+    TwoChoiceCameras,
+    TwoChoices,
+    Walk,
+)
+from torch import nn
+
+import etude
+from etude import Experience, NetworkConfig
+from etude.errors import EtudeError
+from etude.settings import leaves_of
+
+# -- what settings may name -----------------------------------------------------------------------------------------
+
+
+class Weird(etude.Callback):
+    """Logs something."""
+
+    def on_episode_end(self, episode: Any) -> None:
+        episode.log("weird", 1.0)
+
+
+class Flat(nn.Module):
+    """Each observation as numbers in a row, of whatever dtype and shape it was."""
+
+    def __init__(self, num_dims: int) -> None:
+        super().__init__()
+        self.num_dims = num_dims
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return obs.float().flatten(-self.num_dims)
+
+
+class Taught(etude.Task):  # type: ignore[type-arg]
+    """A task whose loss is of the mean of the action."""
+
+    Config = etude.TaskConfig
+
+    def network(self, obs_space: Any, action_space: Any) -> nn.Module:
+        return nn.Sequential(Flat(len(obs_space.shape)), nn.Linear(int(np.prod(obs_space.shape)), 1))
+
+    def act(self, module: nn.Module, obs: Any, optimal: bool) -> Any:
+        return (module(obs) + 0.3 * torch.randn(len(obs), 1)).clamp(-1, 1)
+
+    def loss(self, module: nn.Module, batch: Any, output: Any) -> Any:
+        wanted = self.config.gamma * batch.reward.unsqueeze(-1)
+        return ((output - wanted).square().squeeze(-1) * batch.mask).sum() / batch.mask.sum()
+
+
+def fails(obs_space: Any, action_space: Any) -> nn.Module:
+    raise RuntimeError("this network can't be made")
+
+
+def swapped(agent: Any, episode: Any) -> str:
+    return "right" if agent == "left" else "left"
+
+
+def early(exp: Experience, connect: Any) -> Experience:
+    return connect(exp.with_steps(reward=exp.steps["reward"] * 0.5, action=exp.steps["action"] * 0))  # type: ignore[no-any-return]
+
+
+# -- what is tried --------------------------------------------------------------------------------------------------
+
+
+class Case(NamedTuple):
+    """A value of a setting, and settings without which it says nothing."""
+
+    value: Any
+    context: dict[str, Any] = {}  # noqa: RUF012  never changed
+
+
+NET = {"hidden": (6,)}
+RECURRENT = {"network": NetworkConfig(hidden=(6,), recurrent="gru", recurrent_size=4)}
+PICTURES = {"env": Camera}
+AGENTS: dict[str, Any] = {"env": Two, "modules": ("left", "right")}
+EVALUATED = {"evaluation_interval": 1, "evaluation_episodes": 3}
+THREADS = {"workers": etude.Workers(num_workers=2, envs_per_worker=1, mode="thread", min_batch=2)}
+ONE_THREAD = {"workers": etude.Workers(num_workers=1, envs_per_worker=1, mode="thread")}
+"""For envs that fail: of two workers, either may fail first."""
+RECORDED = {"record": etude.RecordConfig(path="OUT")}
+
+CASES: dict[str, Case] = {
+    "env": Case(Longer),
+    "seed": Case(2),
+    "module": Case(fails),
+    "modules": Case(("one",)),
+    "module_of": Case(swapped, AGENTS),
+    "network.hidden": Case((5, 5)),
+    "network.activation": Case("relu"),
+    "network.separate": Case(False),
+    "network.log_std_init": Case(-1.0),
+    "network.state_dependent_std": Case(True),
+    "network.conv": Case(((4, 3, 1),), PICTURES),
+    "network.conv_width": Case(8, PICTURES),
+    "network.recurrent": Case("gru"),
+    "network.recurrent_size": Case(3, RECURRENT),
+    "squash": Case(True),
+    "connectors": Case(("frame_stack:2",)),
+    "lr": Case(0.05),
+    "actor_lr": Case(0.05),
+    "critic_lr": Case(0.05),
+    "temperature_lr": Case(0.05),
+    "alpha_lr": Case(0.05, {"threshold": 1.0}),
+    "adam_eps": Case(0.1),
+    "adam_betas": Case((0.5, 0.6)),
+    "grad_clip": Case(1e-3),
+    "grad_clip_by": Case("value", {"grad_clip": 1e-3}),
+    "log_grad_norms": Case(True, {"grad_clip": None}),
+    "accumulate": Case(2),
+    "precision": Case("bfloat16"),
+    "max_skipped": Case(1, {"max_skipped": 1000}),
+    "overrides": Case({"left": {"lr": 0.05}}, AGENTS),
+    "modules_to_train": Case(("left",), AGENTS),
+    "compile": Case(True),
+    "device": Case("nowhere"),
+    "threads": Case(2),
+    "evaluation_episodes": Case(5, EVALUATED),
+    "callbacks": Case((Weird,), EVALUATED),
+    "smoothing": Case("ema", EVALUATED),
+    "record.path": Case("OUT", EVALUATED),
+    "record.layout": Case("table", EVALUATED | RECORDED),
+    "record.compression": Case("zstd:19", EVALUATED | RECORDED),
+    "record.max_rows_per_file": Case(7, EVALUATED | RECORDED),
+    "record.max_file_size": Case(700, EVALUATED | RECORDED),
+    "record.append": Case(True, EVALUATED | RECORDED),
+    # acting
+    "num_envs": Case(3),
+    "workers.num_workers": Case(1, {"workers": etude.Workers(mode="thread")}),
+    "workers.envs_per_worker": Case(2, THREADS),
+    "workers.mode": Case("process", THREADS),
+    "workers.max_steps": Case(2),
+    "workers.step_timeout": Case(0.1, ONE_THREAD | {"env": Stalls}),
+    "workers.restart_failed": Case(False, ONE_THREAD | {"env": Flaky}),
+    "workers.max_restarts": Case(0, ONE_THREAD | {"env": FailsAtFirst}),
+    "workers.max_failure_rate": Case(0.0, ONE_THREAD | {"env": Flaky}),
+    "workers.cleanup_time": Case(0.0, {"workers": etude.Workers(num_workers=2, min_batch=2), "env": Tidy}),
+    "workers.check": Case(0, {"env": OutOfBounds}),
+    "num_steps": Case(24),
+    "min_trajectory_length": Case(6),
+    "max_trajectory_length": Case(4),
+    "at_max_length": Case("reset", {"max_trajectory_length": 4}),
+    "count_steps_by": Case("agent_steps", AGENTS),
+    "gamma": Case(0.5),
+    "window": Case(2),
+    "evaluation_interval": Case(2, {"evaluation_interval": 1}),
+    # on-policy
+    "whole_episodes": Case(True),
+    "epochs": Case(3),
+    "minibatch_size": Case(8, {"num_minibatches": None}),
+    "num_minibatches": Case(3),
+    "max_seq_len": Case(2, RECURRENT),
+    "burn_in": Case(2, RECURRENT | {"burn_in": 0, "max_seq_len": 3, "max_segment_length": 3}),
+    "sequence_start": Case("zeros", RECURRENT | {"max_seq_len": 2, "burn_in": 0}),
+    "lambda_": Case(0.2),
+    "clip": Case(0.001, {"epochs": 3}),
+    "value_clip": Case(0.001, {"epochs": 3}),
+    "value_weight": Case(0.1, {"network": NetworkConfig(hidden=(6,), separate=False), "grad_clip": None}),
+    "entropy_weight": Case(0.5),
+    "normalize_advantages": Case(False),
+    "lift_advantages": Case(False, {"env": Costly}),
+    "kl_target": Case(1e-12, {"epochs": 3}),
+    "rho_bar": Case(0.5, {"c_bar": 0.5}),
+    "c_bar": Case(0.5),
+    "target_interval": Case(2),
+    "tau": Case(0.3, {"target_interval": 1}),
+    # replay
+    "updates_per_step": Case(0.5),
+    "iteration_steps": Case(40),
+    "learning_starts": Case(30),
+    "batch_size": Case(6),
+    "capacity": Case(20),
+    "n_step": Case(2),
+    "prioritized": Case(True),
+    "priority_alpha": Case(0.1, {"prioritized": True}),
+    "priority_beta": Case(1.0, {"prioritized": True}),
+    "double": Case(False),
+    "dueling": Case(True),
+    "epsilon": Case(0.5),
+    "temperature": Case(0.5),
+    "target_entropy": Case(0.5),
+    # offline
+    "data": Case("OTHER"),
+    "updates_per_iteration": Case(3),
+    "mode": Case("stream"),
+    "buffer_size": Case(10, {"mode": "stream"}),
+    "num_workers": Case(2, {"mode": "stream"}),
+    "worker_kind": Case("processes", {"mode": "stream", "num_workers": 1}),
+    "prefetch": Case(0, {"mode": "stream", "num_workers": 1}),
+    "prelearner": Case(early),
+    "filter": Case("t > 2"),
+    "on_bad": Case("skip", {"data": "BAD"}),
+    "obs_filter": Case("stored", {"connectors": ("normalize_obs",)}),
+    "max_segment_length": Case(2, RECURRENT),
+    "evaluate_beside": Case(True, EVALUATED),
+    "beta": Case(0.5),
+    "average_rate": Case(0.9),
+    "max_weight": Case(1.0),
+    "expectile": Case(0.9),
+    "alpha": Case(0.5),
+    "threshold": Case(1.0),
+    "num_actions": Case(3),
+    "gradient_actions": Case(2),
+    "policy_delay": Case(3),
+    "target_noise": Case(0.9),
+    "target_noise_clip": Case(0.01),
+    # tasks
+    "num_samples": Case(3),
+    "stride": Case(1, {"num_samples": 2}),
+    "replay_epochs": Case(2),
+    "num_update_steps": Case(3),
+}
+
+ELSEWHERE = {
+    "engine": "tests/ray",
+    "workers.min_batch": "tests/envs/test_pool_waiting.py",
+    "workers.max_batch": "tests/envs/test_pool_waiting.py",
+    "workers.max_wait": "tests/envs/test_pool_waiting.py",
+    "workers.max_lead": "tests/envs/test_pool_waiting.py",
+}
+"""What a comparison of two runs can't show: it is tried there."""
+
+ACTING = {"env": Walk, "num_envs": 2, "num_steps": 32}
+ON_POLICY = ACTING | {"epochs": 1, "minibatch_size": 16}
+REPLAY = ACTING | {"num_steps": 8, "iteration_steps": 32, "learning_starts": 8, "batch_size": 8, "capacity": 200}
+OFFLINE = {"data": "DATA", "batch_size": 16, "updates_per_iteration": 2}
+
+ALGORITHMS: dict[type[etude.Algorithm[Any]], dict[str, Any]] = {
+    etude.PPO: ON_POLICY,
+    etude.IMPALA: {name: value for name, value in ON_POLICY.items() if name != "minibatch_size"},
+    etude.APPO: ON_POLICY,
+    etude.DQN: REPLAY | {"env": Choice},
+    etude.SAC: REPLAY,
+    Taught: ACTING | {"num_update_steps": 2, "batch_size": 8},
+    etude.BC: OFFLINE,
+    etude.MARWIL: OFFLINE,
+    etude.IQL: OFFLINE,
+    etude.CQL: OFFLINE,
+    etude.TD3BC: OFFLINE,
+}
+
+OWN: dict[tuple[type[etude.Algorithm[Any]], str], Case] = {
+    (etude.DQN, "network.separate"): Case(True, {"dueling": True}),
+    (etude.SAC, "network.state_dependent_std"): Case(False),
+    (etude.MARWIL, "max_segment_length"): Case(2),
+    (etude.MARWIL, "burn_in"): Case(2, RECURRENT | {"beta": 0.0, "max_segment_length": 3}),
+    (etude.CQL, "network.separate"): Case(True, {"dueling": True, "data": "CHOICES"}),
+    (Taught, "max_trajectory_length"): Case(4, {"num_samples": 3}),
+    (etude.CQL, "dueling"): Case(True, {"data": "CHOICES"}),
+}
+"""Of single algorithms."""
+
+SHARED = (etude.Workers, etude.RecordConfig)
+"""Settings inside others, which the same code reads for all algorithms: they are tried with one that acts, and with one
+that learns from recordings."""
+
+TRIED = [
+    (cls, ".".join(leaf.path))
+    for cls in ALGORITHMS
+    for leaf in leaves_of(cls.Config)
+    if leaf.owner not in SHARED or cls in (etude.PPO, etude.BC)
+]
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Recordings to learn from, by what the cases call them."""
+    folder = tmp_path_factory.mktemp("recordings")
+    for i, (name, env) in enumerate((("DATA", Two), ("OTHER", Two), ("CHOICES", TwoChoices), ("PICTURES", TwoCameras))):
+        config = etude.PPOConfig(env=env, seed=i, num_envs=1, modules=AGENTS["modules"])
+        actor = etude.PPO(config)
+        for part in range(3):
+            actor.record(folder / name, 3, seed=3 * i + part, explore=True, append=part > 0)
+        actor.close()
+    shutil.copytree(folder / "DATA", folder / "BAD")
+    for path in (folder / "BAD").glob("*.parquet"):
+        table = pq.read_table(path)  # type: ignore[no-untyped-call]
+        pq.write_table(table.take([i for i in range(len(table)) if i != 3]), path)  # type: ignore[no-untyped-call]
+    return {name: str(folder / name) for name in ("DATA", "OTHER", "CHOICES", "PICTURES", "BAD")}
+
+
+def trace(cls: Any, given: dict[str, Any], out: Path, iterations: int = 2, *, is_sick: bool = False) -> Any:
+    """What a run with these settings did, learned and said; or the error that it ended with."""
+    notes: set[Any] = set()
+    others = set(threading.enumerate())  # those of other tests that hang, too
+
+    class Noting(cls):  # type: ignore[misc]
+        name = cls.name
+
+        def loss(self, *args: Any) -> Any:
+            notes.add(("threads", torch.get_num_threads()))
+            started = set(threading.enumerate()) - others
+            notes.add(tuple(sorted({t.name.rstrip("0123456789-_") for t in started})))
+            made = super().loss(*args)
+            if is_sick:
+                return etude.Loss(sick=sum(p.sum() for p in args[0].parameters() if p.requires_grad) * math.nan)
+            return made
+
+    os.environ["ETUDE_TEST_OUT"] = str(out)
+    FailsAtFirst.failed = False
+    out.mkdir(exist_ok=True)
+    algorithm, results = None, []
+    try:
+        algorithm = Noting(cls.Config(**given))
+        for _ in range(iterations):
+            results.append({k: v for k, v in algorithm.train().to_dict().items() if not k.startswith(CLOCKS)})
+    except EtudeError as error:
+        return error
+    finally:
+        if algorithm is not None:
+            algorithm.close()
+    weights = [student.module.state_dict() for student in algorithm.students.values()]
+    digest = hashlib.sha256(b"".join(w.numpy().tobytes() for own in weights for w in own.values())).hexdigest()
+    shapes = [[tuple(w.shape) for w in own.values()] for own in weights]
+    files = sorted((str(path.relative_to(out)), path.stat().st_size) for path in out.rglob("*") if path.is_file())
+    metrics = [{k: v for k, v in row.pop("metrics").items() if "seconds" not in k} for row in results]
+    return repr((results, metrics, digest, shapes, sorted(map(str, notes)), files, algorithm.env_steps))
+
+
+CLOCKS = ("seconds", "times", "sample_steps_per_s", "duration", "turn_ms", "data", "bottleneck")
+"""What the fields of results begin with that depend on how fast the machine is."""
+
+
+def compiles(*args: Any, **kwargs: Any) -> Any:
+    raise EtudeError("this is where it would be compiled")
+
+
+def in_full(cls: Any, given: dict[str, Any], recordings: dict[str, str], out: Path) -> dict[str, Any]:
+    """Settings of an algorithm, without those that it does not have; with paths in place of what stands for them."""
+    full = {"seed": 1, "threads": 1, "network": NetworkConfig(hidden=(6,)), **ALGORITHMS[cls], **given}
+    if cls is Taught:
+        full.pop("network")
+    if issubclass(cls, etude.OfflineAlgorithm):
+        if given.get("env") in (Camera, TwoCameras):
+            full["data"] = "PICTURES"
+        elif "evaluation_interval" in given:
+            full["env"] = Two
+    for name in ("env", "data"):
+        full[name] = meant(cls, full.get(name), recordings)
+    if getattr(full.get("record"), "path", None) == "OUT":
+        full["record"] = etude.RecordConfig(path=str(out / "record"))
+    fields = {field.name for field in dataclasses.fields(cls.Config)}
+    return {name: value for name, value in full.items() if name in fields}
+
+
+def meant(cls: Any, value: Any, recordings: dict[str, str]) -> Any:
+    """An env or data that fits an algorithm."""
+    if cls is etude.DQN:
+        discrete = {Walk: Choice, Camera: ChoiceCamera, Longer: LongerChoice, TwoCameras: TwoChoiceCameras}
+        value = {**discrete, Two: TwoChoices}.get(value, value)
+    if value is Longer and issubclass(cls, etude.OfflineAlgorithm):
+        value = Two
+    return recordings.get(value, value) if isinstance(value, str) else value
+
+
+def changed(given: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """Settings with one of another value."""
+    outer, _, inner = path.partition(".")
+    if not inner:
+        return {**given, outer: value}
+    known = {"network": NetworkConfig(), "workers": etude.Workers(), "record": etude.RecordConfig()} | given
+    return {**given, outer: dataclasses.replace(known[outer], **{inner: value})}
+
+
+def compared(
+    cls: Any, path: str, case: Case, recordings: dict[str, str], folder: Path, *, of_module: str | None = None
+) -> None:
+    """Fail where two runs that differ in one setting do not differ; those of one module in the settings of it."""
+    value = (
+        {"OUT": str(folder / "other" / "record")}.get(case.value, case.value) if path == "record.path" else case.value
+    )
+    value = meant(cls, value, recordings) if path in ("env", "data") else value
+    outer, _, inner = path.partition(".")
+    refused = [name for base in cls.Config.__mro__ for name in base.__dict__.get("unused", ())]
+    if path in refused or outer in refused:
+        case = case._replace(context={name: case.context[name] for name in case.context.keys() & {"modules", "env"}})
+    base = in_full(cls, case.context, recordings, folder).get(outer, getattr(cls.Config, outer, None))
+    if isinstance(value, bool) and value == (getattr(base, inner) if inner else base):
+        value = not value
+    is_sick = path == "max_skipped"
+
+    def run(name: str, *, is_other: bool = False) -> tuple[Any, str]:
+        given = in_full(cls, case.context, recordings, folder / name)
+        if path == "record.append":
+            trace(cls, given, folder / name)
+        if is_other and of_module is None:
+            given = changed(given, path, value)
+        elif is_other:
+            given["overrides"] = {of_module: {outer: {inner: value} if inner else value}}
+        found = trace(cls, given, folder / name, 1 if is_sick else 2, is_sick=is_sick)
+        return found, str(found).replace(str(folder / name), "FOLDER")
+
+    key = (cls, repr(case.context), path if path in ("record.append", "max_skipped") else "")
+    if key not in BASES:
+        BASES[key] = run("base")[1]
+        if of_module is None:  # the same settings with modules are as repeatable
+            assert run("again")[1] == BASES[key], "the run is not repeatable"
+    other, text = run("other", is_other=True)
+    if isinstance(other, etude.SettingsError):
+        assert set(path.split(".")) & set(re.findall(r"\w+", text))
+    elif text == BASES[key]:
+        pytest.fail(f"{path} = {value!r} changes nothing")
+
+
+BASES: dict[Any, str] = {}
+"""The traces of runs that are compared with, by algorithm and settings: many settings are compared with the same."""
+
+
+@pytest.fixture(autouse=True)
+def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is compiled in earnest, which takes long."""
+    monkeypatch.setattr(torch, "compile", compiles)
+    monkeypatch.setenv("ETUDE_TEST_OUT", "")
+
+
+@pytest.mark.parametrize(("cls", "path"), TRIED, ids=[f"{cls.__name__}-{path}" for cls, path in TRIED])
+def test_each_setting_changes_something(cls: Any, path: str, recordings: dict[str, str], tmp_path: Path) -> None:
+    if path in ELSEWHERE:
+        where = Path(__file__).parents[2] / ELSEWHERE[path]
+        text = "".join(p.read_text() for p in (where.glob("*.py") if where.is_dir() else [where]))
+        assert path.rpartition(".")[2] in text
+        return
+    case = OWN.get((cls, path)) or CASES[path]
+    compared(cls, path, case, recordings, tmp_path)
+
+
+OF_EACH_KIND = {path for cls, path in TRIED if cls in (etude.PPO, etude.SAC, etude.IQL)}
+OF_MODULES = [
+    (cls, path)
+    for cls, path in TRIED
+    if path.partition(".")[0] not in ("overrides", "record", "workers")
+    and (cls in (etude.PPO, etude.SAC, etude.IQL) or path not in OF_EACH_KIND)
+]
+"""Each setting with one algorithm of each kind, and those that only others have."""
+
+
+@pytest.mark.parametrize(("cls", "path"), OF_MODULES, ids=[f"{cls.__name__}-{path}" for cls, path in OF_MODULES])
+def test_each_setting_of_a_single_module_changes_something(
+    cls: Any, path: str, recordings: dict[str, str], tmp_path: Path
+) -> None:
+    """Or it is refused, as what concerns all modules is."""
+    case = OWN.get((cls, path)) or CASES.get(path) or Case("ray")
+    context = {**case.context, "modules": ("left", "right")}
+    if not issubclass(cls, etude.OfflineAlgorithm) or "env" in context:
+        context["env"] = TwoCameras if context.get("env") is Camera else Two
+    compared(cls, path, case._replace(context=context), recordings, tmp_path, of_module="left")

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Subclasses of Etude's algorithms, with settings of their own: trained, saved, loaded, resumed, from the shell too."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import own_algorithms as own
+import pytest
+from preloaded import Preloaded
+
+import etude
+from etude.cli.main import main
+from etude.errors import SettingsError
+
+SMALL = {
+    "seed": 1,
+    "num_envs": 2,
+    "num_steps": 32,
+    "network": etude.NetworkConfig(hidden=(8,)),
+}
+ON_POLICY = {**SMALL, "env": "CartPole-v1", "epochs": 1}
+OFF_POLICY = {**SMALL, "iteration_steps": 64, "learning_starts": 32, "batch_size": 16, "capacity": 200}
+OFFLINE = {"seed": 1, "batch_size": 16, "updates_per_iteration": 2, "network": etude.NetworkConfig(hidden=(8,))}
+OF_ALL: dict[Any, dict[str, Any]] = {
+    own.MyPPO: ON_POLICY,
+    own.Heir: ON_POLICY,
+    own.Mixed: ON_POLICY,
+    own.MyIMPALA: ON_POLICY,
+    own.MyAPPO: ON_POLICY,
+    own.MyDQN: {**OFF_POLICY, "env": "CartPole-v1"},
+    own.MySAC: {**OFF_POLICY, "env": "Pendulum-v1"},
+    own.MyBC: OFFLINE,
+    own.MyMARWIL: OFFLINE,
+    own.MyIQL: OFFLINE,
+    own.MyCQL: OFFLINE,
+    own.MyTD3BC: OFFLINE,
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A short recording of Pendulum."""
+    path = tmp_path_factory.mktemp("data")
+    actor = etude.PPO(etude.PPOConfig(env="Pendulum-v1", num_envs=1, seed=1))
+    actor.record(path, 2, seed=1, explore=True)
+    actor.close()
+    return str(path)
+
+
+def made(cls: Any, data: str, **more: Any) -> Any:
+    given = {**OF_ALL.get(cls, ON_POLICY), **more}
+    if issubclass(cls, etude.OfflineAlgorithm):
+        given["data"] = data
+    return cls(cls.Config(**given))
+
+
+def logged(result: Any) -> float:
+    return float(result.metrics["mine"])
+
+
+@pytest.mark.parametrize("cls", OF_ALL)
+def test_a_run_is_saved_and_goes_on_with_its_own_settings(cls: Any, data: str, tmp_path: Path) -> None:
+    algorithm = made(cls, data, my_weight=0.25)
+    first = algorithm.train()
+    algorithm.save(tmp_path)
+    expected = algorithm.train()
+    loaded = etude.load(tmp_path)
+    assert type(loaded) is cls
+    assert loaded.config == algorithm.config
+    assert type(loaded.config) is cls.Config
+    result = loaded.train()
+    assert result.losses == expected.losses
+    other = etude.load(tmp_path, my_weight=0.75)
+    if cls is not own.Mixed:
+        assert [logged(r) for r in (first, result, other.train())] == [0.25, 0.25, 0.75]
+    with pytest.raises(SettingsError, match=r"no setting `my_wieght`.*`my_weight`"):
+        etude.load(tmp_path, my_wieght=0.5)
+
+
+@pytest.mark.parametrize("cls", [own.Plain, own.PlainIQL])
+def test_a_subclass_without_settings_of_its_own(cls: Any, data: str, tmp_path: Path) -> None:
+    algorithm = made(cls, data) if cls is own.Plain else cls(cls.Config(**OFFLINE, data=data))
+    algorithm.train()
+    algorithm.save(tmp_path)
+    loaded = etude.load(tmp_path)
+    assert type(loaded) is cls
+    assert loaded.train().losses == algorithm.train().losses
+
+
+def test_settings_that_no_class_names_come_back_as_they_were(tmp_path: Path) -> None:
+    """Settings that inherit from those that an algorithm names."""
+    for cls in (own.Plain, etude.PPO):
+        cls(own.MyConfig(**ON_POLICY, my_weight=0.5)).save(tmp_path / cls.__name__)
+        loaded = etude.load(tmp_path / cls.__name__)
+        assert type(loaded) is cls
+        assert type(loaded.config) is own.MyConfig
+        assert loaded.config.my_weight == 0.5
+
+
+def test_settings_of_a_class_that_this_program_does_not_have_are_refused(tmp_path: Path, preloaded: Preloaded) -> None:
+    etude.PPO(own.MyConfig(**ON_POLICY)).save(tmp_path)
+    code = "import sys, etude; print(etude.load(sys.argv[1], trust='trusted' in sys.argv).config.my_weight)"
+    where = [str(Path(own.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(where)}
+    done = preloaded.run(code, str(tmp_path), env=env)
+    assert "CheckpointError" in done.stderr
+    assert "own_algorithms:MyConfig" in done.stderr
+    done = preloaded.run(code, str(tmp_path), "trusted", env=env)
+    assert done.stdout == "0.1\n"
+
+
+# -- from the shell -------------------------------------------------------------------------------------------------
+
+ACTING = ["--env", "CartPole-v1", "--num-envs", "2", "--num-steps", "32", "--epochs", "1", "--stop.env-steps"]
+REPLAY = ["--env", "CartPole-v1", "--iteration-steps", "64", "--learning-starts", "32", "--batch-size", "16"]
+
+
+@pytest.mark.parametrize("name", ["MyPPO", "Heir", "MyDQN", "MyIQL", "MyBC"])
+def test_a_run_from_the_shell_goes_on_too(
+    name: str, data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = {
+        "MyDQN": [*REPLAY, "--stop.env-steps"],
+        "MyIQL": ["--data", data, "--batch-size", "16", "--updates-per-iteration", "64", "--stop.updates"],
+        "MyBC": ["--data", data, "--batch-size", "16", "--updates-per-iteration", "64", "--stop.updates"],
+    }.get(name, ACTING)
+    begin = ["train", f"own_algorithms:{name}"]
+    small = ["--network.hidden", "8", "--seed", "1", "--json", "--quiet"]
+
+    def last(*more: str) -> dict[str, Any]:
+        assert main([*begin, *more]) == 0
+        row: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return row
+
+    row = last(*args, "64", *small, "--out", str(tmp_path / "run"), "--my-weight", "0.5")
+    assert row["metrics"]["mine"] == 0.5
+    row = last("--resume", str(tmp_path / "run"), args[-1], "128", "--json", "--quiet")
+    assert row["metrics"]["mine"] == 0.5
+    assert max(row["env_steps"], row["updates"]) >= 128
+    row = last("--resume", str(tmp_path / "run"), args[-1], "192", "--my-weight", "2", "--json", "--quiet")
+    assert row["metrics"]["mine"] == 2.0
+    config = tmp_path / "settings.yaml"
+    config.write_text("my_weight: 3\n")
+    row = last(*args, "64", *small, "--out", str(tmp_path / "other"), "--config", str(config))
+    assert row["metrics"]["mine"] == 3.0
+    loaded = etude.load(tmp_path / "run")
+    assert type(loaded).__name__ == name
+    assert loaded.config.my_weight == 2.0
+
+
+def test_a_subclass_without_settings_of_its_own_from_the_shell(tmp_path: Path) -> None:
+    run = str(tmp_path / "run")
+    assert main(["train", "own_algorithms:Plain", *ACTING, "64", "--out", run, "--seed", "1", "--quiet"]) == 0
+    assert main(["train", "own_algorithms:Plain", "--resume", run, "--stop.env-steps", "128", "--quiet"]) == 0
+    assert etude.load(run).env_steps >= 128
+
+
+def test_settings_of_ones_own_are_among_the_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "own_algorithms:MyPPO", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--my-weight" in text
+    assert "Weight of mine. (default: 0.1)" in text
+    assert main(["train", "own_algorithms:MyPPO", "--env", "CartPole-v1", "--my-wieght", "1"]) != 0
+    assert "my-weight" in capsys.readouterr().err
+
+
+# -- what is written wrongly ----------------------------------------------------------------------------------------
+
+
+def test_settings_that_would_have_no_effect_are_refused() -> None:
+    class Bare(etude.PPOConfig):
+        my_weight: float = 0.1
+
+    class Changed(etude.PPOConfig):
+        lr = 1e-5
+
+    class Methods(etude.PPOConfig):
+        def twice(self) -> float:
+            return 2 * self.gamma
+
+    for cls in (Bare, Changed):
+        with pytest.raises(SettingsError, match=rf"@etude.settings above `class {cls.__name__}`"):
+            cls(env="CartPole-v1")
+    assert Methods(env="CartPole-v1").twice() == 1.98
+    with pytest.raises(SettingsError, match=r"Silent sets `lr` without an annotation.*`lr: .* = 1e-5`"):
+        etude.settings(type("Silent", (etude.PPOConfig,), {"lr": 1e-5}))
+    assert etude.settings(type("Fine", (etude.PPOConfig,), {"lr": 1e-5, "__annotations__": {"lr": float}}))().lr == 1e-5
+
+
+@pytest.mark.parametrize(
+    ("base", "config"),
+    [(etude.PPO, own.MyConfig()), (etude.PPO, "own:MyConfig"), (etude.PPO, dict), (etude.BC, etude.IQLConfig)],
+)
+def test_what_is_no_class_of_settings_is_refused_with_the_class(base: Any, config: Any) -> None:
+    with pytest.raises(SettingsError, match=rf"Wrong\.Config is .* inherits from {base.Config.__name__}"):
+        type("Wrong", (base,), {"Config": config})
+
+
+def test_other_settings_than_its_own_are_refused() -> None:
+    with pytest.raises(SettingsError, match="MyPPO takes a MyConfig, not a PPOConfig"):
+        own.MyPPO(etude.PPOConfig(**ON_POLICY))  # type: ignore[arg-type]

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Signals that end a run: the first saves, whatever the envs do, and the second does not wait."""
+
+import os
+import select
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from cli_runs import SMALL
+
+import etude
+from etude.cli.main import main
+from etude.metrics import read_jsonl
+
+HERE = os.path.dirname(__file__)
+SOONER = "import etude.interruption as i; i.GRACE, i.STUCK, i.LIMIT = 0.5, 1.5, 3.0"
+"""The same in less time."""
+DEFAULT = "import signal; [signal.signal(n, signal.SIG_DFL) for n in (signal.SIGHUP, signal.SIGTERM)]"
+"""As if nobody had set anything: tests may run under nohup."""
+MAIN = "import sys; from etude.cli.main import main; sys.exit(main())"
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts a run, and gives it with the process that hangs once it does."""
+    children = []
+
+    def begin(env, *more, first=SOONER, told=1, code=MAIN):
+        words = [*SMALL, "--out", str(tmp_path / "run"), "--stop.env-steps", "1000000000", *more]
+        words[words.index("CartPole-v1")] = f"hanging_envs:{env}"
+        child = subprocess.Popen(
+            [sys.executable, "-c", f"{DEFAULT}; {first}; {code}", *words],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([HERE, *sys.path])},
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        children.append(child)
+        return child, *(hears(child) for _ in range(told))
+
+    yield begin
+    for child in children:
+        child.kill()
+        child.communicate(timeout=60)
+
+
+def hears(child):
+    """The process that says that it hangs."""
+    for line in child.stderr:
+        if line.startswith("hangs in "):
+            return int(line.split()[2])
+    raise AssertionError("it ended before")
+
+
+def ended(child, seconds=60):
+    """What it says until its end."""
+    _, err = child.communicate(timeout=seconds)
+    return err
+
+
+def assert_ends(pid, seconds=20):
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    ready, _, _ = select.select([handle], [], [], seconds)
+    os.close(handle)
+    assert ready, f"process {pid} goes on"
+
+
+def assert_saved(run, child, err):
+    """What was done is there, and can go on."""
+    assert child.returncode == 130, err
+    assert f"Go on with: etude train ppo --resume {shlex.quote(str(run))}" in err
+    assert "Traceback" not in err
+    rows = read_jsonl(run / "metrics.jsonl")
+    loaded = etude.load(run, env="CartPole-v1", workers=0)
+    assert loaded.iteration == (rows[-1]["iteration"] if rows else 0)
+    assert loaded.env_steps == 64 * loaded.iteration
+    assert loaded.train().env_steps == 64 * (loaded.iteration)
+    loaded.close()
+
+
+@pytest.mark.parametrize(
+    ("env", "number"),
+    [
+        ("Hangs", signal.SIGINT),
+        ("Waits", signal.SIGTERM),
+        ("Loops", signal.SIGHUP),
+        ("IsDeaf", signal.SIGINT),
+        ("IsLocked", signal.SIGTERM),
+        ("NeverCloses", signal.SIGHUP),
+        ("AtOnce", signal.SIGINT),
+    ],
+)
+def test_a_signal_saves_and_ends_it_however_an_env_hangs_in_process(tmp_path, start, env, number):
+    child, _ = start(env)
+    child.send_signal(number)
+    err = ended(child)
+    assert "saves and ends within 10 seconds; once more, and it ends now" in err
+    assert_saved(tmp_path / "run", child, err)
+
+
+@pytest.mark.parametrize("mode", ["process", "thread"])
+def test_an_env_that_hangs_in_a_worker(tmp_path, start, mode):
+    child, pid = start("Waits", "--workers", "2", "--workers.mode", mode)
+    child.send_signal(signal.SIGTERM)
+    err = ended(child)
+    assert_ends(pid)
+    assert_saved(tmp_path / "run", child, err)
+
+
+def test_it_takes_less_than_ten_seconds_and_a_little(tmp_path, start):
+    child, _ = start("IsLocked", first="pass")
+    begin = time.monotonic()
+    child.send_signal(signal.SIGINT)
+    err = ended(child)
+    assert time.monotonic() - begin < 20  # on a machine that is busy
+    assert_saved(tmp_path / "run", child, err)
+
+
+def test_signals_to_the_whole_group_leave_the_workers_until_it_is_saved(tmp_path, start):
+    child, _ = start("Walks", "--workers", "2")
+    os.killpg(child.pid, signal.SIGTERM)
+    assert_saved(tmp_path / "run", child, ended(child))
+
+
+def test_an_evaluation_is_left_too(tmp_path, start):
+    child, _ = start("InEvaluation", "--evaluation-interval", "2", "--num-envs", "1")
+    child.send_signal(signal.SIGINT)
+    err = ended(child)
+    assert child.returncode == 130, err
+    assert etude.load(tmp_path / "run", env="CartPole-v1").iteration == 2
+
+
+@pytest.mark.parametrize(
+    ("env", "number"), [("Hangs", signal.SIGINT), ("IsLocked", signal.SIGTERM), ("Loops", signal.SIGHUP)]
+)
+def test_the_second_signal_ends_it_at_once(start, env, number):
+    child, _ = start(env, first="import etude.interruption as i; i.GRACE = 1000.0")
+    child.send_signal(number)
+    for line in child.stderr:
+        if "once more" in line:
+            break
+    child.send_signal(number)
+    err = ended(child)
+    assert child.returncode == 130, err
+    assert err.endswith("error: interrupted.\n")
+    assert "Traceback" not in err
+
+
+def test_code_that_holds_pythons_lock_does_not_keep_it(start):
+    child, _ = start("HoldsPython")
+    child.send_signal(signal.SIGINT)
+    child.send_signal(signal.SIGTERM)
+    err = ended(child)
+    assert child.returncode == -signal.SIGKILL
+    assert "holds Python's lock" in err
+
+
+def test_an_env_that_is_never_made(tmp_path, start):
+    for more in ([], ["--workers", "2", "--workers.cleanup-time", "0.1"]):
+        child, pid = start("WhenMade", *more)
+        child.send_signal(signal.SIGTERM)
+        err = ended(child)
+        assert child.returncode == 130
+        assert err.endswith("error: interrupted.\n")
+        assert_ends(pid)
+        assert not (tmp_path / "run").exists()
+
+
+def test_nohup_is_respected(tmp_path, start):
+    ignore = "signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+    child, _ = start("Walks", first=ignore)
+    child.send_signal(signal.SIGHUP)
+    hears(child)  # it goes on
+    child.send_signal(signal.SIGTERM)
+    assert_saved(tmp_path / "run", child, ended(child))
+
+
+def test_other_commands_end_too(tmp_path, start):
+    out = tmp_path / "done"
+    assert main([*SMALL, "--stop.updates", "2", "--out", str(out), "--quiet"]) == 0
+    words = ["evaluate", str(out), "--env", "hanging_envs:Waits", "--episodes", "99"]
+    child, _ = start("Waits", first=f"import sys; sys.argv[1:] = {words}")
+    child.send_signal(signal.SIGHUP)
+    assert ended(child).endswith("error: interrupted.\n")
+    assert child.returncode == 130
+
+
+def test_ctrl_c_in_a_program_leaves_nothing_behind(start):
+    child, pid = start("Waits", code="from hanging_envs import fit; fit()")
+    os.killpg(child.pid, signal.SIGINT)
+    out, err = child.communicate(timeout=60)
+    assert out == "interrupted\n"
+    assert err.rstrip().endswith("KeyboardInterrupt")
+    assert err.count("Traceback") == 1
+    assert_ends(pid)

@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can't be captured of an env is a reason for new episodes, never an error; its own methods are used."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from some_envs import Numbered, Simulated, Stateful
+from test_pool_state import play
+from test_snapshot import through_a_file
+
+from etude.envs import PoolArena
+
+
+def captured(make: Callable[[], Any], rounds: int = 5) -> dict[str, Any]:
+    arena = PoolArena(make, num_envs=2)
+    arena.reset(seed=5)
+    play(arena, rounds, seed=0)
+    state: dict[str, Any] = through_a_file(arena.state_dict())
+    return state
+
+
+def goes_on(make: Callable[[], Any], how: str, rounds: int = 5) -> None:
+    arena = PoolArena(make, num_envs=2)
+    arena.reset(seed=5)
+    play(arena, rounds, seed=0)
+    state = through_a_file(arena.state_dict())
+    expected = play(arena, 30, seed=1)
+    other = PoolArena(make, num_envs=2)
+    assert other.load_state_dict(state) == how
+    assert play(other, 30, seed=1) == expected
+
+
+# -- things that don't want to be looked at -------------------------------------------------------------------------
+
+
+class Unnamed(type):
+    """Classes that SWIG makes have no ``__module__``."""
+
+    @property
+    def __module__(cls) -> Any:  # type: ignore[override]
+        raise AttributeError("__module__")
+
+
+class LikeSwig(metaclass=Unnamed):
+    __slots__ = ("this",)
+
+
+class RaisesKeyError:
+    def __getattribute__(self, name: str) -> Any:
+        raise KeyError(name)
+
+
+class WithoutADict:
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        raise RuntimeError("the server is gone")
+
+
+class NotAnError:
+    @property
+    def __class__(self) -> Any:
+        raise asyncio.CancelledError
+
+
+class Exits:
+    def keys(self) -> Any:
+        raise SystemExit
+
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        raise SystemExit(3)
+
+
+class CantBeShown(Exception):
+    def __str__(self) -> str:
+        raise ValueError
+
+
+class RaisesWhatCantBeShown:
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        raise CantBeShown
+
+
+def deep_list() -> Any:
+    inside: list[Any] = []
+    for _ in range(5000):
+        inside = [inside]
+    return inside
+
+
+class Link:
+    def __init__(self, depth: int) -> None:
+        self.next = Link(depth - 1) if depth else None
+
+
+AWKWARD: dict[str, Callable[[], Any]] = {
+    "SWIG": LikeSwig,
+    "KeyError": RaisesKeyError,
+    "a property that raises": WithoutADict,
+    "CancelledError": NotAnError,
+    "SystemExit": Exits,
+    "an error that can't be shown": RaisesWhatCantBeShown,
+    "lists in lists": deep_list,
+    "objects in objects": lambda: Link(300),
+    "a lock in a tuple in a deque": lambda: deque([(1, iter([2]))]),
+    "a structured array": lambda: np.zeros(2, [("a", int), ("b", object)]),
+}
+
+
+@pytest.mark.parametrize("name", AWKWARD)
+def test_what_can_not_be_looked_at_is_a_reason(name: str) -> None:
+    class Holder(Numbered):
+        def __init__(self) -> None:
+            super().__init__()
+            self.awkward_thing = AWKWARD[name]()
+
+    state = captured(Holder)
+    assert state["how"] == "new episodes"
+    assert "awkward_thing" in state["why"]
+    assert len(state["why"]) < 1000
+    arena = PoolArena(Holder, num_envs=2)
+    assert arena.load_state_dict(state) == f"new episodes: {state['why']}"
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit, asyncio.CancelledError, RecursionError])
+def test_a_get_state_that_fails_is_a_reason(error: type[BaseException]) -> None:
+    class Failing(Stateful):
+        def get_state(self) -> Any:
+            raise error("no")
+
+    state = captured(Failing)
+    assert state["how"] == "new episodes"
+    assert error.__name__ in state["why"]
+
+
+def test_ctrl_c_is_handed_on() -> None:
+    class Interrupted(Stateful):
+        def get_state(self) -> Any:
+            raise KeyboardInterrupt
+
+    arena = PoolArena(Interrupted)
+    arena.reset(seed=1)
+    with pytest.raises(KeyboardInterrupt):
+        arena.state_dict()
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit])
+def test_a_set_state_that_fails_gives_new_episodes_in_new_envs(error: type[BaseException]) -> None:
+    made = []
+
+    class Failing(Stateful):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+            self.is_ready = False
+
+        def reset(self, **kwargs: Any) -> Any:
+            self.is_ready = False
+            obs = super().reset(**kwargs)
+            self.is_ready = True
+            return obs
+
+        def set_state(self, state: Any) -> None:
+            if self.is_ready:
+                raise error("no")
+            super().set_state(state)
+
+    state = captured(Failing)
+    arena = PoolArena(Failing, num_envs=2)
+    before = len(made)
+    how = arena.load_state_dict(state)
+    assert how.startswith("new episodes: ")
+    assert error.__name__ in how
+    arena.reset(seed=1)
+    assert play(arena, 3, seed=0)
+    assert len(made) == before + 2  # half a state may have been in the old ones
+
+
+# -- an env's own methods -------------------------------------------------------------------------------------------
+
+
+class Noisy(gym.Wrapper[Any, Any, Any, Any]):
+    """Adds what comes out of an iterator, which only its own methods can capture."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.count = 0
+
+    def reset(self, **kwargs: Any) -> Any:
+        self._start(0)
+        return super().reset(**kwargs)
+
+    def _start(self, count: int) -> None:
+        self.count = count
+        self.noise = iter(range(count, 1_000_000))
+
+    def step(self, action: Any) -> Any:
+        obs, reward, *rest = super().step(action)
+        self.count = next(self.noise) + 1
+        return obs, float(reward) + 0.001 * self.count, *rest
+
+    def get_state(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._start(state["count"])
+
+
+def test_a_wrappers_own_state_is_used_and_the_env_below_is_captured() -> None:
+    goes_on(lambda: gym.wrappers.TimeLimit(Noisy(gym.make("CartPole-v1")), 20), "get_state")
+    goes_on(lambda: Noisy(gym.wrappers.TimeLimit(Noisy(gym.make("CartPole-v1")), 20)), "get_state")
+
+
+def test_a_wrapper_answers_for_an_env_that_can_not_be_captured() -> None:
+    class AnswersFor(gym.Wrapper[Any, Any, Any, Any]):
+        def get_state(self) -> Any:
+            return [self.env.unwrapped.episode, self.env.unwrapped.t]  # type: ignore[attr-defined]
+
+        def set_state(self, state: Any) -> None:
+            self.env.unwrapped.episode, self.env.unwrapped.t = state  # type: ignore[attr-defined]
+
+    assert captured(Simulated)["how"] == "new episodes"
+    goes_on(lambda: AnswersFor(Simulated()), "get_state")
+
+
+def test_a_wrapper_that_hands_on_attributes_has_no_state_of_its_own() -> None:
+    class HandsOn(gym.Wrapper[Any, Any, Any, Any]):
+        def __init__(self, env: Any) -> None:
+            super().__init__(env)
+            self.steps = 0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.env, name)
+
+        def step(self, action: Any) -> Any:
+            self.steps += 1
+            obs, reward, *rest = super().step(action)
+            return obs, float(reward) + self.steps, *rest
+
+    goes_on(lambda: HandsOn(Stateful()), "get_state")
+
+
+def test_methods_that_take_other_arguments_are_others() -> None:
+    class Robot(Numbered):
+        def get_state(self) -> Any:
+            raise AssertionError("has nothing to do with it")
+
+        def set_state(self, position: Any, speed: Any) -> None:
+            raise AssertionError("has nothing to do with it")
+
+    class Picky(Numbered):
+        def get_state(self, agent: str) -> Any:
+            raise AssertionError("has nothing to do with it")
+
+        def set_state(self, state: Any) -> None:
+            raise AssertionError("has nothing to do with it")
+
+    goes_on(Robot, "snapshot")
+    goes_on(Picky, "snapshot")
+
+
+def test_an_env_of_many_agents_is_asked_for_its_state() -> None:
+    class Hidden:
+        possible_agents: ClassVar[list[str]] = ["a", "b"]
+        observation_spaces: ClassVar[Any] = dict.fromkeys(possible_agents, gym.spaces.Box(0, 1e9, (1,)))
+        action_spaces: ClassVar[Any] = dict.fromkeys(possible_agents, gym.spaces.Discrete(2))
+
+        def __init__(self) -> None:
+            self.set_state(0)
+
+        def get_state(self) -> int:
+            return self.count()
+
+        def set_state(self, state: int) -> None:
+            numbers = iter(range(state, 1_000_000))
+            self.last = state
+            self.draw = lambda: next(numbers)
+            self.held = numbers
+
+        def count(self) -> int:
+            return self.last
+
+        def show(self) -> Any:
+            self.last = self.draw() + 1
+            return {agent: np.array([self.last], np.float32) for agent in self.possible_agents}
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            return self.show(), {}
+
+        def step(self, action: Any) -> Any:
+            ends = {"__all__": self.last % 7 == 0}
+            return self.show(), dict.fromkeys(self.possible_agents, 1.0), ends, {"__all__": False}, {}
+
+    goes_on(Hidden, "get_state")
+
+
+# -- arrays that share memory ---------------------------------------------------------------------------------------
+
+
+def test_arrays_that_share_memory_still_do() -> None:
+    class Sharing(gym.Env[Any, Any]):
+        observation_space: Any = gym.spaces.Box(-np.inf, np.inf, (3,), np.float64)
+        action_space: Any = gym.spaces.Discrete(2)
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            super().reset(seed=seed)
+            self.table = self.np_random.normal(size=(4, 3)).astype(np.float64)
+            self.row = self.table[1]
+            self.column = self.table[::2, 1]
+            self.turned = self.table.T
+            self.apart = self.table[3].copy()
+            self.alone = np.arange(12.0).reshape(3, 4)[1:]
+            self.bits = self.table.view(np.int64)[0]
+            self.t = 0
+            return self.row.copy(), {}
+
+        def step(self, action: Any) -> Any:
+            self.t += 1
+            self.row += self.np_random.normal(size=3)
+            self.column *= -1
+            self.turned[2, 3] += 1
+            self.apart += 1
+            self.bits[0] += 1
+            obs = self.table.sum(axis=0) + self.apart + self.alone.sum()
+            return obs, float(self.table[2, 1]), False, self.t == 11, {}
+
+    goes_on(Sharing, "snapshot", rounds=16)
+
+
+def test_frames_that_are_one_thing_in_a_new_env_may_be_several() -> None:
+    goes_on(lambda: gym.wrappers.FrameStackObservation(gym.make("CartPole-v1"), 4), "snapshot", rounds=3)
