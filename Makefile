@@ -12,13 +12,17 @@ SOURCES := pyproject.toml constraints.txt
 .PHONY: demo test lint format bench docs serve-docs traces mutations clean
 .DELETE_ON_ERROR:
 
+# Runs a suite, and what failed in it once more, one test at a time: a busy machine must not decide. Both runs are printed.
+suite = $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal $(1) || { [ $$? = 1 ] && \
+	echo "make: the tests that failed run once more, alone" && $(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(1); }
+
 demo: $(VENV)/installed
 	$(BIN)/etude demo
 
 test: lint
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m "learning and not cluster"
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m cluster
+	@$(call suite,)
+	@$(call suite,-m "learning and not cluster")
+	@$(call suite,-m cluster)
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
