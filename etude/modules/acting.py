@@ -115,7 +115,8 @@ def _numpy(tensor: torch.Tensor, has_time: bool) -> NDArray[np.float32]:
 class NumPyActor:
     """Acts with the built-in network in NumPy; sees updates in place of its parameters at once.
 
-    Only the policy is computed at each step; a recurrent network computes values, too, and sees what became of its memory's parameters at the next `start`.
+    Only the policy is computed; of a recurrent network values, too, and it sees what became of its memory's parameters
+    at the next `start`.
     """
 
     def __init__(self, module: "Module", net: Network, *, explore: bool) -> None:

@@ -219,7 +219,7 @@ class EpisodeTracker(Stateful):
         return over, numbers
 
     def cut(self, slots: Ints) -> tuple[Ints, Ints]:
-        """The envs of ``slots`` failed: gives these envs, and which of their episodes are cut, and count for nothing."""
+        """The envs of ``slots`` failed: gives these envs, and which of their episodes end so, and count for nothing."""
         envs = np.unique(self.env_of[slots])
         numbers = self.number[envs]
         for key in zip(envs.tolist(), numbers.tolist(), strict=True):
@@ -250,7 +250,7 @@ class EpisodeTracker(Stateful):
         return Episode(f"{self.prefix}-{env}-{number}", env, number)
 
     def segments(self, slots: Ints, numbers: Ints, **columns: Any) -> Segments:
-        """The segments of ``slots``, given which episodes of their envs they are of; ``columns`` as in `Segments.of`."""
+        """The segments of ``slots``, given the numbers of their episodes; ``columns`` are those of `Segments.of`."""
         envs = self.env_of[slots].tolist()
         ids = np.empty(len(slots), object)
         ids[:] = [f"{self.prefix}-{env}-{number}" for env, number in zip(envs, numbers.tolist(), strict=True)]
