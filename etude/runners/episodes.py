@@ -79,7 +79,8 @@ class _Ends(NamedTuple):
 
     def select(self, which: NDArray[np.bool_]) -> "_Ends":
         agents = [ends for ends, yes in zip(self.agents, which, strict=True) if yes] if self.agents else []
-        return _Ends(*(column[which] for column in self[:5]), agents)
+        columns: Any = [column[which] for column in self[:5]]
+        return _Ends(*columns, agents)
 
 
 class Delivers(Protocol):
@@ -324,5 +325,6 @@ def _plain(ends: _Ends) -> list[Any]:
 
 
 def _ends(state: list[Any]) -> _Ends:
-    *columns, agents = state
+    columns: Any = state[:5]
+    agents = state[5]
     return _Ends(*columns, [[_AgentEnd(*end) for end in ends] for ends in agents])

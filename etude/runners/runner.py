@@ -342,15 +342,16 @@ class Runner:
         given = {}
         for name, rollout in self.rollouts.items():
             shares = [share for share in self._shares if share.rollout is rollout]
-            rows = [share.start + share.results for share in shares if share.results is not None]
+            of_later = [share.start + share.new_results() for share in shares]
             before = rollout.pending
-            exp = rollout.cut(limit, np.concatenate([np.zeros(0, np.int64), *rows]), self._tracker)
+            exp = rollout.cut(limit, np.concatenate([np.zeros(0, np.int64), *of_later]), self._tracker)
             for share in shares:
                 share.start -= before - rollout.pending
             if exp is not None:
-                given[name] = self._lengths.keep(exp, rollout.connectors.context)
-                self.agent_steps += (steps := exp.num_steps - int(exp.segments.lookback.sum()))
+                steps = exp.num_steps - int(exp.segments.lookback.sum())
+                self.agent_steps += steps
                 self.env_steps += 0 if self._tracker.named else steps
+                given[name] = self._lengths.keep(exp, rollout.connectors.context)
         if self._tracker.named:
             by_clock = self._by == "env_steps" and not limit.by_episode
             made, self._tracker.moves = self._tracker.moves, 0
