@@ -127,11 +127,14 @@ class ActingAlgorithm(Algorithm[C]):
         try:
             if saved is None:
                 self._begin_anew("the state of the runner was not loaded")
-            elif ("tracks" in saved) == (self._away is None):
+            elif ("rollouts" in saved) == (self._away is None):
                 self._resumed = self._runner.load_state_dict(saved)
-            else:  # another engine's: only the counts go on
+            else:  # only the counts go on
                 self.env_steps, self.agent_steps = saved["steps"]
-                self._begin_anew("the run went on with another engine")
+                is_old = "tracks" in saved
+                self._begin_anew(
+                    "the checkpoint is of an earlier version" if is_old else "the run went on with another engine"
+                )
         except KeyError as error:
             raise CheckpointError(
                 f"the checkpoint holds no {error} of the running episodes: it was saved by another version of Etude."
@@ -300,12 +303,14 @@ class ActingAlgorithm(Algorithm[C]):
 
     def _runner_state(self) -> dict[str, Any]:
         state = self._saved_runner if self._saved_runner is not None else self.runner.state_dict()
-        if "tracks" not in state:  # on a cluster, running episodes are not kept
+        if "rollouts" not in state:  # on a cluster, running episodes are not kept
             return state
-        return state | {"tracks": [{k: v for k, v in track.items() if k != "connectors"} for track in state["tracks"]]}
+        return state | {
+            "rollouts": [{k: v for k, v in rollout.items() if k != "connectors"} for rollout in state["rollouts"]]
+        }
 
     def _set_runner(self, state: Mapping[str, Any]) -> None:
-        if "tracks" in state and len(state["tracks"]) != len(self.students):
+        if "rollouts" in state and len(state["rollouts"]) != len(self.students):
             raise CheckpointError(
                 f"the state's runner acted with {len(state['tracks'])} modules, but here are {len(self.students)}: "
                 "leave it out, with not_components='runner'."
@@ -327,10 +332,10 @@ class ActingAlgorithm(Algorithm[C]):
             if self._runner is not None:
                 self._begin_anew(_TAKEN_APART)
             return
-        if "tracks" in self._saved_runner:
-            students = zip(self.students.values(), self._saved_runner["tracks"], strict=True)
-            self._saved_runner["tracks"] = [
-                {**track, "connectors": student.connectors.state_dict()} for student, track in students
+        if "rollouts" in self._saved_runner:
+            students = zip(self.students.values(), self._saved_runner["rollouts"], strict=True)
+            self._saved_runner["rollouts"] = [
+                {**rollout, "connectors": student.connectors.state_dict()} for student, rollout in students
             ]
         if not is_whole:
             self._saved_runner["arena"] = {"how": "new episodes", "why": _TAKEN_APART}

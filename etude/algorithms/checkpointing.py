@@ -80,12 +80,12 @@ def _savable_components(
 
 def _take_out_callbacks(runner: dict[str, Any]) -> dict[str, Exception]:
     """Take callbacks whose state can't be saved out of the runner's; the errors by their names."""
-    watch = runner.get("watch")
-    if not watch:
+    called = runner.get("callbacks")
+    if not called:
         return {}
-    failures: dict[str, Exception] = {name: CheckpointError(why) for name, why in watch.pop("left_out").items()}
-    failures |= {name: error for name, state in watch["callbacks"] if (error := _refusal(state))}
-    watch["callbacks"] = [pair for pair in watch["callbacks"] if pair[0] not in failures]
+    failures: dict[str, Exception] = {name: CheckpointError(why) for name, why in called.pop("left_out").items()}
+    failures |= {name: error for name, state in called["callbacks"] if (error := _refusal(state))}
+    called["callbacks"] = [pair for pair in called["callbacks"] if pair[0] not in failures]
     return {f"callbacks/{name}": error for name, error in failures.items()}
 
 

@@ -98,6 +98,6 @@ class TaskActor:
             f"{self._module.action_space}: return tensors, nested as it is, with a row for each observation."
         )
 
-    def finish(self, obs: Columns, extras: Columns, action: Columns) -> Columns:
-        """See `Actor.finish`: nothing, as the probabilities of what `act` does are its own."""
-        return {}
+    def logp(self, dist_inputs: NDArray[np.float32] | None, action: Columns) -> NDArray[np.float32] | None:
+        """See `Actor.logp`: the probabilities of what `act` does are its own."""
+        return None

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from etude.columns import DIST_INPUTS, LOGP, SEPARATOR, STATE_IN, STATE_OUT, VALUE, Columns
+from etude.columns import DIST_INPUTS, SEPARATOR, STATE_IN, STATE_OUT, VALUE, Columns
 from etude.errors import ModuleError
 from etude.modules.distributions import Distribution
 from etude.modules.networks import Network
@@ -47,10 +47,14 @@ class Actor(Protocol):
             EnvError: an action mask forbids everything in a row; it is named.
         """
 
-    def finish(self, obs: Columns, extras: Columns, action: Columns) -> Columns:
-        """What is cheaper to compute at once: ``logp`` and perhaps ``value``, float32 ``[rows]``, for recorded rows.
+    def logp(self, dist_inputs: NDArray[np.float32] | None, action: Columns) -> NDArray[np.float32] | None:
+        """float32 ``[rows]``: the log-probabilities of recorded actions, of many steps at once.
 
-        The parameters must be those that acted. ``logp`` is 0 where the actor is greedy.
+        They are 0 where the actor is greedy, and None where they are not known. Weights may have moved since.
+
+        Args:
+            dist_inputs: ``[rows, n]``: what was recorded with the actions; None: nothing was.
+            action: Columns ``[rows, ...]``.
         """
 
 
@@ -81,12 +85,16 @@ class _Noise:
         return self._pool[start:stop]
 
 
-def _logp(dist: Distribution, explore: bool, extras: Columns, action: Columns) -> NDArray[np.float32]:
+def _logp(
+    dist: Distribution, explore: bool, dist_inputs: NDArray[np.float32] | None, action: Columns
+) -> NDArray[np.float32] | None:
+    if dist_inputs is None:
+        return None
     if not explore:
-        return np.zeros(len(extras[DIST_INPUTS]), np.float32)
+        return np.zeros(len(dist_inputs), np.float32)
     with torch.inference_mode():
         actions = {name: as_tensor(column) for name, column in action.items()}
-        logp: NDArray[np.float32] = dist.logp(as_tensor(extras[DIST_INPUTS]), actions).float().numpy()
+        logp: NDArray[np.float32] = dist.logp(as_tensor(dist_inputs), actions).float().numpy()
         return logp
 
 
@@ -107,8 +115,8 @@ def _numpy(tensor: torch.Tensor, has_time: bool) -> NDArray[np.float32]:
 class NumPyActor:
     """Acts with the built-in network in NumPy; sees updates in place of its parameters at once.
 
-    Only the policy is computed at each step. Values are computed by `finish`, for all rows at once. A recurrent network
-    computes both, and sees what became of its memory's parameters at the next `start`.
+    Only the policy is computed; of a recurrent network values, too, and it sees what became of its memory's parameters
+    at the next `start`.
     """
 
     def __init__(self, module: "Module", net: Network, *, explore: bool) -> None:
@@ -140,12 +148,9 @@ class NumPyActor:
         noise = None if self._noise is None else self._noise.take(len(inputs))
         return self._dist.act(inputs, noise), extras
 
-    def finish(self, obs: Columns, extras: Columns, action: Columns) -> Columns:
-        """See `Actor.finish`."""
-        done = {LOGP: _logp(self._dist, self._noise is not None, extras, action)}
-        if self._net.has_value and not self._net.recurrent:
-            done[VALUE] = self._net.value(obs)
-        return done
+    def logp(self, dist_inputs: NDArray[np.float32] | None, action: Columns) -> NDArray[np.float32] | None:
+        """See `Actor.logp`."""
+        return _logp(self._dist, self._noise is not None, dist_inputs, action)
 
 
 class TorchActor:
@@ -193,6 +198,6 @@ class TorchActor:
             tensors = {name: tensor.to(self._device) for name, tensor in tensors.items()}
         return tensors
 
-    def finish(self, obs: Columns, extras: Columns, action: Columns) -> Columns:
-        """See `Actor.finish`."""
-        return {LOGP: _logp(self._dist, self._noise is not None, extras, action)}
+    def logp(self, dist_inputs: NDArray[np.float32] | None, action: Columns) -> NDArray[np.float32] | None:
+        """See `Actor.logp`."""
+        return _logp(self._dist, self._noise is not None, dist_inputs, action)

@@ -64,6 +64,6 @@ class _RandomActor:
             action[name] = np.stack([box.sample() for _ in range(count)]) if count else action[name]
         return action, {}
 
-    def finish(self, obs: Columns, extras: Columns, action: Columns) -> Columns:
-        """See `Actor.finish`; nothing."""
-        return {}
+    def logp(self, dist_inputs: NDArray[np.float32] | None, action: Columns) -> NDArray[np.float32] | None:
+        """See `Actor.logp`: not known."""
+        return None

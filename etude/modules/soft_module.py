@@ -9,7 +9,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from etude.columns import ACTION, LOGP, OBS, STATE_OUT, Columns, is_under
+from etude.columns import ACTION, OBS, STATE_OUT, Columns, is_under
 from etude.errors import SettingsError
 from etude.modules.acting import Actor
 from etude.modules.distributions import DiagGaussian, SquashedGaussian
@@ -133,11 +133,11 @@ class _RandomAtFirst:
             extras |= {name: column for name, column in usual.items() if is_under(name, STATE_OUT)}
         return action, extras
 
-    def finish(self, obs: Columns, extras: Columns, action: Columns) -> Columns:
-        """See `Actor.finish`; at random, ``logp`` is 0."""
+    def logp(self, dist_inputs: NDArray[np.float32] | None, action: Columns) -> NDArray[np.float32] | None:
+        """See `Actor.logp`; 0 of what was drawn at random."""
         if self._module.acts_at_random:
-            return {LOGP: np.zeros(len(next(iter(obs.values()))), np.float32)}
-        return self._usual.finish(obs, extras, action)
+            return np.zeros(len(next(iter(action.values()))), np.float32)
+        return self._usual.logp(dist_inputs, action)
 
 
 def check_box(

@@ -21,7 +21,7 @@ from etude.modules import Module
 from etude.ray.faults import first_line
 from etude.ray.states import as_arrays
 from etude.runners import ModuleOf
-from etude.runners.watch import is_plain
+from etude.runners.callbacks import is_plain
 
 Weights: TypeAlias = dict[str, dict[str, NDArray[Any]]]
 """By module id, what its ``state_dict()`` holds; see `as_arrays`."""

@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which episode each slot is in, and what finished episodes brought."""
+"""What is known of running episodes, and what finished ones brought."""
 
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from etude import columns as col
-from etude.envs import Turn
+from etude.envs import Arena, Turn
 from etude.experience.segments import Segments
+from etude.stateful import Stateful
 
+Ints: TypeAlias = NDArray[np.int64]
+Floats: TypeAlias = NDArray[np.float64]
 Key: TypeAlias = tuple[int, int]
 """An env, and which of its episodes."""
+
+_NO_INTS: Ints = np.zeros(0, np.int64)
 
 
 class Episode(NamedTuple):
@@ -29,29 +33,29 @@ class Episode(NamedTuple):
 class Finished(NamedTuple):
     """Episodes that ended, in the order in which their ends were collected."""
 
-    returns: NDArray[np.float64]
+    returns: Floats
     """The sum of each episode's rewards, over all agents."""
-    lengths: NDArray[np.int64]
+    lengths: Ints
     """The steps of each episode: the env's, where there are several agents."""
-    agent_returns: dict[str, NDArray[np.float64]]
+    agent_returns: dict[str, Floats]
     """The returns of each agent, by its name, in the episodes that it was in; {} where agents have no names."""
-    module_returns: dict[str, NDArray[np.float64]]
+    module_returns: dict[str, Floats]
     """Likewise by module: the mean over its agents in each episode."""
-    durations: NDArray[np.float64]
+    durations: Floats
     """Seconds from each episode's first observation to its last, those left out in which nothing was collected."""
-    envs: NDArray[np.int64]
+    envs: Ints
     """Which copy of the env each was in."""
-    numbers: NDArray[np.int64]
+    numbers: Ints
     """Which of that copy's episodes each was."""
-    custom: dict[str, NDArray[np.float64]] = {}  # noqa: RUF012  never written to
+    custom: dict[str, Floats] = {}  # noqa: RUF012  never written to
     """What callbacks logged, by name: a figure for each episode in which they did."""
-    histograms: dict[str, NDArray[np.float64]] = {}  # noqa: RUF012
+    histograms: dict[str, Floats] = {}  # noqa: RUF012
     """Values that they logged to see how they are spread, all together."""
     media: dict[str, bytes] = {}  # noqa: RUF012
     """Pictures (PNG) and clips (GIF) that they logged, the newest of each name."""
 
 
-class _Ended(NamedTuple):
+class _AgentEnd(NamedTuple):
     """One agent's part in an episode that ended for it."""
 
     agent: str | None
@@ -62,168 +66,223 @@ class _Ended(NamedTuple):
     ended: float
 
 
-class EpisodeBook:
-    """Keeps, for each slot, the running episode's steps and return so far, and gives episodes their ids.
+class _Ends(NamedTuple):
+    """Episodes that ended together: columns ``[n]``."""
+
+    envs: Ints
+    numbers: Ints
+    returns: Floats
+    lengths: Ints
+    durations: Floats
+    agents: list[list[_AgentEnd]]
+    """Of each episode; empty where agents have no names."""
+
+    def select(self, which: NDArray[np.bool_]) -> "_Ends":
+        agents = [ends for ends, yes in zip(self.agents, which, strict=True) if yes] if self.agents else []
+        columns: Any = [column[which] for column in self[:5]]
+        return _Ends(*columns, agents)
+
+
+class Delivers(Protocol):
+    """Says which episodes that have ended are given out."""
+
+    def __call__(self, envs: Ints, numbers: Ints, *, is_newest: bool = False) -> NDArray[np.bool_]:
+        """``[n]``; ``is_newest`` where they ended with the turns that came last."""
+
+
+class EpisodeTracker(Stateful):
+    """Knows of each slot how far its running episode is, gives episodes their ids, and collects what ended.
 
     An id is a prefix drawn from the runner's random stream, the env and the number of its episode: equal for equal
     seeds.
+
+    Args:
+        prefix: Of the ids.
+        arena: Where the episodes run.
     """
 
-    def __init__(self, prefix: str, env_of: NDArray[np.int64], agents: list[str | None]) -> None:
-        self._prefix = prefix
-        self._env_of = env_of
-        self._agents = agents
-        self.named = any(agent is not None for agent in agents)
+    _state = ("prefix", "t", "total", "began", "module_of", "number", "clock", "results", "advance", "moves")
+
+    def __init__(self, prefix: str, arena: Arena) -> None:
+        self.prefix = prefix
+        self.env_of = arena.env_of
+        self.agents = arena.agents
+        self.named = any(agent is not None for agent in arena.agents)
         """Agents have names: several may share an env."""
-        num_slots = len(agents)
-        self.begun = np.zeros(num_slots, np.int64)
-        """``[num_slots]``: the episodes that were begun."""
-        self.t = np.zeros(num_slots, np.int64)
-        """``[num_slots]``: the index of the next step in the running episode."""
-        self._return = np.zeros(num_slots)
-        self._began = np.zeros(num_slots)
-        self._entered: list[tuple[NDArray[Any], ...]] = []
-        self._number = np.zeros(int(env_of.max(initial=0)) + 1, np.int64)
-        self._ended: dict[Key, list[_Ended]] = {}
-        self._finished: list[tuple[Key, list[_Ended]]] = []
-        self._plain: list[tuple[NDArray[Any], ...]] = []  # likewise, where agents have no names
+        slots, envs = arena.num_slots, arena.num_envs
+        self.t: Ints = np.zeros(slots, np.int64)
+        """``[num_slots]``: the steps of the running episode, or of the last one, whose results have come."""
+        self.total = np.zeros(slots)
+        """``[num_slots]``: what they brought."""
+        self.began = np.zeros(slots)
+        """``[num_slots]``: when the episode began, in seconds of collecting."""
+        self.module_of: list[str | None] = [None] * slots
+        """What acts for each slot."""
+        self.number: Ints = np.full(envs, -1)
+        """``[num_envs]``: which of its episodes an env is in; -1 before the first."""
+        self.clock: Ints = np.zeros(envs, np.int64)
+        """``[num_envs]``: the steps of the env in its running episode, where agents have names."""
+        self.results: Ints = np.zeros(envs, np.int64)
+        """``[num_envs]``: likewise, the steps of its agents."""
+        self.advance: Ints = np.zeros(envs, np.int64)
+        """``[num_envs]``: by how much the clocks went on with the newest turns."""
+        self.moves = 0
+        """The sum of all advances, since this was last set to 0."""
+        self._parts: dict[Key, list[_AgentEnd]] = {}  # what ended for some agents
+        self._ended: list[_Ends] = []  # and is not settled yet
+        self._newest = 0  # of these, the first that ended with the newest turns
+        self._finished: list[_Ends] = []
 
-    def episode(self, env: int, number: int) -> Episode:
-        """The ``number``-th episode of an env."""
-        return Episode(f"{self._prefix}-{env}-{number}", env, number)
+    # -- a turn -------------------------------------------------------------------------------------------------
 
-    def begin(self, turn: Turn) -> None:
-        """Take note of the episodes that a turn begins."""
-        assert turn.first is not None
-        if turn.episode is None:
-            self.begun[turn.slots] += turn.first
-        else:
-            np.maximum.at(self._number, self._env_of[turn.slots[turn.first]], turn.episode[turn.first])
+    def next_turns(self) -> None:
+        """Other turns come, together."""
+        self._newest = len(self._ended)
+        self.advance[:] = 0
 
-    def running(self, slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The envs of ``slots``, which are in an episode, and which of their episodes that is."""
-        envs, at = np.unique(self._env_of[slots], return_index=True)
-        return envs, self._number[envs] if self.named else self.begun[slots[at]] - 1
+    def note(self, turn: Turn, at: float) -> tuple[Ints, Ints]:
+        """Take note of a turn that came ``at`` so many seconds of collecting.
 
-    def number_of(self, env: int) -> int:
-        """Which of its episodes an env with named agents is in."""
-        return int(self._number[env])
-
-    def ends(self, turn: Turn) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The envs whose episode a turn ends for all agents, and which of their episodes that is."""
-        if self.named:
-            envs = np.zeros(0, np.int64) if turn.over is None else turn.over
-            return envs, self._number[envs]
+        Returns:
+            The envs whose episode it ends for all agents, and which of their episodes that is.
+        """
+        slots, first = turn.slots, turn.first
+        self.t[slots] += 1
+        self.total[slots] += turn.reward
+        if first is not None and first.any():
+            self._begin(turn, slots[first], at)
+        if turn.env_t is not None:
+            self._follow_env(turn)
+        if turn.terminated is None and turn.truncated is None and turn.over is None:
+            return _NO_INTS, _NO_INTS
         flags = [flag for flag in (turn.terminated, turn.truncated) if flag is not None]
-        if not flags:
-            return np.zeros(0, np.int64), np.zeros(0, np.int64)
-        slots = turn.slots[np.logical_or.reduce(flags)]
-        return self._env_of[slots], self.begun[slots] - 1
-
-    def enter(
-        self,
-        slots: NDArray[np.int64],
-        numbers: NDArray[np.int64],
-        lengths: NDArray[np.int64],
-        returns: NDArray[np.float64],
-        flags: Mapping[str, NDArray[np.bool_]],
-        module_id: str | None,
-        spans: tuple[NDArray[np.float64], NDArray[np.float64]],
-        clock: NDArray[np.int64] | None = None,
-    ) -> Segments:
-        """Enter segments, grouped by slot and in order of time in each, and say whose they are.
-
-        Args:
-            slots: The slot of each segment.
-            numbers: Which of its env's episodes it is of.
-            lengths: Its steps.
-            returns: The sum of its rewards.
-            flags: ``terminated``, ``truncated``, ``has_final_obs``; ``first`` where it begins its episode, and
-                ``failed`` where that was cut because its env failed, and so counts as no finished episode.
-            module_id: What acted.
-            spans: When its first observation was shown, and its last: seconds of collecting.
-            clock: The env's steps at its end; None where they are the slot's own.
-        """
-        new, done = flags["first"], flags[col.TERMINATED] | flags[col.TRUNCATED]
-        t_start = np.where(new, 0, self.t[slots])
-        totals = returns + np.where(new, 0.0, self._return[slots])
-        ends = t_start + lengths
-        last = np.append(slots[1:] != slots[:-1], True) & ~done
-        began = np.where(new, spans[0], self._began[slots])
-        self._entered.append((slots[last], ends[last], totals[last], began[last]))
-        ended, finished = (totals, ends if clock is None else clock, began, spans[1]), done & ~flags["failed"]
-        self._end(slots[finished], numbers[finished], module_id, *(column[finished] for column in ended))
-        envs = self._env_of[slots]
-        ids = np.empty(len(slots), object)
-        ids[:] = [f"{self._prefix}-{env}-{n}" for env, n in zip(envs.tolist(), numbers.tolist(), strict=True)]
-        agents = None
+        ended = slots[np.logical_or.reduce(flags)] if flags else slots[:0]
         if self.named:
-            agents = np.empty(len(slots), object)
-            agents[:] = [self._agents[slot] for slot in slots.tolist()]
-        return Segments.of(
-            len(slots),
-            episode_id=ids,
-            agent_id=agents,
-            module_id=module_id,
-            t_start=t_start,
-            terminated=flags[col.TERMINATED],
-            truncated=flags[col.TRUNCATED],
-            has_final_obs=flags["has_final_obs"],
-        )
+            return self._end_for_agents(ended, turn.over, at)
+        if not len(ended):
+            return _NO_INTS, _NO_INTS
+        envs = self.env_of[ended]
+        ends = _Ends(envs, self.number[envs], self.total[ended], self.t[ended], at - self.began[ended], [])
+        self._ended.append(ends)
+        return ends.envs, ends.numbers
 
-    def _end(
-        self, slots: NDArray[np.int64], numbers: NDArray[np.int64], module_id: str | None, *columns: NDArray[Any]
-    ) -> None:
-        """Take note of what ended; the columns are those of `_Ended`, in its order."""
-        envs = self._env_of[slots]
-        if not self.named:
-            totals, lengths, began, ended = columns
-            self._plain.append((totals, lengths, ended - began, envs, numbers))
-            return
-        keys = zip(envs.tolist(), numbers.tolist(), strict=True)
-        for slot, key, *values in zip(slots.tolist(), keys, *(column.tolist() for column in columns), strict=True):
-            self._ended.setdefault(key, []).append(_Ended(self._agents[slot], module_id, *values))
+    def _begin(self, turn: Turn, slots: Ints, at: float) -> None:
+        assert turn.first is not None
+        self.t[slots], self.total[slots], self.began[slots] = 0, 0.0, at
+        envs = self.env_of[slots]
+        if turn.episode is None:
+            self.number[envs] += 1
+        else:
+            before = self.number.copy()
+            np.maximum.at(self.number, envs, turn.episode[turn.first])
+            self.results[self.number > before] = 0
 
-    def finish(self, overs: Iterable[Key], later: Collection[Key]) -> None:
-        """All segments of a collection are entered.
+    def _follow_env(self, turn: Turn) -> None:
+        """Take note of a turn of an env whose agents have names."""
+        assert turn.env_t is not None
+        envs = self.env_of[turn.slots]
+        np.add.at(self.results, envs if turn.first is None else envs[~turn.first], 1)
+        self.clock[envs[turn.env_t == 0]] = 0
+        before = self.clock.copy()
+        # rows of one env show it at one moment: whichever is written last
+        self.clock[envs] = np.maximum(before[envs], turn.env_t)
+        self.advance += self.clock - before
+        self.moves += int((self.clock - before).sum())
 
-        Args:
-            overs: Episodes of named agents that have ended for all of them.
-            later: Those of which something is still to be entered.
-        """
-        # only now: an earlier episode of a slot may have been another module's
-        for slots, t, totals, began in self._entered:
-            self.t[slots], self._return[slots], self._began[slots] = t, totals, began
-        self._entered.clear()
-        self._finished += [(key, self._ended.pop(key)) for key in overs if key in self._ended]
-        # what ended for some agents, and then broke off for the others, counts for nothing
-        self._ended = {
-            key: ended for key, ended in self._ended.items() if key in later or key[1] == self._number[key[0]]
-        }
+    def _end_for_agents(self, ended: Ints, over: Ints | None, at: float) -> tuple[Ints, Ints]:
+        for slot in ended.tolist():
+            env = int(self.env_of[slot])
+            end = _AgentEnd(
+                self.agents[slot],
+                self.module_of[slot],
+                float(self.total[slot]),
+                int(self.clock[env]),
+                float(self.began[slot]),
+                at,
+            )
+            self._parts.setdefault((env, int(self.number[env])), []).append(end)
+        if over is None:
+            return _NO_INTS, _NO_INTS
+        numbers = self.number[over]
+        keys = [key for key in zip(over.tolist(), numbers.tolist(), strict=True) if key in self._parts]
+        if keys:
+            agents = [self._parts.pop(key) for key in keys]
+            self._ended.append(
+                _Ends(
+                    np.array([env for env, _ in keys], np.int64),
+                    np.array([number for _, number in keys], np.int64),
+                    np.array([sum(end.total for end in ends) for ends in agents], np.float64),
+                    np.array([max(end.length for end in ends) for ends in agents], np.int64),
+                    np.array([max(e.ended for e in ends) - min(e.began for e in ends) for ends in agents], np.float64),
+                    agents,
+                )
+            )
+        return over, numbers
+
+    def cut(self, slots: Ints) -> tuple[Ints, Ints]:
+        """The envs of ``slots`` failed: gives these envs, and which of their episodes end so, and count for nothing."""
+        envs = np.unique(self.env_of[slots])
+        numbers = self.number[envs]
+        for key in zip(envs.tolist(), numbers.tolist(), strict=True):
+            self._parts.pop(key, None)
+        self.clock[envs] = 0
+        return envs, numbers
 
     def abandon(self) -> None:
         """All running episodes end here, and count for nothing."""
+        self._parts.clear()
         self._ended.clear()
-        self._entered.clear()
+        self.clock[:] = self.advance[:] = 0
+
+    # -- what is told -------------------------------------------------------------------------------------------
+
+    def number_in(self, turn: Turn) -> Ints:
+        """``[n]``: which of its env's episodes each row of a turn is of."""
+        return self.number[self.env_of[turn.slots]] if turn.episode is None else turn.episode
+
+    def steps_of(self, envs: Ints, *, by_clock: bool) -> int:
+        """The steps of these envs, or of all their agents, in the running episode or the one that has just ended."""
+        if not self.named:
+            return int(self.t[envs].sum())
+        return int((self.clock if by_clock else self.results)[envs].sum())
+
+    def episode(self, env: int, number: int) -> Episode:
+        """The ``number``-th episode of an env."""
+        return Episode(f"{self.prefix}-{env}-{number}", env, number)
+
+    def segments(self, slots: Ints, numbers: Ints, **columns: Any) -> Segments:
+        """The segments of ``slots``, given the numbers of their episodes; ``columns`` are those of `Segments.of`."""
+        envs = self.env_of[slots].tolist()
+        ids = np.empty(len(slots), object)
+        ids[:] = [f"{self.prefix}-{env}-{number}" for env, number in zip(envs, numbers.tolist(), strict=True)]
+        agents = None
+        if self.named:
+            agents = np.empty(len(slots), object)
+            agents[:] = [self.agents[slot] for slot in slots.tolist()]
+        return Segments.of(len(slots), episode_id=ids, agent_id=agents, **columns)
+
+    def settle(self, delivers: Delivers) -> None:
+        """Steps are given out: so are the episodes that have ended, where ``delivers`` says so."""
+        waiting = []
+        for i, ends in enumerate(self._ended):
+            which = delivers(ends.envs, ends.numbers, is_newest=i >= self._newest)
+            self._finished.append(ends if which.all() else ends.select(which))
+            if not which.all():
+                waiting.append(ends.select(~which))
+        self._ended, self._newest = waiting, 0  # only the newest wait
 
     def finished(self) -> set[Key]:
         """The episodes that `take_finished` gives next."""
-        plain = [zip(part[-2].tolist(), part[-1].tolist(), strict=True) for part in self._plain]
-        return {*(key for key, _ in self._finished), *(key for keys in plain for key in keys)}
+        return {key for ends in self._finished for key in zip(ends.envs.tolist(), ends.numbers.tolist(), strict=True)}
 
     def take_finished(self) -> Finished:
         """The episodes that ended since this was last asked."""
-        if not self.named:
-            none, number = np.zeros(0), np.zeros(0, np.int64)
-            plain, self._plain = [(none, number, none, number, number), *self._plain], []
-            returns, lengths, *others = (np.concatenate(columns) for columns in zip(*plain, strict=True))
-            durations, envs, numbers = others
-            return Finished(returns, lengths, {}, {}, durations, envs, numbers)
-        keys, episodes = [key for key, _ in self._finished], [parts for _, parts in self._finished]
-        self._finished = []
+        none = _Ends(_NO_INTS, _NO_INTS, np.zeros(0), _NO_INTS, np.zeros(0), [])
+        given, self._finished = [none, *self._finished], []
+        envs, numbers, returns, lengths, durations = (np.concatenate([ends[i] for ends in given]) for i in range(5))
         by_agent: dict[str, list[float]] = {}
         by_module: dict[str, list[float]] = {}
-        for parts in episodes:
+        for parts in (agents for ends in given for agents in ends.agents):
             own: dict[str, list[float]] = {}
             for part in parts:
                 if part.agent is not None:
@@ -232,40 +291,40 @@ class EpisodeBook:
                     own.setdefault(part.module, []).append(part.total)
             for module, totals in own.items():
                 by_module.setdefault(module, []).append(sum(totals) / len(totals))
-        return Finished(
-            np.array([sum(part.total for part in parts) for parts in episodes], np.float64),
-            np.array([max(part.length for part in parts) for parts in episodes], np.int64),
-            {name: np.array(values) for name, values in sorted(by_agent.items())},
-            {name: np.array(values) for name, values in sorted(by_module.items())},
-            np.array([max(p.ended for p in parts) - min(p.began for p in parts) for parts in episodes], np.float64),
-            np.array([env for env, _ in keys], np.int64),
-            np.array([number for _, number in keys], np.int64),
+        agents, modules = (
+            {name: np.array(values) for name, values in sorted(by.items())} for by in (by_agent, by_module)
         )
+        return Finished(returns, lengths, agents, modules, durations, envs, numbers)
+
+    # -- state --------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data and arrays; goes into `load_state_dict`."""
-        return {
-            "prefix": self._prefix,
-            "begun": self.begun.copy(),
-            "number": self._number.copy(),
-            "t": self.t.copy(),
-            "return": self._return.copy(),
-            "began": self._began.copy(),
-            "ended": [[*key, [list(part) for part in parts]] for key, parts in self._ended.items()],
-            "finished": [[*key, [list(part) for part in parts]] for key, parts in self._finished],
-            "plain": [list(part) for part in self._plain],
+        return super().state_dict() | {
+            "parts": [[*key, [list(end) for end in ends]] for key, ends in self._parts.items()],
+            "ended": [_plain(ends) for ends in self._ended],
+            "newest": self._newest,
+            "finished": [_plain(ends) for ends in self._finished],
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state_dict`."""
-        self._prefix = state["prefix"]
-        self.begun[:], self._number[:], self.t[:] = state["begun"], state["number"], state["t"]
-        self._return[:], self._began[:] = state["return"], state["began"]
-        self._ended = {(env, number): [_Ended(*part) for part in parts] for env, number, parts in state["ended"]}
-        self._finished = [((env, n), [_Ended(*part) for part in parts]) for env, n, parts in state["finished"]]
-        self._plain = [tuple(columns) for columns in state["plain"]]
+        super().load_state_dict(state)
+        self._parts = {(env, number): [_AgentEnd(*end) for end in ends] for env, number, ends in state["parts"]}
+        self._ended, self._finished = ([_ends(ends) for ends in state[name]] for name in ("ended", "finished"))
+        self._newest = state["newest"]
 
     def renew(self, prefix: str) -> None:
         """Count episodes from 0 again, as envs that are new do, and give them other ids than before."""
-        self._prefix = prefix
-        self.begun[:] = self._number[:] = 0
+        self.prefix = prefix
+        self.number[:] = -1
+
+
+def _plain(ends: _Ends) -> list[Any]:
+    return [*(column.copy() for column in ends[:5]), [[list(end) for end in agents] for agents in ends.agents]]
+
+
+def _ends(state: list[Any]) -> _Ends:
+    columns: Any = state[:5]
+    agents = state[5]
+    return _Ends(*columns, [[_AgentEnd(*end) for end in ends] for ends in agents])

@@ -3,36 +3,58 @@
 
 import logging
 import operator
+import warnings
 from collections.abc import Mapping, Sequence
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
 
+from etude.columns import Columns
 from etude.connectors import Pipeline
 from etude.envs import Arena
 from etude.errors import EtudeError
 from etude.experience import Experience
 from etude.interruption import interruptible
 from etude.modules import Module
-from etude.runners.callbacks import CallbackLike, callback_from
-from etude.runners.cast import Cast
-from etude.runners.clock import Clock
-from etude.runners.counting import CountBy, Counter
-from etude.runners.cutting import as_one, cut
-from etude.runners.episodes import EpisodeBook, Finished
-from etude.runners.lengths import Lengths
-from etude.runners.quota import Dealt, Quota, Whole
-from etude.runners.routes import ModuleOf
-from etude.runners.track import Track
-from etude.runners.turn_loop import TurnLoop
-from etude.runners.watch import Watch
+from etude.modules.weights import load_weights
+from etude.runners.callbacks import CallbackLike, CallbackRunner, callback_from
+from etude.runners.episodes import EpisodeTracker, Finished
+from etude.runners.limits import CountBy, EpisodeLimit, Lengths, Limit, StepLimit, WholeEpisodeLimit
+from etude.runners.mapping import ModuleOf, PolicyMapping, Share
+from etude.runners.rollout import Rollout
+
+PHASES = ("env", "observe", "infer", "act", "note")
+"""Where the time of turns goes: waiting for envs; connectors towards the module; the module; connectors back; keeping
+what was shown and done."""
 
 _log = logging.getLogger("etude.runners")
 
 
+class Clock:
+    """The seconds of collecting: runs while a runner collects, and stands still between collections."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        """Until the running collection began, or until now."""
+        self._epoch: float | None = None  # when a collection runs: when all had begun, were there no pauses
+
+    def __call__(self) -> float:
+        """Seconds of collecting until now."""
+        return self.seconds if self._epoch is None else perf_counter() - self._epoch
+
+    def start(self) -> None:
+        """A collection begins."""
+        self._epoch = perf_counter() - self.seconds
+
+    def stop(self, seconds: float | None = None) -> None:
+        """It has ended; one that was broken off counts for nothing. With ``seconds``, stand there."""
+        self.seconds, self._epoch = self() if seconds is None else seconds, None
+
+
 class Runner:
-    """Lets modules act in an arena and gives what was lived through as Experience.
+    """Lets modules act in an arena and gives what it brought as Experience.
 
     Args:
         arena: Where to act. It is reset, with a seed derived from ``seed``, when first collected from.
@@ -64,22 +86,47 @@ class Runner:
         env_seed, draws, ids = np.random.SeedSequence(seed).spawn(3)
         self._env_seed: int | None = int(env_seed.generate_state(1)[0] >> 1)
         self._rng = np.random.default_rng(draws)
-        self._book = EpisodeBook(f"{ids.generate_state(1, np.uint64)[0]:016x}", arena.env_of, arena.agents)
-        cast = Cast(modules, connectors, module_of, arena, self._book)
-        self._counter = Counter(arena, count_steps_by)
-        self._whole = Whole(arena, count_steps_by)
-        self._is_whole = False  # unfinished episodes are kept as a whole
+        self._tracker = EpisodeTracker(f"{ids.generate_state(1, np.uint64)[0]:016x}", arena)
+        self._clock = Clock()
+        self._by: CountBy = count_steps_by
+        self._steps = StepLimit(self._tracker, count_steps_by)
+        self._limit: Limit = self._steps
         self._lengths = Lengths() if lengths is None else lengths
+        self._seq_nos: dict[str | None, int] = {}  # of the weights that were taken from elsewhere
+        self._shares: list[Share] = []  # what the arena shows: noted, and not yet acted on
+        self._is_whole = self._is_stopped = self._has_warned = False
         self._must_reset = True
+        self._at = 0.0  # when the arena showed what it does, in seconds of collecting
         self.warn_of_lost_episodes = False
         """Whether to warn, once the envs are reset, if their running episodes can't be part of a checkpoint."""
         self.agent_steps = 0
         """Steps of agents given out since the runner was made."""
         self.env_steps = 0
         """Steps of envs likewise; as many, where agents have no names."""
-        clock, called = Clock(), [callback_from(callback) for callback in callbacks]
-        self._watch = Watch(called, arena, self._book, cast.tracks, clock.now) if called else None
-        self._loop = TurnLoop(arena, cast, self._book, self._counter, clock, self._watch)
+        self.times = dict.fromkeys(PHASES, 0.0)
+        """Seconds since the runner was made, by phase; with callbacks, also those in ``callbacks``, and where one of
+        them draws, in ``render``."""
+        self.turns = 0
+        """Turns since the runner was made."""
+        self.rollouts: dict[str | None, Rollout] = {}
+        """By module id; None is that of the only one."""
+        self._set_modules(modules, connectors, module_of)
+        called = [callback_from(callback) for callback in callbacks]
+        self._callbacks = CallbackRunner(called, arena, self._tracker, self._clock, self.rollouts) if called else None
+
+    def _set_modules(
+        self,
+        modules: Module | Mapping[str, Module],
+        connectors: Pipeline | Mapping[str, Pipeline] | None,
+        module_of: ModuleOf | None,
+    ) -> None:
+        by_id: Mapping[Any, Module] = {None: modules} if isinstance(modules, Module) else modules
+        self.rollouts = {}
+        for module_id, module in by_id.items():
+            pipeline = connectors.get(module_id) if isinstance(connectors, Mapping) else connectors
+            pipeline = Pipeline([]) if pipeline is None else pipeline
+            self.rollouts[module_id] = Rollout(module, pipeline, module_id, self.arena.num_slots)
+        self._mapping = PolicyMapping(self.rollouts, module_of, self.arena, self._tracker)
 
     def set_modules(
         self,
@@ -89,35 +136,20 @@ class Runner:
         module_of: ModuleOf | None = None,
     ) -> None:
         """Let these modules act from now on, as when the runner was made. The running episodes are abandoned."""
-        self._loop.cast = Cast(modules, connectors, module_of, self.arena, self._book)
-        if self._watch is not None:
-            self._watch.cast(self.tracks)
+        self._set_modules(modules, connectors, module_of)
+        if self._callbacks is not None:
+            self._callbacks.rollouts = self.rollouts
         self.begin_anew()
-
-    @property
-    def tracks(self) -> dict[str | None, Track]:
-        """What each module acts with, by module id; None is that of the only one."""
-        return self._loop.cast.tracks
 
     @property
     def connectors(self) -> Pipeline:
         """Those of the only module, or of the first."""
-        return self._loop.cast.first.connectors
+        return next(iter(self.rollouts.values())).connectors
 
     @property
     def module(self) -> Module:
         """The only module, or the first."""
-        return self._loop.cast.first.module
-
-    @property
-    def times(self) -> dict[str, float]:
-        """Seconds since the runner was made, by phase; see `TurnLoop.times`."""
-        return self._loop.times
-
-    @property
-    def turns(self) -> int:
-        """Turns since the runner was made."""
-        return self._loop.turns
+        return next(iter(self.rollouts.values())).module
 
     # -- collecting ---------------------------------------------------------------------------------------------
 
@@ -135,8 +167,8 @@ class Runner:
             num_steps: Exactly this many steps. Episodes go on from one collection to the next; one that is cut has its
                 last observation in ``final_obs`` like any other, and connectors that need it get ``lookback`` rows,
                 which count apart. Steps that are too many, because slots act together, and steps whose result has not
-                come yet are kept for the next collection, with the ``logp`` and ``value`` of the weights that made
-                them. Where agents take turns, a few steps of their env may bring none of them a result.
+                come yet are kept for the next collection, with the ``logp`` of the weights that made them. Where agents
+                take turns, a few steps of their env may bring none of them a result.
             num_episodes: This many whole episodes, dealt out to the envs beforehand so that short ones are not
                 favoured. Running episodes are abandoned: every env begins a new one, now and after. One that is cut,
                 as its env failed, is played again, up to ten times: then there is one less.
@@ -152,8 +184,16 @@ class Runner:
             num_steps=num_steps, num_episodes=num_episodes, whole_episodes=whole_episodes, explore=explore
         )
         if not parts:
-            return next(track for track in self.tracks.values() if track.log.columns).nothing()
-        return as_one(parts)
+            return next(rollout for rollout in self.rollouts.values() if rollout.rows.columns).nothing()
+        if len(parts) == 1:
+            return next(iter(parts.values()))
+        shapes = {tuple((n, c.dtype.str, c.shape[1:]) for n, c in sorted(exp.steps.items())) for exp in parts.values()}
+        if len(shapes) > 1:
+            raise EtudeError(
+                f"the modules {sorted(map(str, parts))} have columns that don't go into one Experience: use "
+                "collect_each, which gives one for each module."
+            )
+        return Experience.concat(list(parts.values()))
 
     def collect_each(
         self,
@@ -172,27 +212,36 @@ class Runner:
         is_whole = whole_episodes and num_episodes is None
         goes_on = num_episodes is None and is_whole == self._is_whole and not self._must_reset
         self._is_whole = is_whole
-        quota: Quota | None = self._whole if is_whole else None
-        if num_episodes is not None:
-            quota = Dealt(num_episodes, self.arena.num_envs)
         self._must_reset = True  # should this be broken off: the steps made until then are lost
-        self._begin(explore, quota, goes_on=goes_on)
-        if quota is None:
-            self._loop.run_steps(wanted)
+        if num_episodes is not None:
+            self._limit = EpisodeLimit(num_episodes, self.arena.num_envs)
         else:
-            self._loop.run_episodes(quota, wanted)
-        given = self._given(num_steps, is_whole=is_whole)
+            self._limit = WholeEpisodeLimit(self._tracker, self._by, wanted) if is_whole else self._steps
+        self._run(wanted, explore, goes_on=goes_on)
+        given = self._cut(num_steps)
         self._must_reset = num_episodes is not None
-        self._loop.clock.stop()
+        self._clock.stop()
         return given
 
     @interruptible
-    def _begin(self, explore: bool, quota: Quota | None, *, goes_on: bool) -> None:
-        self._loop.cast.start(self._rng, explore)
-        self._loop.clock.start()
-        if goes_on:
-            self._loop.resume(quota)
-            return
+    def _run(self, wanted: int, explore: bool, *, goes_on: bool) -> None:
+        for rollout in self.rollouts.values():
+            rollout.start(self._rng, explore)
+        self._clock.start()
+        if not goes_on:
+            self._reset()
+        elif self._callbacks is not None:
+            self._callbacks.find_rows()
+        self._steps.start(wanted, sum(len(share.new_results()) for share in self._shares) if goes_on else 0)
+        if not goes_on:
+            self._receive()
+        while self._limit.is_open:
+            self._act()
+            self._receive()
+            if self._is_whole and not self._has_warned:
+                self._warn_of_long_episodes(wanted)
+
+    def _reset(self) -> None:
         self.arena.reset(self._env_seed)
         if self.warn_of_lost_episodes:
             self.warn_of_lost_episodes = False
@@ -202,28 +251,123 @@ class Runner:
                     "The state of this env can't be saved: a resumed run will begin new episodes (%s).", lost["why"]
                 )
         self._env_seed = None  # seeded once: later resets go on in the envs' own streams
-        self._whole.running[:] = 0
-        self._loop.begin(quota)
+        self._tracker.abandon()
+        for rollout in self.rollouts.values():
+            rollout.clear()
+        if self._callbacks is not None:
+            self._callbacks.abandon()
 
-    def _given(self, num_steps: int | None, *, is_whole: bool) -> dict[str | None, Experience]:
-        """What was collected, counted and of the right lengths."""
-        parts = cut(self._loop, keep_results=is_whole)
-        steps = sum(exp.num_steps - int(exp.segments.lookback.sum()) for exp in parts.values())
-        self.agent_steps += steps
-        self.env_steps += self._counter.env_steps(steps, None if is_whole else num_steps)
-        lookbacks = self._loop.cast.lookbacks
-        given = {name: self._lengths.keep(exp, lookbacks[name].context) for name, exp in parts.items()}
-        if self._watch is not None:
-            self._watch.segments(given.values())
-            self._watch.spend(self.times)
+    def _receive(self) -> None:
+        """Keep what the arena shows."""
+        if self._is_stopped:
+            raise EtudeError("the collection was stopped.")
+        begin = perf_counter()
+        try:
+            turns = self.arena.recv()
+        except EtudeError as error:
+            for rollout in self.rollouts.values():
+                rollout.check_chosen(error)
+            raise
+        received = perf_counter()
+        tracker, limit, callbacks = self._tracker, self._limit, self._callbacks
+        self._at, self._shares = self._clock(), []
+        tracker.next_turns()
+        for rollout in self.rollouts.values():
+            rollout.pending = rollout.rows.size
+        for i, turn in enumerate(turns):
+            if turn.lost is not None:
+                self._fail(turn.lost)
+            ended = tracker.note(turn, self._at)
+            limit.count(turn, *ended)
+            if callbacks is not None:
+                callbacks.begin(turn, self._at, limit)
+            shares = self._mapping.split(turn, i)
+            for share in shares:
+                share.start = share.rollout.note(share.turn, tracker)
+            self._shares += shares
+            if callbacks is not None:
+                callbacks.note(turn, shares, ended[0])
+        self._steps.count_clocks()
+        self.turns += 1
+        self.times["env"] += received - begin
+        self.times["note"] += perf_counter() - received
+        if callbacks is not None:
+            callbacks.call()
+            self.times["note"] -= callbacks.spend(self.times)
+
+    def _fail(self, slots: Any) -> None:
+        """The envs of these slots failed: their episodes end with the last step whose result came."""
+        envs, numbers = self._tracker.cut(slots)
+        if self._callbacks is not None:
+            self._callbacks.cut(envs)
+        self._limit.cut(envs, numbers)
+        for rollout in self.rollouts.values():
+            rollout.fail(slots)
+
+    def _act(self) -> None:
+        """Answer what the arena shows."""
+        action: Columns = {}
+        for i, share in enumerate(self._shares):
+            whole = share.whole
+            if not whole.waits:
+                continue
+            chosen = share.rollout.act(share.turn, share.start, self.times)
+            if share.rows is not None:
+                action = _put(action, chosen, share.rows, len(whole.slots))
+                if i + 1 < len(self._shares) and self._shares[i + 1].whole is whole:
+                    continue
+                chosen, action = action, {}
+            begin = perf_counter()
+            self.arena.send(whole, chosen)
+            self.times["env"] += perf_counter() - begin
+
+    def _warn_of_long_episodes(self, wanted: int) -> None:
+        held = sum(rollout.rows.size for rollout in self.rollouts.values())
+        if held > max(10 * wanted, 1000):
+            self._has_warned = True
+            warnings.warn(
+                f"{held} steps of episodes that have not ended are held in memory, where {wanted} were asked for. If "
+                "episodes may be that long, ask for more steps, or for fragments: whole_episodes=False.",
+                stacklevel=5,
+            )
+
+    def _cut(self, num_steps: int | None) -> dict[str | None, Experience]:
+        """What was collected, counted and of the right lengths, by module id."""
+        limit, results = self._limit, [share.new_results() for share in self._shares]
+        late = [np.zeros(len(rows), bool) for rows in results]
+        if not limit.by_episode:
+            late = self._steps.late([s.turn.slots[rows] for s, rows in zip(self._shares, results, strict=True)])
+        for share, rows, is_late in zip(self._shares, results, late, strict=True):
+            share.results = rows[is_late]
+        given = {}
+        for name, rollout in self.rollouts.items():
+            shares = [share for share in self._shares if share.rollout is rollout]
+            of_later = [share.start + share.new_results() for share in shares]
+            before = rollout.pending
+            exp = rollout.cut(limit, np.concatenate([np.zeros(0, np.int64), *of_later]), self._tracker)
+            for share in shares:
+                share.start -= before - rollout.pending
+            if exp is not None:
+                steps = exp.num_steps - int(exp.segments.lookback.sum())
+                self.agent_steps += steps
+                self.env_steps += 0 if self._tracker.named else steps
+                given[name] = self._lengths.keep(exp, rollout.connectors.context)
+        if self._tracker.named:
+            by_clock = self._by == "env_steps" and not limit.by_episode
+            made, self._tracker.moves = self._tracker.moves, 0
+            self.env_steps += num_steps if by_clock and num_steps is not None else made
+        self._tracker.settle(limit.delivers)
+        if self._callbacks is not None:
+            self._callbacks.segments(given.values())
+            self._callbacks.spend(self.times)
         return given
 
     # -- the rest -----------------------------------------------------------------------------------------------
 
     def take_finished(self) -> Finished:
         """What the episodes brought whose ends were collected since this was last asked."""
-        finished = self._book.take_finished()
-        return finished if self._watch is None else self._watch.logged(finished)
+        finished = self._tracker.take_finished()
+        return finished if self._callbacks is None else self._callbacks.logged(finished)
 
     def stats(self) -> dict[str, float]:
         """What the arena counted since this was last asked, such as ``faulty_episodes``."""
@@ -249,7 +393,13 @@ class Runner:
             EtudeError: there is no such module.
             CheckpointError: they are weights of another module; those that are here stay.
         """
-        return self._loop.cast.take_weights(weights, seq_no, module_id, shared=shared)
+        if module_id not in self.rollouts:
+            raise EtudeError(f"there is no module {module_id!r} here, but {list(self.rollouts)}.")
+        if seq_no < self._seq_nos.get(module_id, 0):
+            return False
+        load_weights(self.rollouts[module_id].module, weights, shared=shared)
+        self._seq_nos[module_id] = seq_no
+        return True
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next collection depends on, the modules' weights left out; plain data and arrays."""
@@ -257,16 +407,17 @@ class Runner:
             "rng": self._rng.bit_generator.state,
             "env_seed": self._env_seed,
             "must_reset": self._must_reset,
-            "book": self._book.state_dict(),
+            "is_whole": self._is_whole,
+            "tracker": self._tracker.state_dict(),
             "steps": [self.env_steps, self.agent_steps],
-            "whole": [self._is_whole, self._whole.running.copy()],
-            "watch": None if self._watch is None else self._watch.state_dict(),
+            "seconds": [self._clock.seconds, self._at],
+            "rollouts": [rollout.state_dict() for rollout in self.rollouts.values()],
+            "mapping": self._mapping.state_of(self._shares),
+            "callbacks": None if self._callbacks is None else self._callbacks.state_dict(),
             "arena": None if self._must_reset else self.arena.state_dict(),
-            **self._loop.cast.state_dict(),
-            **self._loop.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> str:
+    def load_state_dict(self, state: Mapping[str, Any]) -> str:
         """Go on from `state_dict`; says how the running episodes went on (see `Arena.load_state_dict`).
 
         Where there are other slots than before, new episodes begin.
@@ -274,22 +425,25 @@ class Runner:
         self._rng.bit_generator.state = state["rng"]
         self._env_seed = state["env_seed"]
         self.env_steps, self.agent_steps = map(operator.index, state["steps"])
-        self._is_whole = state["whole"][0]
-        self._loop.load_clock(state)
-        watched = state["watch"] if self._watch is not None else None
-        if self._watch is not None and watched is not None:
-            self._watch.load_callbacks(watched)
-        before, now = len(state["book"]["t"]), self.arena.num_slots
+        self._is_whole = state["is_whole"]
+        seconds, self._at = map(float, state["seconds"])
+        self._clock.stop(seconds)
+        called = state["callbacks"] if self._callbacks is not None else None
+        if self._callbacks is not None and called is not None:
+            self._callbacks.load_own_states(called)
+        before, now = len(state["tracker"]["t"]), self.arena.num_slots
+        rollouts = list(zip(self.rollouts.values(), state["rollouts"], strict=True))
         if before != now:
-            self._loop.cast.load_connectors(state)
+            for rollout, stored in rollouts:
+                rollout.connectors.load_state_dict(stored["connectors"])
             self.begin_anew()
             return f"new episodes: there were {before} slots, and now there are {now}"
-        self._loop.cast.load_state_dict(state)
-        self._book.load_state_dict(state["book"])
-        if self._watch is not None and watched is not None:
-            self._watch.load_episodes(watched)
-        self._loop.load_state_dict(state)
-        self._whole.running[:] = state["whole"][1]
+        for rollout, stored in rollouts:
+            rollout.load_state_dict(stored)
+        self._tracker.load_state_dict(state["tracker"])
+        self._mapping.load_state(state["mapping"])
+        if self._callbacks is not None and called is not None:
+            self._callbacks.load_state_dict(called)
         self._must_reset = state["must_reset"]
         if state["arena"] is None:
             if self._env_seed is None:
@@ -299,24 +453,33 @@ class Runner:
         if how.startswith("new episodes"):
             self._renew()
         else:
-            self._loop.load_parts(state)
+            self._shares = self._mapping.shares_from(state["mapping"], self.arena.recv())
         return how
 
     def begin_anew(self) -> None:
         """Abandon the running episodes: the next collection begins new ones, with what the connectors have learned."""
-        for track in self.tracks.values():
-            track.connectors.start(self.arena.num_slots)
+        for rollout in self.rollouts.values():
+            rollout.connectors.start(self.arena.num_slots)
         self._renew()
 
     def _renew(self) -> None:
         """Let new episodes begin in envs that know nothing of the earlier ones' numbers and random streams."""
-        self._book.renew(f"{self._rng.integers(1 << 63):016x}")
+        self._tracker.renew(f"{self._rng.integers(1 << 63):016x}")
         self._must_reset, self._env_seed = True, int(self._rng.integers(2**31))
 
     def stop(self) -> None:
         """Let a collection that runs in another thread end with an EtudeError at its next turn."""
-        self._loop.is_stopped = True
+        self._is_stopped = True
 
     def close(self) -> None:
         """Close the arena."""
         self.arena.close()
+
+
+def _put(whole: Columns, part: Columns, rows: Any, count: int) -> Columns:
+    """``whole`` with the rows of ``part`` put into it; made for ``count`` rows where it is empty."""
+    for name, column in part.items():
+        if name not in whole:
+            whole[name] = np.zeros((count, *column.shape[1:]), column.dtype)
+        whole[name][rows] = column
+    return whole

@@ -45,14 +45,13 @@ class _MarkedActor:
         dist, n = self.module.dist, len(next(iter(obs.values())))
         inputs = self.rng.normal(size=(n, dist.num_inputs)).astype(np.float32)
         inputs[:, 0] += np.sin(sum(column.reshape(n, -1).sum(1) for column in obs.values()))
-        extras = {"dist_inputs": inputs}
+        extras = {"dist_inputs": inputs, "value": np.full(n, self.module.version, np.float32)}
         assert state is not None
         extras["state_out/h"] = state["state_in/h"] + 1
         return dist.act(inputs, dist.noise(self.rng, (n,))), extras
 
-    def finish(self, obs: Columns, extras: Columns, action: Columns) -> Columns:
-        value = np.full(len(extras["dist_inputs"]), self.module.version, np.float32)
-        return {"logp": logp_of(self.module, extras | action), "value": value}
+    def logp(self, dist_inputs: Any, action: Columns) -> Any:
+        return logp_of(self.module, {"dist_inputs": dist_inputs, **action})
 
 
 def logp_of(module: Module, columns: Columns) -> Any:
@@ -136,18 +135,20 @@ class Ledger:
         self._unsure: set[tuple[int, int]] = set()
         self._never_told = 0
         self._reported: set[tuple[int, int]] = set()
-        arena.stamp = lambda key: runner.tracks[module_of(key)].module.version
+        arena.stamp = lambda key: runner.rollouts[module_of(key)].module.version
 
     def learn(self) -> None:
         """Let the modules become others."""
-        for track in self.runner.tracks.values():
-            track.module.version += 1
+        for rollout in self.runner.rollouts.values():
+            rollout.module.version += 1
 
     def steps(self, num_steps: int) -> int:
         """Collect steps, check them, and give how many of agents they were."""
         count = self.enter(self.runner.collect_each(num_steps=num_steps))
         self._check_late()
-        assert sum(track.log.size for track in self.runner.tracks.values()) <= self.arena.num_slots, "logs only grow"
+        rollouts = self.runner.rollouts.values()
+        most = self.arena.num_slots * (1 + max(rollout.connectors.context for rollout in rollouts))
+        assert sum(rollout.pending for rollout in rollouts) <= most, "rollouts only grow"
         return count
 
     def episodes(self, num_episodes: int) -> None:
@@ -173,7 +174,7 @@ class Ledger:
         for module_id, exp in parts.items():
             exp.validate()
             if "logp" in exp.steps:
-                logp = logp_of(self.runner.tracks[module_id].module, exp.steps)
+                logp = logp_of(self.runner.rollouts[module_id].module, exp.steps)
                 np.testing.assert_allclose(exp.steps["logp"], logp, rtol=1e-5, atol=1e-6)
             for i in range(exp.num_segments):
                 key = self._segment(exp, i)
@@ -215,7 +216,7 @@ class Ledger:
         np.testing.assert_allclose(self.act(steps["action"][row]), life.actions[k]["action"], rtol=1e-5, atol=1e-6)
         if self.arena.named:
             assert steps["env_t"][row] == life.clock[k]
-        if isinstance(self.runner.tracks[self.module_of(key)].module, Marked):
+        if isinstance(self.runner.rollouts[self.module_of(key)].module, Marked):
             assert steps["value"][row] == life.stamps[k]
         if "state_in/h" in steps:
             assert (steps["state_in/h"][row] == k).all()

@@ -22,8 +22,7 @@ from etude.envs.pool import PoolArena
 from etude.errors import DataError, EnvError, EtudeError, SettingsError
 from etude.experience import Experience
 from etude.modules import make_module
-from etude.runners import Callback, GameReturns, Runner, RunningEpisode
-from etude.runners.lengths import Lengths
+from etude.runners import Callback, GameReturns, Lengths, Runner, RunningEpisode
 
 MODES = tuple(AutoresetMode)
 
@@ -446,7 +445,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        for module in ("clock", "turn_loop", "watch"):
+        for module in ("runner", "rollout", "callbacks"):
             monkeypatch.setattr(f"etude.runners.{module}.perf_counter", lambda: self.now)
 
 
@@ -609,7 +608,7 @@ def test_an_episode_with_other_things_in_its_notes_is_not_followed_after_a_resum
 
 def test_each_of_a_class_gets_its_own_state_back() -> None:
     runner = runner_on(ARENAS["pool"](1), [Keeps(), Diary(), Keeps()])
-    runner._watch._callbacks[0].ends, runner._watch._callbacks[2].ends = 4, 7
+    runner._callbacks._callbacks[0].ends, runner._callbacks._callbacks[2].ends = 4, 7
     again = [Keeps(), Keeps(), Diary(), Keeps()]
     runner_on(ARENAS["pool"](1), again).load_state_dict(runner.state_dict())
     assert [callback.ends for callback in again if isinstance(callback, Keeps)] == [4, 7, 0]

@@ -8,15 +8,16 @@ from hypothesis import strategies as st
 from scripted_arena import ScriptedArena
 
 from etude.envs import Turn
-from etude.runners.counting import Counter
-from etude.runners.log import Log
+from etude.runners.episodes import EpisodeTracker
+from etude.runners.limits import StepLimit
+from etude.runners.rollout import Rows
 
-# -- Log ------------------------------------------------------------------------------------------------------------
+# -- Rows ------------------------------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.tuples(st.sampled_from(["append", "append", "write", "flag", "keep", "load"]), st.integers(0, 9))))
+@given(st.lists(st.tuples(st.sampled_from(["append", "append", "write", "flag", "keep"]), st.integers(0, 9))))
 def test_a_log_is_a_list_of_rows(what: list[tuple[str, int]]) -> None:
-    log = Log(capacity=2)
+    log = Rows(capacity=2)
     rows: list[dict[str, Any]] = []  # what is not written is zero
     for i, (name, n) in enumerate(what):
         if name == "append":
@@ -37,19 +38,15 @@ def test_a_log_is_a_list_of_rows(what: list[tuple[str, int]]) -> None:
             kept = [j for j in range(len(rows)) if j % 10 != n]
             log.keep(np.array(kept, np.int64))
             rows = [rows[j] for j in kept]
-        elif name == "load":
-            other = Log(capacity=3)
-            other.load_state_dict(log.state_dict(), log.size)
-            log = other
         assert log.size == len(rows)
         for key in log.columns:
             there = [j for j, row in enumerate(rows) if key in row or key == "f"]  # flags are False elsewhere
-            for j, value in zip(there, log.take(key, np.array(there, np.int64)), strict=True):
+            for j, value in zip(there, log.columns[key][np.array(there, np.int64)], strict=True):
                 np.testing.assert_array_equal(value, rows[j].get(key, False))
 
 
 def test_a_column_grows_with_the_log_and_is_made_as_long_as_it() -> None:
-    log = Log(capacity=4)
+    log = Rows(capacity=4)
     assert log.append(3, {"a": np.arange(3, dtype=np.int16)}) == 0
     assert log.append(6, {"a": np.arange(6), "b": np.ones((6, 2), np.float32)}) == 3
     log.append(100, {"a": np.zeros(100)})
@@ -64,7 +61,7 @@ def test_a_column_grows_with_the_log_and_is_made_as_long_as_it() -> None:
     np.testing.assert_array_equal(log.columns["f"][:5], [True, False, False, False, False])
 
 
-# -- Counter --------------------------------------------------------------------------------------------------------
+# -- StepLimit --------------------------------------------------------------------------------------------------------
 
 
 def turn(arena: ScriptedArena, rows: list[tuple[int, int, int]], first: bool = False) -> Turn:
@@ -78,6 +75,31 @@ def turn(arena: ScriptedArena, rows: list[tuple[int, int, int]], first: bool = F
 
 def slots_of(*turns: Turn) -> list[Any]:
     return [each.slots for each in turns]
+
+
+class Counter:
+    """A limit with the tracker that it reads."""
+
+    def __init__(self, arena: ScriptedArena, by: Any) -> None:
+        self.tracker = EpisodeTracker("id", arena)
+        self.limit = StepLimit(self.tracker, by)
+
+    @property
+    def steps(self) -> int:
+        return self.limit.steps
+
+    def count(self, turns: list[Turn]) -> None:
+        self.tracker.next_turns()
+        for each in turns:
+            self.limit.count(each, *self.tracker.note(each, 0.0))
+        self.limit.count_clocks()
+
+    def late(self, slots: list[Any], wanted: int) -> list[Any]:
+        self.limit.wanted = wanted
+        return self.limit.late(slots)
+
+    def carry(self, late: int) -> None:
+        self.limit.start(1, late)
 
 
 def counter_of(by: Any, agents: Any = "ab", num_envs: int = 3) -> tuple[ScriptedArena, Counter]:
@@ -136,7 +158,7 @@ def test_the_steps_of_an_episode_that_is_cut_stay_counted() -> None:
     arena, counter = counter_of("env_steps")
     counter.count([turn(arena, [(0, 0, 1), (1, 0, 1)])])
     counter.count([turn(arena, [(0, 0, 2), (1, 0, 2)])])
-    counter.cut(np.array([0]))
+    counter.tracker.cut(arena.slot[0, 0] + np.zeros(1, np.int64))
     counter.count([turn(arena, [(0, 1, 1)]), turn(arena, [(1, 0, 3)])])  # nobody is shown how the new episode begins
     assert counter.steps == 6
 
@@ -149,12 +171,3 @@ def test_agents_without_names_are_counted_alike(by: Any) -> None:
     counter.count([shown])
     assert counter.steps == 2
     assert counter.late([shown.slots], 1)[0].tolist() == [False, True]
-    assert counter.env_steps(2, 2) == 2
-
-
-def test_env_steps_are_told_whatever_is_counted() -> None:
-    for by, wanted, told in (("env_steps", 1, 1), ("env_steps", None, 2), ("agent_steps", 3, 2)):
-        arena, counter = counter_of(by)
-        counter.count([turn(arena, [(0, 0, 1), (0, 1, 1), (2, 0, 1)])])
-        assert counter.env_steps(3, wanted) == told
-        assert counter.env_steps(0, None) == 0

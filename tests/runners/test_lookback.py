@@ -70,7 +70,8 @@ def assert_recomputed(module: Module, exp: Experience, seen: Experience) -> None
         logp = out.logp(module.action_from({"action": tensors["action"]}))
     assert out.value is not None
     rows = exp.trained()
-    np.testing.assert_allclose(exp.steps["value"][rows], out.value.numpy()[rows], rtol=1e-4, atol=1e-5)
+    if isinstance(module.net, Plain):  # the built-in net's values are asked for later
+        np.testing.assert_allclose(exp.steps["value"][rows], out.value.numpy()[rows], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(exp.steps["logp"][rows], logp.numpy()[rows], rtol=1e-4, atol=1e-5)
 
 

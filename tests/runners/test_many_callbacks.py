@@ -203,7 +203,7 @@ def test_nothing_is_told_of_what_broke_off() -> None:
 def test_durations_are_those_of_the_whole_episode(scene: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run, witness = witnessed(scene, 6)
     now, recv = [0.0], run.arena.recv
-    for module in ("clock", "turn_loop", "watch"):
+    for module in ("runner", "rollout", "callbacks"):
         monkeypatch.setattr(f"etude.runners.{module}.perf_counter", lambda: now[0])
 
     def slow() -> Any:

@@ -69,7 +69,7 @@ def test_joined_segments_are_whole_lives(scene: str) -> None:
     run = play(scene, 5)
     parts = [run.runner.collect_each(num_steps=n) for n in (7, 1, 40, 3, 3, 60, 2)]
     lives = 0
-    for module_id in run.runner.tracks:
+    for module_id in run.runner.rollouts:
         whole = Experience.concat([part[module_id] for part in parts if module_id in part])
         for episode in set(whole.segments.episode_id):
             for agent in set(whole.segments.agent_id):
@@ -95,7 +95,7 @@ def test_many_examples_reach_what_is_rare() -> None:
         finished += run.check_finished()
         late += any(life.results > run.given.get(key, 0) for key, life in run.arena.lives.items() if not life.void)
     lives = run.arena.lives.values()
-    assert len(run.runner.state_dict()["book"]["ended"]) <= 2 * run.arena.num_envs  # what broke off is forgotten
+    assert len(run.runner.state_dict()["tracker"]["parts"]) <= 2 * run.arena.num_envs  # what broke off is forgotten
     assert finished > 20
     assert late > 5
     assert sum(life.is_cut and life.results > 0 for life in lives) > 10
@@ -130,16 +130,16 @@ def test_a_collection_that_breaks_before_it_has_begun_leaves_nothing_twice() -> 
     run = play("self-play", 4, count_steps_by="agent_steps")
     for num_steps in (9, 1, 8):
         run.steps(num_steps)
-        track = list(run.runner.tracks.values())[-1]
-        note = track.note
+        rollout = list(run.runner.rollouts.values())[-1]
+        note = rollout.note
 
         def breaks(*args: Any) -> Any:
             raise KeyboardInterrupt
 
-        track.note = breaks  # type: ignore[method-assign]
+        rollout.note = breaks  # type: ignore[method-assign]
         with pytest.raises(KeyboardInterrupt):
             run.runner.collect_each(num_steps=100)
-        track.note = note  # type: ignore[method-assign]
+        rollout.note = note  # type: ignore[method-assign]
         before = set(run.given)
         run.steps(7)
         assert not before & run.changed

@@ -227,7 +227,7 @@ def test_greedy_takes_the_mode_and_says_so() -> None:
     exp = runner.collect(num_steps=40, explore=False)
     np.testing.assert_array_equal(exp.steps["action"], exp.steps["dist_inputs"].argmax(1))
     assert not exp.steps["logp"].any()
-    assert set(exp.steps) == {"obs", "action", "dist_inputs", "reward", "logp", "value"}
+    assert set(exp.steps) == {"obs", "action", "dist_inputs", "reward", "logp"}
 
 
 @pytest.mark.parametrize(

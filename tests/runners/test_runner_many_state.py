@@ -72,8 +72,8 @@ def test_a_fresh_runner_goes_on_bit_for_bit(scene: str, make: Any, tmp_path: Pat
     assert run.runner.agent_steps > 80
     for i in range(1, len(PIECES)):
         other = make(scene, 2)
-        for track in other.runner.tracks.values():
-            track.module.version = i
+        for rollout in other.runner.rollouts.values():
+            rollout.module.version = i
         assert other.runner.load_state_dict(load_tree(tmp_path / str(i))[0]) == "get_state"
         for number, expected in zip(PIECES[i : i + 3], given[i : i + 3], strict=False):
             assert_same(expected, collected(other, number))
@@ -87,8 +87,8 @@ def test_what_is_kept_is_loaded_too() -> None:
         for num_steps in (5, 9, 1):
             runner.collect_each(num_steps=num_steps)
         state = runner.state_dict()
-        late += sum(int(part["counted"].sum()) for part in state["parts"])
-        again += sum(track["size"] for track in state["tracks"])
+        late += sum(len(share["results"]) for share in state["mapping"]["shares"])
+        again += sum(rollout["pending"] for rollout in state["rollouts"])
     assert late > 10
     assert again > 50
 

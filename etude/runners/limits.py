@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much a collection brings: a number of steps, a number of episodes, or whole episodes of so many steps."""
+
+from collections.abc import Sequence
+from typing import Final, Literal, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from etude.envs import Turn
+from etude.errors import SettingsError
+from etude.experience import Experience
+from etude.runners.episodes import EpisodeTracker
+
+Ints: TypeAlias = NDArray[np.int64]
+Bools: TypeAlias = NDArray[np.bool_]
+
+CountBy: TypeAlias = Literal["env_steps", "agent_steps"]
+
+MOST_TRIES: Final = 10
+"""So many episodes of an env in a row may be cut, before one that is owed is given up."""
+
+
+class Limit(Protocol):
+    """Says when a collection has enough, and which episodes it gives out."""
+
+    by_episode: bool
+    """Only episodes that have ended are given out; else all steps whose results have come."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more is to be collected."""
+
+    def count(self, turn: Turn, envs: Ints, numbers: Ints) -> None:
+        """Take note of a turn, which ends the episodes ``numbers`` of ``envs``, at most one in each env."""
+
+    def cut(self, envs: Ints, numbers: Ints) -> None:
+        """Take note of episodes that were cut because their env failed."""
+
+    def follows(self, env: int) -> bool:
+        """Whether the episode that an env begins may be given out."""
+
+    def delivers(self, envs: Ints, numbers: Ints, *, is_newest: bool = False) -> Bools:
+        """``[n]``: which of these episodes, that have ended or not, are given out.
+
+        ``is_newest`` where they ended with the turns that came last.
+        """
+
+
+class StepLimit:
+    """A number of steps: the env's, or where ``by`` says so the agents'; the same where an agent is alone in its env.
+
+    Args:
+        tracker: Has the clocks of envs.
+        by: What a step is where several agents share an env.
+    """
+
+    by_episode = False
+
+    def __init__(self, tracker: EpisodeTracker, by: CountBy) -> None:
+        self._tracker = tracker
+        self._by_clock = by == "env_steps" and tracker.named
+        self.steps = self.wanted = 0
+        self._late: Bools = np.zeros(len(tracker.number), bool)
+
+    def start(self, wanted: int, late: int) -> None:
+        """Begin a collection of ``wanted`` steps, to which ``late`` results of the one before belong."""
+        self.wanted, self.steps = wanted, int(self._tracker.advance.sum()) if self._by_clock else late
+
+    @property
+    def is_open(self) -> bool:
+        """See `Limit.is_open`."""
+        return self.steps < self.wanted
+
+    def count(self, turn: Turn, envs: Ints, numbers: Ints) -> None:
+        """See `Limit.count`."""
+        if not self._by_clock:
+            self.steps += len(turn.slots) - (0 if turn.first is None else int(np.count_nonzero(turn.first)))
+
+    def count_clocks(self) -> None:
+        """Count by how much the envs' clocks went on with the turns that came together."""
+        if self._by_clock:
+            self.steps += int(self._tracker.advance.sum())
+
+    def late(self, results: Sequence[Ints]) -> list[Bools]:
+        """Of the results that came last, given by slot, those that make more than the steps wanted."""
+        tracker, surplus = self._tracker, self.steps - self.wanted
+        if self._by_clock:
+            self._late[:] = False
+            for env in np.flatnonzero(tracker.advance)[::-1]:
+                if tracker.advance[env] <= surplus:
+                    self._late[env] = True
+                    surplus -= int(tracker.advance[env])
+            tracker.advance[~self._late] = 0
+            return [self._late[tracker.env_of[slots]] for slots in results]
+        sizes = [len(slots) for slots in results]
+        late = np.split(np.arange(sum(sizes)) >= sum(sizes) - surplus, np.cumsum(sizes)[:-1])
+        self._late[:] = False
+        for slots, is_late in zip(results, late, strict=True):
+            self._late[tracker.env_of[slots[is_late]]] = True
+        return late
+
+    def cut(self, envs: Ints, numbers: Ints) -> None:
+        """See `Limit.cut`."""
+
+    def follows(self, env: int) -> bool:
+        """See `Limit.follows`."""
+        return True
+
+    def delivers(self, envs: Ints, numbers: Ints, *, is_newest: bool = False) -> Bools:
+        """See `Limit.delivers`: all but those whose end is late."""
+        return ~self._late[envs] if is_newest else np.ones(len(envs), bool)
+
+
+class _Chosen:
+    """Episodes that have ended and are given out, by env and number."""
+
+    by_episode = True
+
+    def __init__(self) -> None:
+        self._chosen: list[Ints] = []
+
+    def choose(self, envs: Ints, numbers: Ints) -> None:
+        self._chosen.append(envs * (1 << 32) + numbers)
+
+    def delivers(self, envs: Ints, numbers: Ints, *, is_newest: bool = False) -> Bools:
+        """See `Limit.delivers`."""
+        return np.isin(envs * (1 << 32) + numbers, np.concatenate([np.zeros(0, np.int64), *self._chosen]))
+
+
+class EpisodeLimit(_Chosen):
+    """A number of episodes, dealt out to the envs beforehand, as evenly as can be.
+
+    Taking the first to finish would favour short ones. An episode that was cut because the env failed is not given out,
+    and another one is played in its place; but not without end, so that fewer may be given out.
+    """
+
+    def __init__(self, num_episodes: int, num_envs: int) -> None:
+        super().__init__()
+        self._tries = np.zeros(num_envs, np.int64)  # in a row that were cut
+        self._owed = num_episodes // num_envs + (np.arange(num_envs) < num_episodes % num_envs)
+
+    @property
+    def is_open(self) -> bool:
+        """See `Limit.is_open`."""
+        return bool((self._owed > 0).any())
+
+    def follows(self, env: int) -> bool:
+        """See `Limit.follows`."""
+        return bool(self._owed[env] > 0)
+
+    def count(self, turn: Turn, envs: Ints, numbers: Ints) -> None:
+        """See `Limit.count`."""
+        if len(envs):
+            self._tries[envs] = 0
+            wanted = self._owed[envs] > 0
+            self.choose(envs[wanted], numbers[wanted])
+            self._owed[envs] -= 1
+
+    def cut(self, envs: Ints, numbers: Ints) -> None:
+        """See `Limit.cut`."""
+        self._tries[envs] += 1
+        given_up = envs[self._tries[envs] >= MOST_TRIES]
+        self._owed[given_up] -= 1
+        self._tries[given_up] = 0
+
+
+class WholeEpisodeLimit(_Chosen):
+    """Episodes as they end, until they have ``wanted`` steps; the running ones are kept for the next collection."""
+
+    def __init__(self, tracker: EpisodeTracker, by: CountBy, wanted: int) -> None:
+        super().__init__()
+        self._tracker = tracker
+        self._by_clock = by == "env_steps" and tracker.named
+        self._wanted, self._steps = wanted, 0
+
+    @property
+    def is_open(self) -> bool:
+        """See `Limit.is_open`."""
+        return self._steps < self._wanted
+
+    def follows(self, env: int) -> bool:
+        """See `Limit.follows`."""
+        return True
+
+    def count(self, turn: Turn, envs: Ints, numbers: Ints) -> None:
+        """See `Limit.count`."""
+        if len(envs):
+            self._add(envs, numbers)
+
+    def cut(self, envs: Ints, numbers: Ints) -> None:
+        """See `Limit.cut`: what they have made is given out."""
+        self._add(envs, numbers)
+
+    def _add(self, envs: Ints, numbers: Ints) -> None:
+        self.choose(envs, numbers)
+        self._steps += self._tracker.steps_of(envs, by_clock=self._by_clock)
+
+
+class Lengths:
+    """Cuts segments that are too long, and drops those that are too short.
+
+    Args:
+        least: Shorter segments are dropped, and counted.
+        most: Longer ones are cut; None is any length.
+
+    Raises:
+        SettingsError: ``least`` is below 1, or ``most`` below ``least``.
+    """
+
+    def __init__(self, least: int = 1, most: int | None = None) -> None:
+        if least < 1 or (most is not None and most < least):
+            raise SettingsError(
+                f"segments of {least} to {most} steps: the least must be at least 1, and the most no less."
+            )
+        self._least = least
+        self._most = most
+        self._dropped = 0
+
+    def keep(self, exp: Experience, context: int = 0) -> Experience:
+        """The segments of ``exp``, cut and dropped; pieces that go on get ``context`` rows of lookback."""
+        if self._most is not None and exp.num_segments and int(exp.lengths.max()) > self._most:
+            exp = exp.cut(self._most, lookback=context)
+        if self._least > 1 and exp.num_segments:
+            own = exp.lengths - exp.segments.lookback
+            enough = own >= self._least
+            self._dropped += int(own[~enough].sum())
+            exp = exp if enough.all() else exp.select(enough)
+        return exp
+
+    def stats(self) -> dict[str, float]:
+        """``dropped_steps`` since this was last asked; {} where none are ever dropped."""
+        if self._least == 1:
+            return {}
+        dropped, self._dropped = self._dropped, 0
+        return {"dropped_steps": dropped}

@@ -1,0 +1,411 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rollout: what slots showed one module and what it did about it, and how that becomes Experience."""
+
+from collections.abc import Mapping
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from etude import columns as col
+from etude.columns import Columns
+from etude.connectors import Inputs, Pipeline
+from etude.envs import Turn
+from etude.errors import DataError, EnvError, EtudeError, ModuleError
+from etude.experience import Experience, Segments
+from etude.experience.arrays import ranges
+from etude.experience.check import check_finite
+from etude.experience.experience import offsets_of
+from etude.modules import Actor, Module
+from etude.runners.episodes import EpisodeTracker
+from etude.runners.limits import Limit
+from etude.spaces import leaf_dtype, leaf_shape, leaves
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+SLOT = "slot"
+BLIND = "blind"
+_FIRST = "first"
+_EPISODE = "episode"  # the number of the episode, in rows that begin one
+_GIVEN = "given"  # the step was given out, and stays as context of later ones
+_HIDDEN = frozenset((SLOT, BLIND, _FIRST, _EPISODE, _GIVEN, col.TERMINATED, col.TRUNCATED))
+_ORDER = {name: i for i, name in enumerate((col.OBS, col.ACTION, col.REWARD))}  # others behind them, as written
+
+
+class Rows:
+    """Columns ``[capacity, ...]`` that grow as needed, filled up to ``size``. A column is made when first written."""
+
+    def __init__(self, capacity: int = 256) -> None:
+        self.columns: Columns = {}
+        self.size = 0
+        self._capacity = capacity
+
+    def append(self, count: int, values: Mapping[str, NDArray[Any]]) -> int:
+        """Add ``count`` rows, and give the first one's number. Other flags are False there, other columns undefined."""
+        start = self.size
+        self.size = stop = start + count
+        if stop > self._capacity:
+            self._capacity = max(stop, 2 * self._capacity)
+            for name, column in self.columns.items():
+                self.columns[name] = np.zeros((self._capacity, *column.shape[1:]), column.dtype)
+                self.columns[name][: len(column)] = column
+        self.write(slice(start, stop), values)
+        return start
+
+    def write(self, rows: slice, values: Mapping[str, NDArray[Any]]) -> None:
+        """Write columns of some rows."""
+        columns = self.columns
+        for name, value in values.items():
+            if name not in columns:
+                columns[name] = np.zeros((self._capacity, *value.shape[1:]), value.dtype)
+            columns[name][rows] = value
+
+    def flag(self, name: str) -> Bools:
+        """A column of flags; False in all rows where there is none yet."""
+        if name not in self.columns:
+            self.columns[name] = np.zeros(self._capacity, bool)
+        return self.columns[name]
+
+    def keep(self, rows: Ints) -> None:
+        """Leave only ``rows``, in this order."""
+        for column in self.columns.values():
+            column[: len(rows)] = column.take(rows, axis=0)
+            if column.dtype == bool:
+                column[len(rows) : self.size] = False
+        self.size = len(rows)
+
+
+class Rollout:
+    """Acts with one module for any slots, and keeps a row of each turn that one of them has.
+
+    A row holds what the slot showed, what its action before brought, and what the module did about it: a step is a row
+    with the reward of the slot's next row.
+
+    Args:
+        module: Acts.
+        connectors: Stand between it and its envs.
+        module_id: Its name; None for the only one.
+        num_slots: Slots of the arena.
+    """
+
+    def __init__(self, module: Module, connectors: Pipeline, module_id: str | None, num_slots: int) -> None:
+        self.module = module
+        self.connectors = connectors
+        self.module_id = module_id
+        self.rows = Rows()
+        self.pending = 0
+        """Rows from this one on were shown last, and not yet acted on."""
+        self._acted = 0  # rows from this one to the pending ones were acted on in this collection
+        self._actors: dict[bool, Actor] = {}
+        self._actor: Actor | None = None
+        self._nowhere = np.zeros(num_slots, bool)
+        self._t = np.zeros(num_slots, np.int64)  # of each slot's first row: its index in its episode
+        self._number = np.zeros(num_slots, np.int64)  # likewise: which episode of its env it is of
+        self._memory: Columns = {
+            name: np.zeros((num_slots, *value.shape), value.dtype) for name, value in module.initial_state().items()
+        }
+        self._prev: Columns = {}
+        if connectors.observes:
+            for name, leaf in leaves(module.action_space, col.ACTION).items():
+                self._prev[name] = np.zeros((num_slots, *leaf_shape(leaf)), leaf_dtype(leaf))
+        connectors.start(num_slots)
+
+    def start(self, rng: np.random.Generator, explore: bool) -> None:
+        """Be ready to act."""
+        if explore not in self._actors:
+            self._actors[explore] = self.module.actor(explore=explore)
+        self.module.eval()  # nothing is dropped out while acting; the learner goes back to training mode
+        self._actor = self._actors[explore]
+        self._actor.start(rng, len(self._nowhere))
+
+    def clear(self) -> None:
+        """Forget all rows: every slot begins a new episode."""
+        self.rows.keep(np.zeros(0, np.int64))
+        self.pending = self._acted = 0
+
+    # -- a turn -------------------------------------------------------------------------------------------------
+
+    def note(self, turn: Turn, tracker: EpisodeTracker) -> int:
+        """Keep what a turn shows, all rows of which are this module's, and give the number of its first row."""
+        values = {SLOT: turn.slots, col.REWARD: turn.reward, **turn.obs}
+        if turn.first is not None:
+            values[_FIRST], values[_EPISODE] = turn.first, tracker.number_in(turn)
+        if turn.terminated is not None:
+            values[col.TERMINATED] = turn.terminated
+        if turn.truncated is not None:
+            values[col.TRUNCATED] = turn.truncated
+        if turn.blind is not None:
+            values[BLIND] = turn.blind
+        if turn.env_t is not None:
+            values[col.ENV_T] = turn.env_t
+        start = self.rows.append(len(turn.slots), values)
+        if turn.taken is not None:
+            self._correct(turn.slots[turn.taken[0]], self.connectors.unact(turn.taken[1]), start)
+        return start
+
+    def _correct(self, slots: Ints, action: Columns, before: int) -> None:
+        """Write the actions that were really taken into the last row of each of ``slots`` before a row."""
+        columns = self.rows.columns
+        row_of = np.full(len(self._nowhere), -1)
+        row_of[columns[SLOT][:before]] = np.arange(before)  # of a slot's rows, the last one stays
+        there = row_of[slots] >= 0
+        rows = row_of[slots[there]]
+        for name, column in action.items():
+            columns[name][rows] = column[there]
+            if self._prev:
+                self._prev[name][slots] = column
+        self._write_logp(rows[rows < self._acted])
+
+    def act(self, turn: Turn, start: int, times: dict[str, float]) -> Columns:
+        """What the env gets for a turn whose rows begin at ``start``; ``times`` counts the seconds by phase."""
+        begin = perf_counter()
+        seen = turn.obs
+        if self.connectors.observes:
+            seen = self._seen(turn)
+            shown = perf_counter()
+            times["observe"] += shown - begin
+            begin = shown
+        action = self._forward(turn, slice(start, start + len(turn.slots)), seen)
+        acted = perf_counter()
+        times["infer"] += acted - begin
+        if self.connectors.acts:
+            action = self.connectors.act(action)
+            times["act"] += perf_counter() - acted
+        return action
+
+    def _seen(self, turn: Turn) -> Columns:
+        """What the module is shown of a turn: behind the connectors."""
+        slots, first, reward = turn.slots, turn.first, turn.reward
+        prev = {name: column[slots] for name, column in self._prev.items()}
+        if first is None:
+            first = self._nowhere[: len(slots)]
+        elif first.any():
+            reward = np.where(first, 0.0, reward)
+            for column in prev.values():
+                column[first] = 0
+        return self.connectors.online(Inputs(slots, turn.obs, first, prev, reward)).obs
+
+    def _forward(self, turn: Turn, rows: slice, seen: Columns) -> Columns:
+        assert self._actor is not None
+        state = self._state_in(turn) if self._memory else None
+        done = [flag for flag in (turn.terminated, turn.truncated) if flag is not None]
+        ends = np.logical_or.reduce(done) if done and self.module.mask is not None else None
+        action, extras = self._actor.step(seen, state, ends=ends)
+        if state is not None:
+            for name, column in self._memory.items():
+                column[turn.slots] = extras.pop(f"{col.STATE_OUT}/{name}")
+            self.rows.write(rows, state)
+        for name, column in self._prev.items():
+            column[turn.slots] = action[name]
+        self.rows.write(rows, action)
+        self.rows.write(rows, extras)
+        return action
+
+    def _state_in(self, turn: Turn) -> Columns:
+        state = {f"{col.STATE_IN}/{name}": column.take(turn.slots, axis=0) for name, column in self._memory.items()}
+        if turn.first is not None and turn.first.any():
+            initial = self.module.initial_state()
+            for name, column in state.items():
+                column[turn.first] = initial[name.removeprefix(f"{col.STATE_IN}/")]
+        return state
+
+    def fail(self, slots: Ints) -> None:
+        """Truncate the running episodes of ``slots``, whose env failed, at what they were shown last."""
+        rows, n = self.rows, self.rows.size
+        slot = rows.columns.get(SLOT, np.zeros(0, np.int64))[:n]
+        for failed in slots:
+            last = np.flatnonzero(slot == failed)[-1:]
+            if not self._ended(last).any():
+                rows.flag(col.TRUNCATED)[last] = True
+
+    def _ended(self, rows: Any) -> Bools:
+        ended: Bools = self.rows.flag(col.TERMINATED)[rows] | self.rows.flag(col.TRUNCATED)[rows]
+        return ended
+
+    # -- cutting ------------------------------------------------------------------------------------------------
+
+    def cut(self, limit: Limit, late: Ints, tracker: EpisodeTracker) -> Experience | None:
+        """The steps whose results have come, as segments; None: there is none. The rows of later use stay.
+
+        Args:
+            limit: Says of whole episodes which are given out.
+            late: Rows whose results are of the next collection.
+            tracker: Knows the ids of episodes.
+        """
+        rows, n = self.rows, self.rows.size
+        if not n:
+            return None
+        self._write_logp(slice(self._acted, self.pending))
+        slots = rows.columns[SLOT][:n]
+        order = np.argsort(slots.astype(np.uint16) if len(self._nowhere) < 1 << 16 else slots, kind="stable")
+        slot, first, ended, at = slots[order], rows.flag(_FIRST)[order], self._ended(order), np.arange(n)
+        begins_slot = np.ones(n, bool)
+        np.not_equal(slot[1:], slot[:-1], out=begins_slot[1:])
+        oldest = np.maximum.accumulate(np.where(begins_slot, at, 0))  # of the row's slot
+        begun = np.maximum.accumulate(np.where(first, at, -1))  # where the row's episode began, if it is here
+        is_here = begun >= oldest
+        t = np.where(is_here, at - begun, self._t[slot] + at - oldest)
+        number = self._number[slot]
+        if is_here.any():
+            number = np.where(is_here, rows.columns[_EPISODE][order[begun]], number)
+        is_step = np.zeros(n, bool)
+        is_step[:-1] = ~(begins_slot[1:] | first[1:] | ended[:-1])
+        open_ = is_step & ~rows.flag(_GIVEN)[order]
+        given_out = open_.copy()
+        if len(late):
+            is_late = np.zeros(n, bool)
+            is_late[late] = True
+            given_out[:-1] &= ~is_late[order[1:]]
+        begins = np.flatnonzero(given_out & ~np.append(False, given_out[:-1]))
+        ends = np.flatnonzero(given_out & ~np.append(given_out[1:], False)) + 1
+        if limit.by_episode:
+            which = limit.delivers(tracker.env_of[slot[begins]], number[begins])
+            given_out[:] = False
+            begins, ends = begins[which], ends[which]
+            given_out[ranges(begins, ends - begins)] = True
+        exp = None
+        if len(begins):
+            lookback = np.minimum(begins - np.maximum(oldest, begun)[begins], self.connectors.context)
+            where = (begins - lookback, ends)
+            exp = self._experience(order, where, tracker, slot[begins], number[begins], t[begins] - lookback, lookback)
+        # what stays: rows shown last, steps that were not given out, the end of their episode, and their context
+        open_ &= ~given_out
+        keep = open_ | (order >= self.pending) | (np.append(begins_slot[1:], True) & ~ended)
+        keep[1:] |= open_[:-1]
+        context = self.connectors.context
+        if context:
+            rows.flag(_GIVEN)[order[given_out]] = True
+            kept = np.flatnonzero(keep)
+            kept = kept[np.append(True, slot[kept[1:]] != slot[kept[:-1]])]
+            kept = kept[~(first | ended)[kept]]
+            low = np.maximum(np.maximum(oldest, begun)[kept], kept - context)
+            keep[ranges(low, kept - low)] = True
+        kept = np.flatnonzero(keep)
+        oldest_kept = kept[np.append(True, slot[kept[1:]] != slot[kept[:-1]])] if len(kept) else kept
+        self._t[slot[oldest_kept]], self._number[slot[oldest_kept]] = t[oldest_kept], number[oldest_kept]
+        self.pending -= n - len(kept)
+        self._acted = self.pending
+        rows.keep(np.sort(order[kept]))
+        return exp
+
+    def _experience(
+        self,
+        order: Ints,
+        where: tuple[Ints, Ints],
+        tracker: EpisodeTracker,
+        slots: Ints,
+        numbers: Ints,
+        t: Ints,
+        lookback: Ints,
+    ) -> Experience:
+        columns, (begins, ends) = self.rows.columns, where
+        at = ranges(begins, ends - begins)
+        rows, answers, last = order[at], order[at + 1], order[ends]
+        names = [name for name in columns if name not in _HIDDEN]
+        names.sort(key=lambda name: (_ORDER.get(name.partition(col.SEPARATOR)[0], len(_ORDER)), name == col.LOGP))
+        steps = {name: columns[name].take(answers if name == col.REWARD else rows, axis=0) for name in names}
+        final_obs = {name: columns[name].take(last, axis=0) for name in col.under(columns, col.OBS)}
+        blind = self.rows.flag(BLIND)[last]
+        if blind.any():
+            for values in final_obs.values():
+                values[blind] = 0
+        segments = tracker.segments(
+            slots,
+            numbers,
+            module_id=self.module_id,
+            t_start=t,
+            lookback=lookback,
+            terminated=self.rows.flag(col.TERMINATED)[last],
+            truncated=self.rows.flag(col.TRUNCATED)[last],
+            has_final_obs=~blind,
+        )
+        exp = Experience(steps, offsets_of(ends - begins), segments, final_obs)
+        check_numbers(exp)
+        return exp
+
+    def nothing(self) -> Experience:
+        """No steps, with all columns."""
+        columns = {name: column[:0] for name, column in self.rows.columns.items() if name not in _HIDDEN}
+        final_obs = {name: columns[name] for name in col.under(columns, col.OBS)}
+        return Experience(columns, np.zeros(1, np.int64), Segments.of(0, episode_id=[]), final_obs)
+
+    def _write_logp(self, rows: Any) -> None:
+        """Write the log-probabilities of actions, which follow from what was recorded with them."""
+        columns, taken = self.rows.columns, col.under(self.rows.columns, col.ACTION)
+        if (
+            self._actor is None
+            or not taken
+            or (not len(rows) if isinstance(rows, np.ndarray) else rows.start >= rows.stop)
+        ):
+            return
+        inputs = columns.get(col.DIST_INPUTS)
+        logp = self._actor.logp(None if inputs is None else inputs[rows], {name: columns[name][rows] for name in taken})
+        if logp is not None:
+            if col.LOGP not in columns:
+                columns[col.LOGP] = np.zeros(len(columns[SLOT]), np.float32)
+            columns[col.LOGP][rows] = logp
+
+    def check_chosen(self, error: EtudeError) -> None:
+        """Raise an error that names the module, where an env failed after it was given what the module made of NaN.
+
+        Raises:
+            ModuleError: ``dist_inputs`` of the module are not finite.
+        """
+        inputs = self.rows.columns.get(col.DIST_INPUTS)
+        if inputs is not None and not np.isfinite(inputs[: self.rows.size]).all():
+            raise ModuleError(
+                f"the module gave `{col.DIST_INPUTS}` that is not finite, and the env failed on what came of it: the "
+                f"module's weights may have grown beyond bounds ({error})"
+            ) from error
+
+    # -- state --------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rows, the connectors and what slots remember: plain data and arrays."""
+        return {
+            "rows": {name: column[: self.rows.size].copy() for name, column in self.rows.columns.items()},
+            "pending": self.pending,
+            "connectors": self.connectors.state_dict(),
+            "slots": {name: column.copy() for name, column in self._per_slot().items()},
+        }
+
+    def _per_slot(self) -> Columns:
+        return {"t": self._t, "number": self._number, **self._memory, **self._prev}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state_dict` of as many slots; ValueError where it holds no such columns."""
+        self.connectors.load_state_dict(state["connectors"])
+        sizes = {len(column) for column in state["rows"].values()}
+        if len(sizes) > 1 or any(column.dtype.kind not in "biuf" for column in state["rows"].values()):
+            raise ValueError("the rows of a module are not columns of numbers of one length")
+        self.rows = Rows()
+        self.rows.append(max(sizes, default=0), state["rows"])
+        self.pending = self._acted = min(max(0, int(state["pending"])), self.rows.size)
+        for name, column in self._per_slot().items():
+            column[...] = state["slots"][name]
+
+
+def check_numbers(exp: Experience) -> None:
+    """Raise an error that names the culprit, env or module, where what was collected is not finite.
+
+    Raises:
+        EnvError: an observation or a reward is not finite.
+        ModuleError: observations are, but what the module made of them is not.
+    """
+    try:
+        check_finite(exp, (col.OBS, col.REWARD, col.DIST_INPUTS, col.VALUE))
+    except DataError as error:
+        seen = np.ones(exp.num_steps, bool)
+        for column in col.subtree(exp.steps, col.OBS).values():
+            if column.dtype.kind == "f":
+                seen &= np.isfinite(column).reshape(len(column), -1).all(axis=1)
+        for name in (col.DIST_INPUTS, col.VALUE):
+            given = exp.steps.get(name, np.zeros(exp.num_steps))
+            if (seen & ~np.isfinite(given).reshape(len(given), -1).all(axis=1)).any():
+                raise ModuleError(
+                    f"the module gave `{name}` that is not finite for observations that are: its weights may have "
+                    f"grown beyond bounds ({error})"
+                ) from error
+        raise EnvError(f"the env gave numbers that nothing can be learned from: {error}") from error
