@@ -13,8 +13,7 @@ from etude.columns import Columns
 from etude.errors import CheckpointError, DataError, SettingsError
 from etude.experience import replay_state
 from etude.experience.arrays import Index
-from etude.experience.experience import Experience
-from etude.experience.lookback import without_lookback
+from etude.experience.experience import Experience, without_lookback
 from etude.experience.replay_priorities import Priorities, Prioritized, checked
 from etude.experience.replay_storage import Storage
 

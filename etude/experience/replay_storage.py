@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 
 from etude.columns import Columns
 from etude.experience.arrays import Index
-from etude.experience.experience import Experience, offsets_of
+from etude.experience.experience import Experience, Segments, offsets_of
 from etude.experience.replay_chains import Chains, Key
 from etude.experience.replay_columns import Store, check_first, check_same, write
-from etude.experience.segments import Segments
 
 
 class Added(NamedTuple):

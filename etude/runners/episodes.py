@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.envs import Turn
-from etude.experience.segments import Segments
+from etude.experience import Segments
 
 Key: TypeAlias = tuple[int, int]
 """An env, and which of its episodes."""

@@ -6,7 +6,7 @@ import numpy as np
 from etude import columns as col
 from etude.errors import DataError, EnvError, EtudeError, ModuleError
 from etude.experience import Experience
-from etude.experience.check import check_finite
+from etude.experience.experience import check_finite
 from etude.runners.log import Log
 
 
