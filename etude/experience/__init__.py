@@ -2,7 +2,7 @@
 """Experience: a table of time steps, cut into segments, and what is computed over it."""
 
 from etude.experience.experience import Experience, Segments
+from etude.experience.priorities import Priorities
 from etude.experience.replay import Replay
-from etude.experience.replay_priorities import Priorities
 
 __all__ = ["Experience", "Priorities", "Replay", "Segments"]
