@@ -14,7 +14,7 @@ from etude import PPO, PPOConfig
 from etude.algorithms import Result
 from etude.experience import Experience
 from etude.learners import ModuleLearner, Update
-from etude.metrics import CSV, JSONLines, Metrics, TensorBoard
+from etude.metrics import JSONLines, Metrics, TensorBoard
 from etude.runners import Finished
 
 OFF, REACH = "without any", 1.02
@@ -27,11 +27,11 @@ def rows(options: Options) -> Iterator[Row]:
     calls = 3 if options.quick else 6
     times = _in_turns({ETUDE: _on(options), OFF: _Silent(PPOConfig(env=ENV, seed=0)).train}, calls, options.rounds)
     yield Row(
-        f"PPO iteration on {ENV} with metrics in three files, and without",
+        f"PPO iteration on {ENV} with metrics in two files, and without",
         "ms",
         [Figure(ETUDE, times[ETUDE], "etude"), Figure(OFF, times[OFF])],
         Reach(REACH, OFF),
-        "episodes, phases, steps and parameters counted, KL and entropy measured; JSON lines, CSV and TensorBoard; "
+        "episodes, phases, steps and parameters counted, KL and entropy measured; JSON lines and TensorBoard; "
         "time of the processor",
     )
     shares = _shares(options, calls)
@@ -107,14 +107,13 @@ def _on(options: Options) -> Callable[[], Any]:
 
 
 def _iterating(algorithm: PPO, options: Options, charged: Callable[[str, Any], Any]) -> Callable[[], Any]:
-    """Iterations whose results are written to three files."""
-    lines, table = JSONLines(options.folder / "metrics.jsonl"), CSV(options.folder / "metrics.csv")
+    """Iterations whose results are written to two files."""
+    lines = JSONLines(options.folder / "metrics.jsonl")
     board = TensorBoard(options.folder / "tensorboard")
 
     def write(result: Result) -> None:
         row = result.to_dict()
         lines.write(row)
-        table.write(row)
         board.write(row, row["env_steps"])
 
     put = charged(REST, write)

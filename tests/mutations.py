@@ -181,9 +181,9 @@ MUTATIONS = (
     ),
     Mutation(
         "lookback_is_trained_on",
-        "experience/minibatches.py",
-        "rows = np.flatnonzero(exp.trained())",
-        "rows = np.arange(exp.num_steps)",
+        "experience/experience.py",
+        "rows = np.flatnonzero(self.trained())\n        rng",
+        "rows = np.arange(self.num_steps)\n        rng",
         "experience learners",
     ),
     Mutation(

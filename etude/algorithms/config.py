@@ -14,7 +14,7 @@ from etude.connectors.pipeline import ConnectorLike
 from etude.envs import EnvLike, Workers
 from etude.errors import SettingsError
 from etude.learners import ClipBy, Precision, Schedule, check_schedule
-from etude.metrics.window import Smoothing
+from etude.metrics.stats import Smoothing
 from etude.modules import NetworkConfig
 from etude.runners import CallbackLike, CountBy, Lengths, ModuleOf
 from etude.settings import defaults, settings, typed

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from etude.metrics import Ema, Metrics, Window
-from etude.metrics.window import Smoothing
+from etude.metrics.stats import Smoothing
 from etude.modules import Module
 from etude.runners import Finished
 

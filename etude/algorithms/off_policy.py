@@ -18,8 +18,8 @@ from etude.algorithms.students import Spaces, spawned
 from etude.columns import Columns
 from etude.errors import SettingsError
 from etude.experience import Experience
+from etude.experience.priorities import Priorities
 from etude.experience.replay import Replay
-from etude.experience.replay_priorities import Priorities
 from etude.learners import ModuleLearner, Schedule, Update, mean_of, value_at
 from etude.learners.updates import Figures
 from etude.settings import settings

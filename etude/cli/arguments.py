@@ -117,7 +117,7 @@ class TrainOptions:
     """Seconds between checkpoints, at least 0; one is always saved at the end."""
 
     log: tuple[Log, ...] = ("jsonl", "tensorboard")
-    """Where metrics go: jsonl (metrics.jsonl), csv (metrics.csv), tensorboard, wandb and mlflow, where installed."""
+    """Where metrics go: jsonl (metrics.jsonl), csv (metrics.csv, at the end), tensorboard, wandb, mlflow."""
 
     checkpoints: KeepOptions = KeepOptions()
     """Which other checkpoints are kept."""

@@ -10,7 +10,7 @@ from etude.algorithms import Algorithm, Result
 from etude.cli import folders
 from etude.cli.streams import say
 from etude.errors import EtudeError
-from etude.metrics import CSV, JSONLines, MLflow, TensorBoard, WandB, cut_csv, cut_jsonl
+from etude.metrics import JSONLines, MLflow, TensorBoard, WandB, cut_jsonl, write_csv
 from etude.metrics.plot import METRICS_FILE
 from etude.metrics.trackers import tracker
 
@@ -28,7 +28,7 @@ def check(names: Sequence[Log]) -> None:
 class Logs(NamedTuple):
     """What is open. A sink that can't write says so, and the run goes on."""
 
-    files: list[JSONLines | CSV]
+    lines: JSONLines | None
     trackers: list[TensorBoard | WandB | MLflow]
     board: TensorBoard | None
     """That of these which takes pictures and histograms, too."""
@@ -37,9 +37,9 @@ class Logs(NamedTuple):
         """Record a result and, in TensorBoard, what callbacks logged with it."""
         row = result.to_dict()
         step = result.env_steps or result.updates
-        for file in self.files:
+        if self.lines is not None:
             with _errors_said():
-                file.write(row)
+                self.lines.write(row)
         for sink in self.trackers:
             with _errors_said():
                 sink.write(row, step)
@@ -70,15 +70,12 @@ def _errors_said() -> Iterator[None]:
 def opened(names: Sequence[Log], out: Path, start: int) -> Iterator[Logs]:
     """Open these for a run in ``out`` that goes on after iteration ``start``, and close them in the end."""
     cut_jsonl(out / METRICS_FILE, start)  # a killed run may have come further than its last checkpoint
-    cut_csv(out / folders.TABLE, start)
-    files: list[JSONLines | CSV] = []
+    lines = None
     trackers: list[TensorBoard | WandB | MLflow] = []
     board = None
     try:
-        if "jsonl" in names:
-            files.append(JSONLines(out / METRICS_FILE))
-        if "csv" in names:
-            files.append(CSV(out / folders.TABLE))
+        if "jsonl" in names or "csv" in names:
+            lines = JSONLines(out / METRICS_FILE)
         if "tensorboard" in names:
             board = TensorBoard(out / folders.TENSORBOARD)
             trackers.append(board)
@@ -86,8 +83,12 @@ def opened(names: Sequence[Log], out: Path, start: int) -> Iterator[Logs]:
             trackers.append(WandB(out.resolve().name, out))
         if "mlflow" in names:
             trackers.append(MLflow(out.resolve().name))
-        yield Logs(files, trackers, board)
+        yield Logs(lines, trackers, board)
     finally:
-        for sink in [*files, *trackers]:
+        for sink in [lines, *trackers]:
+            if sink is not None:
+                with _errors_said():
+                    sink.close()
+        if "csv" in names:  # its columns are known when the last line is
             with _errors_said():
-                sink.close()
+                write_csv(out / METRICS_FILE, out / folders.TABLE)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.errors import DataError
 from etude.experience import Experience, Segments
-from etude.experience.lookback import without_lookback
+from etude.experience.experience import without_lookback
 from etude.recordings import Recording
 from etude.recordings.pieces import copied, pieces, row_bytes
 

@@ -1,21 +1,118 @@
 # SPDX-License-Identifier: Apache-2.0
 """Experience: a table of time steps, cut into segments. The one type between env, disk and gradient."""
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from etude import columns as col
 from etude.errors import DataError
-from etude.experience import arrays, check, minibatches, padding
-from etude.experience.arrays import Array, Index
-from etude.experience.segments import Segments
+from etude.experience import arrays
+from etude.experience.arrays import Array, Index, describe
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import torch
+
+Strings: TypeAlias = NDArray[np.object_]
+Bools: TypeAlias = NDArray[np.bool_]
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Segments:
+    """Columns of length ``num_segments``, always in NumPy on the host. Make one with `Segments.of`."""
+
+    episode_id: Strings
+    """The episode that each segment belongs to; the same for all agents in it."""
+    agent_id: Strings
+    """Whose steps these are; None where there is one agent without a name."""
+    module_id: Strings
+    """The module that acted; None where there is one module without a name."""
+    t_start: Index
+    """The index, in its episode, of the segment's first step (its first lookback row where it has any)."""
+    lookback: Index
+    """How many leading rows are context only: never trained on."""
+    terminated: Bools
+    """The episode ended at the last step by the env's own rules: what follows is worth nothing."""
+    truncated: Bools
+    """The episode was stopped after the last step from outside (a time limit): what follows has a value."""
+    has_final_obs: Bools
+    """The observation after the last step is known. Where False, ``final_obs`` holds zeros that mean nothing."""
+
+    @classmethod
+    def of(
+        cls,
+        num: int,
+        *,
+        episode_id: Sequence[str] | Strings,
+        agent_id: Sequence[str | None] | Strings | str | None = None,
+        module_id: Sequence[str | None] | Strings | str | None = None,
+        t_start: ArrayLike = 0,
+        lookback: ArrayLike = 0,
+        terminated: ArrayLike = False,
+        truncated: ArrayLike = False,
+        has_final_obs: ArrayLike = True,
+    ) -> "Segments":
+        """Build the columns for ``num`` segments; a single value stands for all of them."""
+        return cls(
+            episode_id=_strings(episode_id, num),
+            agent_id=_strings(agent_id, num),
+            module_id=_strings(module_id, num),
+            t_start=_filled(t_start, num, np.int64),
+            lookback=_filled(lookback, num, np.int64),
+            terminated=_filled(terminated, num, np.bool_),
+            truncated=_filled(truncated, num, np.bool_),
+            has_final_obs=_filled(has_final_obs, num, np.bool_),
+        )
+
+    @classmethod
+    def concat(cls, parts: Sequence["Segments"]) -> "Segments":
+        """The segments of all ``parts``, in order."""
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in SEGMENT_COLUMNS))
+
+    def __len__(self) -> int:
+        return len(self.episode_id)
+
+    def __getitem__(self, where: Any) -> "Segments":
+        """The segments at a slice, index array or boolean mask."""
+        return Segments(*(getattr(self, name)[where] for name in SEGMENT_COLUMNS))
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """The columns by name."""
+        return {name: getattr(self, name) for name in SEGMENT_COLUMNS}
+
+    def replace(self, **columns: NDArray[Any]) -> "Segments":
+        """The same segments with some columns replaced."""
+        return dataclasses.replace(self, **columns)
+
+    @property
+    def done(self) -> Bools:
+        """The episode ended with this segment, either way."""
+        return self.terminated | self.truncated
+
+    def continues(self, lengths: Index) -> Bools:
+        """For each segment after the first: is it the direct continuation of the one before it?"""
+        a, b = self[:-1], self[1:]
+        same = (a.episode_id == b.episode_id) & (a.agent_id == b.agent_id) & (a.module_id == b.module_id)
+        in_time = (a.t_start + lengths[:-1] == b.t_start) & ((b.lookback == 0) | (a.lookback == lengths[:-1]))
+        return np.asarray(same & in_time & ~a.done, bool)
+
+
+SEGMENT_COLUMNS = tuple(field.name for field in dataclasses.fields(Segments))
+
+
+def _strings(values: Any, num: int) -> Strings:
+    column = np.empty(num, object)
+    column[:] = values
+    return column
+
+
+def _filled(values: ArrayLike, num: int, dtype: Any) -> NDArray[Any]:
+    array = np.asarray(values, dtype)
+    return np.full(num, array, dtype) if array.ndim == 0 else array
 
 
 class Experience:
@@ -67,7 +164,7 @@ class Experience:
         return self.num_segments
 
     def __repr__(self) -> str:
-        shown = [f"{name} {arrays.describe(column)}" for name, column in self.steps.items()]
+        shown = [f"{name} {describe(column)}" for name, column in self.steps.items()]
         ends = f"terminated {int(self.segments.terminated.sum()):,}, truncated {int(self.segments.truncated.sum()):,}"
         return f"Experience({self.num_segments:,} segments, {self.num_steps:,} steps: {', '.join(shown)}; {ends})"
 
@@ -265,31 +362,26 @@ class Experience:
         """
         if not parts:
             raise DataError("can't concat nothing: an Experience knows its columns only from its parts.")
-        names, finals = set(parts[0].steps), set(parts[0].final_obs)
         for i, part in enumerate(parts):
-            for what, has, wanted in (("column", set(part.steps), names), ("final_obs", set(part.final_obs), finals)):
-                if has != wanted:
-                    raise DataError(
-                        f"can't concat: part {i} has other {what}s than part 0: {sorted(has ^ wanted)} "
-                        "stand in only one of them."
-                    )
             for what, own, first in (
                 ("column", part.steps, parts[0].steps),
                 ("final_obs", part.final_obs, parts[0].final_obs),
             ):
+                if own.keys() != first.keys():
+                    raise DataError(
+                        f"can't concat: part {i} has other {what}s than part 0: {sorted(own.keys() ^ first.keys())} "
+                        "stand in only one of them."
+                    )
                 for name, column in own.items():
-                    found, expected = arrays.describe(column), arrays.describe(first[name])
+                    found, expected = describe(column), describe(first[name])
                     if found != expected:
                         raise DataError(
                             f"can't concat: {what} `{name}` is {found} in part {i}, but {expected} in part 0. "
                             "Convert one of them."
                         )
-        starts = np.cumsum([0, *(part.num_steps for part in parts)])
         return Experience(
             {name: arrays.concat([part.steps[name] for part in parts]) for name in parts[0].steps},
-            np.concatenate([[0], *(part.offsets[1:] + s for part, s in zip(parts, starts, strict=False))]).astype(
-                np.int64
-            ),
+            offsets_of(np.concatenate([part.lengths for part in parts])),
             Segments.concat([part.segments for part in parts]),
             {name: arrays.concat([part.final_obs[name] for part in parts]) for name in parts[0].final_obs},
         )
@@ -316,10 +408,6 @@ class Experience:
 
     # -- to the learner -----------------------------------------------------------------------------------------
 
-    def pad(self, max_len: int | None = None) -> "padding.Padded":
-        """Segments as rows of ``[B, T, ...]`` columns with a mask; see `etude.experience.padding`."""
-        return padding.pad(self, max_len)
-
     def minibatches(
         self,
         size: int,
@@ -329,8 +417,27 @@ class Experience:
         rng: np.random.Generator | None = None,
         names: Sequence[str] | None = None,
     ) -> Iterator[dict[str, Array]]:
-        """Columns of ``size`` steps at a time; every step that is not lookback once an epoch."""
-        return minibatches.minibatches(self, size, shuffle=shuffle, epochs=epochs, rng=rng, names=names)
+        """Columns of ``size`` steps at a time; the last batch of an epoch is smaller if ``size`` does not divide.
+
+        Every step that is not lookback comes once an epoch.
+
+        Args:
+            size: Steps in a batch, at least 1.
+            shuffle: In a new random order each epoch; else in order.
+            epochs: The number of passes over the steps.
+            rng: The random stream for the order; None makes a fresh one.
+            names: The columns wanted; None is all.
+        """
+        if size < 1:
+            raise ValueError(f"a minibatch needs a size of at least 1, not {size}.")
+        columns = {name: self.steps[name] for name in (self.steps if names is None else names)}
+        rows = np.flatnonzero(self.trained())
+        rng = rng if rng is not None or not shuffle else np.random.default_rng()
+        for _ in range(epochs):
+            order = rng.permutation(rows) if shuffle and rng is not None else rows
+            for start in range(0, len(order), size):
+                index = order[start : start + size]
+                yield {name: arrays.take(column, index) for name, column in columns.items()}
 
     def to(self, device: "torch.device | str") -> "Experience":
         """The same Experience with its columns as torch tensors on ``device``: the one door from NumPy to torch.
@@ -365,17 +472,27 @@ class Experience:
     # -- at rest and in order -----------------------------------------------------------------------------------
 
     def to_table(self) -> "pa.Table":
-        """A row a step, as recordings keep it; see `etude.experience.arrow`."""
-        from etude.experience import arrow
+        """A row a step, as recordings keep it; see `etude.experience.table`."""
+        from etude.experience.table import to_table
 
-        return arrow.to_table(self)
+        exp = self.numpy()
+        return to_table(exp.steps, exp.offsets, exp.segments.columns(), exp.final_obs)
 
     @staticmethod
     def from_table(table: "pa.Table") -> "Experience":
-        """The inverse of `to_table`, bit for bit."""
-        from etude.experience import arrow
+        """The inverse of `to_table`, bit for bit.
 
-        return arrow.from_table(table)
+        Rows that a filter removed cut segments: a piece whose end is missing has no ``final_obs``. How many rows of a
+        segment are lookback is known only if its first row is there: `etude.recordings.Recording.read` filters rows
+        without losing it.
+
+        Raises:
+            DataError: a key column is missing, or a column's type is not one that `to_table` makes.
+        """
+        from etude.experience.table import from_table
+
+        steps, offsets, segments, final_obs = from_table(table)
+        return Experience(steps, offsets, Segments.of(len(offsets) - 1, **segments), final_obs)
 
     def validate(self, *, finite: Sequence[str] = (col.OBS, col.ACTION, col.REWARD)) -> None:
         """Raise a DataError that names the first segment and column that break a rule of Experience.
@@ -383,7 +500,15 @@ class Experience:
         Args:
             finite: Roots of the columns that must hold finite numbers only (``final_obs`` goes with ``obs``).
         """
-        check.validate(self, finite)
+        _check_offsets(self.offsets)
+        _check_lengths(self)
+        _check_segments(self)
+        for name, final in self.final_obs.items():
+            if describe(final) != describe(self.steps[name]):
+                raise DataError(
+                    f"final_obs `{name}` is {describe(final)}, but its column is {describe(self.steps[name])}."
+                )
+        check_finite(self, finite)
 
 
 def offsets_of(lengths: Index) -> Index:
@@ -391,3 +516,106 @@ def offsets_of(lengths: Index) -> Index:
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
+
+
+def without_lookback(exp: Experience) -> Experience:
+    """The same without rows that are context only, and without segments that hold nothing else."""
+    lookback = exp.segments.lookback
+    if not lookback.any():
+        return exp
+    kept = np.flatnonzero(exp.lengths > lookback)
+    starts, lengths = (exp.offsets[:-1] + lookback)[kept], (exp.lengths - lookback)[kept]
+    rows, segments = arrays.ranges(starts, lengths), exp.segments[kept]
+    segments = segments.replace(t_start=segments.t_start + segments.lookback, lookback=np.zeros(len(kept), np.int64))
+    return Experience(
+        {name: arrays.take(column, rows) for name, column in exp.steps.items()},
+        offsets_of(lengths),
+        segments,
+        {name: arrays.take(column, kept) for name, column in exp.final_obs.items()},
+    )
+
+
+def _check_offsets(offsets: Index) -> None:
+    if offsets.dtype != np.int64 or offsets.ndim != 1 or len(offsets) == 0 or offsets[0] != 0:
+        raise DataError(f"offsets must be int64, one-dimensional and start at 0: {offsets[:8]} ({offsets.dtype}).")
+    falling = np.flatnonzero(np.diff(offsets) <= 0)
+    if len(falling):
+        i = int(falling[0])
+        raise DataError(
+            f"segment {i}: offsets do not rise ({offsets[i]} to {offsets[i + 1]}); it needs a step or more."
+        )
+
+
+def _check_lengths(exp: Experience) -> None:
+    for name, column in exp.steps.items():
+        if len(column) != exp.num_steps:
+            raise DataError(f"column `{name}` has {len(column)} rows, but the offsets end at {exp.num_steps}.")
+    for name in SEGMENT_COLUMNS:
+        if len(getattr(exp.segments, name)) != exp.num_segments:
+            raise DataError(
+                f"segments.{name} has {len(getattr(exp.segments, name))} entries for {exp.num_segments} segments."
+            )
+    obs = col.under(exp.steps, col.OBS)
+    if set(obs) != set(exp.final_obs):
+        raise DataError(f"final_obs has the columns {sorted(exp.final_obs)}, but the observations are {sorted(obs)}.")
+    for name, column in exp.final_obs.items():
+        if len(column) != exp.num_segments:
+            raise DataError(f"final_obs `{name}` has {len(column)} rows for {exp.num_segments} segments.")
+
+
+def _check_segments(exp: Experience) -> None:
+    segments = exp.segments
+    for i, episode_id in enumerate(segments.episode_id):
+        if not isinstance(episode_id, str):
+            raise DataError(f"segment {i}: episode_id is {episode_id!r}, not a string.")
+    bad = np.flatnonzero((segments.lookback < 0) | (segments.lookback > exp.lengths) | (segments.t_start < 0))
+    if len(bad):
+        i = int(bad[0])
+        raise DataError(
+            f"segment {i} (episode {segments.episode_id[i]!r}): lookback {segments.lookback[i]} or t_start "
+            f"{segments.t_start[i]} can't be, with {exp.lengths[i]} steps."
+        )
+
+
+def check_finite(exp: Experience, finite: Sequence[str]) -> None:
+    """Raise a DataError for the first number that is not finite in columns under the roots ``finite``."""
+    for root in finite:
+        for name, column in col.subtree(exp.steps, root).items():
+            row = _first_not_finite(column)
+            if row is not None:
+                raise DataError(f"column `{name}` holds {_shown(column, row)} at {_located(exp, row)}.")
+    if col.OBS in finite:
+        for name, final in exp.final_obs.items():
+            known = np.flatnonzero(exp.segments.has_final_obs)
+            row = _first_not_finite(final[known])
+            if row is not None:
+                i = int(known[row])
+                raise DataError(
+                    f"final_obs `{name}` holds {_shown(final, i)} in segment {i} "
+                    f"(episode {exp.segments.episode_id[i]!r})."
+                )
+
+
+def _first_not_finite(column: Array) -> int | None:
+    values = column if isinstance(column, np.ndarray) else column.detach().cpu().numpy()
+    if values.dtype.kind != "f":
+        return None
+    with np.errstate(invalid="ignore", over="ignore"):
+        if np.isfinite(values.sum()):
+            return None  # one sum is much cheaper than a mask; where it overflows, the mask decides
+    bad = ~np.isfinite(values).reshape(len(values), -1).all(axis=1)
+    return int(bad.argmax()) if bad.any() else None
+
+
+def _shown(column: Array, row: int) -> str:
+    values = np.asarray(column[row]).reshape(-1)
+    at = int(np.argmax(~np.isfinite(values)))
+    return f"{values[at]}" + (f" in component {at}" if np.asarray(column[row]).ndim else "")
+
+
+def _located(exp: Experience, row: int) -> str:
+    """Where a row is, in words: its segment, episode and step."""
+    i = int(np.searchsorted(exp.offsets, row, side="right")) - 1
+    t = int(exp.segments.t_start[i]) + row - int(exp.offsets[i])
+    agent = exp.segments.agent_id[i]
+    return f"segment {i} (episode {exp.segments.episode_id[i]!r}{f', agent {agent!r}' if agent else ''}), t {t}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replay: the last steps that were lived through, to be drawn from again and again."""
+"""Replay: the latest steps, to be drawn from again and again."""
 
 import os
 from collections.abc import Mapping
@@ -11,12 +11,10 @@ from numpy.typing import ArrayLike, NDArray
 from etude import columns as col
 from etude.columns import Columns
 from etude.errors import CheckpointError, DataError, SettingsError
-from etude.experience import replay_state
 from etude.experience.arrays import Index
-from etude.experience.experience import Experience
-from etude.experience.lookback import without_lookback
-from etude.experience.replay_priorities import Priorities, Prioritized, checked
-from etude.experience.replay_storage import Storage
+from etude.experience.experience import Experience, without_lookback
+from etude.experience.priorities import Priorities, Prioritized, checked
+from etude.experience.trajectories import Trajectories
 
 
 class Replay:
@@ -64,7 +62,7 @@ class Replay:
         self.priorities = priorities
         self._rng = np.random.default_rng(seed)
         self._discounts = np.float64(gamma) ** np.arange(n_step + 1)
-        self._storage = Storage(capacity, path)
+        self._stored = Trajectories(capacity, path)
         self._prioritized = None if priorities is None else Prioritized(priorities, capacity)
 
     @property
@@ -84,22 +82,17 @@ class Replay:
     @property
     def num_steps(self) -> int:
         """The steps that are stored."""
-        return self._storage.num_steps
+        return self._stored.num_steps
 
     @property
     def num_added(self) -> int:
         """The steps that were ever added; a step's ``index`` is how many were added before it."""
-        return self._storage.num_added
+        return self._stored.num_added
 
     @property
     def num_blind(self) -> int:
         """The stored steps that `sample` never draws: what followed them was not seen, and it would be needed."""
-        return self._storage.chains.num_blind
-
-    @property
-    def num_episodes(self) -> int:
-        """The episodes of agents that are stored from their first step to their end: those for `sample_episodes`."""
-        return len(self._storage.chains.whole())
+        return self._stored.num_blind
 
     def can_sample(self, batch_size: int) -> bool:
         """Whether there are at least ``batch_size`` steps to draw from."""
@@ -124,7 +117,7 @@ class Replay:
             self._add(exp)
 
     def _add(self, exp: Experience) -> None:
-        added = self._storage.add(exp)
+        added = self._stored.add(exp)
         if self._prioritized is not None:
             self._prioritized.add(*added)
 
@@ -154,15 +147,15 @@ class Replay:
                 f"there is no step to draw: {self.num_steps} are stored, and of {self.num_blind} of them what followed "
                 "was not seen. Add steps first; can_sample says whether there are enough."
             )
-        storage, weight = self._storage, None
+        stored, weight = self._stored, None
         if self._prioritized is None:
             index = self._draw(batch_size)
             rows = index % self.capacity
         else:
             rows, weight = self._prioritized.draw(batch_size, self._rng)
-            first = storage.num_added - storage.num_steps
+            first = stored.num_added - stored.num_steps
             index = first + (rows - first) % self.capacity
-        batch = {name: column.take(rows, axis=0) for name, column in storage.columns.items() if name != col.REWARD}
+        batch = {name: column.take(rows, axis=0) for name, column in stored.columns.items() if name != col.REWARD}
         self._look_ahead(rows, batch)
         batch["index"] = index
         if weight is not None:
@@ -171,12 +164,12 @@ class Replay:
 
     def _draw(self, num: int) -> Index:
         """Indices of steps that have something to bootstrap from, or need nothing; uniformly."""
-        storage = self._storage
+        stored = self._stored
         index = self._any_steps(num)
-        while storage.chains.num_blind:
+        while stored.num_blind:
             rows = index % self.capacity
-            blind = storage.chains.table["blind"].take(storage.chain.take(rows))
-            again = np.flatnonzero(blind & (storage.after.take(rows) == self.capacity))
+            blind = stored.table["blind"].take(stored.trajectory.take(rows))
+            again = np.flatnonzero(blind & (stored.after.take(rows) == self.capacity))
             if not len(again):
                 break
             index[again] = self._any_steps(len(again))
@@ -189,36 +182,36 @@ class Replay:
 
     def _look_ahead(self, rows: Index, batch: Columns) -> None:
         """Add what the steps at ``rows`` led to."""
-        storage = self._storage
-        reward, chains = storage.columns[col.REWARD], storage.chains
+        stored = self._stored
+        reward = stored.columns[col.REWARD]
         if self.n_step == 1:
-            after = storage.after.take(rows)
+            after = stored.after.take(rows)
             batch[col.REWARD] = reward.take(rows, axis=0).astype(np.float32)
             discount = np.full(len(rows), self.gamma, np.float32)
         else:
-            walk, after = storage.walk(rows, self.n_step)
-            if chains.num_blind:
+            walk, after = stored.walk(rows, self.n_step)
+            if stored.num_blind:
                 self._stop_before_blind(rows, walk, after)
             steps = np.sum(walk != self.capacity, axis=0)
             batch[col.REWARD] = (self._discounts[:-1] @ reward.take(walk)).astype(np.float32)
             discount = self._discounts.take(steps).astype(np.float32)
         ends = (after == self.capacity).nonzero()[0]
-        own = storage.chain.take(rows.take(ends))
+        own = stored.trajectory.take(rows.take(ends))
         terminated = np.zeros(len(rows), bool)
-        terminated[ends] = chains.table[col.TERMINATED].take(own)
+        terminated[ends] = stored.table[col.TERMINATED].take(own)
         discount[terminated] = 0.0
-        for name, final in chains.final_obs.items():
-            following = storage.columns[name].take(after, axis=0)
+        for name, final in stored.final_obs.items():
+            following = stored.columns[name].take(after, axis=0)
             following[ends] = final.take(own, axis=0)
             batch[col.NEXT_OBS + name[len(col.OBS) :]] = following
         batch[col.TERMINATED], batch["discount"] = terminated, discount
 
     def _stop_before_blind(self, rows: Index, walk: NDArray[Any], after: NDArray[Any]) -> None:
-        """Take the last steps of chains that end blind out of walks, and let them be what follows."""
-        storage = self._storage
-        own = storage.chain.take(rows)
-        tail = storage.chains.table["tail"].take(own)
-        found = (walk == tail) & storage.chains.table["blind"].take(own)
+        """Take the last steps of trajectories that end blind out of walks, and let them be what follows."""
+        stored = self._stored
+        own = stored.trajectory.take(rows)
+        tail = stored.table["tail"].take(own)
+        found = (walk == tail) & stored.table["blind"].take(own)
         walks = np.flatnonzero(found.any(axis=0))
         walk[found] = self.capacity
         after[walks] = tail[walks]
@@ -262,32 +255,18 @@ class Replay:
             raise ValueError(f"a sequence needs a length of at least 1, not {length}.")
         if not self.num_steps:
             raise DataError("there is no step to draw: none is stored. Add some first.")
-        storage, drawn = self._storage, self._any_steps(num) % self.capacity
-        starts, _ = storage.walk_back(drawn, (self._rng.random(num) * length).astype(np.int64))
-        if not lookback:
-            return storage.segments(starts, length)
-        first, context = storage.walk_back(starts, np.full(num, lookback))
-        return storage.segments(first, length, context)
-
-    def sample_episodes(self, num: int) -> Experience:
-        """Draw whole episodes of one agent each, with replacement: a segment from its first step to its end.
-
-        Episodes that have not ended, or whose first steps are gone, are never drawn; see `num_episodes`.
-
-        Raises:
-            DataError: there is no whole episode.
-        """
-        whole, table = self._storage.chains.whole(), self._storage.chains.table
-        if not len(whole):
-            raise DataError(f"none of the {self.num_steps} steps stored is of a whole episode: see num_episodes.")
-        drawn = whole[self._rng.integers(len(whole), size=num)]
-        return self._storage.segments(table["head"].take(drawn), int(table["count"].take(drawn).max(initial=1)))
+        drawn = self._any_steps(num) % self.capacity
+        starts, _ = self._stored.walk_back(drawn, (self._rng.random(num) * length).astype(np.int64))
+        context = np.zeros(num, np.int64)
+        if lookback:
+            starts, context = self._stored.walk_back(starts, context + lookback)
+        return self._stored.segments(starts, length, context)
 
     # -- state --------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """All that is stored and what draws depend on: arrays of the steps stored, copied once, and plain data."""
-        state: dict[str, Any] = {"storage": replay_state.state_of(self._storage), "rng": self._rng.bit_generator.state}
+        state: dict[str, Any] = {"storage": self._stored.state_dict(), "rng": self._rng.bit_generator.state}
         if self._prioritized is not None:
             state["priorities"] = self._prioritized.state_dict(self.num_steps)
         return state
@@ -304,7 +283,7 @@ class Replay:
             raise CheckpointError(
                 f"the replay was saved with{there} priorities, but this one is with{here}: make it as that one was."
             )
-        replay_state.load(self._storage, state["storage"])
+        self._stored.load_state_dict(state["storage"])
         self._rng.bit_generator.state = state["rng"]
         if self._prioritized is not None:
             self._prioritized.load_state_dict(state["priorities"])

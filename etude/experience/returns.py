@@ -83,7 +83,7 @@ def gae(
     return advantage, advantage + value
 
 
-class NStep(NamedTuple):
+class NStepSums(NamedTuple):
     """What `n_step` looked up for each step; all ``[num_steps]``."""
 
     reward: Array
@@ -94,7 +94,7 @@ class NStep(NamedTuple):
     """The row of the last of them; what follows it is ``next_obs[last]``."""
 
 
-def n_step(reward: Array, offsets: Index, n: int, gamma: float) -> NStep:
+def n_step(reward: Array, offsets: Index, n: int, gamma: float) -> NStepSums:
     """Sums of the next n discounted rewards, within segments (Sutton & Barto 2018, 7.1, without the value's term)."""
     num_steps = len(reward)
     rows = np.arange(num_steps)
@@ -106,25 +106,10 @@ def n_step(reward: Array, offsets: Index, n: int, gamma: float) -> NStep:
         if not len(inside):
             break
         total[inside] += gamma**k * reward[inside + k]
-    return NStep(total, last - rows + 1, last)
+    return NStepSums(total, last - rows + 1, last)
 
 
-def n_step_returns(reward: Array, value: Array, bootstrap: Array, offsets: Index, n: int, gamma: float) -> Array:
-    """``[num_steps]``: ``r[t] + ... + gamma^(m-1) r[t+m-1] + gamma^m v[t+m]``, ``m <= n`` (Sutton & Barto 2018, 7.1).
-
-    Where the segment ends before n steps, ``v[t + m]`` is its ``bootstrap``.
-    """
-    if not len(reward):
-        return reward
-    sums = n_step(reward, offsets, n, gamma)
-    following = _following(value, bootstrap, offsets)[sums.last]
-    discount = np.power(gamma, sums.steps)
-    if not isinstance(reward, np.ndarray):
-        return sums.reward + reward.new_tensor(discount) * following
-    return sums.reward + discount.astype(reward.dtype) * following
-
-
-class VTrace(NamedTuple):
+class VTraceTargets(NamedTuple):
     """Both ``[num_steps]``."""
 
     value_target: Array
@@ -144,7 +129,7 @@ def vtrace(
     rho_bar: float = 1.0,
     c_bar: float = 1.0,
     lambda_: float = 1.0,
-) -> VTrace:
+) -> VTraceTargets:
     """V-trace targets and advantages (Espeholt et al. 2018, "IMPALA", eq. 1 and the policy gradient of 4.2).
 
     Args:
@@ -159,7 +144,7 @@ def vtrace(
         lambda_: Extra decay of the trace (the paper's remark 2).
     """
     if not len(reward):
-        return VTrace(reward, reward)
+        return VTraceTargets(reward, reward)
     highest = float(np.log(max(rho_bar, c_bar)))  # capped before exp, too, so that it can't overflow
     ratio = (
         np.exp(log_ratio.clip(max=highest)) if isinstance(log_ratio, np.ndarray) else log_ratio.clip(max=highest).exp()
@@ -169,4 +154,4 @@ def vtrace(
     excess = scan(rho * (reward + gamma * following - value), _decays(value, offsets, gamma * c))
     target = value + excess
     advantage = rho * (reward + gamma * _following(target, bootstrap, offsets) - value)
-    return VTrace(target, advantage)
+    return VTraceTargets(target, advantage)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from etude.errors import DataError
-from etude.metrics.sinks import read_jsonl
+from etude.metrics.writers import read_jsonl
 from etude.urls import is_url, redacted
 
 if TYPE_CHECKING:

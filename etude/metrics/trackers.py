@@ -11,18 +11,18 @@ from types import ModuleType
 from typing import Any
 
 from etude.errors import DataError, SettingsError
-from etude.metrics.sinks import Failures, scalars
+from etude.metrics.writers import Sink, scalars
 
 _BATCH = 1000  # metrics in a request, the most that MLflow's REST API takes
 
 
-class WandB:
-    """A run of Weights & Biases. Where it goes is for the variables that W&B reads: WANDB_PROJECT, WANDB_MODE, ...
+class WandB(Sink):
+    """A run of Weights & Biases. The variables that W&B reads say where it goes: WANDB_PROJECT, WANDB_MODE, ...
 
-    Numbers stand over ``step``, the step that `write` is given, which may go back, as where a killed run goes on.
+    Numbers are plotted over ``step``, the step that `write` is given. It may go back, as when a killed run is resumed.
 
     Args:
-        name: Of the run; W&B draws one where None.
+        name: Of the run; if None, W&B draws one.
         folder: Where W&B keeps its files; a folder ``wandb`` is made in it.
         settings: Of ``wandb.init``, such as ``project`` or ``mode``.
 
@@ -32,15 +32,14 @@ class WandB:
     """
 
     def __init__(self, name: str | None = None, folder: str | os.PathLike[str] | None = None, **settings: Any) -> None:
+        super().__init__("metrics to wandb")
         wandb = tracker("wandb")
-        self._failures = Failures("metrics to wandb")
         with _started("wandb"):
             self.run = wandb.init(
                 name=name, dir=None if folder is None else os.fspath(folder), reinit="create_new", **settings
             )
             self.run.define_metric("step", hidden=True)
             self.run.define_metric("*", step_metric="step")
-        self._open = True
 
     def write(self, metrics: Mapping[str, Any], step: int) -> None:
         """Record the numbers of ``metrics`` at ``step`` (env steps, or updates offline).
@@ -48,29 +47,18 @@ class WandB:
         Raises:
             DataError: this is the first write that fails.
         """
-        with self._failures.noted():
-            self.run.log({**dict(scalars(metrics)), "step": int(step)})
+        with self._writing():
+            self.run.log({**scalars(metrics), "step": int(step)})
 
-    def close(self) -> None:
-        """End the run, once all has been handed over; a second time does nothing.
-
-        Raises:
-            DataError: some writes failed, or the run could not be ended.
-        """
-        if self._open:
-            self._open = False
-            try:
-                self.run.finish()
-            except Exception as error:  # noqa: BLE001 - raised in the next line
-                self._failures.add(error)
-            self._failures.raise_at_close()
+    def _finish(self) -> None:
+        self.run.finish()
 
 
-class MLflow:
-    """A run of MLflow, where MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME say.
+class MLflow(Sink):
+    """A run of MLflow; MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME say where it goes.
 
     Args:
-        name: Of the run; MLflow draws one where None.
+        name: Of the run; if None, MLflow draws one.
 
     Raises:
         SettingsError: mlflow is not installed.
@@ -78,46 +66,34 @@ class MLflow:
     """
 
     def __init__(self, name: str | None = None) -> None:
+        super().__init__("metrics to mlflow")
         self._mlflow = tracker("mlflow")
-        self._failures = Failures("metrics to mlflow")
         with _started("mlflow"):
             self._client = self._mlflow.MlflowClient()
-            self.run_id: str = self._client.create_run(self._experiment(), run_name=name).info.run_id
-        self._open = True
+            experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", "Default")
+            found = self._client.get_experiment_by_name(experiment)
+            experiment_id = found.experiment_id if found is not None else self._client.create_experiment(experiment)
+            self.run_id: str = self._client.create_run(str(experiment_id), run_name=name).info.run_id
 
     def write(self, metrics: Mapping[str, Any], step: int) -> None:
         """Record the numbers of ``metrics`` at ``step`` (env steps, or updates offline).
 
-        Names have ``_`` in place of characters that MLflow does not take.
+        Characters of names that MLflow does not accept become ``_``.
 
         Raises:
             DataError: this is the first write that fails.
         """
-        now = int(1000 * time.time())
-        made = self._mlflow.entities.Metric
-        with self._failures.noted():
-            found = [made(re.sub(r"[^\w\-./ :]", "_", name), value, now, int(step)) for name, value in scalars(metrics)]
+        now, metric = int(1000 * time.time()), self._mlflow.entities.Metric
+        with self._writing():
+            found = [
+                metric(re.sub(r"[^\w\-./ :]", "_", name), value, now, int(step))
+                for name, value in scalars(metrics).items()
+            ]
             for i in range(0, len(found), _BATCH):
                 self._client.log_batch(self.run_id, metrics=found[i : i + _BATCH])
 
-    def close(self) -> None:
-        """End the run; a second time does nothing.
-
-        Raises:
-            DataError: some writes failed, or the run could not be ended.
-        """
-        if self._open:
-            self._open = False
-            try:
-                self._client.set_terminated(self.run_id)
-            except Exception as error:  # noqa: BLE001 - raised in the next line
-                self._failures.add(error)
-            self._failures.raise_at_close()
-
-    def _experiment(self) -> str:
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "Default")
-        found = self._client.get_experiment_by_name(name)
-        return str(found.experiment_id if found is not None else self._client.create_experiment(name))
+    def _finish(self) -> None:
+        self._client.set_terminated(self.run_id)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from etude.experience import Experience
-from etude.experience.segments import NAMES
+from etude.experience.experience import SEGMENT_COLUMNS
 from etude.ray.members import Fragment
 from etude.runners import Finished
 
@@ -32,7 +32,7 @@ def put_together(fragments: Sequence[Fragment], *, joined: bool) -> dict[str | N
 
 def _copied(exp: Experience) -> Experience:
     """In memory of its own: what lies in the store of a cluster can't be written to, and takes its room."""
-    segments = {name: getattr(exp.segments, name).copy() for name in NAMES}
+    segments = {name: getattr(exp.segments, name).copy() for name in SEGMENT_COLUMNS}
     return Experience(
         {name: np.array(column) for name, column in exp.steps.items()},
         exp.offsets.copy(),

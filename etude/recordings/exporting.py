@@ -11,8 +11,7 @@ from etude import columns as col
 from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.arrays import ranges
-from etude.experience.experience import offsets_of
-from etude.experience.lookback import without_lookback
+from etude.experience.experience import offsets_of, without_lookback
 from etude.recordings.formats.minari_writer import MinariWriter
 from etude.recordings.formats.rllib_episodes_writer import RLlibEpisodesWriter
 from etude.recordings.formats.rllib_table_writer import RLlibTableWriter

@@ -12,7 +12,7 @@ from etude import columns as col
 from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.arrays import describe
-from etude.experience.arrow import SHAPE_KEY
+from etude.experience.table import SHAPE_KEY
 from etude.filesystems import AnyPath
 from etude.recordings.files import DataFile
 from etude.recordings.manifest import MANIFEST, Header, Manifest

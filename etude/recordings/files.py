@@ -19,7 +19,7 @@ from etude import columns as col
 from etude.anywhere import in_arrow, relative
 from etude.errors import DataError
 from etude.experience import Experience
-from etude.experience.arrow import KEYS, from_table
+from etude.experience.table import KEYS
 from etude.filesystems import AnyPath, RemotePath
 from etude.recordings import footers
 from etude.recordings.layers import reading
@@ -126,7 +126,7 @@ class DataFile:
         Raises:
             DataError: the table is not one of Experience.
         """
-        exp = from_table(table)
+        exp = Experience.from_table(table)
         if (exp.segments.t_start < 0).any():
             t = int(exp.segments.t_start.min())
             raise DataError(f"{self.path}: row group {group}: column `{col.T_INDEX}` is {t}, but counts steps from 0.")

@@ -9,7 +9,7 @@ import numpy as np
 from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.arrays import Index
-from etude.experience.lookback import without_lookback
+from etude.experience.experience import without_lookback
 from etude.recordings.batches import (
     BLOCK_BATCHES,
     BLOCK_BYTES,

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from etude import columns as col
-from etude.experience import Experience
-from etude.experience.segments import Segments
+from etude.experience import Experience, Segments
 
 Prints: TypeAlias = NDArray[np.int64]
 

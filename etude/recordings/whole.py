@@ -12,7 +12,7 @@ import numpy as np
 
 from etude.errors import DataError
 from etude.experience import Experience
-from etude.experience.lookback import without_lookback
+from etude.experience.experience import without_lookback
 from etude.recordings.pieces import copied
 from etude.recordings.recording import Recording
 

@@ -17,7 +17,7 @@ from etude import columns as col
 from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.arrays import describe
-from etude.experience.arrow import KEYS
+from etude.experience.table import KEYS
 from etude.filesystems import RemotePath
 from etude.places import located
 from etude.recordings.compression import CompressionLike, check_roots, codecs

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from etude.envs import Arena, Turn
-from etude.experience.segments import Segments
+from etude.experience import Segments
 from etude.stateful import Stateful
 
 Ints: TypeAlias = NDArray[np.int64]

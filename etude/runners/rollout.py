@@ -15,8 +15,7 @@ from etude.envs import Turn
 from etude.errors import DataError, EnvError, EtudeError, ModuleError
 from etude.experience import Experience, Segments
 from etude.experience.arrays import ranges
-from etude.experience.check import check_finite
-from etude.experience.experience import offsets_of
+from etude.experience.experience import check_finite, offsets_of
 from etude.modules import Actor, Module
 from etude.runners.episodes import EpisodeTracker
 from etude.runners.limits import Limit

@@ -37,8 +37,8 @@ def test_a_table_goes_on_where_a_killed_run_was_saved(tmp_path):
     out = trained(tmp_path / "run", "--log", "csv")
     path = out / "metrics.csv"
     whole = path.read_text()
-    last = whole.splitlines()[-1].split(",")
-    path.write_text(whole + ",".join(["3", *last[1:]]) + "\n4,")
+    with open(out / "metrics.jsonl", "a") as file:
+        file.write('{"iteration": 3, "updates": 6}\n{"iteration": 4')
     more = ["train", "ppo", "--resume", str(out), "--stop.updates", "8", "--quiet", "--log", "csv"]
     assert main(more) == 0
     assert [row["iteration"] for row in read(path)] == ["1", "2", "3", "4"]
@@ -68,10 +68,11 @@ def test_metrics_that_can_not_be_written_are_said_and_end_no_run(tmp_path, monke
     log = ["--env", "cli_runs:tidying_env", "--log", "jsonl", "csv", "tensorboard"]
     trained(out, *log, updates=60)
     said = capsys.readouterr().err.splitlines()
-    for place in ("metrics.jsonl", "metrics.csv", "tensorboard"):
-        mine = [line for line in said if str(out / place) in line]
-        assert len(mine) == 2 or (place == "tensorboard" and len(mine) == 1), "once, and at the end"
-        assert "missing" in mine[-1]
+    for place in ("metrics.jsonl", "tensorboard"):
+        first, last = (line for line in said if f"to {out / place}" in line)  # once, and at the end
+        assert "can't write" in first
+        assert "missing" in last
+    assert any("can't read the metrics" in line for line in said), "there is nothing to make metrics.csv of"
     assert not {"metrics.jsonl", "metrics.csv", "tensorboard"} & names(out)
     assert etude.load(out, env="cli_runs:tidying_env").updates == 60
 

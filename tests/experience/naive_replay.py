@@ -87,17 +87,6 @@ class NaiveReplay:
         """The stored step with this observation."""
         return next(self.steps[i] for i in self.stored if self.steps[i][0].steps[self.steps[i][1]]["obs"] == obs)
 
-    def whole(self) -> set[tuple[str, str | None, str | None]]:
-        """The chains that are stored from t 0 to their end."""
-        stored = {(id(chain), place) for chain, place in (self.steps[i] for i in self.stored)}
-        return {
-            chain.key
-            for chain in self.chains
-            if (chain.terminated or chain.truncated)
-            and chain.steps[0]["t"] == 0
-            and all((id(chain), place) in stored for place in range(len(chain.steps)))
-        }
-
 
 @st.composite
 def lives(draw: Any) -> list[Experience]:

@@ -6,7 +6,7 @@ import torch
 from hypothesis import strategies as st
 
 from etude.experience import Experience, Segments
-from etude.experience.segments import NAMES
+from etude.experience.experience import SEGMENT_COLUMNS
 
 NUMBERS = ["bool", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8"]
 TORCH_NUMBERS = ["bool", "u1", "i1", "i2", "i4", "i8", "f2", "f4", "f8"]
@@ -24,7 +24,7 @@ def assert_same(a, b):
     assert {n: bits(c) for n, c in a.steps.items()} == {n: bits(c) for n, c in b.steps.items()}
     assert {n: bits(c) for n, c in a.final_obs.items()} == {n: bits(c) for n, c in b.final_obs.items()}
     assert bits(a.offsets) == bits(b.offsets)
-    for name in NAMES:
+    for name in SEGMENT_COLUMNS:
         assert bits(getattr(a.segments, name)) == bits(getattr(b.segments, name)), name
 
 

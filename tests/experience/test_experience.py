@@ -257,5 +257,4 @@ def test_nothing_at_all_goes_through_everything():
     assert_same(Experience.from_table(empty.to_table()), empty)
     for other in (empty.cut(3), empty.join(), empty.split(0)[1], empty.select([]), empty.cut(3, lookback=2)):
         assert_same(other, empty)
-    assert empty.pad().steps["obs"].shape == (0, 0)
     assert_same(Experience.concat([empty, numbered([2])]), numbered([2]))

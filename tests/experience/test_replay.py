@@ -77,24 +77,6 @@ def test_each_step_of_an_episode_is_in_about_as_many_sequences():
     assert counts.max() < 1.5 * np.median(counts)
 
 
-@given(lives(), st.integers(1, 40))
-def test_whole_episodes_are_those_that_are_stored_from_first_to_last(exps, capacity):
-    for replay, naive in both(exps, capacity, 2):
-        whole = naive.whole()
-        assert replay.num_episodes == len(whole)
-        if not whole:
-            with pytest.raises(DataError, match="whole episode"):
-                replay.sample_episodes(1)
-            continue
-        drawn = replay.sample_episodes(150)
-        drawn.validate()
-        own = drawn.segments
-        assert set(zip(own.episode_id, own.agent_id, own.module_id, strict=True)) == whole
-        assert (own.done & (own.t_start == 0)).all()
-        for i in np.unique(drawn.steps["obs"][drawn.offsets[:-1]], return_index=True)[1]:
-            assert_is_part_of(drawn[int(i)], naive, capacity)
-
-
 def assert_is_part_of(segment: Experience, naive: NaiveReplay, length: int, lookback: int = 0) -> None:
     chain, place = naive.find(segment.steps["obs"][0])
     own, rows = segment.segments, chain.steps[place : place + length]
@@ -165,12 +147,12 @@ def test_nested_observations_and_actions_keep_their_names() -> None:
     assert (batch["next_obs/b"][~last] == 1).all()
 
 
-def test_many_chains_at_once_find_room() -> None:
+def test_many_trajectories_at_once_find_room() -> None:
     replay = Replay(500, seed=0)
     replay.add(numbered([1] * 300, terminated=True))
     replay.add(numbered([1] * 300, episode_id=[f"later{i}" for i in range(300)]))
-    assert replay.num_episodes == 200
-    assert set(replay.sample_episodes(4000).segments.episode_id) == {f"e{i}" for i in range(100, 300)}
+    expected = {f"e{i}" for i in range(100, 300)} | {f"later{i}" for i in range(300)}
+    assert set(replay.sample_sequences(8000, 1).segments.episode_id) == expected
 
 
 def test_uniform_draws_are_uniform() -> None:

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A replay that goes on from another's state goes on exactly as that one."""
 
+import base64
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -20,16 +24,9 @@ def through_a_checkpoint(state):
 
 
 def assert_draw_the_same(a: Replay, b: Replay) -> None:
-    assert (a.num_steps, a.num_added, a.num_blind, a.num_episodes) == (
-        b.num_steps,
-        b.num_added,
-        b.num_blind,
-        b.num_episodes,
-    )
+    assert (a.num_steps, a.num_added, a.num_blind) == (b.num_steps, b.num_added, b.num_blind)
     if a.num_steps:
-        assert_same(a.sample_sequences(9, 4), b.sample_sequences(9, 4))
-    if a.num_episodes:
-        assert_same(a.sample_episodes(9), b.sample_episodes(9))
+        assert_same(a.sample_sequences(9, 4, 2), b.sample_sequences(9, 4, 2))
     if a.can_sample(1):
         x, y = a.sample(30), b.sample(30)
         assert {name: bits(column) for name, column in x.items()} == {name: bits(column) for name, column in y.items()}
@@ -70,7 +67,7 @@ def test_the_next_draws_are_the_same(tmp_path_factory, before, after, capacity, 
         assert_draw_the_same(replay, other)
 
 
-def test_which_step_follows_which_is_found_again_when_rows_of_chains_were_used_again() -> None:
+def test_which_step_follows_which_is_found_again_when_rows_of_the_table_were_used_again() -> None:
     rng = np.random.default_rng(0)
     replay = Replay(17, n_step=2, seed=0)
     for i in range(60):
@@ -89,7 +86,7 @@ def test_an_empty_one_has_a_state_too() -> None:
 
 
 @pytest.mark.parametrize("num_added", [30_000, 100_000])
-def test_it_is_within_five_percent_of_the_raw_arrays(num_added: int) -> None:
+def test_it_is_within_ten_percent_of_the_raw_arrays(num_added: int) -> None:
     """The rows of Pendulum, 8 envs in turns, episodes of 200 steps."""
     replay, turns = Replay(50_000, seed=0), num_added // 8
     slots = np.tile(np.arange(8), turns)
@@ -106,7 +103,7 @@ def test_it_is_within_five_percent_of_the_raw_arrays(num_added: int) -> None:
     replay.add(Experience(steps, np.arange(8 * turns + 1), segments, {"obs": obs}))
     state = replay.state_dict()
     raw = sum(column[: replay.num_steps].nbytes for column in steps.values())
-    assert raw < size(state) < 1.05 * raw
+    assert raw < size(state) < 1.1 * raw
     other = Replay(50_000, seed=1)
     other.load_state_dict(state)
     assert_draw_the_same(replay, other)
@@ -128,6 +125,32 @@ def test_a_state_of_another_kind_of_replay_is_refused() -> None:
         Replay(10, priorities=Priorities()).load_state_dict(state)
     with pytest.raises(CheckpointError, match="saved with priorities, but this one is without"):
         replay.load_state_dict(Replay(10, priorities=Priorities()).state_dict())
-    broken = {**state, "storage": {**state["storage"], "lane": state["storage"]["lane"][:-1]}}
-    with pytest.raises(CheckpointError, match=r"is broken: it is of 4 steps, .* columns of \{'lane': 3\}"):
+    broken = {**state, "storage": {**state["storage"], "trajectory": state["storage"]["trajectory"][:-1]}}
+    with pytest.raises(CheckpointError, match=r"is broken: it is of 4 steps, .* columns of \{'trajectory': 3\}"):
         Replay(10).load_state_dict(broken)
+    broken = {**state, "storage": {**state["storage"], "trajectory": np.array([0, 0, 1, 0], np.uint8)}}
+    with pytest.raises(CheckpointError, match="is broken: it is of 4 steps"):
+        Replay(10).load_state_dict(broken)
+
+
+@pytest.mark.parametrize("kind", ["uniform", "prioritized"])
+def test_a_state_of_the_format_before_goes_on(kind) -> None:
+    """The file holds states as they were saved before, and what was drawn next; written when that was current."""
+    saved = json.loads((Path(__file__).parent / "replay_with_lanes.json").read_text())[kind]
+    arrays = {
+        name: np.frombuffer(base64.b64decode(array["data"]), array["dtype"]).reshape(array["shape"])
+        for name, array in saved["arrays"].items()
+    }
+    state = decode(saved["state"], arrays)
+    replay = Replay(23, n_step=2, priorities=Priorities() if kind == "prioritized" else None)
+    replay.load_state_dict(state)
+    assert replay.num_blind == saved["num_blind"] > 0
+    assert {name: column.tolist() for name, column in replay.sample(12).items()} == saved["sample"]
+    drawn = replay.sample_sequences(6, 3, 1)
+    assert drawn.steps["obs"].tolist() == saved["obs"]
+    assert drawn.final_obs["obs"].tolist() == saved["final_obs"]
+    for name in ("episode_id", "agent_id", "t_start", "lookback"):
+        assert getattr(drawn.segments, name).tolist() == saved[name]
+    state["storage"]["lane"] = state["storage"]["lane"][:-1]
+    with pytest.raises(CheckpointError, match="is broken: it is of 23 steps"):
+        replay.load_state_dict(state)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.experience.returns import discounted_returns, gae, n_step, n_step_returns, vtrace
+from etude.experience.returns import discounted_returns, gae, n_step, vtrace
 
 fractions = st.sampled_from([0.0, 0.3, 0.9, 0.99, 1.0])
 
@@ -104,17 +104,6 @@ def test_gae(case, gamma, lambda_):
 
 @given(cases, st.integers(1, 12), fractions)
 def test_n_step(case, n, gamma):
-    def returns(reward, value, bootstrap, log_ratio):  # Sutton & Barto 2018, 7.1
-        values, end = np.append(value, bootstrap), len(reward)
-        return [
-            sum(gamma**k * reward[t + k] for k in range(min(n, end - t)))
-            + gamma ** min(n, end - t) * values[min(t + n, end)]
-            for t in range(end)
-        ]
-
-    found = case.both(lambda r, v, b, _: n_step_returns(r, v, b, case.offsets, n, gamma))
-    np.testing.assert_allclose(found, case.each(returns), **close)
-
     sums = n_step(case.reward, case.offsets, n, gamma)
     for i in range(len(case.offsets) - 1):
         for t in range(case.offsets[i], case.offsets[i + 1]):
@@ -175,7 +164,6 @@ def test_terminated_truncated_and_cut_segments_differ_by_their_bootstrap():
     expected = [1.5, 1, 4, 6, 4, 6]
     assert discounted_returns(reward, bootstrap, offsets, 0.5).tolist() == expected
     assert gae(reward, value, bootstrap, offsets, 0.5, 1.0)[0].tolist() == expected
-    assert n_step_returns(reward, value, bootstrap, offsets, 5, 0.5).tolist() == expected
     assert vtrace(reward, value, bootstrap, value, offsets, 0.5).value_target.tolist() == expected
 
 
@@ -193,7 +181,7 @@ def test_results_have_the_dtype_of_the_rewards(dtype):
     found = [
         discounted_returns(case.reward, case.bootstrap, case.offsets, 0.9),
         *gae(case.reward, case.value, case.bootstrap, case.offsets, 0.9, 0.9),
-        n_step_returns(case.reward, case.value, case.bootstrap, case.offsets, 3, 0.9),
+        n_step(case.reward, case.offsets, 3, 0.9).reward,
         *vtrace(case.reward, case.value, case.bootstrap, case.log_ratio, case.offsets, 0.9),
     ]
     assert {array.dtype for array in found} == {np.dtype(dtype)}

@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 
-from etude.experience.sum_tree import SumTree
+from etude.experience.priorities import SumTree
 
 SIZES = [1, 7, 32, 1024, 1025, 5000, 40_000]
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from some_experience import assert_same, numbered
 
-from etude.experience.lookback import without_lookback
+from etude.experience.experience import without_lookback
 
 
 def test_what_is_left_are_the_steps_themselves() -> None:

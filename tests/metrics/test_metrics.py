@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.errors import EtudeError
-from etude.metrics import Delta, Metrics
+from etude.metrics import Metrics
 
 KINDS = ("mean", "sum", "min", "max", "throughput", "lifetime", "window", "ema")
 WINDOW = 5
@@ -77,33 +77,6 @@ def test_each_kind_is_what_its_name_says(by, parts, form):
     assert metrics.peek() == metrics.peek() == {"x": close(naive(by, values, 0.5 * len(parts)))}
 
 
-@given(kinds, parts_of_values, forms, st.data())
-def test_merging_parts_is_as_logging_all_in_one(by, parts, form, data):
-    """Over a tree: contributors report in rounds, by way of others or not, and read for themselves between."""
-    clock = Clock()
-    whole, root, between = Metrics(clock), Metrics(clock), Metrics(Clock())
-    contributors = [Metrics(Clock()) for _ in range(3)]
-    for part in parts:
-        log(whole, "a/x", part, by, form)
-        who = data.draw(st.integers(0, 3))
-        if who == 3:
-            log(root, "a/x", part, by, form)
-            continue
-        log(contributors[who], "a/x", part, by, form)
-        if data.draw(st.booleans()):
-            contributors[who].reduce()
-        if data.draw(st.booleans()):
-            between.merge([contributors[who].take()])
-            root.merge([between.take()])
-        else:
-            root.merge([contributors[who].take()])
-        assert contributors[who].take().entries == {}
-    clock.now += 2
-    expected = whole.peek()
-    assert root.peek() == {name: close(value) for name, value in expected.items()}
-    assert root.take().entries.keys() == whole.take().entries.keys()
-
-
 @given(kinds, parts_of_values, st.integers(0, 5))
 def test_after_reduce_some_begin_anew_and_some_go_on(by, parts, cut):
     clock = Clock()
@@ -130,8 +103,6 @@ def test_state_goes_on_exactly(by, parts, cut):
     one, other = Metrics(clock), Metrics(Clock(7.0))
     for part in parts[:cut]:
         log(one, "x", part, by, "floats")
-    taken = one.take() if cut % 2 else None
-    root = Metrics(clock)
     clock.now += 1
     other.log("gone", 1.0)
     other.load_state_dict(one.state_dict())
@@ -140,11 +111,6 @@ def test_state_goes_on_exactly(by, parts, cut):
             log(metrics, "x", part, by, "floats")
     assert one.peek() == other.peek()
     assert _same(one.state_dict(), other.state_dict())
-    delta, same = one.take(), other.take()
-    assert _same(delta.entries, same.entries)
-    assert delta.source != same.source
-    root.merge([taken, delta] if taken else [delta])
-    assert root.peek() == {name: close(value) for name, value in one.peek().items()}
 
 
 def _same(a, b):
@@ -153,63 +119,30 @@ def _same(a, b):
     return np.array_equal(a, b)
 
 
-def test_a_report_is_merged_once():
-    runner, other, root = Metrics(), Metrics(), Metrics()
-    runner.log("steps", 10, "lifetime")
-    other.log("steps", 1, "lifetime")
-    first = runner.take()
-    root.merge([first, other.take()])
-    for again in ([first], [other.take(), first]):
-        with pytest.raises(
-            EtudeError, match=r"report 1 of \w+ can't be merged after its report 1: it would count twice"
-        ):
-            root.merge(again)
-    runner.log("steps", 5, "lifetime")
-    second, third = runner.take(), runner.take()
-    with pytest.raises(EtudeError, match="report 2 of .* after its report 3"):
-        root.merge([third, second])
-    assert root.peek() == {"steps": 11}, "what was refused must leave nothing behind"
-    root.merge([second, third])
-    assert root.peek() == {"steps": 16}
-    resumed = Metrics()
-    resumed.load_state_dict(root.state_dict())
-    with pytest.raises(EtudeError, match="twice"):
-        resumed.merge([second])
-
-
-def test_a_lost_report_costs_only_itself():
-    runner, root = Metrics(), Metrics()
-    for steps in (1, 2, 4):
-        runner.log("steps", steps, "lifetime")
-        delta = runner.take()
-        if steps != 2:
-            root.merge([delta])
-    assert root.peek() == {"steps": 5}
-
-
-def test_a_resumed_contributor_reports_only_what_is_new():
-    """Lifetime totals that both sides had before are not counted again."""
-    runner, root = Metrics(), Metrics()
-    runner.log("steps", 100, "lifetime")
-    root.merge([runner.take()])
-    resumed = Metrics()
-    resumed.load_state_dict(runner.state_dict())
-    resumed.log("steps", 7, "lifetime")
-    root.merge([resumed.take()])
-    assert resumed.peek() == root.peek() == {"steps": 107}
-
-
-def test_reports_and_state_are_plain_data():
+def test_a_state_is_plain_data():
     metrics = Metrics()
     for by in KINDS:
         metrics.log(by, [1, 2], by)
-    plain = json.dumps([metrics.take(), metrics.state_dict()], default=np.ndarray.tolist)
-    (source, number, entries), state = json.loads(plain)
-    root = Metrics(Clock())
-    root.merge([Delta(source, number, entries)])
-    assert root.peek()["mean"] == 1.5
-    root.load_state_dict(state)
-    assert root.peek()["window"] == 1.5
+    state = json.loads(json.dumps(metrics.state_dict(), default=np.ndarray.tolist))
+    other = Metrics(Clock())
+    other.load_state_dict(state)
+    assert (other.peek()["mean"], other.peek()["window"], other.peek()["max"]) == (1.5, 1.5, 2)
+
+
+def test_a_state_of_the_format_before_goes_on():
+    """It held what was new since a report, and which reports were merged, too."""
+    seen = {"count": 2, "sum": 3.0, "min": 1.0, "max": 2.0}
+    empty = {"count": 0, "sum": 0.0, "min": math.inf, "max": -math.inf}
+    entries = {
+        name: {"by": name, "window": 100, "seen": state, "new": empty}
+        for name, state in (("mean", seen), ("max", empty), ("lifetime", seen))
+    }
+    metrics = Metrics(Clock())
+    metrics.load_state_dict({"entries": entries, "merged": {"a": 1}, "seconds": 4.0})
+    assert metrics.peek() == {"mean": 1.5, "lifetime": 3.0}
+    metrics.log("max", -7.0, "max")
+    metrics.log("mean", 6.0)
+    assert metrics.peek() == {"mean": 3.0, "max": -7.0, "lifetime": 3.0}
 
 
 def test_names_are_nested_and_ordered():
@@ -298,7 +231,7 @@ def test_what_is_no_number_is_refused(value):
 
 
 def test_one_name_means_one_thing():
-    metrics, other = Metrics(), Metrics()
+    metrics = Metrics()
     metrics.log("x", 1)
     metrics.log("w", 1, "window", window=3)
     with pytest.raises(EtudeError, match="`x` was logged by 'mean' and now by 'sum': take another name"):
@@ -309,16 +242,7 @@ def test_one_name_means_one_thing():
         metrics.log("y", 1, "median")
     with pytest.raises(EtudeError, match="`y` is to be logged over 0 values, but it must be at least 1"):
         metrics.log("y", 1, "window", window=0)
-    other.log("fine", 1)
-    other.log("x", 1, "max")
-    with pytest.raises(EtudeError, match="`x` was logged by 'mean' and now by 'max'"):
-        metrics.merge([other.take()])
-    third = Metrics()
-    for contributor, by in ((other, "min"), (third, "max")):
-        contributor.log("new", 1, by)
-    with pytest.raises(EtudeError, match="`new` was logged by 'min' and now by 'max'"):
-        metrics.merge([other.take(), third.take()])
-    assert metrics.peek() == {"x": 1, "w": 1}, "a merge that fails leaves nothing behind"
+    assert metrics.peek() == {"x": 1, "w": 1}
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")

@@ -15,8 +15,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from etude.errors import DataError
 from etude.metrics import JSONLines, TensorBoard, cut_jsonl, read_jsonl
-from etude.metrics.events import masked_crc
-from etude.metrics.table import CSV
 
 
 def test_lines_come_back_in_order(tmp_path):
@@ -83,7 +81,7 @@ def test_missing_metrics_are_named(tmp_path):
 def test_every_line_written_before_a_kill_is_there(tmp_path):
     path = tmp_path / "m.jsonl"
     code = (
-        "import sys\nfrom etude.metrics.sinks import JSONLines\n"
+        "import sys\nfrom etude.metrics.writers import JSONLines\n"
         f"sink = JSONLines({str(path)!r})\n"
         "for i in range(10**9):\n    sink.write({'i': i})\n    print(i, flush=True)\n"
     )
@@ -136,30 +134,21 @@ def test_two_runs_in_one_folder_are_two_files(tmp_path):
 
 
 def test_events_of_a_process_that_forgets_to_close_are_written(tmp_path):
-    code = f"from etude.metrics.sinks import TensorBoard\nt = TensorBoard({str(tmp_path)!r})\nt.write({{'a': 4}}, 2)\n"
+    code = f"from etude.metrics import TensorBoard\nt = TensorBoard({str(tmp_path)!r})\nt.write({{'a': 4}}, 2)\n"
     subprocess.run([sys.executable, "-c", code], check=True)
     assert _scalars(tmp_path) == {"a": [(2, 4)]}
 
 
-def test_a_failed_write_is_raised_and_blocks_nobody(tmp_path, monkeypatch):
+def test_a_file_that_can_not_be_made_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr("socket.gethostname", lambda: "x" * 300)  # longer than a file's name may be
-    sink = TensorBoard(tmp_path)
-    with pytest.raises(DataError, match=r"can't write TensorBoard events to .*: .*File name too long"):
-        _write_many(sink)
-    with pytest.raises(DataError, match="File name too long"):
-        sink.close()
+    with pytest.raises(DataError, match=r"can't write TensorBoard events to .*: File name too long"):
+        TensorBoard(tmp_path)
 
 
-def _write_many(sink):
-    for i in range(5000):  # many more than there are places in the queue
-        sink.write({"a": 1}, i)
-
-
-@pytest.mark.parametrize("sink", [JSONLines, CSV])
 @pytest.mark.parametrize("happens", ["removed", "moved", "made anew"])
-def test_a_folder_that_goes_away_is_an_error_at_the_next_write(tmp_path, sink, happens):
+def test_a_folder_that_goes_away_is_an_error_at_the_next_write(tmp_path, happens):
     folder = tmp_path / "run"
-    metrics = sink(folder / "metrics")
+    metrics = JSONLines(folder / "metrics")
     metrics.write({"a": 1})
     if happens == "moved":
         folder.rename(tmp_path / "elsewhere")
@@ -180,10 +169,9 @@ def test_a_folder_that_goes_away_is_an_error_at_the_next_write(tmp_path, sink, h
 def test_a_folder_of_events_that_goes_away_is_an_error(tmp_path):
     board = TensorBoard(tmp_path / "run")
     board.write({"a": 1}, 1)
-    while not board.path.exists():
-        pass
     shutil.rmtree(tmp_path / "run")
-    board.write({"a": 2}, 2)
+    with pytest.raises(DataError, match="deleted or replaced"):
+        board.write({"a": 2}, 2)
     with pytest.raises(DataError, match="deleted or replaced"):
         board.close()
 
@@ -214,22 +202,6 @@ def test_writing_to_a_closed_sink_is_refused(tmp_path):
         sink.write({"a": 1}, 1)
 
 
-def test_the_checksum_is_crc32c():
-    def crc(data):  # bit by bit, RFC 3720's polynomial
-        value = 0xFFFFFFFF
-        for byte in data:
-            value ^= byte
-            for _ in range(8):
-                value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
-        return value ^ 0xFFFFFFFF
-
-    assert crc(b"123456789") == 0xE3069283
-    for data in (b"", b"123456789", bytes(range(256))):
-        value = crc(data)
-        masked = ((value >> 15 | value << 17 & 0xFFFFFFFF) + 0xA282EAD8) % 2**32
-        assert masked_crc(data) == masked.to_bytes(4, "little")
-
-
 def test_the_sinks_import_neither_torch_nor_tensorflow(tmp_path):
     code = (
         "import sys\nfrom etude.metrics import JSONLines, TensorBoard\n"
@@ -237,6 +209,5 @@ def test_the_sinks_import_neither_torch_nor_tensorflow(tmp_path):
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
         f"t = TensorBoard({str(tmp_path)!r})\nt.write({{'a': 1}}, 1)\nt.close()\n"
         "assert not (heavy - {'tensorboard'}) & set(sys.modules)\n"
-        "assert 'tensorboard.compat.tensorflow_stub' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

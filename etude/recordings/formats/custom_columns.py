@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.columns import Columns
 from etude.errors import DataError
-from etude.experience import Experience
+from etude.experience import Experience, Segments
 from etude.experience.experience import offsets_of
-from etude.experience.segments import Segments
 from etude.recordings.formats.inferring import reserved
 from etude.spaces import Flattener, Space, leaf_dtype, leaf_shape, leaves
 

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.errors import DataError
-from etude.experience import Experience
+from etude.experience import Experience, Segments
 from etude.experience.experience import offsets_of
-from etude.experience.segments import Segments
 from etude.filesystems import AnyPath
 from etude.recordings.formats.grouping import grouped
 from etude.recordings.formats.inferring import fitting, widened

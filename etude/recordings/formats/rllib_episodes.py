@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.columns import Columns
 from etude.errors import DataError, SpaceError
-from etude.experience import Experience
+from etude.experience import Experience, Segments
 from etude.experience.experience import offsets_of
-from etude.experience.segments import Segments
 from etude.filesystems import AnyPath
 from etude.recordings import footers
 from etude.recordings.formats import rllib_columns as words

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from etude.columns import Columns
+from etude.experience import Segments
 from etude.experience.experience import offsets_of
-from etude.experience.segments import Segments
 from etude.recordings.formats.rllib_rows import chained, keys_of, linked
 
 Index = NDArray[np.int64]

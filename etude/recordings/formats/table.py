@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.columns import Columns
 from etude.errors import DataError
-from etude.experience import Experience
-from etude.experience.segments import Segments
+from etude.experience import Experience, Segments
 from etude.recordings.formats.parts import Place, Problem, UnreadableError, chosen
 from etude.recordings.formats.source import DONE, FLAGS, KEYS, Source, described
 from etude.recordings.formats.table_columns import Plan, TableColumns

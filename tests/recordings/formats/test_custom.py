@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from etude.errors import DataError, SettingsError
-from etude.experience import Experience
-from etude.experience.segments import Segments
+from etude.experience import Experience, Segments
 from etude.recordings import Recording, validate
 from etude.recordings.formats import custom, custom_rows
 from etude.recordings.formats.custom import read_binary, read_text

@@ -10,50 +10,50 @@ field's metadata; images (uint8 of two or more axes) are fixed-size binary, whic
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from etude import columns as col
+from etude.columns import Columns
 from etude.errors import DataError
-from etude.experience.arrays import zeros
-from etude.experience.segments import Segments
-
-if TYPE_CHECKING:
-    from etude.experience.experience import Experience
+from etude.experience.arrays import Index, zeros
 
 SHAPE_KEY = b"etude:shape"
-KEYS = (col.EPISODE_ID, col.AGENT_ID, col.MODULE_ID, col.T_INDEX, col.LOOKBACK, col.TERMINATED, col.TRUNCATED)
+IDS = (col.EPISODE_ID, col.AGENT_ID, col.MODULE_ID)
+KEYS = (*IDS, col.T_INDEX, col.LOOKBACK, col.TERMINATED, col.TRUNCATED)
 
 
-def to_table(exp: "Experience") -> pa.Table:
-    """See `Experience.to_table`."""
-    exp = exp.numpy()
-    lengths, segments = exp.lengths, exp.segments
-    start_rows, end_rows = exp.offsets[:-1], exp.offsets[1:] - 1
+def to_table(steps: Columns, offsets: Index, segments: Columns, final_obs: Columns) -> pa.Table:
+    """The parts of an Experience, in NumPy, as a table; ``segments`` are the columns of `Segments` by name.
+
+    Raises:
+        DataError: a column has a name or holds values that a recording can't keep.
+    """
+    lengths, num_steps = np.diff(offsets), int(offsets[-1])
+    start_rows, end_rows = offsets[:-1], offsets[1:] - 1
+    t = np.arange(num_steps) + np.repeat(segments["t_start"] - start_rows, lengths)
     columns: list[tuple[pa.Field, pa.Array]] = [
-        _keyed(col.EPISODE_ID, segments.episode_id, lengths),
-        _keyed(col.AGENT_ID, segments.agent_id, lengths),
-        _keyed(col.MODULE_ID, segments.module_id, lengths),
-        _plain(col.T_INDEX, pa.array(exp.t())),
-        _plain(col.LOOKBACK, _sparse(segments.lookback, start_rows, exp.num_steps), nullable=True),
+        *(_keyed(name, segments[name], lengths) for name in IDS),
+        _plain(col.T_INDEX, pa.array(t)),
+        _plain(col.LOOKBACK, _sparse(segments["lookback"], start_rows, num_steps), nullable=True),
     ]
-    for name, values in exp.steps.items():
+    for name, values in steps.items():
         if name in KEYS or col.is_under(name, col.FINAL_OBS):
             raise DataError(
                 f"a step column can't be called `{name}`: a recording keeps segments' facts there. Rename it."
             )
         columns.append(_column(name, np.asarray(values)))
-    columns += [
-        _plain(col.TERMINATED, pa.array(exp.at_ends(segments.terminated))),
-        _plain(col.TRUNCATED, pa.array(exp.at_ends(segments.truncated))),
-    ]
-    known = segments.has_final_obs
-    for name, values in exp.final_obs.items():
+    for name in (col.TERMINATED, col.TRUNCATED):
+        flags = np.zeros(num_steps, bool)
+        flags[end_rows] = segments[name]
+        columns.append(_plain(name, pa.array(flags)))
+    known = segments["has_final_obs"]
+    for name, values in final_obs.items():
         renamed = col.FINAL_OBS + name[len(col.OBS) :]
-        columns.append(_column(renamed, np.asarray(values)[known], end_rows[known], exp.num_steps))
+        columns.append(_column(renamed, np.asarray(values)[known], end_rows[known], num_steps))
     return pa.Table.from_arrays([array for _, array in columns], schema=pa.schema([field for field, _ in columns]))
 
 
@@ -134,18 +134,8 @@ def _flat(name: str, values: NDArray[Any], absent: NDArray[np.bool_] | None = No
     raise DataError(f"column `{name}` holds objects that are not strings ({array.type}). Convert it to numbers.")
 
 
-def from_table(table: pa.Table) -> "Experience":
-    """See `Experience.from_table`.
-
-    Rows that a filter left out cut segments: a piece whose end is missing has no ``final_obs``. How many rows of a
-    segment are lookback is known only where its first row is there: `etude.recordings.Recording.read` can filter rows
-    without losing it.
-
-    Raises:
-        DataError: a key column is missing, or a column's type is not one that `to_table` makes.
-    """
-    from etude.experience.experience import Experience
-
+def from_table(table: pa.Table) -> tuple[Columns, Index, Columns, Columns]:
+    """The steps, offsets, segments' columns and ``final_obs`` of a table; see `Experience.from_table`."""
     for name in (col.EPISODE_ID, col.T_INDEX):
         if name not in table.column_names:
             raise DataError(f"the table has no column `{name}`; it has {', '.join(table.column_names)}.")
@@ -157,7 +147,7 @@ def from_table(table: pa.Table) -> "Experience":
     if final_names:
         ends_known = _valid(_one(table[final_names[0]]))
     t = to_numpy(table, col.T_INDEX)
-    keys = {name: _codes(table, name) for name in (col.EPISODE_ID, col.AGENT_ID, col.MODULE_ID)}
+    keys = {name: _codes(table, name) for name in IDS}
     terminated, truncated = _flags(table, col.TERMINATED), _flags(table, col.TRUNCATED)
     lookback = _one(table[col.LOOKBACK]) if col.LOOKBACK in table.column_names else None
     starts = _segment_starts(t, [codes for codes, _ in keys.values()], ends_known | terminated | truncated)
@@ -172,18 +162,15 @@ def from_table(table: pa.Table) -> "Experience":
         final = np.full((len(first), *rows.shape[1:]), None if rows.dtype == object else 0, rows.dtype)
         final[known] = rows
         final_obs[col.OBS + name[len(col.FINAL_OBS) :]] = final
-    segments = Segments.of(
-        len(first),
-        episode_id=_strings_at(*keys[col.EPISODE_ID], first),
-        agent_id=_strings_at(*keys[col.AGENT_ID], first),
-        module_id=_strings_at(*keys[col.MODULE_ID], first),
-        t_start=t[first],
-        lookback=0 if lookback is None else _lookback_at(lookback, first),
-        terminated=terminated[last],
-        truncated=truncated[last],
-        has_final_obs=known,
-    )
-    return Experience(steps, offsets, segments, final_obs)
+    segments = {
+        **{name: _strings_at(*keys[name], first) for name in IDS},
+        "t_start": t[first],
+        "lookback": np.zeros(len(first), np.int64) if lookback is None else _lookback_at(lookback, first),
+        "terminated": terminated[last],
+        "truncated": truncated[last],
+        "has_final_obs": known,
+    }
+    return steps, offsets, segments, final_obs
 
 
 def _lookback_at(lookback: pa.Array, first: NDArray[np.int64]) -> NDArray[Any]:

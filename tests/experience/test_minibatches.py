@@ -3,25 +3,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from some_experience import TORCH_NUMBERS, bits, experiences, numbered
-
-
-@given(experiences(dtypes=TORCH_NUMBERS, with_strings=True), st.none() | st.integers(1, 7), st.booleans())
-def test_padding_puts_each_step_in_its_place_and_nothing_elsewhere(exp, max_len, as_tensors):
-    exp = exp.to("cpu") if as_tensors else exp
-    padded = exp.pad(max_len)
-    cut = exp if max_len is None else exp.cut(max_len)
-    width = max(cut.lengths, default=0)
-    assert padded.lengths.tolist() == cut.lengths.tolist()
-    assert padded.mask.shape == (len(cut), width)
-    for name, column in cut.numpy().steps.items():
-        rows = padded.steps[name] if isinstance(padded.steps[name], np.ndarray) else padded.steps[name].numpy()
-        assert rows.shape == (len(cut), width, *column.shape[1:])
-        for i, n in enumerate(cut.lengths):
-            assert bits(rows[i, :n]) == bits(column[cut.offsets[i] : cut.offsets[i + 1]])
-            assert not rows[i, n:].any()
-    for i, n in enumerate(cut.lengths):
-        assert padded.mask[i].tolist() == [cut.segments.lookback[i] <= k < n for k in range(width)]
+from some_experience import experiences, numbered
 
 
 @given(experiences(), st.integers(1, 9), st.integers(1, 3), st.booleans())

@@ -1,0 +1,409 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps in a replay: columns that are overwritten in a ring, and the trajectories that the steps belong to.
+
+A trajectory is a sequence of steps of one agent in one episode without a gap. It is open while it can be continued.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+from urllib.parse import quote
+
+import numpy as np
+from numpy.typing import NDArray
+
+from etude import columns as col
+from etude.columns import Columns
+from etude.errors import CheckpointError, DataError
+from etude.experience.arrays import Array, Index, describe
+from etude.experience.experience import Experience, Segments, offsets_of
+
+Key: TypeAlias = tuple[str, str | None, str | None]
+"""The ids of episode, agent and module."""
+
+_TABLE: dict[str, Any] = {
+    "episode_id": object,
+    "agent_id": object,
+    "module_id": object,
+    "tail": np.int64,  # the row of the last step
+    "count": np.int64,  # stored steps; 0 if this row of the table is free
+    "t_next": np.int64,  # the index in the episode of the step that would come next
+    "terminated": np.bool_,
+    "truncated": np.bool_,
+    "known": np.bool_,  # the observation after the last step is stored
+    "blind": np.bool_,  # it is not, though the episode did not terminate, so that it is needed
+}
+
+
+class Added(NamedTuple):
+    """Where steps were put: in ``num`` rows from ``start`` on, continuing at row 0 after the last."""
+
+    start: int
+    num: int
+    unseen: list[int]
+    """Rows after which nothing was observed, though the episode did not terminate."""
+    seen: list[int]
+    """Rows for which that was so until now. They may be among ``unseen``."""
+
+
+class Trajectories:
+    """Steps by row: step n of all that were ever added is in row ``n % capacity``.
+
+    The row ``capacity`` belongs to no step: it stands for what follows the last step of a trajectory, and holds zeros.
+
+    Args:
+        capacity: The most steps that are held.
+        path: A folder for the columns, a raw file each, mapped into memory; None holds them in memory.
+    """
+
+    def __init__(self, capacity: int, path: str | os.PathLike[str] | None) -> None:
+        self.capacity = capacity
+        self.num_steps = self.num_added = self.num_blind = 0
+        self.columns: Columns = {}
+        index_type = np.int32 if capacity < 2**31 - 1 else np.int64
+        self.after: NDArray[Any] = np.full(capacity + 1, capacity, index_type)
+        """The row of the next step, by row."""
+        self.before: NDArray[Any] = np.full(capacity + 1, capacity, index_type)
+        """The row of the step before, by row: it may have been overwritten since; see `walk_back`."""
+        self.trajectory = np.zeros(capacity + 1, np.int32)
+        """The trajectory of a step, by row."""
+        self.t = np.zeros(capacity + 1, np.int32)
+        """A step's index in its episode, by row."""
+        self.table: dict[str, NDArray[Any]] = {name: np.zeros(0, dtype) for name, dtype in _TABLE.items()}
+        """What is known of trajectories, a row each."""
+        self.final_obs: Columns = {}
+        """The observation after the last step of each trajectory."""
+        self._path = None if path is None else Path(path)
+        self._open: dict[Key, int] = {}
+        self._free: list[int] = []
+        self._used = 0  # the table's rows from this one on have never been used
+
+    @property
+    def oldest(self) -> int:
+        """The row of the oldest step."""
+        return (self.num_added - self.num_steps) % self.capacity
+
+    def _column(self, name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        """A new column of zeros; it replaces the file of an older one with that name, which stays usable."""
+        if self._path is None or 0 in shape:
+            return np.zeros(shape, dtype)
+        self._path.mkdir(parents=True, exist_ok=True)
+        file = self._path / f"{quote(name, safe='')}.bin"
+        file.unlink(missing_ok=True)  # a process that has the old one mapped keeps it; truncating would break it
+        return np.asarray(np.memmap(file, dtype, "w+", shape=shape))
+
+    def _allocate(self, steps: Mapping[str, Array], final_obs: Mapping[str, Array], num: int = 0) -> None:
+        """Make room for columns such as these, and for ``num`` trajectories; forget all that is held."""
+        rows = self.capacity + 1
+        self.columns = {name: self._column(name, (rows, *x.shape[1:]), x.dtype) for name, x in steps.items()}
+        self.table = {name: np.zeros(0, dtype) for name, dtype in _TABLE.items()}
+        self.final_obs = {name: x[:0] for name, x in final_obs.items()}
+        self._open, self._free, self._used = {}, [], 0
+        self._resize(max(16, num))
+
+    def _resize(self, size: int) -> None:
+        """Make room for this many trajectories."""
+        for name, old in self.table.items():
+            self.table[name] = np.full(size, None) if old.dtype == object else np.zeros(size, old.dtype)
+            self.table[name][: self._used] = old[: self._used]
+        for name, old in self.final_obs.items():
+            self.final_obs[name] = self._column(f"final_{name}", (size, *old.shape[1:]), old.dtype)
+            self.final_obs[name][: self._used] = old[: self._used]
+
+    # -- adding -------------------------------------------------------------------------------------------------
+
+    def add(self, exp: Experience) -> Added:
+        """Store at most ``capacity`` steps, without lookback, in place of the oldest ones; see `Replay.add`."""
+        if not self.columns:
+            _check_first(exp)
+            self._allocate(exp.steps, exp.final_obs)
+        self._check_same(exp)
+        start, num = self.num_added % self.capacity, exp.num_steps
+        self._evict(num)
+        fits = min(num, self.capacity - start)
+        for name, column in self.columns.items():
+            values = exp.steps[name]
+            column[start : start + fits] = values[:fits]
+            if fits < num:
+                column[: num - fits] = values[fits:]
+        unseen, seen = self._link(exp, start)
+        self.num_added += num
+        self.num_steps += num
+        return Added(start, num, unseen, seen)
+
+    def _evict(self, num: int) -> None:
+        """Make room for ``num`` steps."""
+        over = self.num_steps + num - self.capacity
+        if over <= 0:
+            return
+        oldest = self.oldest
+        self.num_steps -= over
+        if over == 1:
+            self._drop(int(self.trajectory[oldest]), 1)
+            return
+        rows = np.arange(oldest, oldest + over) % self.capacity
+        for k, count in zip(*(x.tolist() for x in np.unique(self.trajectory[rows], return_counts=True)), strict=True):
+            self._drop(k, count)
+
+    def _drop(self, k: int, num: int) -> None:
+        """Forget the oldest ``num`` steps of a trajectory."""
+        table = self.table
+        left = int(table["count"][k]) - num
+        table["count"][k] = left
+        if left:
+            return
+        key = (table["episode_id"][k], table["agent_id"][k], table["module_id"][k])
+        if self._open.get(key) == k:
+            del self._open[key]
+        self.num_blind -= int(table["blind"][k])
+        table["blind"][k] = False
+        table["episode_id"][k] = None
+        self._free.append(k)
+
+    def _link(self, exp: Experience, start: int) -> tuple[list[int], list[int]]:
+        """Attach the segments of ``exp``, whose steps are in the rows from ``start`` on, to their trajectories.
+
+        Returns `Added.unseen` and `Added.seen`.
+        """
+        unseen: list[int] = []
+        seen: list[int] = []
+        own, capacity = exp.segments, self.capacity
+        keys = zip(own.episode_id.tolist(), own.agent_id.tolist(), own.module_id.tolist(), strict=True)
+        ends = zip(own.terminated.tolist(), own.truncated.tolist(), own.has_final_obs.tolist(), strict=True)
+        bounds, each = exp.offsets.tolist(), zip(keys, own.t_start.tolist(), ends, strict=True)
+        for i, (key, t, (terminated, truncated, known)) in enumerate(each):
+            length = bounds[i + 1] - bounds[i]
+            head, tail = (start + bounds[i]) % capacity, (start + bounds[i + 1] - 1) % capacity
+            found = self._open.get(key)
+            if found is None or self.table["t_next"][found] != t:
+                k = self._begin(key)
+                self.before[head] = capacity
+            else:
+                k = found
+                last = int(self.table["tail"][k])
+                self.after[last], self.before[head] = head, last
+                if self.table["blind"][k]:
+                    seen.append(last)
+            if length == 1:
+                self.trajectory[head], self.t[head] = k, t
+            else:
+                rows = np.arange(head, head + length) % capacity
+                self.trajectory[rows] = k
+                self.t[rows] = np.arange(t, t + length)
+                self.after[rows[:-1]], self.before[rows[1:]] = rows[1:], rows[:-1]
+            self.after[tail] = capacity
+            for name, column in self.final_obs.items():
+                column[k] = exp.final_obs[name][i]
+            table, blind = self.table, not (known or terminated)
+            self.num_blind += blind - int(table["blind"][k])
+            table["tail"][k], table["t_next"][k] = tail, t + length
+            table["count"][k] += length
+            table["terminated"][k], table["truncated"][k] = terminated, truncated
+            table["known"][k], table["blind"][k] = known, blind
+            if blind:
+                unseen.append(tail)
+            if terminated or truncated:
+                del self._open[key]
+        return unseen, seen
+
+    def _begin(self, key: Key) -> int:
+        """A new trajectory without steps; an open one of the same key ends where it is."""
+        if self._free:
+            k = self._free.pop()
+        else:
+            k = self._used
+            if k == len(self.table["count"]):
+                self._resize(2 * k)
+            self._used += 1
+        self.table["episode_id"][k], self.table["agent_id"][k], self.table["module_id"][k] = key
+        self._open[key] = k
+        return k
+
+    def _check_same(self, exp: Experience) -> None:
+        for what, given, held in (
+            ("column", exp.steps, self.columns),
+            ("final_obs", exp.final_obs, self.final_obs),
+        ):
+            if given.keys() != held.keys():
+                raise DataError(
+                    f"the replay holds {what}s {sorted(held)}, but the experience has {sorted(given)}: add experience "
+                    "of one kind only."
+                )
+            for name, column in held.items():
+                new = given[name]
+                if new.dtype != column.dtype or new.shape[1:] != column.shape[1:]:
+                    raise DataError(
+                        f"the replay holds {what} `{name}` as {describe(column)}, but in the experience it is "
+                        f"{describe(new)}: convert it first."
+                    )
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def walk(self, rows: Index, length: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """``[length, num]``: the rows of the steps from ``rows`` on, ``capacity`` after the last; and what follows."""
+        walk = np.empty((length, len(rows)), self.after.dtype)
+        walk[0] = rows
+        for i in range(1, length):
+            self.after.take(walk[i - 1], out=walk[i], mode="clip")
+        return walk, self.after.take(walk[-1])
+
+    def walk_back(self, rows: Index, steps: Index) -> tuple[Index, Index]:
+        """The rows that lie ``steps`` before ``rows``, or as far back as steps are stored; and how far that is."""
+        at, gone = rows.copy(), np.zeros(len(rows), np.int64)
+        for i in range(int(steps.max(initial=0))):
+            before = self.before.take(at)
+            is_same = self.trajectory.take(before) == self.trajectory.take(at)
+            is_stored = is_same & (self.t.take(before) == self.t.take(at) - 1)
+            further = (i < steps) & (before != self.capacity) & is_stored
+            if not further.any():
+                break
+            at[further] = before[further]
+            gone += further
+        return at, gone
+
+    def segments(self, starts: Index, length: int, lookback: Index) -> Experience:
+        """Segments from the rows ``starts`` on: ``lookback`` steps of context and at most ``length`` more."""
+        most = length + int(lookback.max(initial=0))
+        walk, after = self.walk(starts, most)
+        walk = walk.T
+        if most > length:
+            over = np.arange(most) >= length + lookback[:, None]
+            cut = over[:, -1]
+            after[cut] = walk[cut, length + lookback[cut]]
+            walk[over] = self.capacity
+        inside = walk != self.capacity
+        rows = walk[inside]
+        own = self.trajectory.take(starts)
+        ended = after == self.capacity
+        table = {name: column.take(own) for name, column in self.table.items()}
+        segments = Segments(
+            episode_id=table["episode_id"],
+            agent_id=table["agent_id"],
+            module_id=table["module_id"],
+            t_start=self.t.take(starts).astype(np.int64),
+            lookback=lookback,
+            terminated=ended & table["terminated"],
+            truncated=ended & table["truncated"],
+            has_final_obs=~ended | table["known"],
+        )
+        final_obs = {}
+        for name, final in self.final_obs.items():
+            final_obs[name] = self.columns[name].take(after, axis=0)
+            final_obs[name][ended] = final.take(own[ended], axis=0)
+        steps = {name: column.take(rows, axis=0) for name, column in self.columns.items()}
+        return Experience(steps, offsets_of(np.count_nonzero(inside, axis=1)), segments, final_obs)
+
+    # -- state --------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The columns' rows in use, the trajectory of each step and the table of trajectories: copies."""
+        num, used = self.num_steps, np.flatnonzero(self.table["count"])
+        number = np.zeros(self._used + 1, np.min_scalar_type(len(used)))
+        number[used] = np.arange(len(used))
+        table = {name: column[used] for name, column in self.table.items() if name != "blind"}
+        is_open = np.zeros(self._used + 1, bool)
+        is_open[list(self._open.values())] = True
+        return {
+            "capacity": self.capacity,
+            "num_steps": num,
+            "num_added": self.num_added,
+            "columns": {name: column[:num].copy() for name, column in self.columns.items()},
+            "trajectory": number.take(self.trajectory[:num]),
+            "table": table | {"open": is_open[used]},
+            "final_obs": {name: column[used] for name, column in self.final_obs.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state_dict`, in place of all that is held.
+
+        Raises:
+            CheckpointError: the state is of another capacity, or its arrays do not fit together.
+        """
+        if state["capacity"] != self.capacity:
+            raise CheckpointError(
+                f"the replay was saved with a capacity of {state['capacity']} steps, but this one has "
+                f"{self.capacity}: make it with the same."
+            )
+        state = _from_lanes(state) if "lane" in state else state
+        num, trajectory = int(state["num_steps"]), np.asarray(state["trajectory"], np.int32)
+        table = {name: np.asarray(column) for name, column in state["table"].items()}
+        count, t_next = table["count"].astype(np.int64), table["t_next"].astype(np.int64)
+        lengths = {name: len(column) for name, column in [*state["columns"].items(), ("trajectory", trajectory)]}
+        broken = {name: length for name, length in lengths.items() if length != num}
+        if broken or not np.array_equal(np.bincount(trajectory, minlength=len(count)), count):
+            raise CheckpointError(
+                f"the replay's state is broken: it is of {num} steps, but its trajectories are of {count.sum()}, and "
+                f"other columns of {broken}. Take another checkpoint."
+            )
+        self._allocate(state["columns"], state["final_obs"], len(count))
+        self.num_steps, self.num_added, self._used = num, int(state["num_added"]), len(count)
+        for name, column in self.columns.items():
+            column[:num] = state["columns"][name]
+        for name, column in self.final_obs.items():
+            column[: self._used] = state["final_obs"][name]
+        for name, column in self.table.items():
+            if name != "blind":
+                column[: self._used] = table[name]
+        self.table["blind"][: self._used] = ~(table["known"] | table["terminated"])
+        self.num_blind = int(np.count_nonzero(self.table["blind"]))
+        keys = zip(*(table[name].tolist() for name in ("episode_id", "agent_id", "module_id")), strict=True)
+        self._open = {key: k for k, key in enumerate(keys) if table["open"][k]}
+        # of the steps of a trajectory, in order of age, each follows the one before it
+        by_age = np.arange(self.oldest, self.oldest + num) % self.capacity
+        order = np.argsort(trajectory[by_age], kind="stable")
+        rows, ends = by_age[order], np.cumsum(count)
+        self.trajectory[rows] = np.repeat(np.arange(len(count)), count)
+        self.t[rows] = np.arange(num) + np.repeat(t_next - ends, count)
+        self.after[rows[:-1]], self.before[rows[1:]] = rows[1:], rows[:-1]
+        self.after[rows[ends - 1]] = self.before[rows[ends - count]] = self.capacity
+
+
+def _check_first(exp: Experience) -> None:
+    """Raise a DataError if an Experience can't be the first in a replay."""
+    obs = col.under(exp.steps, col.OBS)
+    if not obs or col.REWARD not in exp.steps or set(obs) != set(exp.final_obs):
+        raise DataError(
+            f"a replay needs observations, each with its final_obs, and `{col.REWARD}`; here are the columns "
+            f"{sorted(exp.steps)} and the final_obs {sorted(exp.final_obs)}."
+        )
+    for name, column in exp.steps.items():
+        if not isinstance(column, np.ndarray):
+            raise DataError(f"column `{name}` is a {type(column).__name__}, but a replay holds NumPy: use exp.numpy().")
+        if column.dtype.hasobject:
+            raise DataError(
+                f"column `{name}` holds objects ({column.dtype}), which a replay can't: leave it out, or make numbers "
+                "of them."
+            )
+    for name, final in exp.final_obs.items():
+        if describe(final) != describe(exp.steps[name]):
+            raise DataError(f"final_obs `{name}` is {describe(final)}, but its column is {describe(exp.steps[name])}.")
+
+
+def _from_lanes(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert a state of an older format, which stored a lane for each step, and packed ids.
+
+    Of the steps in a lane, in order of age, the first ``count`` belong to its oldest trajectory, and so on.
+    """
+    own, num, capacity = state["chains"], int(state["num_steps"]), int(state["capacity"])
+    count, lane = np.asarray(own["count"], np.int64), np.asarray(state["lane"])
+    if len(lane) != num or count.sum() != num:
+        raise CheckpointError(
+            f"the replay's state is broken: it is of {num} steps, but of {len(lane)} lanes, and its trajectories are "
+            f"of {count.sum()}. Take another checkpoint."
+        )
+    oldest = (int(state["num_added"]) - num) % capacity
+    age = (np.asarray(own["tail"], np.int64) - oldest) % capacity
+    order = np.lexsort((age, np.asarray(own["lane"])))
+    rows = (np.argsort(np.roll(lane, -oldest), kind="stable") + oldest) % capacity
+    trajectory = np.zeros(num, np.int64)
+    trajectory[rows] = np.repeat(order, count[order])
+    packed = own["episode_id"]
+    text = np.asarray(packed["data"], np.uint8).tobytes().decode("utf-8", "surrogatepass")
+    stops = np.cumsum(packed["lengths"], dtype=np.int64).tolist()
+    ids = {"episode_id": [packed["prefix"] + text[a:b] for a, b in zip([0, *stops], stops, strict=False)]}
+    for name in ("agent_id", "module_id"):
+        ids[name] = [own[name]["names"][code] for code in np.asarray(own[name]["code"]).tolist()]
+    names = ("tail", "count", "t_next", "terminated", "truncated", "known", "open")
+    table = {name: own[name] for name in names} | {name: np.array(each, object) for name, each in ids.items()}
+    return {**state, "trajectory": trajectory, "table": table, "final_obs": own["final_obs"]}

@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where metrics are written: JSON lines, CSV and TensorBoard; and how JSON lines are read.
+
+Sinks take one (nested) mapping of numbers at a time. Neither TensorFlow nor torch is imported.
+
+If a sink can't write, the first failed write raises a `DataError`. Later writes are tried again, and those that fail
+are counted; `close` raises again and says how many. So a full disk loses what did not fit, and nothing else.
+"""
+
+import csv
+import errno
+import io
+import json
+import math
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from etude.atomic import write_atomically
+from etude.errors import DataError
+
+
+class Sink:
+    """A place that metrics go to: it raises the first failed write, counts all of them, and says so when it is closed.
+
+    Args:
+        what: What is written, and where to, such as ``metrics to run/metrics.jsonl``; for messages.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._is_open = True
+        self._error: Exception | None = None
+        self._num_failed = 0
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Count an error within it, and raise a `DataError` if it is the first."""
+        if not self._is_open:
+            raise ValueError(f"the sink of {self._what} is closed.")
+        try:
+            yield
+        except Exception as error:
+            self._note(error)
+            if self._num_failed == 1:
+                raise DataError(
+                    f"can't write {self._what}: {_reason(error)}. Later writes are tried all the same, and those that "
+                    "fail are counted."
+                ) from error
+
+    def _note(self, error: Exception) -> None:
+        self._error = self._error or error
+        self._num_failed += 1
+
+    def _finish(self) -> None:
+        """Close what is written to."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close it; a second time does nothing.
+
+        Raises:
+            DataError: some writes failed, or it could not be closed.
+        """
+        if not self._is_open:
+            return
+        self._is_open = False
+        try:
+            self._finish()
+        except Exception as error:  # noqa: BLE001 - raised below
+            self._note(error)
+        if self._error is not None:
+            writes = "a write is" if self._num_failed == 1 else f"{self._num_failed:,} writes are"
+            raise DataError(f"{writes} missing of {self._what}: {_reason(self._error)}.") from self._error
+
+
+def _reason(error: Exception) -> str:
+    text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+    return text.rstrip(".")
+
+
+@contextmanager
+def _named_errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"can't write {what}: {error.strerror or error}.") from error
+
+
+class AppendFile:
+    """A file that whole records are appended to, each handed to the system at once.
+
+    A record that can't be written in full is removed again, so that the records before and after it can be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+    def write(self, data: bytes) -> None:
+        """Write ``data`` at the end, whole or not at all.
+
+        Raises:
+            OSError: it can't be written, or the file was deleted or replaced since it was opened.
+        """
+        now = os.fstat(self._fd)
+        with suppress(FileNotFoundError, NotADirectoryError):
+            there = os.stat(self.path)
+            if (there.st_dev, there.st_ino) == (now.st_dev, now.st_ino):
+                self._append(data, now.st_size)
+                return
+        raise FileNotFoundError(errno.ENOENT, "the file was deleted or replaced while it was written")
+
+    def _append(self, data: bytes, end: int) -> None:
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
+        except BaseException:
+            with suppress(OSError):
+                os.ftruncate(self._fd, end)
+            raise
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+
+class JSONLines(Sink):
+    """A file with one JSON object a line, readable at any time; an existing one is continued.
+
+    Standard JSON has no NaN: it is written as null. Infinities are written as ``1e999`` and ``-1e999``, which read back
+    as infinities.
+
+    Raises:
+        DataError: the file can't be made.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        super().__init__(f"metrics to {self.path}")
+        with _named_errors(self._what):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            _mend_tail(self.path)
+            self._file = AppendFile(self.path)
+
+    def write(self, metrics: Mapping[str, Any]) -> None:
+        """Append one line and hand it to the system at once: if the process dies, the line is there.
+
+        Raises:
+            DataError: this is the first line that can't be written.
+        """
+        with self._writing():
+            self._file.write(_to_json(metrics).encode() + b"\n")
+
+    def _finish(self) -> None:
+        self._file.close()
+
+
+def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The lines of a file that `JSONLines` wrote, oldest first. A torn last line (a killed writer) is left out.
+
+    Raises:
+        DataError: there is no such file, or a line before the last is not a JSON object.
+    """
+    try:
+        lines = Path(path).read_bytes().split(b"\n")
+    except OSError as error:
+        raise DataError(f"can't read the metrics {path}: {error.strerror or error}.") from error
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        row = _parse(line)
+        if row is not None:
+            rows.append(row)
+        elif number < len(lines):
+            shown = line[:60].decode(errors="replace")
+            raise DataError(f"{path}, line {number} is not a JSON object: {shown!r}. Remove the line and try again.")
+    return rows
+
+
+def cut_jsonl(path: str | os.PathLike[str], iteration: int) -> None:
+    """Remove the lines whose ``iteration`` is after ``iteration``, atomically, before a run goes on from there.
+
+    What a run did after its last checkpoint, and before it was killed, will be done and written again.
+
+    Raises:
+        DataError: the file can't be read or replaced.
+    """
+    path = Path(path)
+    with _named_errors(f"metrics to {path}"):
+        if not path.exists():
+            return
+        lines = path.read_bytes().splitlines(keepends=True)
+        kept = [line for line in lines if not _is_after(line, iteration)]
+        if len(kept) < len(lines):
+            write_atomically(path, b"".join(kept))
+
+
+def _is_after(line: bytes, iteration: int) -> bool:
+    at = (_parse(line) or {}).get("iteration")
+    return isinstance(at, int | float) and at > iteration
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _mend_tail(path: Path) -> None:
+    """Make a file end with a whole line: what a killed writer left torn is removed."""
+    if not path.is_file():  # such as /dev/stdout
+        return
+    data = path.read_bytes()
+    torn = data[data.rfind(b"\n") + 1 :]
+    if torn:
+        with open(path, "r+b") as file:
+            if _parse(torn) is None:
+                file.truncate(len(data) - len(torn))
+            else:
+                file.seek(0, os.SEEK_END)
+                file.write(b"\n")
+
+
+def _to_json(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(str(k))}: {_to_json(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_to_json, value)) + "]"
+    if not isinstance(value, str | int | float | bool | None) and hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return "null" if math.isnan(value) else f"{math.copysign(1, value):.0f}e999"
+    return json.dumps(value)
+
+
+def write_csv(metrics: str | os.PathLike[str], to: str | os.PathLike[str]) -> None:
+    """Write the lines of a file that `JSONLines` wrote as a CSV table, replacing the file at ``to`` atomically.
+
+    A row is a line. Nested names are columns such as ``losses/policy``; what a line does not have, and null, are empty
+    cells; lists are JSON.
+
+    Raises:
+        DataError: the lines can't be read, or the table can't be written.
+    """
+    rows = [
+        {name: json.dumps(value) if isinstance(value, list) else value for name, value in _flat(row)}
+        for row in read_jsonl(metrics)
+    ]
+    table = io.StringIO(newline="")
+    writer = csv.DictWriter(table, dict.fromkeys(name for row in rows for name in row), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    with _named_errors(f"metrics to {to}"):
+        write_atomically(Path(to), table.getvalue().encode())
+
+
+def _flat(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of a nested mapping, with names such as ``losses/policy``."""
+    for name, value in metrics.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}/")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a nested mapping, with names such as ``losses/policy``; all else is left out."""
+    return {
+        name: float(value)
+        for name, value in _flat(metrics)
+        if not isinstance(value, str | bytes) and hasattr(value, "__float__") and getattr(value, "ndim", 0) == 0
+    }
+
+
+class TensorBoard(Sink):
+    """An event file for TensorBoard in ``folder``: a scalar for each number, nested ones as ``losses/policy``.
+
+    Each event is in the file when `write` returns. What is not a number is left out; `video`, `image` and `histogram`
+    record other things.
+
+    Raises:
+        DataError: the file can't be made.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        super().__init__(f"TensorBoard events to {folder}")
+        stamp = f"{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}"
+        self.path = Path(folder) / f"events.out.tfevents.{stamp}"
+        with _named_errors(self._what):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._records = RecordWriter(AppendFile(self.path))
+            self._event(file_version="brain.Event:2")
+
+    def _event(self, summary: list[dict[str, Any]] = [], step: int = 0, **fields: Any) -> None:  # noqa: B006
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        event = Event(wall_time=time.time(), step=int(step), **fields)
+        for value in summary:
+            event.summary.value.add(**value)
+        self._records.write(event.SerializeToString())
+
+    def write(self, metrics: Mapping[str, Any], step: int) -> None:
+        """Record the numbers of ``metrics`` at ``step`` (env steps, or updates offline).
+
+        Raises:
+            DataError: this is the first write that fails; or a value can't be made a number.
+        """
+        with self._writing():
+            self._event([{"tag": tag, "simple_value": value} for tag, value in scalars(metrics).items()], step)
+
+    def video(self, tag: str, gif: str | os.PathLike[str], step: int) -> None:
+        """Record a clip at ``step`` (as for `write`), which TensorBoard shows among the images.
+
+        Args:
+            tag: What it is called there.
+            gif: The file, as `etude.clip` writes it; it may be deleted afterwards.
+
+        Raises:
+            DataError: it can't be read or is no GIF, or this is the first write that fails.
+        """
+        try:
+            data = Path(gif).read_bytes()
+        except OSError as error:
+            raise DataError(f"can't read the clip {gif}: {error.strerror or error}.") from error
+        if data[:4] != b"GIF8" or len(data) < 10:
+            raise DataError(f"{gif} is no GIF, and TensorBoard shows no other clips: write it with the ending .gif.")
+        self._image(tag, data, step)
+
+    def image(self, tag: str, data: bytes, step: int) -> None:
+        """Record a picture or clip, the bytes of a PNG or GIF, at ``step``.
+
+        Raises:
+            DataError: it is neither, or this is the first write that fails.
+        """
+        if data[:4] not in (b"GIF8", b"\x89PNG") or len(data) < 24:
+            raise DataError(f"the image {tag!r} is neither PNG nor GIF.")
+        self._image(tag, data, step)
+
+    def _image(self, tag: str, data: bytes, step: int) -> None:
+        size = struct.unpack("<HH", data[6:10]) if data[:4] == b"GIF8" else struct.unpack(">II", data[16:24])
+        image = {"width": size[0], "height": size[1], "colorspace": 3, "encoded_image_string": data}
+        with self._writing():
+            self._event([{"tag": tag, "image": image}], step)
+
+    def histogram(self, tag: str, values: ArrayLike, step: int) -> None:
+        """Record a histogram of numbers, none of them NaN or infinite, at ``step``; nothing if there are none."""
+        numbers = np.asarray(values, np.float64).reshape(-1)
+        if not len(numbers):
+            return
+        counts, edges = np.histogram(numbers, bins=30)  # as many bins as TensorBoard shows
+        histogram = {
+            "min": float(numbers.min()),
+            "max": float(numbers.max()),
+            "num": float(len(numbers)),
+            "sum": float(numbers.sum()),
+            "sum_squares": float(np.square(numbers).sum()),
+            "bucket_limit": edges[1:].tolist(),
+            "bucket": counts.astype(float).tolist(),
+        }
+        with self._writing():
+            self._event([{"tag": tag, "histo": histogram}], step)
+
+    def _finish(self) -> None:
+        self._records.close()
