@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.columns import Columns
-from etude.connectors.base import Connector, map_leaves
+from etude.connectors.connector import Connector, map_leaves
 from etude.errors import SpaceError
 from etude.spaces import Space, leaf_dtype, leaves
 

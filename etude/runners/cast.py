@@ -11,7 +11,7 @@ from etude.connectors import Pipeline
 from etude.envs import Arena
 from etude.errors import EtudeError
 from etude.modules import Module
-from etude.modules.weights import load_weights
+from etude.modules.module import load_weights
 from etude.runners.episodes import EpisodeBook
 from etude.runners.lookback import Lookback
 from etude.runners.routes import ModuleOf, Routes

@@ -3,7 +3,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from etude.modules.action_encoder import ActionEncoder
+from etude.modules.critics import ActionEncoder
 
 
 def test_boxes_are_scaled_by_their_bounds_and_clipped_and_others_left() -> None:

@@ -14,8 +14,8 @@ from torch import nn
 
 from etude.errors import ModuleError
 from etude.modules import Module, Network, NetworkConfig, NumPyActor, Output, TorchActor, make_module
+from etude.modules.acting import CHUNK
 from etude.modules.distributions import distribution_for
-from etude.modules.numpy_network import CHUNK
 from etude.spaces import Flattener
 
 SMALL = NetworkConfig(hidden=(8,), conv_width=8)
