@@ -158,7 +158,6 @@ class _RandomAtFirst:
         return self._random if self._module.acts_at_random else self._usual
 
     def start(self, rng: np.random.Generator, num_rows: int) -> None:
-        """See `Actor.start`."""
         self._actor.start(rng, num_rows)
         if self._module.acts_at_random and self._module.recurrent:
             self._usual.start(rng, num_rows)
@@ -166,7 +165,7 @@ class _RandomAtFirst:
     def step(
         self, obs: Columns, state: Columns | None = None, *, ends: NDArray[np.bool_] | None = None
     ) -> tuple[Columns, Columns]:
-        """See `Actor.step`; a memory goes on while actions are drawn at random."""
+        """A recurrent policy's state goes on while actions are drawn at random."""
         action, extras = self._actor.step(obs, state, ends=ends)
         if self._module.acts_at_random and self._module.recurrent:
             _, usual = self._usual.step(obs, state, ends=ends)
@@ -174,7 +173,6 @@ class _RandomAtFirst:
         return action, extras
 
     def finish(self, obs: Columns, extras: Columns, action: Columns) -> Columns:
-        """See `Actor.finish`; at random, ``logp`` is 0."""
         if self._module.acts_at_random:
             return {LOGP: np.zeros(len(next(iter(obs.values()))), np.float32)}
         return self._usual.finish(obs, extras, action)

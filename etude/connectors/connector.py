@@ -40,6 +40,11 @@ class Inputs:
         return Inputs(self.slots, obs, self.first, self.prev_action, self.prev_reward)
 
 
+def snake_case(name: str) -> str:
+    """``FrameStack`` as ``frame_stack``."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+
+
 class Connector:
     """A transformation on the way between env and module, and the same one on recorded Experience. Does nothing itself.
 
@@ -65,7 +70,7 @@ class Connector:
     @property
     def name(self) -> str:
         """What `Pipeline.add` finds it by: the class's name in snake case."""
-        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(self).__name__).lower()
+        return snake_case(type(self).__name__)
 
     def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
         """The spaces that the module sees, given those on the env's side.
@@ -122,6 +127,29 @@ class Connector:
         return self.name + (f":{given}" if given else "")
 
 
+class ObservationMap(Connector):
+    """A connector that changes each observation by itself, by `map_rows`: online and offline are the same."""
+
+    needs: tuple[str, ...] | None = (col.OBS,)
+
+    def map_rows(self, obs: Columns, rows: int) -> Columns:
+        """What the module sees, columns ``[rows, ...]``, for what the env gave; nothing is written to."""
+        raise NotImplementedError
+
+    def online(self, inputs: Inputs) -> Inputs:
+        return inputs.with_obs(self.map_rows(inputs.obs, len(inputs.slots)))
+
+    def offline(self, exp: Experience, module: Module | None = None) -> Experience:
+        obs, final_obs = observations(exp)
+        return replace_obs(exp, self.map_rows(obs, exp.num_steps), self.map_rows(final_obs, exp.num_segments))
+
+
+def observations(exp: Experience) -> tuple[Columns, Columns]:
+    """The observations of the steps and ``final_obs``, in NumPy."""
+    steps = {name: np.asarray(values) for name, values in exp.steps.items() if col.is_under(name, col.OBS)}
+    return steps, {name: np.asarray(values) for name, values in exp.final_obs.items()}
+
+
 def map_leaves(space: Space, change: Callable[[str, Space], Space], root: str) -> Space:
     """``space`` with each simple space in it replaced by ``change(column name, simple space)``."""
     if isinstance(space, spaces.Dict):
@@ -153,7 +181,7 @@ def column(exp: Experience, name: str, who: str) -> NDArray[Any]:
 _PROBES = 2
 
 
-class FunctionConnector(Connector):
+class FunctionConnector(ObservationMap):
     """Maps observations by a plain function: ``fn(obs) -> obs``, both nested and with the batch's axis in front.
 
     The space of what it gives is found by calling it on two samples: arrays that it hands through keep their space,
@@ -162,8 +190,6 @@ class FunctionConnector(Connector):
     Args:
         fn: Works on each row by itself, remembers nothing, and does not write to what it is given.
     """
-
-    needs = (col.OBS,)
 
     def __init__(self, fn: Callable[[Any], Any]) -> None:
         self.fn = fn
@@ -222,7 +248,7 @@ class FunctionConnector(Connector):
             )
         return _box(result)
 
-    def _mapped(self, obs: Columns, rows: int) -> Columns:
+    def map_rows(self, obs: Columns, rows: int) -> Columns:
         if not rows:  # functions such as a maximum fail on nothing
             return {n: np.zeros((0, *leaf_shape(at)), leaf_dtype(at)) for n, at in self._flatten.leaves.items()}
         out: dict[str, NDArray[Any]] = self._flatten(self.fn(self._nest(obs)))
@@ -234,16 +260,6 @@ class FunctionConnector(Connector):
             if values.dtype == np.bool_:
                 out[name] = values.view(np.int8)
         return out
-
-    def online(self, inputs: Inputs) -> Inputs:
-        """Maps the rows."""
-        return inputs.with_obs(self._mapped(inputs.obs, len(inputs.slots)))
-
-    def offline(self, exp: Experience, module: Module | None = None) -> Experience:
-        """Maps all steps, and ``final_obs``."""
-        obs = {name: column(exp, name, self.name) for name in exp.final_obs}
-        final_obs = {name: np.asarray(final) for name, final in exp.final_obs.items()}
-        return replace_obs(exp, self._mapped(obs, exp.num_steps), self._mapped(final_obs, exp.num_segments))
 
 
 def _box(values: NDArray[Any]) -> Space:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.columns import SEPARATOR, Columns
-from etude.connectors.connector import Connector, Inputs, column, map_leaves, replace_obs
+from etude.connectors.connector import Connector, Inputs, ObservationMap, column, map_leaves, observations, replace_obs
 from etude.errors import CheckpointError, SettingsError, SpaceError
 from etude.experience import Experience
 from etude.modules.module import Module
@@ -20,7 +20,7 @@ from etude.spaces import Space, leaf_dtype, leaf_shape, leaves, without
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Layout:
+class _FrameLayout:
     """How the frames of one column lie side by side; axes are counted with the batch's in front."""
 
     k: int
@@ -34,7 +34,7 @@ class _Layout:
     dtype: np.dtype[Any]
 
     @classmethod
-    def of(cls, leaf: Space, k: int) -> "_Layout":
+    def of(cls, leaf: Space, k: int) -> "_FrameLayout":
         shape = leaf_shape(leaf)
         grows = len(shape) in (0, 2)
         frame = (*shape, 1) if grows else shape
@@ -94,7 +94,7 @@ class FrameStack(Connector):
         check_range("FrameStack", k=(isinstance(k, int) and k >= 1, f"a whole number of at least 1, not {k!r}"))
         self.k = k
         self.context = k - 1
-        self._layouts: dict[str, _Layout] = {}
+        self._layouts: dict[str, _FrameLayout] = {}
         self._all = np.zeros(0, np.int64)
         self._frames: Columns = {}
         self._lent = False
@@ -102,7 +102,7 @@ class FrameStack(Connector):
 
     def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
         """Each leaf grows k times along the axis of the frames."""
-        self._layouts = {name: _Layout.of(leaf, self.k) for name, leaf in leaves(obs_space, col.OBS).items()}
+        self._layouts = {name: _FrameLayout.of(leaf, self.k) for name, leaf in leaves(obs_space, col.OBS).items()}
         return map_leaves(obs_space, lambda name, leaf: self._layouts[name].space(leaf), col.OBS), action_space
 
     def start(self, num_slots: int) -> None:
@@ -199,7 +199,7 @@ class Moments:
         return np.sqrt(self.squares / self.count + _EPSILON) if self.count else np.ones_like(self.mean)
 
 
-class NormalizeObs(Connector):
+class NormalizeObs(ObservationMap):
     """Brings each component of the observation to mean 0 and deviation 1, then clips it; the result is float32.
 
     Works on Box leaves of float dtype; others pass as they are, and so does an `action_mask`. Statistics are over all
@@ -211,8 +211,6 @@ class NormalizeObs(Connector):
         clip: The largest magnitude that passes, in standard deviations; ``inf`` for none. 10 is what the
             ``VecNormalize`` of OpenAI Baselines takes, and most PPO results with it.
     """
-
-    needs = (col.OBS,)
 
     def __init__(self, clip: float = 10.0) -> None:
         check_range("NormalizeObs", clip=(clip > 0, f"above 0, not {clip}"))
@@ -240,7 +238,7 @@ class NormalizeObs(Connector):
             for name, moments in self._moments.items()
         }
 
-    def _normalized(self, obs: Columns) -> Columns:
+    def map_rows(self, obs: Columns, rows: int) -> Columns:
         out = dict(obs)
         for name, (mean, scale) in self._frozen.items():
             values = obs[name] - mean
@@ -249,16 +247,6 @@ class NormalizeObs(Connector):
             np.minimum(values, self.clip, out=values)
             out[name] = values.astype(np.float32, copy=False)
         return out
-
-    def online(self, inputs: Inputs) -> Inputs:
-        """Normalises the rows."""
-        return inputs.with_obs(self._normalized(inputs.obs))
-
-    def offline(self, exp: Experience, module: Module | None = None) -> Experience:
-        """Normalises all steps and ``final_obs``."""
-        obs = {name: column(exp, name, "NormalizeObs") for name in [*self._frozen, *exp.final_obs]}
-        final_obs = {name: np.asarray(final) for name, final in exp.final_obs.items()}
-        return replace_obs(exp, self._normalized(obs), self._normalized(final_obs))
 
     def update(self, exp: Experience) -> None:
         """Takes the steps into the statistics.
@@ -309,38 +297,26 @@ def _is_float(leaf: Space) -> bool:
 _ACTION, _REWARD = "prev_action", "prev_reward"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Code:
-    """How one action column becomes numbers: one-hot where ``values`` are given, else as it is, flattened."""
+class _ActionCode:
+    """One action column as numbers ``[rows, width]``: one-hot for choices, else as it is, flattened."""
 
-    width: int
-    """How many numbers."""
-    components: int
-    """How many components the action has."""
-    values: NDArray[np.int64] | None = None
-    """``[width]``: the choice that each number stands for."""
-    source: NDArray[np.int64] | None = None
-    """``[width]``: which component of the action that is."""
-
-    @classmethod
-    def of(cls, leaf: Space) -> "_Code":
-        if isinstance(leaf, spaces.Discrete):
-            sizes, starts = np.array([leaf.n]), np.array([leaf.start])
-        elif isinstance(leaf, spaces.MultiDiscrete):
-            sizes, starts = leaf.nvec.reshape(-1).astype(np.int64), leaf.start.reshape(-1).astype(np.int64)
-        else:
-            size = int(np.prod(leaf_shape(leaf)))
-            return cls(size, size)
-        values = np.concatenate([start + np.arange(size) for size, start in zip(sizes, starts, strict=True)])
-        return cls(len(values), len(sizes), values, np.repeat(np.arange(len(sizes)), sizes))
+    def __init__(self, leaf: Space) -> None:
+        self._components = self.width = math.prod(leaf_shape(leaf))
+        self._is_choice = isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete)
+        if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete):
+            sizes = np.reshape(leaf.n if isinstance(leaf, spaces.Discrete) else leaf.nvec, -1)
+            starts = np.reshape(leaf.start, -1)
+            self._component = np.repeat(np.arange(len(sizes)), sizes)  # of each number
+            self._choice = np.concatenate([first + np.arange(n) for first, n in zip(starts, sizes, strict=True)])
+            self.width = len(self._choice)
 
     def __call__(self, action: NDArray[Any]) -> NDArray[Any]:
-        """``[rows, ...]`` to ``[rows, width]``."""
-        flat = action.reshape(len(action), self.components)
-        if self.values is None or self.source is None:
+        flat = action.reshape(len(action), self._components)
+        if not self._is_choice:
             return flat
-        chosen = flat if self.components == 1 else flat.take(self.source, axis=1)
-        hot: NDArray[np.bool_] = np.equal(chosen, self.values)
+        hot: NDArray[np.bool_] = np.equal(
+            flat if self._components == 1 else flat.take(self._component, axis=1), self._choice
+        )
         return hot
 
 
@@ -357,15 +333,14 @@ class PrevActionReward(Connector):
     needs = (col.OBS, col.ACTION, col.REWARD)
 
     def __init__(self) -> None:
-        self._codes: dict[str, _Code] = {}
+        self._codes: dict[str, _ActionCode] = {}
         self._width = 0
         self._vector_dtype: np.dtype[Any] | None = None
         """Of the one Box that all is joined into; None where the observation is a Dict."""
         self._wraps = False
 
     def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
-        """See the class."""
-        self._codes = {name: _Code.of(leaf) for name, leaf in leaves(action_space, col.ACTION).items()}
+        self._codes = {name: _ActionCode(leaf) for name, leaf in leaves(action_space, col.ACTION).items()}
         self._width = sum(code.width for code in self._codes.values())
         is_vector = isinstance(obs_space, spaces.Box) and len(obs_space.shape) == 1
         self._vector_dtype = leaf_dtype(obs_space) if is_vector and leaf_dtype(obs_space).kind == "f" else None
@@ -411,8 +386,7 @@ class PrevActionReward(Connector):
         who = "PrevActionReward"
         action = {name: column(exp, name, who) for name in self._codes}
         reward = column(exp, col.REWARD, who)
-        obs = {name: column(exp, name, who) for name in exp.final_obs}
-        final_obs = {name: np.asarray(final) for name, final in exp.final_obs.items()}
+        obs, final_obs = observations(exp)
         # rows are shifted by one over the borders of segments, where `first` then clears them
         before = np.maximum(np.arange(exp.num_steps) - 1, 0)
         first = np.zeros(exp.num_steps, bool)
@@ -425,7 +399,7 @@ class PrevActionReward(Connector):
         )
 
 
-class Drop(Connector):
+class Drop(ObservationMap):
     """Leaves parts of the observation out: ``drop:mission``, ``drop:info/text,direction``.
 
     A part that Etude can't handle (a Text space, for example) is left out as soon as the env gives it, so that
@@ -454,17 +428,13 @@ class Drop(Connector):
             raise SettingsError("the connector `drop` does not say what: name a part of the observation, drop:mission.")
         return without(obs_space, self.paths), action_space
 
-    def _kept(self, obs: Columns) -> Columns:
+    def map_rows(self, obs: Columns, rows: int) -> Columns:
         return {name: c for name, c in obs.items() if not any(col.is_under(name, gone) for gone in self._columns)}
 
-    def online(self, inputs: Inputs) -> Inputs:
-        """Leaves the columns out."""
-        return inputs.with_obs(self._kept(inputs.obs))
-
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
-        """Leaves the columns out."""
-        obs: dict[str, Any] = {name: c for name, c in exp.steps.items() if col.is_under(name, col.OBS)}
-        return replace_obs(exp, self._kept(obs), self._kept(exp.final_obs))
+        """Leaves the columns out, whatever they are arrays of."""
+        obs = {name: c for name, c in exp.steps.items() if col.is_under(name, col.OBS)}
+        return replace_obs(exp, self.map_rows(obs, exp.num_steps), self.map_rows(exp.final_obs, exp.num_segments))
 
     def __repr__(self) -> str:
         return f"{self.name}:{self.parts}" if self.parts else self.name

@@ -4,6 +4,7 @@
 import ast
 import copy
 import inspect
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias
@@ -13,7 +14,7 @@ import numpy as np
 from etude.columns import Columns
 from etude.connectors.actions import ClipAction, RescaleAction
 from etude.connectors.advantages import GAE, LiftAdvantages, NormalizeAdvantages, VTrace
-from etude.connectors.connector import Connector, FunctionConnector, Inputs
+from etude.connectors.connector import Connector, FunctionConnector, Inputs, snake_case
 from etude.connectors.observations import Drop, FrameStack, NormalizeObs, PrevActionReward
 from etude.connectors.rewards import ClipReward
 from etude.errors import CheckpointError, DataError, SettingsError
@@ -47,18 +48,9 @@ PreLearnerLike: TypeAlias = PreLearner | Callable[[Experience, Connect], Experie
 """A `PreLearner`, or a function that is called as one."""
 
 
+_BUILT_IN = (ClipAction, ClipReward, Drop, FrameStack, GAE, LiftAdvantages, NormalizeAdvantages, NormalizeObs)
 BY_NAME: dict[str, type[Connector]] = {
-    "clip_action": ClipAction,
-    "clip_reward": ClipReward,
-    "drop": Drop,
-    "frame_stack": FrameStack,
-    "gae": GAE,
-    "lift_advantages": LiftAdvantages,
-    "normalize_advantages": NormalizeAdvantages,
-    "normalize_obs": NormalizeObs,
-    "prev_action_reward": PrevActionReward,
-    "rescale_action": RescaleAction,
-    "v_trace": VTrace,
+    snake_case(cls.__name__): cls for cls in (*_BUILT_IN, PrevActionReward, RescaleAction, VTrace)
 }
 """The connectors that come with Etude."""
 
@@ -195,30 +187,25 @@ class Pipeline(Connector):
         return obs_space, action_space
 
     def start(self, num_slots: int) -> None:
-        """Starts all."""
         for connector in self.connectors:
             connector.start(num_slots)
 
     def online(self, inputs: Inputs) -> Inputs:
-        """Env → module: through all, in order."""
         for online in self._online:
             inputs = online(inputs)
         return inputs
 
     def act(self, action: Columns) -> Columns:
-        """Module → env: through all, in reverse order."""
         for act in self._act:
             action = act(action)
         return action
 
     def unact(self, action: Columns) -> Columns:
-        """Env → module, for actions: through all, in order."""
         for connector in self.connectors:
             action = connector.unact(action)
         return action
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
-        """Through all, in order."""
         for connector in self.connectors:
             exp = connector.offline(exp, module)
         return exp
@@ -292,7 +279,7 @@ def state_from_json(pipeline: Pipeline, data: Any) -> None:
         DataError: the data is of other connectors or shapes, or is no such data; nothing has changed then.
     """
     try:
-        state = _decoded(data)
+        state = json.loads(json.dumps(data), object_hook=_restored)
         pipeline.copy().load_state_dict(state)
     except CheckpointError as error:
         raise DataError(f"what the recording stores of its connectors does not fit: {error}") from error
@@ -324,16 +311,12 @@ def _encoded(node: Any, path: str) -> Any:
     )
 
 
-def _decoded(node: Any) -> Any:
-    if isinstance(node, list):
-        return [_decoded(value) for value in node]
-    if not isinstance(node, dict):
-        return node
+def _restored(node: dict[str, Any]) -> Any:
     if _FLOAT in node:
         return float(node[_FLOAT])
-    if _ARRAY in node:
-        dtype = np.dtype(str(node["dtype"]))
-        if dtype.kind not in "biuf":
-            raise ValueError(f"an array of {dtype}")
-        return np.array([_decoded(value) for value in node[_ARRAY]], dtype).reshape(node["shape"])
-    return {key: _decoded(value) for key, value in node.items()}
+    if _ARRAY not in node:
+        return node
+    dtype = np.dtype(str(node["dtype"]))
+    if dtype.kind not in "biuf":
+        raise ValueError(f"an array of {dtype}")
+    return np.array(node[_ARRAY], dtype).reshape(node["shape"])

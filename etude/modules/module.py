@@ -248,7 +248,7 @@ class Module(nn.Module):
                 self._numpy = NumPyNetwork(net)
             self._numpy.refresh()
             return self._numpy.value(obs_columns)
-        return self._last_values(*self._in_time(obs_columns, state_columns))
+        return self._evaluated(*self._in_time(obs_columns, state_columns))[1]
 
     def value_after(self, obs_columns: Columns, state_columns: Columns, following: Columns) -> Floats:
         """float32 ``[n]``: for a recurrent module, the values of ``following``, seen in the step after ``obs_columns``.
@@ -259,7 +259,7 @@ class Module(nn.Module):
             following: What was seen next.
         """
         time = {name: np.stack([column, following[name]], 1) for name, column in obs_columns.items()}
-        return self._last_values(time, self.state_from(state_columns))
+        return self._evaluated(time, self.state_from(state_columns))[1]
 
     def logp_and_value(
         self, obs_columns: Columns, action_columns: Columns, state_columns: Columns | None = None
@@ -275,18 +275,7 @@ class Module(nn.Module):
             ModuleError: the net gives no values, or no ``dist_inputs``.
             DataError: the module is recurrent, and a column of its state is missing.
         """
-        obs, state = self._in_time(obs_columns, state_columns)
-        n = len(next(iter(obs.values())))
-        logp, value = np.empty(n, np.float32), np.empty(n, np.float32)
-        for rows, output in self._outputs(obs, state):
-            dist, inputs = output.bound()
-            values = output.needed_value(self.net)
-            if state:
-                inputs, values = inputs[:, -1], values[:, -1]
-            taken = {name: as_tensor(column[rows]).to(self.device) for name, column in action_columns.items()}
-            logp[rows] = dist.logp(inputs, taken).float().cpu().numpy()
-            value[rows] = values.float().cpu().numpy()
-        return logp, value
+        return self._evaluated(*self._in_time(obs_columns, state_columns), action_columns)
 
     def _in_time(self, obs: Columns, state: Columns | None) -> tuple[Columns, Columns]:
         """Observations, of one step each where the module is recurrent, and the state by name; {} where it is not."""
@@ -294,13 +283,17 @@ class Module(nn.Module):
             return obs, {}
         return {name: np.expand_dims(column, 1) for name, column in obs.items()}, self.state_from(state or {})
 
-    def _last_values(self, obs: Columns, state: Columns) -> Floats:
-        """Values ``[n]``; the last ones where there is time."""
-        out = np.empty(len(next(iter(obs.values()))), np.float32)
+    def _evaluated(self, obs: Columns, state: Columns, action: Columns | None = None) -> tuple[Floats, Floats]:
+        """Log-probabilities, 0 without actions, and values, ``[n]`` each; of the last step where there is time."""
+        n, last = len(next(iter(obs.values()))), (slice(None), -1) if state else slice(None)
+        logp, value = np.zeros(n, np.float32), np.empty(n, np.float32)
         for rows, output in self._outputs(obs, state):
-            value = output.needed_value(self.net)
-            out[rows] = (value[:, -1] if state else value).float().cpu().numpy()
-        return out
+            value[rows] = output.needed_value(self.net)[last].float().cpu().numpy()
+            if action is not None:
+                dist, inputs = output.bound()
+                taken = {name: as_tensor(column[rows]).to(self.device) for name, column in action.items()}
+                logp[rows] = dist.logp(inputs[last], taken).float().cpu().numpy()
+        return logp, value
 
     def _outputs(self, obs: Columns, state: Columns) -> Iterator[tuple[slice, Output]]:
         """Rows, at most `CHUNK`, and what the module gives for them; without gradients, in evaluation mode.

@@ -400,9 +400,9 @@ def test_target_networks_are_those_of_the_network_that_is_given(kind: Any, tmp_p
 
 
 def test_a_network_of_etude_s_own_may_be_named(saved: Path, tmp_path: Path) -> None:
-    ref = {"$ref": "etude.modules.network:Network"}
-    run = forged(saved, tmp_path / "run", {"module": ref})
-    assert etude.load(run).evaluate(1).episodes == 1
+    for name in ("etude.modules.network:Network", "etude.modules.networks:Network"):  # where it is, and where it was
+        run = forged(saved, tmp_path / "run", {"module": {"$ref": name}})
+        assert etude.load(run).evaluate(1).episodes == 1
     torchs = {"$ref": "torch.nn.modules.linear:Linear"}
     with pytest.raises(CheckpointError, match="names torch.nn.modules.linear:Linear"):
         etude.load(forged(saved, tmp_path / "run", {"module": torchs}))
