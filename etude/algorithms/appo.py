@@ -14,7 +14,7 @@ from etude.columns import LOGP, TARGET_LOGP
 from etude.connectors import NormalizeAdvantages, VTrace
 from etude.learners import Batch, Loss, Schedule, points_of
 from etude.modules import Module
-from etude.modules.followed_module import FollowedModule
+from etude.modules.critics import FollowedModule
 from etude.settings import settings
 from etude.spaces import Space
 

@@ -23,7 +23,7 @@ from etude.envs.screen import check_screen, no_screen_needed
 from etude.errors import ModuleError, SettingsError
 from etude.experience import Experience
 from etude.modules import Module
-from etude.modules.random_module import RandomModule
+from etude.modules.random import RandomModule
 from etude.runners import Runner
 
 Policy: TypeAlias = Algorithm[Any] | Module | None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from etude.algorithms.students import Student
 from etude.errors import CheckpointError, EtudeError
 from etude.learners import ModuleLearner
-from etude.modules.weights import load_weights
+from etude.modules.module import load_weights
 
 if TYPE_CHECKING:
     from etude.algorithms.base import Algorithm

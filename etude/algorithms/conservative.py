@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from etude.modules.soft_module import SoftModule
+from etude.algorithms.sac import SoftModule
 
 
 def soft_maximum(

@@ -3,6 +3,7 @@
 2006.04779)."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -13,15 +14,14 @@ from torch.nn import functional as F
 
 from etude.algorithms.config import SINGLE_STEPS, ActorCriticRates, ModuleLike, OfflineConfig
 from etude.algorithms.conservative import soft_maximum
-from etude.algorithms.critics import TRANSITION, groups_of, looking_ahead, not_recurrent, of_kind, target_of
+from etude.algorithms.critics import TRANSITION, check_box, looking_ahead, not_recurrent, of_kind, target_of
+from etude.algorithms.dqn import QModule
 from etude.algorithms.offline import OfflineAlgorithm
+from etude.algorithms.sac import SoftModule, groups_of
 from etude.errors import SettingsError
 from etude.learners import Batch, Loss, Schedule
 from etude.modules import Module, NetworkConfig, make_module
-from etude.modules.conservative_module import ConservativeModule
 from etude.modules.distributions import SquashedGaussian
-from etude.modules.q_module import QModule
-from etude.modules.soft_module import check_box
 from etude.settings import settings
 from etude.spaces import Space
 
@@ -109,6 +109,33 @@ class CQLConfig(OfflineConfig, ActorCriticRates):
             tau=(0 < self.tau <= 1, "above 0 and at most 1"),
             squash=(self.squash, "true: actions are drawn between their bounds"),
         )
+
+
+class ConservativeModule(SoftModule):
+    """What CQL learns of Box actions (Kumar et al. 2020, arXiv 2006.04779).
+
+    Args:
+        net: The policy: ``dist_inputs`` are means, then log standard deviations.
+        obs_space: What it sees.
+        action_space: A Box with finite bounds.
+        dist: Of the actions.
+        config: The shape of the critics.
+        temperature: At the start, above 0.
+        alpha: The weight of the penalty at the start, above 0.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        obs_space: Space,
+        action_space: Space,
+        dist: SquashedGaussian,
+        config: NetworkConfig,
+        temperature: float,
+        alpha: float,
+    ) -> None:
+        super().__init__(net, obs_space, action_space, dist, config, temperature)
+        self.log_alpha = nn.Parameter(torch.tensor([math.log(alpha)]))
 
 
 class CQL(OfflineAlgorithm[CQLConfig]):

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What algorithms with critics share: the columns of steps that they need, the targets of critics, their modules."""
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from gymnasium import spaces
 from torch import Tensor, nn
 
 from etude import columns as col
@@ -11,7 +13,10 @@ from etude.connectors import Connector, NStep
 from etude.errors import ModuleError, SettingsError
 from etude.learners import Batch
 from etude.modules import Module
-from etude.modules.soft_module import SoftModule
+from etude.modules.critics import ActionEncoder, TargetedModule, TargetNetwork, TwinCritic, frozen_copy
+from etude.modules.distributions import Distribution
+from etude.modules.network import Network, NetworkConfig
+from etude.spaces import Space
 
 M = TypeVar("M", bound=Module)
 
@@ -30,13 +35,16 @@ def of_kind(module: Module, kind: type[M]) -> M:
     return module
 
 
-def groups_of(soft: SoftModule) -> dict[str, list[nn.Parameter]]:
-    """The parameters of the optimizers ``actor``, ``critic`` and, where it is learned, ``temperature``."""
-    groups = {
-        "actor": [p for p in soft.net.parameters() if p.requires_grad],
-        "critic": [p for p in soft.critic.parameters() if p.requires_grad],
-    }
-    return groups | ({"temperature": [soft.log_temperature]} if soft.log_temperature.requires_grad else {})
+def check_box(
+    action_space: Space,
+    name: str = "SAC",
+    others: str = "DQN or PPO for Discrete actions, PPO for others",
+) -> None:
+    """Raise a SettingsError where actions are no Box of floats, which algorithm ``name`` needs; ``others`` do not."""
+    if not (isinstance(action_space, spaces.Box) and np.dtype(action_space.dtype).kind == "f"):
+        raise SettingsError(
+            f"the action space is {action_space}, but {name} draws the actions of a Box of floats only. Take {others}."
+        )
 
 
 def not_recurrent(module: Module, name: str) -> Module:
@@ -66,3 +74,43 @@ def target_of(batch: Batch, gamma: float, value: Tensor) -> Tensor:
     if "discount" in batch:
         return torch.addcmul(batch.reward, batch.discount, value)
     return torch.add(batch.reward, torch.where(batch[col.TERMINATED], 0.0, value), alpha=gamma)
+
+
+class CriticModule(TargetedModule):
+    """A policy, and perhaps values of observations, with twin critics of its actions and the critics' targets.
+
+    Args:
+        net: The policy, and what gives `values`.
+        obs_space: What it sees.
+        action_space: What it chooses from; any.
+        dist: Of the actions.
+        config: The shape of the critics.
+    """
+
+    def __init__(
+        self, net: nn.Module, obs_space: Space, action_space: Space, dist: Distribution, config: NetworkConfig
+    ) -> None:
+        super().__init__(net, obs_space, action_space, dist)
+        self.encoded = ActionEncoder(action_space)
+        """Actions ``[B, width]`` as critics see them."""
+        self.critic = TwinCritic(obs_space, self.encoded.width, config)
+        self.target_critic = frozen_copy(self.critic)
+        self.follower = TargetNetwork(self.target_critic, self.critic)
+
+    def values(self, obs: Any) -> Tensor:
+        """``[B]``: what observations are worth; the built-in net does not compute its policy for it.
+
+        Raises:
+            ModuleError: the net gives no values.
+        """
+        net = self.net
+        if type(net) is Network and net.critic is not None and net.value_head is not None:
+            value: Tensor = net.value_head(net.critic(self.columns_of(obs))[0]).squeeze(-1)
+            return value
+        given = self(obs).value
+        if given is None:
+            raise ModuleError(
+                f"{type(net).__name__} gives no values, which are learned here: return Output(value=...) from its "
+                "forward."
+            )
+        return given  # type: ignore[no-any-return]

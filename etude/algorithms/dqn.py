@@ -2,19 +2,24 @@
 """DQN: deep Q-learning (Mnih et al. 2015, "Human-level control through deep reinforcement learning")."""
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
+from gymnasium import spaces
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from etude.algorithms.config import NO_STD, ModuleLike
 from etude.algorithms.critics import of_kind
 from etude.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
 from etude.algorithms.reporting import together
-from etude.columns import WEIGHT
+from etude.columns import ACTION, WEIGHT
+from etude.errors import SettingsError
 from etude.learners import Batch, Loss, Schedule, Update, points_of, value_at
 from etude.modules import Module, NetworkConfig, make_module
-from etude.modules.q_module import QModule, action_values
+from etude.modules.critics import FollowedModule
+from etude.modules.distributions import ALLOWED_ABOVE, EpsilonGreedy
+from etude.modules.network import Output
 from etude.settings import settings
 from etude.spaces import Space
 
@@ -79,6 +84,67 @@ class DQNConfig(OffPolicyConfig):
             target_interval=(self.target_interval >= 1, "at least 1"),
             tau=(0 < self.tau <= 1, "above 0 and at most 1"),
         )
+
+
+class QModule(FollowedModule):
+    """Acts epsilon-greedily on the values of a Discrete space's actions: the net's ``dist_inputs``.
+
+    Where the net gives a ``value``, too, its ``dist_inputs`` are advantages: Q = value + advantage - mean(advantage)
+    (the dueling network of Wang et al. 2016, "Dueling network architectures", eq. 9), which have the same best action.
+    A frozen copy of the net, the target network, belongs to the module and so to its checkpoints.
+
+    Args:
+        net: Called with observations, returns an `Output`.
+        obs_space: What the net sees.
+        action_space: What it chooses from.
+
+    Raises:
+        SettingsError: the action space is not Discrete.
+    """
+
+    dist: EpsilonGreedy
+
+    def __init__(self, net: nn.Module, obs_space: Space, action_space: Space) -> None:
+        if not isinstance(action_space, spaces.Discrete):
+            raise SettingsError(
+                f"the action space is {action_space}, but values can be learned only of the actions of a Discrete "
+                "space. Take SAC for Box actions, or PPO for any."
+            )
+        super().__init__(net, obs_space, action_space, EpsilonGreedy(action_space, ACTION))
+
+    def values(self, obs: Any) -> Tensor:
+        """float32 ``[B, n]``: the value of each action; those that the action mask forbids are far below all others."""
+        return action_values(self(obs))
+
+    def target_values(self, obs: Any) -> Tensor:
+        """The same by the target network."""
+        return action_values(self.target(obs))
+
+    def values_of(self, values: Tensor, action: Tensor) -> Tensor:
+        """``[B]``: of ``values`` ``[B, n]``, those of the actions that were taken."""
+        return values.gather(-1, self.dist.index_of(action).unsqueeze(-1)).squeeze(-1)
+
+    def best_of(self, values: Tensor, by: Tensor | None = None) -> Tensor:
+        """``[B]``: of ``values`` ``[B, n]`` the greatest, or that of the action which ``by`` ``[B, n]`` finds best.
+
+        Where an action mask allows nothing, as it may after the last step of an episode, it is 0.
+        """
+        if by is None:
+            best = values.amax(-1)
+        else:
+            best = values.gather(-1, by.argmax(-1, keepdim=True)).squeeze(-1)
+        return best if self.mask is None else torch.where(best > ALLOWED_ABOVE, best, 0.0)
+
+
+def action_values(output: Output) -> Tensor:
+    """``[B, n]``: the values of actions that a net's output says; see `QModule`."""
+    _, advantages = output.bound()
+    if output.value is None:
+        return advantages
+    allowed = advantages > ALLOWED_ABOVE
+    sums = torch.where(allowed, advantages, 0.0).sum(-1, keepdim=True)
+    centred = output.value.unsqueeze(-1) + advantages - sums / allowed.sum(-1, keepdim=True).clamp(min=1)
+    return torch.where(allowed, centred, advantages)
 
 
 class DQN(OffPolicyAlgorithm[DQNConfig]):

@@ -8,11 +8,10 @@ from typing import Any, ClassVar
 import torch
 
 from etude.algorithms.config import SINGLE_STEPS, ActorCriticRates, ModuleLike, OfflineConfig
-from etude.algorithms.critics import TRANSITION, looking_ahead, not_recurrent, of_kind, target_of
+from etude.algorithms.critics import TRANSITION, CriticModule, looking_ahead, not_recurrent, of_kind, target_of
 from etude.algorithms.offline import OfflineAlgorithm
 from etude.learners import Batch, Loss, Schedule
 from etude.modules import Module, NetworkConfig, make_module
-from etude.modules.critic_module import CriticModule
 from etude.settings import settings
 from etude.spaces import Space
 

@@ -15,7 +15,7 @@ from etude.algorithms.config import OfflineConfig
 from etude.algorithms.feeding import Feed, SegmentsOf
 from etude.algorithms.students import Student
 from etude.connectors import Connector, Pipeline, overrides
-from etude.connectors.stored import state_from_json
+from etude.connectors.pipeline import state_from_json
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience
 from etude.learners.batch import as_tensors

@@ -12,7 +12,7 @@ from etude.algorithms.base import Algorithm
 from etude.algorithms.playing import play
 from etude.algorithms.result import Evaluation
 from etude.algorithms.students import MAIN, Spaces, spaces_in
-from etude.connectors.stored import learns, state_to_json
+from etude.connectors.pipeline import learns, state_to_json
 from etude.envs import EnvLike, env_name
 from etude.errors import DataError
 from etude.places import located
@@ -87,7 +87,7 @@ def kinds_of(algorithm: Algorithm[Any], spaces: Mapping[str, Spaces] | None = No
 def meta_of(algorithm: Algorithm[Any], *, explore: bool, seed: int | None) -> dict[str, Any]:
     """What is kept beside the data: who acted, and under ``filter`` what its connectors have learned.
 
-    ``filter`` is what `etude.connectors.stored.state_to_json` gives, by module id where there are ``modules``; it is
+    ``filter`` is what `etude.connectors.pipeline.state_to_json` gives, by module id where there are ``modules``; it is
     there where a connector learns.
     """
     students = algorithm.students

@@ -73,11 +73,18 @@ def known_class(name: str, base: type) -> type | None:
     """
     found, waiting, seen = None, [base], {base}
     for cls in waiting:
-        found = cls if name_of(cls) == name else found
+        found = cls if _is_called(cls, name) else found
         below: list[type] = cls.__subclasses__()
         waiting += [inner for inner in below if inner not in seen]
         seen |= set(below)
     return found
+
+
+def _is_called(cls: type, name: str) -> bool:
+    """Whether ``module:qualname`` is a class; one of Etude's, whose names are unique, may be in another file by now."""
+    module, _, path = name.partition(":")
+    is_etudes = all(part.partition(".")[0] == "etude" for part in (module, cls.__module__))
+    return cls.__qualname__ == path and (is_etudes or cls.__module__ == module)
 
 
 class Place(NamedTuple):

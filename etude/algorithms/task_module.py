@@ -12,7 +12,7 @@ from etude.columns import ACTION, Columns
 from etude.errors import ModuleError
 from etude.learners import seeded
 from etude.modules import Actor, Module
-from etude.modules.tensors import as_tensor
+from etude.modules.acting import as_tensor
 from etude.spaces import Flattener, leaf_dtype, leaf_shape
 
 if TYPE_CHECKING:

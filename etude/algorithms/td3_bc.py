@@ -7,16 +7,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from etude.algorithms.config import NO_STD, NO_VALUE, SINGLE_STEPS, ActorCriticRates, ModuleLike, OfflineConfig
-from etude.algorithms.critics import TRANSITION, looking_ahead, not_recurrent, of_kind, target_of
+from etude.algorithms.critics import (
+    TRANSITION,
+    CriticModule,
+    check_box,
+    looking_ahead,
+    not_recurrent,
+    of_kind,
+    target_of,
+)
 from etude.algorithms.offline import OfflineAlgorithm
 from etude.learners import Batch, Loss, Schedule
 from etude.modules import Module, Network, NetworkConfig, make_module
-from etude.modules.deterministic_module import DeterministicModule
+from etude.modules.critics import TargetNetwork, frozen_copy
 from etude.modules.distributions import SquashedGaussian
-from etude.modules.soft_module import check_box
 from etude.settings import settings
 from etude.spaces import Space
 
@@ -89,6 +96,63 @@ class TD3BCConfig(OfflineConfig, ActorCriticRates):
             tau=(0 < self.tau <= 1, "above 0 and at most 1"),
             squash=(self.squash, "true: the policy is a tanh"),
         )
+
+
+class DeterministicModule(CriticModule):
+    """What TD3 learns (Fujimoto et al. 2018, "Addressing function approximation error in actor-critic methods").
+
+    The policy is tanh of the means that the net gives, scaled to the bounds. The logarithms of standard deviations
+    beside them are of the noise before tanh that it acts with where it explores; they are not learned.
+
+    Args:
+        net: The policy: ``dist_inputs`` are means, then log standard deviations.
+        obs_space: What it sees.
+        action_space: A Box with finite bounds.
+        dist: Of the actions.
+        config: The shape of the critics.
+
+    Attributes:
+        is_policy_due: Whether the next gradient step is one of the policy, too.
+    """
+
+    dist: SquashedGaussian
+
+    def __init__(
+        self, net: nn.Module, obs_space: Space, action_space: Space, dist: SquashedGaussian, config: NetworkConfig
+    ) -> None:
+        super().__init__(net, obs_space, action_space, dist, config)
+        self.target = Module(frozen_copy(net), obs_space, action_space, dist)
+        self.target.eval()
+        self._policy_follower = TargetNetwork(self.target.net, net)
+        self.is_policy_due = False
+        self._steps: Tensor
+        self.register_buffer("_steps", torch.zeros((), dtype=torch.int64))
+
+    def action(self, obs: Any) -> Tensor:
+        """``[B, action_size]``: the policy's actions, in [-1, 1]."""
+        return _mode(self(obs).bound()[1])
+
+    def target_action(self, obs: Any) -> Tensor:
+        """The same by the target policy."""
+        return _mode(self.target(obs).bound()[1])
+
+    def follow(self, tau: float) -> None:
+        """Move the targets of critics and policy."""
+        self.follower.follow(tau)
+        self._policy_follower.follow(tau)
+
+    def count_step(self, delay: int) -> None:
+        """Note that a gradient step was made; the policy is due in every ``delay``-th."""
+        self._steps += 1
+        self.update_due(delay)
+
+    def update_due(self, delay: int) -> None:
+        """Look anew whether the policy is due, as after weights were loaded: the count of steps is one of them."""
+        self.is_policy_due = (int(self._steps) + 1) % delay == 0
+
+
+def _mode(inputs: Tensor) -> Tensor:
+    return torch.tanh(inputs.chunk(2, -1)[0])
 
 
 class TD3BC(OfflineAlgorithm[TD3BCConfig]):

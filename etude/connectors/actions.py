@@ -9,9 +9,24 @@ from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.columns import Columns
-from etude.connectors.base import Connector, map_leaves
+from etude.connectors.connector import Connector, map_leaves
 from etude.errors import SpaceError
 from etude.spaces import Space, leaf_dtype, leaves
+
+
+class _BoundedActions(Connector):
+    """Changes the parts of an action that are bounded Boxes of floats."""
+
+    def __init__(self) -> None:
+        self._bounds: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}
+
+    def act(self, action: Columns) -> Columns:
+        if not self._bounds:
+            return action
+        return {n: self._bounded(a, *self._bounds[n]) if n in self._bounds else a for n, a in action.items()}
+
+    def _bounded(self, action: NDArray[Any], low: NDArray[Any], high: NDArray[Any]) -> NDArray[Any]:
+        raise NotImplementedError
 
 
 def _float_boxes(action_space: Space) -> dict[str, spaces.Box]:
@@ -19,11 +34,13 @@ def _float_boxes(action_space: Space) -> dict[str, spaces.Box]:
     return {name: leaf for name, leaf in found.items() if isinstance(leaf, spaces.Box) and leaf_dtype(leaf).kind == "f"}
 
 
-class ClipAction(Connector):
-    """Gives the env actions clipped to the bounds of its float Boxes; other actions pass as they are."""
+def _clipped(values: NDArray[Any], low: Any, high: Any) -> NDArray[Any]:
+    clipped: NDArray[Any] = np.minimum(np.maximum(values, low), high)  # np.clip takes longer
+    return clipped
 
-    def __init__(self) -> None:
-        self._bounds: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}
+
+class ClipAction(_BoundedActions):
+    """Gives the env actions clipped to the bounds of its float Boxes; other actions pass as they are."""
 
     def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
         """The module's spaces are the env's."""
@@ -33,24 +50,15 @@ class ClipAction(Connector):
         }
         return obs_space, action_space
 
-    def act(self, action: Columns) -> Columns:
-        """Clips; the module's own columns are left as they are."""
-        if not self._bounds:
-            return action
-        out = dict(action)
-        for name, (low, high) in self._bounds.items():
-            out[name] = np.minimum(np.maximum(action[name], low), high)
-        return out
+    def _bounded(self, action: NDArray[Any], low: NDArray[Any], high: NDArray[Any]) -> NDArray[Any]:
+        return _clipped(action, low, high)
 
 
-class RescaleAction(Connector):
+class RescaleAction(_BoundedActions):
     """Lets the module act in [-1, 1], which is stretched to the bounds of the env's float Boxes.
 
     What lies outside [-1, 1] is clipped. Other actions pass as they are.
     """
-
-    def __init__(self) -> None:
-        self._bounds: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}
 
     def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
         """Float Boxes in the action become Boxes from -1 to 1.
@@ -73,17 +81,10 @@ class RescaleAction(Connector):
 
         return obs_space, map_leaves(action_space, change, col.ACTION)
 
-    def act(self, action: Columns) -> Columns:
-        """Stretches; the module's own columns are left as they are."""
-        if not self._bounds:
-            return action
-        out = dict(action)
-        for name, (low, high) in self._bounds.items():
-            share = (np.minimum(np.maximum(action[name], -1), 1) + 1) * 0.5
-            # weighted like this, wide bounds do not overflow and both ends are met; rounding may still pass a bound
-            scaled = low * (1 - share) + high * share
-            out[name] = np.minimum(np.maximum(scaled, low), high)
-        return out
+    def _bounded(self, action: NDArray[Any], low: NDArray[Any], high: NDArray[Any]) -> NDArray[Any]:
+        share = (_clipped(action, -1, 1) + 1) * 0.5
+        # weighted like this, wide bounds do not overflow and both ends are met; rounding may still pass a bound
+        return _clipped(low * (1 - share) + high * share, low, high)
 
     def unact(self, action: Columns) -> Columns:
         """Shrinks to [-1, 1]; where the bounds of the env's Box coincide, 0."""

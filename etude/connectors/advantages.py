@@ -1,21 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connectors on the learner's side only: advantages and value targets."""
+"""Advantages and value targets, on the learner's side only."""
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from etude import columns as col
-from etude.connectors.base import Connector, column
-from etude.errors import DataError
+from etude.connectors.connector import Connector, column
+from etude.errors import DataError, ModuleError
 from etude.experience import Experience, returns
+from etude.modules.module import Module
 from etude.settings import check_range
-
-if TYPE_CHECKING:
-    from etude.modules.module import Module
 
 
 class GAE(Connector):
@@ -40,7 +38,7 @@ class GAE(Connector):
             check_range("GAE", **{name: (0 <= value <= 1, f"from 0 to 1, not {value}")})
         self.gamma, self.lambda_ = gamma, lambda_
 
-    def offline(self, exp: Experience, module: "Module | None" = None) -> Experience:
+    def offline(self, exp: Experience, module: Module | None = None) -> Experience:
         """Computes them for all steps, lookback included.
 
         Raises:
@@ -56,7 +54,7 @@ class GAE(Connector):
         return exp.with_steps(value=value, advantage=advantage, value_target=target)
 
 
-def bootstraps(module: "Module | None", exp: Experience, value: NDArray[np.float32], who: str) -> NDArray[np.float32]:
+def bootstraps(module: Module | None, exp: Experience, value: NDArray[np.float32], who: str) -> NDArray[np.float32]:
     """float32 ``[num_segments]``: what follows each segment is worth.
 
     Nothing where it terminated, else the module's value of ``final_obs``; where that is not known, the value of the
@@ -80,7 +78,7 @@ def bootstraps(module: "Module | None", exp: Experience, value: NDArray[np.float
     return bootstrap
 
 
-def _values(module: "Module | None", exp: Experience, ends: NDArray[np.int64] | None, who: str) -> NDArray[np.float32]:
+def _values(module: Module | None, exp: Experience, ends: NDArray[np.int64] | None, who: str) -> NDArray[np.float32]:
     """The values of what follows the segments ``ends``; None: of all steps."""
     if module is None:
         of = "the observations that segments were cut or truncated at"
@@ -103,7 +101,7 @@ class NormalizeAdvantages(Connector):
 
     needs = ()
 
-    def offline(self, exp: Experience, module: "Module | None" = None) -> Experience:
+    def offline(self, exp: Experience, module: Module | None = None) -> Experience:
         """Normalises; statistics are over all of ``exp`` but lookback, and of all learners' shares, in float64."""
         advantage = column(exp, col.ADVANTAGE, "NormalizeAdvantages")
         trained = advantage[exp.trained()].astype(np.float64)
@@ -124,7 +122,7 @@ class LiftAdvantages(Connector):
 
     needs = ()
 
-    def offline(self, exp: Experience, module: "Module | None" = None) -> Experience:
+    def offline(self, exp: Experience, module: Module | None = None) -> Experience:
         """Lifts; the mean is over all of ``exp`` but lookback, and of all learners' shares, in float64."""
         advantage = column(exp, col.ADVANTAGE, "LiftAdvantages")
         mean, _ = _mean_over(advantage[exp.trained()].astype(np.float64), self.sum_over_learners)
@@ -178,7 +176,7 @@ class AdvantageWeights(Connector):
         if num and math.isfinite(mean_square):  # not finite: the learner skips this batch
             self.mean_square = mean_square
 
-    def offline(self, exp: Experience, module: "Module | None" = None) -> Experience:
+    def offline(self, exp: Experience, module: Module | None = None) -> Experience:
         """Weighs all steps, lookback included."""
         advantage = column(exp, col.ADVANTAGE, "AdvantageWeights")
         exponent = advantage * (self.beta / (math.sqrt(self.mean_square or 0.0) + 1e-8))
@@ -192,3 +190,89 @@ class AdvantageWeights(Connector):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from that average."""
         self.mean_square = state["mean_square"]
+
+
+class VTrace(Connector):
+    """Adds the columns ``advantage``, ``value_target`` and ``target_logp``; all float32. The learner's side only.
+
+    V-trace (Espeholt et al. 2018, "IMPALA", eq. 1 and 4.2), see `etude.experience.returns.vtrace`: the steps were made
+    by a behaviour policy, whose log-probabilities are the recorded column ``logp``; what is estimated is for the target
+    policy, which is the module as it is now. ``target_logp`` is its log-probability of each recorded action, and
+    ``advantage`` holds the truncated importance weight already. Values are the module's as it is now, whatever was
+    recorded; what follows a segment is worth what `GAE` says. With the weights that acted, ``value_target`` and
+    ``advantage`` are those of ``GAE(gamma, 1.0)`` where ``lambda_`` is 1, too.
+
+    A recurrent module is asked about each step in the state that was recorded for it: one that the older weights made.
+
+    Args:
+        gamma: Discount a step, 0 to 1.
+        rho_bar: Cap of the importance weights of rewards and of the policy gradient, above 0: it says whose values are
+            learned, those of the target policy where it is infinite, else of one that is nearer to the behaviour
+            policy.
+        c_bar: Cap of the weights by which later rewards come back, above 0: lower is slower and has less variance. At
+            most ``rho_bar``, as the paper has it.
+        lambda_: Extra decay of these, 0 to 1 (the paper's remark 2).
+        by_target: The target policy is that of the module's target network, ``module.target``; values are the module's
+            still.
+    """
+
+    needs = (col.OBS, col.ACTION, col.REWARD, col.LOGP)
+    uses_module = True
+
+    def __init__(
+        self,
+        gamma: float = 0.99,
+        rho_bar: float = 1.0,
+        c_bar: float = 1.0,
+        lambda_: float = 1.0,
+        by_target: bool = False,
+    ) -> None:
+        check_range(
+            "VTrace",
+            gamma=(0 <= gamma <= 1, f"from 0 to 1, not {gamma}"),
+            rho_bar=(rho_bar > 0, f"above 0, not {rho_bar}"),
+            c_bar=(0 < c_bar <= rho_bar, f"above 0 and at most rho_bar, which is {rho_bar}, not {c_bar}"),
+            lambda_=(0 <= lambda_ <= 1, f"from 0 to 1, not {lambda_}"),
+        )
+        self.gamma, self.rho_bar, self.c_bar, self.lambda_, self.by_target = gamma, rho_bar, c_bar, lambda_, by_target
+
+    def offline(self, exp: Experience, module: Module | None = None) -> Experience:
+        """Computes them for all steps, lookback included.
+
+        Raises:
+            DataError: there is no module, or a column that is needed.
+            ModuleError: it has no target network, and ``by_target`` asks for it.
+        """
+        if module is None:
+            raise DataError("VTrace needs the module whose values and probabilities count: call offline(exp, module).")
+        reward = column(exp, col.REWARD, "VTrace").astype(np.float32)
+        behaviour = column(exp, col.LOGP, "VTrace").astype(np.float32, copy=False)
+        obs, action, state = (
+            {name: np.asarray(part) for name, part in col.subtree(exp.steps, root).items()}
+            for root in (col.OBS, col.ACTION, col.STATE_IN)
+        )
+        logp, value = module.logp_and_value(obs, action, state)
+        if self.by_target:
+            logp, _ = _target_of(module).logp_and_value(obs, action, state)
+        target, advantage = returns.vtrace(
+            reward,
+            value,
+            bootstraps(module, exp, value, "VTrace"),
+            logp - behaviour,
+            exp.offsets,
+            self.gamma,
+            rho_bar=self.rho_bar,
+            c_bar=self.c_bar,
+            lambda_=self.lambda_,
+        )
+        return exp.with_steps(**{col.ADVANTAGE: advantage, col.VALUE_TARGET: target, col.TARGET_LOGP: logp})
+
+
+def _target_of(module: Module) -> Module:
+    target: Module | None = getattr(module, "target", None)
+    if target is None:
+        raise ModuleError(
+            f"VTrace(by_target=True) asks the target network of the module, but a {type(module).__name__} has none: "
+            "make a FollowedModule of its net."
+        )
+    return target

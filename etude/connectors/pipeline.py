@@ -1,43 +1,56 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connectors in a row, and how each is found by name."""
+"""Connectors in a row: how each is found by name, and what they have learned as JSON."""
 
 import ast
 import copy
 import inspect
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeAlias
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, TypeAlias
+
+import numpy as np
 
 from etude.columns import Columns
 from etude.connectors.actions import ClipAction, RescaleAction
-from etude.connectors.advantages import GAE, LiftAdvantages, NormalizeAdvantages
-from etude.connectors.base import Connector, Inputs
-from etude.connectors.drop import Drop
-from etude.connectors.frame_stack import FrameStack
-from etude.connectors.function import FunctionConnector
-from etude.connectors.normalize import NormalizeObs
-from etude.connectors.previous import PrevActionReward
+from etude.connectors.advantages import GAE, LiftAdvantages, NormalizeAdvantages, VTrace
+from etude.connectors.connector import Connector, FunctionConnector, Inputs, snake_case
+from etude.connectors.observations import Drop, FrameStack, NormalizeObs, PrevActionReward
 from etude.connectors.rewards import ClipReward
-from etude.connectors.vtrace import VTrace
-from etude.errors import CheckpointError, SettingsError
+from etude.errors import CheckpointError, DataError, SettingsError
 from etude.experience import Experience
+from etude.modules.module import Module
 from etude.settings import nearest
 from etude.spaces import Space
 
-if TYPE_CHECKING:
-    from etude.modules.module import Module
+Connect: TypeAlias = Callable[[Experience], Experience]
+"""What the connectors would do."""
 
+
+class PreLearner:
+    """A step of your own between the recording and the learner, with settings of its own. Does nothing itself.
+
+    Called with each part of the recording, in workers where there are some; so it keeps nothing from call to call.
+    ``__init__`` keeps its arguments as attributes of the same names, so that checkpoints can have them.
+    """
+
+    def __call__(self, exp: Experience, connect: Connect) -> Experience:
+        """What is trained on.
+
+        Args:
+            exp: As recorded: whole segments.
+            connect: Lets the connectors see what it is given, as they would have without this step.
+        """
+        return connect(exp)
+
+
+PreLearnerLike: TypeAlias = PreLearner | Callable[[Experience, Connect], Experience]
+"""A `PreLearner`, or a function that is called as one."""
+
+
+_BUILT_IN = (ClipAction, ClipReward, Drop, FrameStack, GAE, LiftAdvantages, NormalizeAdvantages, NormalizeObs)
 BY_NAME: dict[str, type[Connector]] = {
-    "clip_action": ClipAction,
-    "clip_reward": ClipReward,
-    "drop": Drop,
-    "frame_stack": FrameStack,
-    "gae": GAE,
-    "lift_advantages": LiftAdvantages,
-    "normalize_advantages": NormalizeAdvantages,
-    "normalize_obs": NormalizeObs,
-    "prev_action_reward": PrevActionReward,
-    "rescale_action": RescaleAction,
-    "v_trace": VTrace,
+    snake_case(cls.__name__): cls for cls in (*_BUILT_IN, PrevActionReward, RescaleAction, VTrace)
 }
 """The connectors that come with Etude."""
 
@@ -174,30 +187,25 @@ class Pipeline(Connector):
         return obs_space, action_space
 
     def start(self, num_slots: int) -> None:
-        """Starts all."""
         for connector in self.connectors:
             connector.start(num_slots)
 
     def online(self, inputs: Inputs) -> Inputs:
-        """Env → module: through all, in order."""
         for online in self._online:
             inputs = online(inputs)
         return inputs
 
     def act(self, action: Columns) -> Columns:
-        """Module → env: through all, in reverse order."""
         for act in self._act:
             action = act(action)
         return action
 
     def unact(self, action: Columns) -> Columns:
-        """Env → module, for actions: through all, in order."""
         for connector in self.connectors:
             action = connector.unact(action)
         return action
 
-    def offline(self, exp: Experience, module: "Module | None" = None) -> Experience:
-        """Through all, in order."""
+    def offline(self, exp: Experience, module: Module | None = None) -> Experience:
         for connector in self.connectors:
             exp = connector.offline(exp, module)
         return exp
@@ -237,3 +245,78 @@ class Pipeline(Connector):
 def overrides(connector: Connector, method: str) -> bool:
     """Whether a connector does anything in a method of `Connector`."""
     return getattr(type(connector), method) is not getattr(Connector, method)
+
+
+_ARRAY: Final = "$array"
+_FLOAT: Final = "$float"
+
+
+def learns(pipeline: Pipeline) -> bool:
+    """Whether any of the connectors learns from experience, so that there is something to keep."""
+    return any(overrides(connector, "update") for connector in pipeline.connectors)
+
+
+def state_to_json(pipeline: Pipeline) -> dict[str, Any]:
+    """What the connectors have learned; the running state of slots is left out.
+
+    Arrays are ``{"$array": [numbers in C order], "shape": [...], "dtype": "float64"}``; numbers that are not finite are
+    ``{"$float": "inf"}``.
+
+    Raises:
+        DataError: a connector keeps something else than plain data and arrays.
+    """
+    learned = pipeline.copy()
+    learned.start(0)
+    found = _encoded(learned.state_dict(), "connectors")
+    assert isinstance(found, dict)
+    return found
+
+
+def state_from_json(pipeline: Pipeline, data: Any) -> None:
+    """Let the connectors know what `state_to_json` gave; to be called after `Pipeline.spaces`, before `start`.
+
+    Raises:
+        DataError: the data is of other connectors or shapes, or is no such data; nothing has changed then.
+    """
+    try:
+        state = json.loads(json.dumps(data), object_hook=_restored)
+        pipeline.copy().load_state_dict(state)
+    except CheckpointError as error:
+        raise DataError(f"what the recording stores of its connectors does not fit: {error}") from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(
+            f"what the recording stores of its connectors can't be read ({type(error).__name__}: {error}). Let them "
+            "learn from the data instead."
+        ) from error
+    pipeline.load_state_dict(state)
+
+
+def _encoded(node: Any, path: str) -> Any:
+    if isinstance(node, np.generic):
+        node = node.item()
+    if node is None or isinstance(node, bool | int | str):
+        return node
+    if isinstance(node, float):
+        return node if math.isfinite(node) else {_FLOAT: str(node)}
+    if isinstance(node, Mapping) and all(isinstance(key, str) for key in node):
+        return {key: _encoded(value, f"{path}/{key}") for key, value in node.items()}
+    if isinstance(node, list | tuple):
+        return [_encoded(value, f"{path}/{i}") for i, value in enumerate(node)]
+    if isinstance(node, np.ndarray) and node.dtype.kind in "biuf":
+        numbers = [_encoded(value, path) for value in node.reshape(-1).tolist()]
+        return {_ARRAY: numbers, "shape": list(node.shape), "dtype": node.dtype.name}
+    raise DataError(
+        f"`{path}` is {type(node).__name__}, which can't be kept with a recording: what state_dict() of a connector "
+        "gives must be plain data and arrays of numbers."
+    )
+
+
+def _restored(node: dict[str, Any]) -> Any:
+    if _FLOAT in node:
+        return float(node[_FLOAT])
+    if _ARRAY not in node:
+        return node
+    dtype = np.dtype(str(node["dtype"]))
+    if dtype.kind not in "biuf":
+        raise ValueError(f"an array of {dtype}")
+    return np.array(node[_ARRAY], dtype).reshape(node["shape"])

@@ -22,7 +22,7 @@ from etude.learners import seeded
 from etude.learners.adam import Adam
 from etude.learners.flat import FlatParameters
 from etude.modules import NetworkConfig
-from etude.modules.targets import Follower, frozen_copy
+from etude.modules.critics import TargetNetwork, frozen_copy
 from etude.settings import settings
 
 FORWARD = 2_048
@@ -118,7 +118,7 @@ class FQE:
         self.nets.scale(col.subtree(example, col.OBS), example["taken"], example["returns"])
         adam = Adam(FlatParameters(list(self.nets.parameters())))
         frozen = frozen_copy(self.nets)
-        follower = Follower(frozen, self.nets)
+        follower = TargetNetwork(frozen, self.nets)
         for i, rows in enumerate(islice(batches, config.steps)):
             batch = self._tensors(rows)
             obs, following = col.subtree(batch, col.OBS), col.renamed(batch, col.NEXT_OBS, col.OBS)

@@ -10,9 +10,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from etude.columns import ACTION, OBS, renamed
-from etude.modules.activations import ACTIVATIONS
-from etude.modules.encoders import Encoder
-from etude.modules.networks import NetworkConfig
+from etude.modules.network import ACTIVATIONS, NetworkConfig, ObsEncoder
 from etude.spaces import Space
 
 
@@ -27,14 +25,14 @@ class QNets(nn.Module):
     def __init__(self, obs_space: Space, action_space: Space, config: NetworkConfig, members: int) -> None:
         super().__init__()
         self.members = members
-        self.encoder = Encoder(obs_space, config.conv, config.conv_width)
-        self.actions: Encoder | None = None
+        self.encoder = ObsEncoder(obs_space, config.conv, config.conv_width)
+        self.actions: ObsEncoder | None = None
         self._start, outputs, width = 0, 1, self.encoder.width
         if isinstance(action_space, spaces.Discrete):
             self.num_actions = outputs = int(action_space.n)
             self._start = int(action_space.start)
         else:
-            self.actions = Encoder(action_space, config.conv, config.conv_width)
+            self.actions = ObsEncoder(action_space, config.conv, config.conv_width)
             width += self.actions.width
         self.activation = ACTIVATIONS[config.activation].torch()
         widths = [width, *config.hidden, outputs]

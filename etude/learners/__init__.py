@@ -10,7 +10,7 @@ from etude.learners.replay_dataset import ReplayDataset
 from etude.learners.schedules import Schedule, check_schedule, points_of, value_at
 from etude.learners.seeding import seeded
 from etude.learners.updates import Update, mean_of
-from etude.modules.weights import load_weights
+from etude.modules.module import load_weights
 
 __all__ = [
     "Batch",

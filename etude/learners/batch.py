@@ -14,7 +14,7 @@ from etude.experience.arrays import Array
 if TYPE_CHECKING:
     from etude.learners.sequences import Layout
     from etude.modules import Module, Output
-    from etude.modules.twin_critic import TwinCritic
+    from etude.modules.critics import TwinCritic
 
 
 class Batch:

@@ -29,7 +29,7 @@ from etude.learners.steps import Stepped, Steps
 from etude.learners.team import Team
 from etude.learners.updates import Figures, Update, found_by_all, joined_means, means_of
 from etude.modules import Module
-from etude.modules.weights import load_weights
+from etude.modules.module import load_weights
 from etude.threads import SMALL, StepThreads, ThreadsLike, for_acting
 
 LossFn: TypeAlias = Callable[[Module, Batch], Loss]

@@ -126,7 +126,7 @@ class Layout:
             said = {"dist_inputs": out.dist_inputs, "value": out.value}
             return {name: part for name, part in said.items() if part is not None}, out.state
 
-        from etude.modules.output import Output
+        from etude.modules.network import Output
 
         said = self.along(walk, obs, self._state, ahead)
         return Output(said.get("dist_inputs"), said.get("value"), dist=module.dist)

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Modules: networks, action distributions, and how they act."""
 
-from etude.modules.acting import Actor, NumPyActor, TorchActor
+from etude.modules.acting import Actor, NumPyActor
 from etude.modules.distributions import Distribution, distribution_for
-from etude.modules.module import Module, make_module
-from etude.modules.networks import Network, NetworkConfig
-from etude.modules.output import Output
+from etude.modules.module import Module, TorchActor, logp_of, make_module
+from etude.modules.network import Network, NetworkConfig, Output
 
 __all__ = [
     "Actor",
@@ -17,5 +16,6 @@ __all__ = [
     "Output",
     "TorchActor",
     "distribution_for",
+    "logp_of",
     "make_module",
 ]

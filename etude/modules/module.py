@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Module: a net with its spaces, its distribution and its state."""
+"""Module: a net with its spaces, its distribution and its state; and how any net acts through torch."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -10,20 +10,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from etude.columns import ACTION, ACTION_MASK, OBS, SEPARATOR, STATE_IN, Columns
-from etude.errors import DataError, ModuleError
-from etude.modules.acting import Actor, NumPyActor, TorchActor
-from etude.modules.action_mask import action_mask
-from etude.modules.distributions import Distribution, distribution_for
-from etude.modules.in_chunks import outputs_of
-from etude.modules.networks import Network, NetworkConfig
-from etude.modules.numpy_network import NumPyNetwork, runs_in_numpy
-from etude.modules.output import Output
-from etude.modules.state import check_state, declared_state
-from etude.modules.tensors import as_tensor
+from etude.columns import ACTION, ACTION_MASK, DIST_INPUTS, LOGP, OBS, SEPARATOR, STATE_IN, STATE_OUT, VALUE, Columns
+from etude.errors import CheckpointError, DataError, ModuleError
+from etude.experience import Experience
+from etude.modules.acting import CHUNK, Actor, Noise, NumPyActor, NumPyNetwork, as_tensor, logp_of_inputs, runs_in_numpy
+from etude.modules.distributions import Distribution, Floats, distribution_for
+from etude.modules.mask import action_mask
+from etude.modules.network import Network, NetworkConfig, Output
 from etude.spaces import Flattener, Nester, Space, leaf_dtype, leaf_shape, leaves
 
 T = TypeVar("T")
+
+Shapes = dict[str, tuple[int, ...]]
+"""Of the parts of a recurrent net's state, by name, without the batch's axis."""
 
 
 class Module(nn.Module):
@@ -36,7 +35,7 @@ class Module(nn.Module):
     ``[B, ...]``, the state after the last. Other nets are called with observations ``[B, *shape]``.
 
     Where the observations are a Dict with the key `action_mask`, choices that it forbids get no probability,
-    whatever the net gives (see `etude.modules.action_mask.ActionMask`).
+    whatever the net gives (see `etude.modules.mask.ActionMask`).
 
     Args:
         net: Called with observations, nested as in the space; float64 arrives as float32. Returns an `Output`.
@@ -205,6 +204,11 @@ class Module(nn.Module):
                 f"shape {lead} or {(*lead, 1)}, one number for each observation."
             )
 
+    def columns_of(self, obs: Any) -> dict[str, Tensor]:
+        """The flat columns ``obs...`` of a nested observation: the inverse of `obs_from`."""
+        columns: dict[str, Tensor] = self._flatten_obs(obs)
+        return columns
+
     def obs_from(self, columns: Mapping[str, Any]) -> Any:
         """The nested observation that flat columns ``obs...`` hold."""
         return self._nest_obs(columns)
@@ -227,7 +231,7 @@ class Module(nn.Module):
                 "experience must be collected with this module."
             ) from None
 
-    def value_of(self, obs_columns: Columns, state_columns: Columns | None = None) -> NDArray[np.float32]:
+    def value_of(self, obs_columns: Columns, state_columns: Columns | None = None) -> Floats:
         """float32 ``[n]``: the values of flat observation columns ``[n, ...]``, without gradients, in chunks.
 
         Args:
@@ -239,17 +243,14 @@ class Module(nn.Module):
             DataError: the module is recurrent, and a column of its state is missing.
         """
         net = self.net
-        if self._state:
-            time = {name: np.expand_dims(column, 1) for name, column in obs_columns.items()}
-            return self._last_values(time, self.state_from(state_columns or {}))
         if isinstance(net, Network) and runs_in_numpy(net) and net.value_head is not None:
             if self._numpy is None:
                 self._numpy = NumPyNetwork(net)
             self._numpy.refresh()
             return self._numpy.value(obs_columns)
-        return self._last_values(obs_columns, {})
+        return self._evaluated(*self._in_time(obs_columns, state_columns))[1]
 
-    def value_after(self, obs_columns: Columns, state_columns: Columns, following: Columns) -> NDArray[np.float32]:
+    def value_after(self, obs_columns: Columns, state_columns: Columns, following: Columns) -> Floats:
         """float32 ``[n]``: for a recurrent module, the values of ``following``, seen in the step after ``obs_columns``.
 
         Args:
@@ -258,19 +259,11 @@ class Module(nn.Module):
             following: What was seen next.
         """
         time = {name: np.stack([column, following[name]], 1) for name, column in obs_columns.items()}
-        return self._last_values(time, self.state_from(state_columns))
-
-    def _last_values(self, obs: Columns, state: Columns) -> NDArray[np.float32]:
-        """Values ``[n]``; the last ones where there is time. In chunks."""
-        out = np.empty(len(next(iter(obs.values()))), np.float32)
-        for rows, output in outputs_of(self, obs, state):
-            value = output.needed_value(self.net)
-            out[rows] = (value[:, -1] if state else value).float().cpu().numpy()
-        return out
+        return self._evaluated(time, self.state_from(state_columns))[1]
 
     def logp_and_value(
         self, obs_columns: Columns, action_columns: Columns, state_columns: Columns | None = None
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    ) -> tuple[Floats, Floats]:
         """float32 ``[n]`` each: the log-probabilities of actions, and the values; without gradients, in chunks.
 
         Args:
@@ -282,26 +275,131 @@ class Module(nn.Module):
             ModuleError: the net gives no values, or no ``dist_inputs``.
             DataError: the module is recurrent, and a column of its state is missing.
         """
-        state = self.state_from(state_columns or {})
-        if state:
-            obs_columns = {name: np.expand_dims(column, 1) for name, column in obs_columns.items()}
-        n, device = len(next(iter(obs_columns.values()))), self.device
-        logp, value = np.empty(n, np.float32), np.empty(n, np.float32)
-        for rows, output in outputs_of(self, obs_columns, state):
-            dist, inputs = output.bound()
-            values = output.needed_value(self.net)
-            if state:
-                inputs, values = inputs[:, -1], values[:, -1]
-            taken = {name: as_tensor(column[rows]).to(device) for name, column in action_columns.items()}
-            logp[rows] = dist.logp(inputs, taken).float().cpu().numpy()
-            value[rows] = values.float().cpu().numpy()
+        return self._evaluated(*self._in_time(obs_columns, state_columns), action_columns)
+
+    def _in_time(self, obs: Columns, state: Columns | None) -> tuple[Columns, Columns]:
+        """Observations, of one step each where the module is recurrent, and the state by name; {} where it is not."""
+        if not self._state:
+            return obs, {}
+        return {name: np.expand_dims(column, 1) for name, column in obs.items()}, self.state_from(state or {})
+
+    def _evaluated(self, obs: Columns, state: Columns, action: Columns | None = None) -> tuple[Floats, Floats]:
+        """Log-probabilities, 0 without actions, and values, ``[n]`` each; of the last step where there is time."""
+        n, last = len(next(iter(obs.values()))), (slice(None), -1) if state else slice(None)
+        logp, value = np.zeros(n, np.float32), np.empty(n, np.float32)
+        for rows, output in self._outputs(obs, state):
+            value[rows] = output.needed_value(self.net)[last].float().cpu().numpy()
+            if action is not None:
+                dist, inputs = output.bound()
+                taken = {name: as_tensor(column[rows]).to(self.device) for name, column in action.items()}
+                logp[rows] = dist.logp(inputs[last], taken).float().cpu().numpy()
         return logp, value
+
+    def _outputs(self, obs: Columns, state: Columns) -> Iterator[tuple[slice, Output]]:
+        """Rows, at most `CHUNK`, and what the module gives for them; without gradients, in evaluation mode.
+
+        Args:
+            obs: Flat observation columns ``[n, ...]``, ``[n, T, ...]`` for a recurrent module.
+            state: For a recurrent module: its state by name, ``[n, ...]``; else {}.
+        """
+        n, device, was_training = len(next(iter(obs.values()))), self.device, self.training
+
+        def part(columns: Columns, rows: slice) -> dict[str, Tensor]:
+            return {name: as_tensor(column[rows]).to(device) for name, column in columns.items()}
+
+        if was_training:
+            self.eval()
+        try:
+            for start in range(0, n, CHUNK):
+                rows = slice(start, start + CHUNK)
+                with torch.inference_mode():
+                    output: Output = self(self.obs_from(part(obs, rows)), part(state, rows) or None)
+                yield rows, output
+        finally:
+            if was_training:
+                self.train()
 
     def actor(self, *, explore: bool) -> Actor:
         """What acts for this module: samples of its distribution where ``explore``, else the modes."""
         if isinstance(self.net, Network) and runs_in_numpy(self.net):
-            return NumPyActor(self, self.net, explore=explore)
+            return NumPyActor(self.net, self.dist, self.mask, explore=explore)
         return TorchActor(self, explore=explore)
+
+
+def logp_of(module: Module, exp: Experience) -> Floats:
+    """float32 ``[num_steps]``: the log-probabilities of the recorded actions when they were chosen.
+
+    They follow from the recorded column ``dist_inputs``: the weights, the connectors and the observations that made it
+    are not needed.
+
+    Args:
+        module: Whose actions these are.
+        exp: Steps with the columns ``dist_inputs`` and ``action``.
+
+    Raises:
+        DataError: one of these columns is missing.
+    """
+    missing = [name for name in (DIST_INPUTS, *module.dist.flatten.leaves) if name not in exp.steps]
+    if missing:
+        raise DataError(f"log-probabilities need the column `{missing[0]}`, but there is only {', '.join(exp.steps)}.")
+    action = {name: np.asarray(exp.steps[name]) for name in module.dist.flatten.leaves}
+    return logp_of_inputs(module.dist, np.asarray(exp.steps[DIST_INPUTS]), action)
+
+
+class TorchActor:
+    """Acts with any module through torch, on the module's device; no distribution object is made.
+
+    ``value`` is recorded where the module gives one, and the state after a step where it is recurrent.
+    """
+
+    def __init__(self, module: Module, *, explore: bool) -> None:
+        self._module = module
+        self._noise = Noise(module.dist, explore=explore)
+        self._device = torch.device("cpu")
+
+    def start(self, rng: np.random.Generator, num_rows: int) -> None:
+        self._device = self._module.device
+        self._noise.start(rng, num_rows)
+
+    def step(
+        self, obs: Columns, state: Columns | None = None, *, ends: NDArray[np.bool_] | None = None
+    ) -> tuple[Columns, Columns]:
+        module, recurrent = self._module, self._module.recurrent
+        if module.mask is not None:
+            module.mask.check(obs, ends)
+        if recurrent and state is None:
+            raise ModuleError(
+                f"{type(module.net).__name__} is recurrent: give step() its state, as columns {STATE_IN}/... that hold "
+                f"module.initial_state() at the start of an episode, and then what came as {STATE_OUT}/... ."
+            )
+        before = module.state_from(state or {})
+        with torch.inference_mode():
+            tensors = self._tensors(obs)
+            if recurrent:
+                tensors = {name: tensor.unsqueeze(1) for name, tensor in tensors.items()}
+                output = module(module.obs_from(tensors), self._tensors(before))
+            else:
+                output = module(module.obs_from(tensors))
+            extras = {DIST_INPUTS: _numpy(output.bound()[1], recurrent)}
+            if output.value is not None:
+                extras[VALUE] = _numpy(output.value, recurrent)
+            extras |= {f"{STATE_OUT}{SEPARATOR}{name}": _numpy(output.state[name]) for name in before}
+        inputs = extras[DIST_INPUTS]
+        return module.dist.act(inputs, self._noise.take(len(inputs))), extras
+
+    def _tensors(self, columns: Columns) -> dict[str, Tensor]:
+        tensors = {name: as_tensor(column) for name, column in columns.items()}
+        if self._device.type != "cpu":
+            tensors = {name: tensor.to(self._device) for name, tensor in tensors.items()}
+        return tensors
+
+    def logp(self, dist_inputs: Floats | None, action: Columns) -> Floats | None:
+        return self._noise.logp(dist_inputs, action)
+
+
+def _numpy(tensor: Tensor, has_time: bool = False) -> Floats:
+    array: Floats = (tensor[:, 0] if has_time else tensor).float().cpu().numpy()
+    return array
 
 
 def make_module(
@@ -360,3 +458,77 @@ def _made(make: Callable[[Space, Space], nn.Module], obs_space: Space, action_sp
             f"`module`: {name}(obs_space, action_space) gave a {type(net).__name__}, not a torch.nn.Module."
         )
     return net
+
+
+def declared_state(net: nn.Module) -> Shapes:
+    """The shape of each part of one row's state, from the net's method `initial_state`; {} where it has none.
+
+    Raises:
+        ModuleError: what it gives are not float32 zeros by name, or the net's forward takes no `state`.
+    """
+    name, declare = type(net).__name__, getattr(net, "initial_state", None)
+    if declare is None:
+        return {}
+    parts = declare() if callable(declare) else declare
+    rule = 'such as {"h": torch.zeros(64)}: the state of one row at the start of an episode, by name.'
+    if not isinstance(parts, Mapping):
+        raise ModuleError(f"initial_state of {name} gave a {type(parts).__name__}: it must give tensors, {rule}")
+    for part, value in parts.items():
+        if not isinstance(part, str) or not part or SEPARATOR in part:
+            raise ModuleError(f"initial_state of {name} has the key {part!r}: names are words without {SEPARATOR!r}.")
+        if not isinstance(value, Tensor) or value.dtype != torch.float32 or bool(value.any()):
+            raise ModuleError(
+                f"initial_state of {name} gave `{part}` = {str(value)[:80]}, but must give zeros of float32, {rule} "
+                "What is to start otherwise (a learned start, say) can be added to the zeros in forward."
+            )
+    if parts and "state" not in inspect.signature(net.forward).parameters:
+        raise ModuleError(f"{name} has an initial_state, but its forward takes none: write forward(self, obs, state).")
+    return {part: tuple(value.shape) for part, value in parts.items()}
+
+
+def check_state(name: str, state: Any, wanted: Shapes) -> None:
+    """Raise a ModuleError where the state that the net ``name`` returned is not of the shapes ``wanted``."""
+    found = None
+    if isinstance(state, Mapping):
+        found = {part: tuple(getattr(value, "shape", ())) for part, value in state.items()}
+    if found != wanted:
+        raise ModuleError(
+            f"the forward of {name} gave a `state` of shapes {found}, but its initial_state and this batch need "
+            f"{wanted}: return Output(..., state=...) with the state after the last step."
+        )
+
+
+def load_weights(module: nn.Module, weights: Mapping[str, torch.Tensor], *, shared: bool = False) -> None:
+    """Copy weights into a module, in place.
+
+    Args:
+        module: Takes them.
+        weights: As in its ``state_dict()``.
+        shared: Let parameters have the memory that is given, where it is like theirs, rather than a copy. Nobody may
+            write to it then. Buffers, which a module may write to, are copied.
+
+    Raises:
+        CheckpointError: a weight is missing, unknown or of another shape.
+    """
+    own = module.state_dict()
+    for name in sorted(own.keys() | weights.keys()):
+        if name not in weights or name not in own:
+            where = "the checkpoint" if name not in weights else "the module"
+            raise CheckpointError(f"{where} has no weight `{name}`: the checkpoint is of another module.")
+        if own[name].shape != weights[name].shape:
+            raise CheckpointError(
+                f"weight `{name}` has shape {tuple(weights[name].shape)} in the checkpoint, but "
+                f"{tuple(own[name].shape)} in the module: the checkpoint is of another module."
+            )
+    parameters = dict(module.named_parameters(remove_duplicate=False)) if shared else {}
+    with torch.no_grad():
+        for name, value in own.items():
+            given = weights[name]
+            if name in parameters and _is_alike(given, value):
+                parameters[name].data = given
+            else:
+                value.copy_(given)
+
+
+def _is_alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.device == b.device and a.dtype == b.dtype and a.stride() == b.stride()

@@ -15,7 +15,7 @@ from etude.connectors import Connector
 from etude.errors import EtudeError
 from etude.experience import Experience
 from etude.modules import Module
-from etude.modules.weights import load_weights
+from etude.modules.module import load_weights
 from etude.ray.data_blocks import Loaded, failed, to_block
 from etude.ray.data_source import Shared
 from etude.recordings.layers import CONNECTORS

@@ -18,7 +18,7 @@ from etude.errors import EtudeError
 from etude.experience import Experience
 from etude.interruption import interruptible
 from etude.modules import Module
-from etude.modules.weights import load_weights
+from etude.modules.module import load_weights
 from etude.runners.callbacks import CallbackLike, CallbackRunner, callback_from
 from etude.runners.episodes import EpisodeTracker, Finished
 from etude.runners.limits import CountBy, EpisodeLimit, Lengths, Limit, StepLimit, WholeEpisodeLimit

@@ -20,7 +20,7 @@ from etude.errors import SettingsError
 from etude.experience import Experience
 from etude.learners import Batch, Loss
 from etude.modules import Module, NetworkConfig
-from etude.modules.followed_module import FollowedModule
+from etude.modules.critics import FollowedModule
 
 
 def config(**given: Any) -> APPOConfig:

@@ -18,13 +18,13 @@ from torch.distributions import Normal
 import etude
 from etude.algorithms import CQL, CQLConfig
 from etude.algorithms.conservative import soft_maximum
+from etude.algorithms.cql import ConservativeModule
+from etude.algorithms.dqn import QModule
 from etude.cli.main import main
 from etude.errors import ModuleError, SettingsError
 from etude.learners import Batch, Loss
 from etude.modules import Module, NetworkConfig
-from etude.modules.conservative_module import ConservativeModule
-from etude.modules.q_module import QModule
-from etude.modules.twin_critic import TwinCritic
+from etude.modules.critics import TwinCritic
 
 SMALL = NetworkConfig(hidden=(16, 8), activation="relu", separate=False)
 LINE = spaces.Box(-np.inf, np.inf, (3,), np.float32)

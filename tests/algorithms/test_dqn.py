@@ -15,10 +15,10 @@ from torch.nn import functional as F
 from toy_envs import Toil
 
 from etude import DQN, DQNConfig, NetworkConfig, Output, SettingsError, Stop
+from etude.algorithms.dqn import QModule
 from etude.learners import Batch, Loss
 from etude.modules import Module
-from etude.modules.distributions.epsilon_greedy import EpsilonGreedy
-from etude.modules.q_module import QModule
+from etude.modules.distributions import EpsilonGreedy
 
 SMALL: dict[str, Any] = {
     "env": "CartPole-v1",

@@ -16,11 +16,11 @@ from torch.distributions import Categorical, Normal
 
 import etude
 from etude.algorithms import IQL, IQLConfig, Result
+from etude.algorithms.critics import CriticModule
 from etude.cli.main import main
 from etude.errors import ModuleError, SettingsError
 from etude.learners import Batch, Loss
 from etude.modules import Module, NetworkConfig, Output
-from etude.modules.critic_module import CriticModule
 
 SMALL = NetworkConfig(hidden=(16, 8), activation="relu")
 LINE = spaces.Box(-np.inf, np.inf, (3,), np.float32)

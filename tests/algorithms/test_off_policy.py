@@ -20,8 +20,8 @@ from torch import Tensor, nn
 import etude
 from etude import DQN, SAC, ClipReward, Connector, DQNConfig, NetworkConfig, Result, SACConfig, SettingsError
 from etude.algorithms import Algorithm
+from etude.algorithms.dqn import QModule
 from etude.experience import Experience
-from etude.modules.q_module import QModule
 
 CLOCKS = ("seconds", "times", "sample_steps_per_s", "resumed", "turn_ms")
 NET = NetworkConfig(hidden=(16,), activation="relu", separate=False)

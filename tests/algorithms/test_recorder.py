@@ -18,7 +18,7 @@ from signalling import Signalling
 import etude
 from etude.algorithms import BC, DQN, PPO, SAC, BCConfig, DQNConfig, PPOConfig, SACConfig, Stop
 from etude.algorithms.recorder import RecordConfig
-from etude.connectors.stored import state_from_json
+from etude.connectors.pipeline import state_from_json
 from etude.errors import DataError, SettingsError
 from etude.recordings import Recording, validate
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.distributions import AffineTransform, Normal, TanhTransform, TransformedDistribution
 
 from etude import SAC, NetworkConfig, Output, SACConfig, SettingsError, SpaceError, Stop
+from etude.algorithms.sac import SoftModule
 from etude.learners import Batch, Loss
 from etude.modules import Module
-from etude.modules.soft_module import SoftModule
-from etude.modules.twin_critic import TwinCritic
+from etude.modules.critics import TwinCritic
 
 SMALL: dict[str, Any] = {
     "env": "Pendulum-v1",

@@ -15,11 +15,11 @@ from torch import Tensor
 
 import etude
 from etude.algorithms import TD3BC, TD3BCConfig
+from etude.algorithms.td3_bc import DeterministicModule
 from etude.cli.main import main
 from etude.errors import ModuleError, SettingsError
 from etude.learners import Batch, Loss
 from etude.modules import Module, NetworkConfig
-from etude.modules.deterministic_module import DeterministicModule
 
 SMALL = NetworkConfig(hidden=(16, 8), activation="relu")
 LINE = spaces.Box(-np.inf, np.inf, (3,), np.float32)

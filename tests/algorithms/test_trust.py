@@ -51,7 +51,7 @@ CALLED = [
     (pty, "spawn"),
     (builtins, "exec"),
 ]
-ETUDES = ["etude.cli.main:main", "etude.algorithms.saving:imported", "etude.connectors.function:FunctionConnector"]
+ETUDES = ["etude.cli.main:main", "etude.algorithms.saving:imported", "etude.connectors.connector:FunctionConnector"]
 """Of Etude's own, what is not what may stand there, or would call what it is given."""
 
 NAMES = [f"{module.__name__}:{name}" for module, name in CALLED] + [
@@ -80,10 +80,10 @@ PLACES = {
     "connectors": lambda given: {"connectors": given},
     "a connector": lambda given: {"connectors": ["normalize_obs", given]},
     "an argument of a connector": lambda given: {
-        "connectors": [{"$made": "etude.connectors.normalize:NormalizeObs", "with": {"clip": given}}]
+        "connectors": [{"$made": "etude.connectors.observations:NormalizeObs", "with": {"clip": given}}]
     },
     "a connector's function": lambda given: {
-        "connectors": [{"$made": "etude.connectors.function:FunctionConnector", "with": {"fn": given}}]
+        "connectors": [{"$made": "etude.connectors.connector:FunctionConnector", "with": {"fn": given}}]
     },
     "a connector in a pipeline": lambda given: {
         "connectors": [{"$made": "etude.connectors.pipeline:Pipeline", "with": {"connectors": [given]}}]
@@ -400,9 +400,9 @@ def test_target_networks_are_those_of_the_network_that_is_given(kind: Any, tmp_p
 
 
 def test_a_network_of_etude_s_own_may_be_named(saved: Path, tmp_path: Path) -> None:
-    ref = {"$ref": "etude.modules.networks:Network"}
-    run = forged(saved, tmp_path / "run", {"module": ref})
-    assert etude.load(run).evaluate(1).episodes == 1
+    for name in ("etude.modules.network:Network", "etude.modules.networks:Network"):  # where it is, and where it was
+        run = forged(saved, tmp_path / "run", {"module": {"$ref": name}})
+        assert etude.load(run).evaluate(1).episodes == 1
     torchs = {"$ref": "torch.nn.modules.linear:Linear"}
     with pytest.raises(CheckpointError, match="names torch.nn.modules.linear:Linear"):
         etude.load(forged(saved, tmp_path / "run", {"module": torchs}))
@@ -419,7 +419,7 @@ def test_what_says_where_data_is_may_stand_where_data_belongs(tmp_path: Path) ->
     loaded = etude.load(tmp_path / "run")
     assert loaded.config.data == source
     assert loaded.config.prelearner.by == "t"
-    for name in [*NAMES, f"{__name__}:Counts", "etude.connectors.frame_stack:FrameStack"]:
+    for name in [*NAMES, f"{__name__}:Counts", "etude.connectors.observations:FrameStack"]:
         custom = {
             "$made": "etude.recordings.formats.custom:CustomSource",
             "with": {"paths": "x", "to_experience": {"$ref": name}, "kind": "text", "together": "file"},

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from etude.connectors import Inputs, NormalizeObs
-from etude.connectors.normalize import Moments
+from etude.connectors.observations import Moments
 from etude.errors import CheckpointError, DataError, SettingsError
 from etude.experience import Experience, Segments
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from etude.connectors import Connector, Pipeline
-from etude.connectors.stored import learns, state_from_json, state_to_json
+from etude.connectors.pipeline import learns, state_from_json, state_to_json
 from etude.errors import DataError
 from etude.experience import Experience, Segments
 

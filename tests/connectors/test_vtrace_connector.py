@@ -17,7 +17,7 @@ from etude.connectors import GAE, Pipeline, VTrace
 from etude.errors import DataError, ModuleError, SettingsError
 from etude.experience import Experience
 from etude.modules import Module, NetworkConfig, Output, make_module
-from etude.modules.followed_module import FollowedModule
+from etude.modules.critics import FollowedModule
 from etude.spaces import Space
 
 PAIRS = spaces.Box(-np.inf, np.inf, (2,), np.float32)

@@ -11,7 +11,7 @@ from torch import nn
 
 from etude.errors import ModuleError
 from etude.modules import Module, NetworkConfig, NumPyActor, TorchActor, make_module
-from etude.modules.activations import ACTIVATIONS
+from etude.modules.network import ACTIVATIONS
 
 VECTOR, TWO, CONTINUOUS = spaces.Box(-1, 1, (4,)), spaces.Discrete(2), spaces.Box(-1, 1, (3,))
 MIXED = spaces.Tuple([CONTINUOUS, spaces.Discrete(3)])

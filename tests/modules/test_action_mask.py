@@ -12,7 +12,7 @@ from torch import nn
 from etude.errors import EnvError, ModuleError
 from etude.modules import NetworkConfig, NumPyActor, Output, TorchActor, make_module
 from etude.modules.distributions import FORBIDDEN
-from etude.modules.encoders import Encoder
+from etude.modules.network import ObsEncoder
 
 DISCRETE = spaces.Discrete(5, start=2)
 MULTI = spaces.MultiDiscrete([3, 2, 4], start=np.array([0, 5, -1]))
@@ -294,7 +294,7 @@ def test_every_kind_of_mask(mask):
 
 
 def test_the_network_does_not_see_the_mask():
-    assert Encoder(obs_space(4), None, 8).width == 3
+    assert ObsEncoder(obs_space(4), None, 8).width == 3
     module = make_module(None, obs_space(4), spaces.Discrete(4))
     obs = {"observation": torch.ones(2, 3), "action_mask": torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])}
     out = module(obs)

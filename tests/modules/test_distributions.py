@@ -18,9 +18,10 @@ from etude.modules.distributions import (
     DiagGaussian,
     MultiCategorical,
     SquashedGaussian,
+    _gumbel,
+    _logistic,
     distribution_for,
 )
-from etude.modules.distributions.discrete import _gumbel, _logistic
 
 LOW, HIGH = np.array([-2.0, 0.0, 1.0], np.float32), np.array([2.0, 0.5, 9.0], np.float32)
 BOX = spaces.Box(LOW, HIGH)

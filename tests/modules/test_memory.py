@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recurrent modules: the formulas written out, NumPy a step at a time, torch over time, and a user's own nets."""
+"""Recurrent modules: the formulas written out, acting a step at a time, torch over time, and a user's own nets."""
 
 import copy
 
@@ -10,7 +10,7 @@ from gymnasium import spaces
 from torch import nn
 
 from etude.errors import DataError, ModuleError, SettingsError
-from etude.modules import Module, Network, NetworkConfig, NumPyActor, Output, TorchActor, make_module
+from etude.modules import Module, Network, NetworkConfig, Output, TorchActor, make_module
 
 VECTOR, THREE = spaces.Box(-1, 1, (4,)), spaces.Discrete(3)
 KINDS = ["lstm", "gru"]
@@ -102,25 +102,21 @@ def acted(actor, module, obs, seed=0):
 def test_acting_learning_and_the_formulas_agree(kind):
     module = module_of(kind)
     obs = np.random.default_rng(0).normal(size=(3, 6, 4)).astype(np.float32)
-    fast, slow = module.actor(explore=True), TorchActor(module, explore=True)
-    assert isinstance(fast, NumPyActor)
     out = module(torch.from_numpy(obs))
     assert out.dist_inputs.shape == (3, 6, 3)
     assert out.value.shape == (3, 6)
-    by_numpy, by_torch = (acted(actor, module, {"obs": obs}) for actor in (fast, slow))
+    columns = acted(module.actor(explore=True), module, {"obs": obs})
     for row in range(3):
         logits, values, states = naive(kind, module.net, obs[row])
         np.testing.assert_allclose(out.dist_inputs[row].detach(), logits, atol=1e-5)
         np.testing.assert_allclose(out.value[row].detach(), values, atol=1e-5)
         for name, last in out.state.items():
             np.testing.assert_allclose(last[row].detach(), states[-1][name], atol=1e-5)
-        for columns in (by_numpy, by_torch):
-            np.testing.assert_allclose(columns["dist_inputs"][row], logits, atol=1e-5)
-            np.testing.assert_allclose(columns["value"][row], values, atol=1e-5)
-            for t in range(6):
-                for name in module.initial_state():
-                    np.testing.assert_allclose(columns[f"state_out/{name}"][row, t], states[t][name], atol=1e-5)
-    np.testing.assert_array_equal(by_numpy["action"], by_torch["action"])
+        np.testing.assert_allclose(columns["dist_inputs"][row], logits, atol=1e-5)
+        np.testing.assert_allclose(columns["value"][row], values, atol=1e-5)
+        for t in range(6):
+            for name in module.initial_state():
+                np.testing.assert_allclose(columns[f"state_out/{name}"][row, t], states[t][name], atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -420,8 +416,8 @@ def test_calls_without_time_or_state_say_so():
         module(torch.zeros(7, 4))
     with pytest.raises(ModuleError, match=r"In a loss, call batch.forward\(module\) rather than module\(batch.obs\)"):
         module(torch.zeros(7, 4))
-    for actor in (module.actor(explore=True), TorchActor(module, explore=True)):
-        actor.start(np.random.default_rng(0), 2)
-        with pytest.raises(ModuleError, match=r"Network is recurrent: give step\(\) its state, as columns state_in/"):
-            actor.step({"obs": np.zeros((2, 4), np.float32)})
+    actor = module.actor(explore=True)
+    actor.start(np.random.default_rng(0), 2)
+    with pytest.raises(ModuleError, match=r"Network is recurrent: give step\(\) its state, as columns state_in/"):
+        actor.step({"obs": np.zeros((2, 4), np.float32)})
     assert isinstance(module, Module)

@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from etude.errors import SettingsError
 from etude.modules import Network, NetworkConfig, distribution_for
-from etude.modules.encoders import Encoder, Image, Numbers, OneHot, is_image
+from etude.modules.network import Image, Numbers, ObsEncoder, OneHot, is_image
 
 TWO = spaces.Discrete(2)
 
@@ -20,21 +20,21 @@ def one_row(encoder, **columns):
 
 
 def test_leaves_are_encoded_as_documented():
-    encoder = Encoder(spaces.Discrete(4, start=2), None, 8)
+    encoder = ObsEncoder(spaces.Discrete(4, start=2), None, 8)
     assert one_row(encoder, obs=3) == [0, 1, 0, 0]
-    encoder = Encoder(spaces.MultiDiscrete([2, 3], start=np.array([0, 5])), None, 8)
+    encoder = ObsEncoder(spaces.MultiDiscrete([2, 3], start=np.array([0, 5])), None, 8)
     assert one_row(encoder, obs=[1, 7]) == [0, 1, 0, 0, 1]
-    encoder = Encoder(spaces.MultiBinary((2, 2)), None, 8)
+    encoder = ObsEncoder(spaces.MultiBinary((2, 2)), None, 8)
     assert one_row(encoder, obs=np.array([[1, 0], [0, 1]], np.int8)) == [1, 0, 0, 1]
-    encoder = Encoder(spaces.Box(0, 255, (3,), np.uint8), None, 8)
+    encoder = ObsEncoder(spaces.Box(0, 255, (3,), np.uint8), None, 8)
     assert one_row(encoder, obs=np.array([0, 51, 255], np.uint8)) == pytest.approx([0, 0.2, 1])
-    encoder = Encoder(spaces.Box(-1, 1, (), np.float64), None, 8)
+    encoder = ObsEncoder(spaces.Box(-1, 1, (), np.float64), None, 8)
     assert one_row(encoder, obs=np.float64(0.5)) == [0.5]
 
 
 def test_leaves_are_concatenated_in_the_spaces_order():
     space = spaces.Dict({"b": TWO, "a": spaces.Tuple([spaces.Box(-1, 1, (2,)), spaces.MultiBinary(1)])})
-    encoder = Encoder(space, None, 8)
+    encoder = ObsEncoder(space, None, 8)
     columns = {"obs/b": 1, "obs/a/0": np.array([3, 4], np.float32), "obs/a/1": np.array([1], np.int8)}
     parts = {"obs/b": [0, 1], "obs/a/0": [3, 4], "obs/a/1": [1]}
     encoded = encoder({name: torch.as_tensor(value)[None] for name, value in columns.items()})[0].tolist()
@@ -91,7 +91,7 @@ def test_channels_may_come_first_or_last():
 def test_tiny_pictures_are_plain_numbers():
     assert not is_image(spaces.Box(0, 1, (2, 3, 4)))
     assert not is_image(spaces.Box(0, 1, (84, 84)))
-    assert Encoder(spaces.Box(0, 1, (2, 3, 4)), None, 8).width == 24
+    assert ObsEncoder(spaces.Box(0, 1, (2, 3, 4)), None, 8).width == 24
 
 
 def test_nature_network_has_its_published_size():

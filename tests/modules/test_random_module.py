@@ -4,7 +4,7 @@ import pytest
 from gymnasium import spaces
 
 from etude.errors import EnvError, ModuleError
-from etude.modules.random_module import RandomModule
+from etude.modules.random import RandomModule
 
 SEEN = spaces.Box(-1, 1, (2,), np.float32)
 

@@ -11,15 +11,15 @@ from gymnasium import spaces
 from torch import nn
 
 from etude import columns as col
+from etude.algorithms.dqn import QModule
 from etude.algorithms.students import Student
 from etude.algorithms.task import Task, TaskConfig
 from etude.connectors import Connector, Pipeline
-from etude.connectors.base import Inputs
+from etude.connectors.connector import Inputs
 from etude.experience import Experience, Segments
 from etude.learners import ModuleLearner
 from etude.modules import make_module
-from etude.modules.q_module import QModule
-from etude.modules.targets import Follower
+from etude.modules.critics import TargetNetwork
 
 pytest.importorskip("ray")
 from etude.ray.casting import learned_of, plain_attributes, portable, set_learned, set_plain_attributes, weights_of
@@ -58,7 +58,7 @@ def test_numbers_beside_the_weights() -> None:
     set_plain_attributes(other, plain_attributes(module))
     assert (other.dist.epsilon, other.net.shake, other.net._own) == (0.3, 0.1, 1)
     assert other.training
-    assert isinstance(other.follower, Follower)
+    assert isinstance(other.follower, TargetNetwork)
 
 
 class Guess(Task[TaskConfig]):

@@ -8,7 +8,7 @@ import torch
 
 from etude.algorithms import APPO, IMPALA, APPOConfig, IMPALAConfig, Stop
 from etude.algorithms.engines import Ray
-from etude.modules.followed_module import FollowedModule
+from etude.modules.critics import FollowedModule
 
 pytestmark = pytest.mark.usefixtures("cluster")
 

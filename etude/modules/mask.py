@@ -9,8 +9,7 @@ from torch import Tensor
 
 from etude.columns import ACTION_MASK, OBS_MASK, Columns
 from etude.errors import EnvError, ModuleError
-from etude.modules.distributions import FORBIDDEN, Distribution
-from etude.modules.distributions.base import Floats
+from etude.modules.distributions import FORBIDDEN, Distribution, Floats
 from etude.spaces import Space, leaf_shape
 
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a connector is: one class with an online side (a batch of slots) and an offline side (an Experience)."""
+"""Connector: a transformation with an online side (a batch of slots) and an offline side (an Experience)."""
 
+import copy
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -13,12 +14,10 @@ from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.columns import SEPARATOR, Columns
-from etude.errors import DataError
+from etude.errors import DataError, SpaceError
 from etude.experience import Experience
-from etude.spaces import Space
-
-if TYPE_CHECKING:
-    from etude.modules.module import Module
+from etude.modules.module import Module
+from etude.spaces import Flattener, Nester, Space, leaf_dtype, leaf_shape
 
 
 @dataclasses.dataclass(slots=True)
@@ -39,6 +38,11 @@ class Inputs:
     def with_obs(self, obs: Columns) -> "Inputs":
         """The same rows with other observations."""
         return Inputs(self.slots, obs, self.first, self.prev_action, self.prev_reward)
+
+
+def snake_case(name: str) -> str:
+    """``FrameStack`` as ``frame_stack``."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
 class Connector:
@@ -66,7 +70,7 @@ class Connector:
     @property
     def name(self) -> str:
         """What `Pipeline.add` finds it by: the class's name in snake case."""
-        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(self).__name__).lower()
+        return snake_case(type(self).__name__)
 
     def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
         """The spaces that the module sees, given those on the env's side.
@@ -91,7 +95,7 @@ class Connector:
         """Env → module: the inverse of `act`, for actions that the env took of itself (``off_policy_action``)."""
         return action
 
-    def offline(self, exp: Experience, module: "Module | None" = None) -> Experience:
+    def offline(self, exp: Experience, module: Module | None = None) -> Experience:
         """What the module saw, ``final_obs`` included, from Experience as recorded; the same rows and segments.
 
         The first row of a segment is taken for the start of its episode; where it is not, give `context` rows of
@@ -123,6 +127,29 @@ class Connector:
         return self.name + (f":{given}" if given else "")
 
 
+class ObservationMap(Connector):
+    """A connector that changes each observation by itself, by `map_rows`: online and offline are the same."""
+
+    needs: tuple[str, ...] | None = (col.OBS,)
+
+    def map_rows(self, obs: Columns, rows: int) -> Columns:
+        """What the module sees, columns ``[rows, ...]``, for what the env gave; nothing is written to."""
+        raise NotImplementedError
+
+    def online(self, inputs: Inputs) -> Inputs:
+        return inputs.with_obs(self.map_rows(inputs.obs, len(inputs.slots)))
+
+    def offline(self, exp: Experience, module: Module | None = None) -> Experience:
+        obs, final_obs = observations(exp)
+        return replace_obs(exp, self.map_rows(obs, exp.num_steps), self.map_rows(final_obs, exp.num_segments))
+
+
+def observations(exp: Experience) -> tuple[Columns, Columns]:
+    """The observations of the steps and ``final_obs``, in NumPy."""
+    steps = {name: np.asarray(values) for name, values in exp.steps.items() if col.is_under(name, col.OBS)}
+    return steps, {name: np.asarray(values) for name, values in exp.final_obs.items()}
+
+
 def map_leaves(space: Space, change: Callable[[str, Space], Space], root: str) -> Space:
     """``space`` with each simple space in it replaced by ``change(column name, simple space)``."""
     if isinstance(space, spaces.Dict):
@@ -149,3 +176,97 @@ def column(exp: Experience, name: str, who: str) -> NDArray[Any]:
     if name not in exp.steps:
         raise DataError(f"{who} needs the column `{name}`, but the experience has only {', '.join(exp.steps)}.")
     return np.asarray(exp.steps[name])
+
+
+_PROBES = 2
+
+
+class FunctionConnector(ObservationMap):
+    """Maps observations by a plain function: ``fn(obs) -> obs``, both nested and with the batch's axis in front.
+
+    The space of what it gives is found by calling it on two samples: arrays that it hands through keep their space,
+    others become Boxes of their shape and dtype without bounds (MultiBinary for bool).
+
+    Args:
+        fn: Works on each row by itself, remembers nothing, and does not write to what it is given.
+    """
+
+    def __init__(self, fn: Callable[[Any], Any]) -> None:
+        self.fn = fn
+        self._nest: Nester
+        self._flatten: Flattener
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return str(getattr(self.fn, "__name__", type(self.fn).__name__))
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
+        """Calls the function on two samples of ``obs_space``.
+
+        Raises:
+            SpaceError: it fails, changes its input, or gives something else than arrays of two rows.
+        """
+        samples = copy.deepcopy(obs_space)
+        samples.seed(0)
+        self._nest = Nester(obs_space, col.OBS)
+        flat = Flattener(obs_space, col.OBS)
+        drawn = [flat(samples.sample()) for _ in range(_PROBES)]
+        given = {name: np.stack([one[name] for one in drawn]) for name in flat.leaves}
+        passed = {name: values.copy() for name, values in given.items()}
+        try:
+            result = self.fn(self._nest(passed))
+        except Exception as error:
+            raise SpaceError(
+                f"the connector function `{self.name}` fails on {_PROBES} samples of {obs_space}: {error!r}."
+            ) from error
+        for name, values in given.items():
+            if not np.array_equal(values, passed[name], equal_nan=values.dtype.kind == "f"):
+                raise SpaceError(
+                    f"the connector function `{self.name}` writes to its input `{name}`: let it return a copy."
+                )
+        kept = {id(values): flat.leaves[name] for name, values in passed.items()}
+        space = self._space_of(result, kept, col.OBS)
+        self._flatten = Flattener(space, col.OBS)
+        return space, action_space
+
+    def _space_of(self, result: Any, kept: Mapping[int, Space], name: str) -> Space:
+        if isinstance(result, Mapping):
+            return spaces.Dict([(key, self._space_of(v, kept, f"{name}{SEPARATOR}{key}")) for key, v in result.items()])
+        if isinstance(result, tuple):
+            return spaces.Tuple([self._space_of(v, kept, f"{name}{SEPARATOR}{i}") for i, v in enumerate(result)])
+        if id(result) in kept:
+            return kept[id(result)]
+        if not isinstance(result, np.ndarray) or result.shape[:1] != (_PROBES,) or result.dtype.kind not in "fiub":
+            found = f"{result.dtype}{list(result.shape)}" if isinstance(result, np.ndarray) else type(result).__name__
+            raise SpaceError(
+                f"the connector function `{self.name}` gives {found} as `{name}` for {_PROBES} observations; expected "
+                f"a NumPy array of numbers with {_PROBES} rows, or a dict or tuple of them."
+            )
+        return _box(result)
+
+    def map_rows(self, obs: Columns, rows: int) -> Columns:
+        if not rows:  # functions such as a maximum fail on nothing
+            return {n: np.zeros((0, *leaf_shape(at)), leaf_dtype(at)) for n, at in self._flatten.leaves.items()}
+        out: dict[str, NDArray[Any]] = self._flatten(self.fn(self._nest(obs)))
+        for name, values in out.items():
+            if len(values) != rows:
+                raise SpaceError(
+                    f"the connector function `{self.name}` gives {len(values)} rows as `{name}` for {rows}."
+                )
+            if values.dtype == np.bool_:
+                out[name] = values.view(np.int8)
+        return out
+
+
+def _box(values: NDArray[Any]) -> Space:
+    shape, dtype = values.shape[1:], values.dtype
+    if dtype.kind == "b":
+        return spaces.MultiBinary(shape[0] if len(shape) == 1 else list(shape))
+    if dtype.kind == "f":
+        return spaces.Box(-np.inf, np.inf, shape, dtype.type)
+    limits = np.iinfo(dtype)
+    return spaces.Box(limits.min, limits.max, shape, dtype.type)

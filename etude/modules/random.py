@@ -44,7 +44,6 @@ class _RandomActor:
         self._rng: np.random.Generator | None = None
 
     def start(self, rng: np.random.Generator, num_rows: int) -> None:
-        """See `Actor.start`."""
         self._rng = rng
         for box in self._boxes.values():
             box.seed(int(rng.integers(2**31)))
@@ -52,7 +51,6 @@ class _RandomActor:
     def step(
         self, obs: Columns, state: Columns | None = None, *, ends: NDArray[np.bool_] | None = None
     ) -> tuple[Columns, Columns]:
-        """See `Actor.step`; records nothing beside the actions."""
         if self._rng is None:
             raise ModuleError("this actor was not started: call its start(rng, num_rows) before step().")
         count = len(next(iter(obs.values())))
@@ -65,5 +63,4 @@ class _RandomActor:
         return action, {}
 
     def logp(self, dist_inputs: NDArray[np.float32] | None, action: Columns) -> NDArray[np.float32] | None:
-        """See `Actor.logp`: not known."""
         return None

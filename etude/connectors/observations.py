@@ -1,0 +1,440 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Observations as the module sees them: stacked, normalised, with the step before, without some parts."""
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from etude import columns as col
+from etude.columns import SEPARATOR, Columns
+from etude.connectors.connector import Connector, Inputs, ObservationMap, column, map_leaves, observations, replace_obs
+from etude.errors import CheckpointError, SettingsError, SpaceError
+from etude.experience import Experience
+from etude.modules.module import Module
+from etude.settings import check_range
+from etude.spaces import Space, leaf_dtype, leaf_shape, leaves, without
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _FrameLayout:
+    """How the frames of one column lie side by side; axes are counted with the batch's in front."""
+
+    k: int
+    grows: bool
+    """A frame gets a new last axis first."""
+    axis: int
+    width: int
+    """The size of one frame along ``axis``."""
+    shape: tuple[int, ...]
+    """Of the whole stack, without the batch's axis."""
+    dtype: np.dtype[Any]
+
+    @classmethod
+    def of(cls, leaf: Space, k: int) -> "_FrameLayout":
+        shape = leaf_shape(leaf)
+        grows = len(shape) in (0, 2)
+        frame = (*shape, 1) if grows else shape
+        channels_first = len(frame) == 3 and frame[0] < frame[2]
+        at = 0 if channels_first and not grows else len(frame) - 1
+        stack = (*frame[:at], k * frame[at], *frame[at + 1 :])
+        return cls(k, grows, at + 1, frame[at], stack, leaf_dtype(leaf))
+
+    def frame(self, values: NDArray[Any]) -> NDArray[Any]:
+        return np.expand_dims(values, -1) if self.grows else values
+
+    def part(self, first: int, last: int) -> tuple[slice, ...]:
+        """The index of the frames ``first`` up to ``last`` of a batch of stacks; the newest is ``k - 1``."""
+        return (*(slice(None),) * self.axis, slice(first * self.width, last * self.width))
+
+    def repeated(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Stacks that hold ``values`` k times."""
+        return np.concatenate([self.frame(values)] * self.k, axis=self.axis)
+
+    def pushed(self, before: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
+        """New stacks: those ``before`` without their oldest frame, and ``values``."""
+        out: NDArray[Any] = np.empty(before.shape, before.dtype)
+        # one straight copy, a frame to the left; what crosses the end of a row lands where the new frame comes
+        shift = self.width * math.prod(self.shape[self.axis :])
+        out.reshape(-1)[: out.size - shift] = before.reshape(-1)[shift:]
+        out[self.part(self.k - 1, self.k)] = self.frame(values)
+        return out
+
+    def space(self, leaf: Space) -> Space:
+        def tiled(values: Any) -> NDArray[Any]:
+            stack: NDArray[Any] = self.repeated(np.asarray(values)[None])[0]
+            return stack
+
+        if isinstance(leaf, spaces.Box):
+            return spaces.Box(tiled(leaf.low), tiled(leaf.high), self.shape, self.dtype.type)
+        if isinstance(leaf, spaces.Discrete):
+            return spaces.MultiDiscrete(tiled(leaf.n), self.dtype.type, start=tiled(leaf.start))
+        if isinstance(leaf, spaces.MultiDiscrete):
+            return spaces.MultiDiscrete(tiled(leaf.nvec), self.dtype.type, start=tiled(leaf.start))
+        return spaces.MultiBinary(self.shape[0] if len(self.shape) == 1 else list(self.shape))
+
+
+class FrameStack(Connector):
+    """The last ``k`` observations of the episode as one, the newest last; at its start the first one fills the stack.
+
+    Frames are joined along the last axis: ``[n]`` becomes ``[k * n]``, images ``[H, W, C]`` become ``[H, W, k * C]``.
+    Numbers and ``[H, W]`` get a new last axis: ``[k]``, ``[H, W, k]``. Three axes of which the first is shorter than
+    the last are an image ``[C, H, W]`` and become ``[k * C, H, W]``. Discrete leaves become MultiDiscrete.
+
+    Args:
+        k: How many frames, 1 or more; 4 as in Mnih et al. 2015, "Human-level control through deep RL".
+    """
+
+    needs = (col.OBS,)
+
+    def __init__(self, k: int = 4) -> None:
+        check_range("FrameStack", k=(isinstance(k, int) and k >= 1, f"a whole number of at least 1, not {k!r}"))
+        self.k = k
+        self.context = k - 1
+        self._layouts: dict[str, _FrameLayout] = {}
+        self._all = np.zeros(0, np.int64)
+        self._frames: Columns = {}
+        self._lent = False
+        """The stacks in ``_frames`` are also in the caller's hands, and must not be written to."""
+
+    def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
+        """Each leaf grows k times along the axis of the frames."""
+        self._layouts = {name: _FrameLayout.of(leaf, self.k) for name, leaf in leaves(obs_space, col.OBS).items()}
+        return map_leaves(obs_space, lambda name, leaf: self._layouts[name].space(leaf), col.OBS), action_space
+
+    def start(self, num_slots: int) -> None:
+        """Empty stacks; each slot's first observation fills its own."""
+        self._all = np.arange(num_slots)
+        self._frames = {name: np.zeros((num_slots, *at.shape), at.dtype) for name, at in self._layouts.items()}
+        self._lent = False
+
+    def online(self, inputs: Inputs) -> Inputs:
+        """Puts each row's observation on its slot's stack."""
+        slots, first = inputs.slots, inputs.first
+        everyone = len(slots) == len(self._all) and bool((slots == self._all).all())
+        starts = bool(first.any())
+        if self._lent and not everyone:
+            self._frames = {name: frames.copy() for name, frames in self._frames.items()}
+        self._lent = everyone
+        obs = {}
+        for name, layout in self._layouts.items():
+            frames, values = self._frames[name], inputs.obs[name]
+            out = layout.pushed(frames if everyone else frames.take(slots, axis=0), values)
+            if starts:
+                out[first] = layout.repeated(values[first])
+            if everyone:
+                self._frames[name] = out
+            else:
+                frames[slots] = out
+            obs[name] = out
+        return inputs.with_obs(obs)
+
+    def offline(self, exp: Experience, module: Module | None = None) -> Experience:
+        """Looks the frames up, within segments."""
+        starts, ends = exp.offsets[:-1], exp.offsets[1:]
+        start_of_row, rows = np.repeat(starts, exp.lengths), np.arange(exp.num_steps)
+        obs, final_obs = {}, {}
+        for name, layout in self._layouts.items():
+            values = column(exp, name, "FrameStack")
+            stack = np.empty((len(values), *layout.shape), values.dtype)
+            final = np.empty((exp.num_segments, *layout.shape), values.dtype)
+            for lag in range(self.k):
+                part = layout.part(self.k - 1 - lag, self.k - lag)
+                lagged = values.take(np.maximum(rows - lag, start_of_row), axis=0) if lag else values
+                before_end = values.take(np.maximum(ends - lag, starts), axis=0) if lag else exp.final_obs[name]
+                stack[part] = layout.frame(lagged)
+                final[part] = layout.frame(np.asarray(before_end))
+            obs[name], final_obs[name] = stack, final
+        return replace_obs(exp, obs, final_obs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """``frames``: for each column, ``[num_slots, *shape of a stack]``."""
+        return {"frames": {name: frames.copy() for name, frames in self._frames.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on with these stacks, and as many slots."""
+        here = {name: layout.shape for name, layout in self._layouts.items()}
+        there = {name: np.shape(frames)[1:] for name, frames in state["frames"].items()}
+        if there and here != there:
+            raise CheckpointError(
+                f"the stacks of frame_stack are {there} in the checkpoint, but {here} here: it is of another env, "
+                f"or of another k than {self.k}."
+            )
+        self.start(0)
+        for name, frames in state["frames"].items():
+            self._frames[name] = np.array(frames, self._layouts[name].dtype)
+            self._all = np.arange(len(frames))
+
+
+_EPSILON = 1e-8
+"""Added to the variance, so that a component that never changes is not divided by 0."""
+
+
+class Moments:
+    """Count, mean and variance of every component of one column, over all batches seen."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.count = 0
+        self.mean = np.zeros(shape)
+        self.squares = np.zeros(shape)
+        """The sum of squared distances from the mean."""
+
+    def add(self, batch: NDArray[Any]) -> None:
+        """Merge in ``[rows, ...]``, in float64 (Chan, Golub & LeVeque 1979, "Updating formulae ...")."""
+        rows = len(batch)
+        if not rows:
+            return
+        mean = batch.mean(axis=0, dtype=np.float64)
+        squares = np.square(batch - mean).sum(axis=0)
+        total, shift = self.count + rows, mean - self.mean
+        self.mean = self.mean + shift * (rows / total)
+        self.squares = self.squares + squares + shift * shift * (self.count * rows / total)
+        self.count = total
+
+    def deviation(self) -> NDArray[np.float64]:
+        """The standard deviation; 1 before anything was seen."""
+        return np.sqrt(self.squares / self.count + _EPSILON) if self.count else np.ones_like(self.mean)
+
+
+class NormalizeObs(ObservationMap):
+    """Brings each component of the observation to mean 0 and deviation 1, then clips it; the result is float32.
+
+    Works on Box leaves of float dtype; others pass as they are, and so does an `action_mask`. Statistics are over all
+    steps given to `update` (lookback left out), and stay frozen between two updates, so that a step is seen alike when
+    acting and learning. Before the first update only the clipping works. Put it behind connectors that remember
+    (`FrameStack`): what these hold over an update would have been normalised by the older statistics.
+
+    Args:
+        clip: The largest magnitude that passes, in standard deviations; ``inf`` for none. 10 is what the
+            ``VecNormalize`` of OpenAI Baselines takes, and most PPO results with it.
+    """
+
+    def __init__(self, clip: float = 10.0) -> None:
+        check_range("NormalizeObs", clip=(clip > 0, f"above 0, not {clip}"))
+        self.clip = float(clip)
+        self._moments: dict[str, Moments] = {}
+        self._dtypes: dict[str, np.dtype[Any]] = {}
+        self._frozen: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}
+
+    def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
+        """Float Boxes become float32 Boxes from ``-clip`` to ``clip``."""
+        found = {n: leaf for n, leaf in leaves(obs_space, col.OBS).items() if _is_float(leaf) and n != col.OBS_MASK}
+        self._moments = {name: Moments(leaf_shape(leaf)) for name, leaf in found.items()}
+        # float64 observations are centred in float64: a far-off mean would eat their digits in float32
+        self._dtypes = {name: np.result_type(leaf_dtype(leaf), np.float32) for name, leaf in found.items()}
+        self._freeze()
+
+        def change(name: str, leaf: Space) -> Space:
+            return spaces.Box(-self.clip, self.clip, leaf_shape(leaf), np.float32) if name in found else leaf
+
+        return map_leaves(obs_space, change, col.OBS), action_space
+
+    def _freeze(self) -> None:
+        self._frozen = {
+            name: (moments.mean.astype(self._dtypes[name]), (1 / moments.deviation()).astype(self._dtypes[name]))
+            for name, moments in self._moments.items()
+        }
+
+    def map_rows(self, obs: Columns, rows: int) -> Columns:
+        out = dict(obs)
+        for name, (mean, scale) in self._frozen.items():
+            values = obs[name] - mean
+            values *= scale
+            np.maximum(values, -self.clip, out=values)
+            np.minimum(values, self.clip, out=values)
+            out[name] = values.astype(np.float32, copy=False)
+        return out
+
+    def update(self, exp: Experience) -> None:
+        """Takes the steps into the statistics.
+
+        Raises:
+            DataError: an observation is not finite; the message says where. The statistics stay as they were.
+        """
+        batches = {name: column(exp, name, "NormalizeObs") for name in self._moments}
+        if any(not np.isfinite(batch.sum(dtype=np.float64)) for batch in batches.values()):
+            exp.validate(finite=(col.OBS,))
+        has_lookback = bool(exp.segments.lookback.any())
+        for name, batch in batches.items():
+            self._moments[name].add(batch[exp.trained()] if has_lookback else batch)
+        self._freeze()
+
+    def metrics(self) -> dict[str, float]:
+        """``count``: the steps that the statistics are over."""
+        return {"count": float(max((moments.count for moments in self._moments.values()), default=0))}
+
+    def state_dict(self) -> dict[str, Any]:
+        """For each column: ``count``, ``mean`` and ``squares``."""
+        return {
+            name: {"count": moments.count, "mean": moments.mean.copy(), "squares": moments.squares.copy()}
+            for name, moments in self._moments.items()
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from these statistics."""
+        here = {name: moments.mean.shape for name, moments in self._moments.items()}
+        there = {name: np.shape(values["mean"]) for name, values in state.items()}
+        if here != there:
+            raise CheckpointError(
+                f"the statistics of normalize_obs are of {there}, but the observations are {here}: "
+                "the checkpoint is of another env, or of other connectors before this one."
+            )
+        for name, values in state.items():
+            moments = self._moments[name]
+            moments.count = int(values["count"])
+            moments.mean = np.array(values["mean"], np.float64)
+            moments.squares = np.array(values["squares"], np.float64)
+        self._freeze()
+
+
+def _is_float(leaf: Space) -> bool:
+    return isinstance(leaf, spaces.Box) and leaf_dtype(leaf).kind == "f"
+
+
+_ACTION, _REWARD = "prev_action", "prev_reward"
+
+
+class _ActionCode:
+    """One action column as numbers ``[rows, width]``: one-hot for choices, else as it is, flattened."""
+
+    def __init__(self, leaf: Space) -> None:
+        self._components = self.width = math.prod(leaf_shape(leaf))
+        self._is_choice = isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete)
+        if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete):
+            sizes = np.reshape(leaf.n if isinstance(leaf, spaces.Discrete) else leaf.nvec, -1)
+            starts = np.reshape(leaf.start, -1)
+            self._component = np.repeat(np.arange(len(sizes)), sizes)  # of each number
+            self._choice = np.concatenate([first + np.arange(n) for first, n in zip(starts, sizes, strict=True)])
+            self.width = len(self._choice)
+
+    def __call__(self, action: NDArray[Any]) -> NDArray[Any]:
+        flat = action.reshape(len(action), self._components)
+        if not self._is_choice:
+            return flat
+        hot: NDArray[np.bool_] = np.equal(
+            flat if self._components == 1 else flat.take(self._component, axis=1), self._choice
+        )
+        return hot
+
+
+class PrevActionReward(Connector):
+    """The action and the reward of the step before, as a part of the observation; zeros at the start of an episode.
+
+    The action is what the module chose: one-hot for Discrete and MultiDiscrete, all its parts as one float32 vector.
+    A Box of float vectors stays one Box: ``[obs, action, reward]``. A Dict gains the keys ``prev_action`` ``[n]`` and
+    ``prev_reward`` ``[1]``. Any other space becomes a Dict of these two and ``obs``.
+    """
+
+    context = 1
+
+    needs = (col.OBS, col.ACTION, col.REWARD)
+
+    def __init__(self) -> None:
+        self._codes: dict[str, _ActionCode] = {}
+        self._width = 0
+        self._vector_dtype: np.dtype[Any] | None = None
+        """Of the one Box that all is joined into; None where the observation is a Dict."""
+        self._wraps = False
+
+    def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
+        self._codes = {name: _ActionCode(leaf) for name, leaf in leaves(action_space, col.ACTION).items()}
+        self._width = sum(code.width for code in self._codes.values())
+        is_vector = isinstance(obs_space, spaces.Box) and len(obs_space.shape) == 1
+        self._vector_dtype = leaf_dtype(obs_space) if is_vector and leaf_dtype(obs_space).kind == "f" else None
+        self._wraps = self._vector_dtype is None and not isinstance(obs_space, spaces.Dict)
+        if isinstance(obs_space, spaces.Box) and self._vector_dtype is not None:
+            unbounded = np.full(self._width + 1, np.inf, self._vector_dtype)
+            low, high = np.append(obs_space.low, -unbounded), np.append(obs_space.high, unbounded)
+            return spaces.Box(low, high, dtype=self._vector_dtype.type), action_space
+        parts = dict(obs_space.spaces) if isinstance(obs_space, spaces.Dict) else {col.OBS: obs_space}
+        for key, width in ((_ACTION, self._width), (_REWARD, 1)):
+            if key in parts:
+                raise SpaceError(
+                    f"PrevActionReward adds the key {key!r}, but the observation has it: rename the env's."
+                )
+            parts[key] = spaces.Box(-np.inf, np.inf, (width,), np.float32)
+        return spaces.Dict(list(parts.items())), action_space
+
+    def _extended(
+        self, obs: Columns, action: Columns, reward: NDArray[Any], first: NDArray[np.bool_] | None
+    ) -> Columns:
+        """``obs`` with the step before; ``first`` None is no row."""
+        before = np.empty((len(reward), self._width + 1), np.float32)
+        at = 0
+        for name, code in self._codes.items():
+            before[:, at : at + code.width] = code(action[name])
+            at += code.width
+        before[:, at] = reward
+        if first is not None and first.any():
+            before[first] = 0
+        if self._vector_dtype is not None:
+            return {col.OBS: np.concatenate([obs[col.OBS], before], axis=1, dtype=self._vector_dtype)}
+        out = col.renamed(obs, col.OBS, f"{col.OBS}{SEPARATOR}{col.OBS}") if self._wraps else dict(obs)
+        out[f"{col.OBS}{SEPARATOR}{_ACTION}"] = before[:, :-1]
+        out[f"{col.OBS}{SEPARATOR}{_REWARD}"] = before[:, -1:]
+        return out
+
+    def online(self, inputs: Inputs) -> Inputs:
+        """Adds the step before to each row."""
+        return inputs.with_obs(self._extended(inputs.obs, inputs.prev_action, inputs.prev_reward, inputs.first))
+
+    def offline(self, exp: Experience, module: Module | None = None) -> Experience:
+        """Adds the step before to each step, and the last step to ``final_obs``."""
+        who = "PrevActionReward"
+        action = {name: column(exp, name, who) for name in self._codes}
+        reward = column(exp, col.REWARD, who)
+        obs, final_obs = observations(exp)
+        # rows are shifted by one over the borders of segments, where `first` then clears them
+        before = np.maximum(np.arange(exp.num_steps) - 1, 0)
+        first = np.zeros(exp.num_steps, bool)
+        first[exp.offsets[:-1]] = True
+        last = exp.offsets[1:] - 1
+        return replace_obs(
+            exp,
+            self._extended(obs, {n: a.take(before, axis=0) for n, a in action.items()}, reward.take(before), first),
+            self._extended(final_obs, {n: a.take(last, axis=0) for n, a in action.items()}, reward.take(last), None),
+        )
+
+
+class Drop(ObservationMap):
+    """Leaves parts of the observation out: ``drop:mission``, ``drop:info/text,direction``.
+
+    A part that Etude can't handle (a Text space, for example) is left out as soon as the env gives it, so that
+    recordings do not have it either. Any other part is recorded as ever, and left out for the module alone.
+
+    Args:
+        parts: Paths in the observation's Dict space, separated by commas; keys in a path are separated by ``/``.
+    """
+
+    needs = ()
+
+    def __init__(self, parts: str = "") -> None:
+        self.parts = parts
+        self.paths = tuple(part.strip() for part in parts.split(",") if part.strip())
+        """Each path by itself."""
+        self._columns = tuple(f"{col.OBS}{SEPARATOR}{path}" for path in self.paths)
+
+    def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
+        """The observation space without these parts, as far as they are there still.
+
+        Raises:
+            SettingsError: it does not say which parts.
+            SpaceError: nothing would be left.
+        """
+        if not self.paths:
+            raise SettingsError("the connector `drop` does not say what: name a part of the observation, drop:mission.")
+        return without(obs_space, self.paths), action_space
+
+    def map_rows(self, obs: Columns, rows: int) -> Columns:
+        return {name: c for name, c in obs.items() if not any(col.is_under(name, gone) for gone in self._columns)}
+
+    def offline(self, exp: Experience, module: Module | None = None) -> Experience:
+        """Leaves the columns out, whatever they are arrays of."""
+        obs = {name: c for name, c in exp.steps.items() if col.is_under(name, col.OBS)}
+        return replace_obs(exp, self.map_rows(obs, exp.num_steps), self.map_rows(exp.final_obs, exp.num_segments))
+
+    def __repr__(self) -> str:
+        return f"{self.name}:{self.parts}" if self.parts else self.name

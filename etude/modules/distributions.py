@@ -1,0 +1,507 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Action distributions: NumPy while acting, torch while learning, one object for each action space."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from etude.columns import ACTION, Columns
+from etude.errors import SpaceError
+from etude.spaces import Flattener, Space, leaves
+
+Floats: TypeAlias = NDArray[np.float32]
+
+FORBIDDEN = -1e30
+"""The logit of a choice that is not to be made: no softmax gives it any weight, yet 0 * log(0) stays 0, as finite."""
+
+ALLOWED_ABOVE = FORBIDDEN / 2
+"""Inputs above this belong to choices that an action mask allows."""
+
+LOG_STD_RANGE = (-20.0, 2.0)
+"""Where a squashed Gaussian's log standard deviations are clamped (Haarnoja et al. 2018, their published code)."""
+
+# float32 draws come in steps of about 2**-23, so an exact zero stands for about half of one step.
+_SMALLEST = np.float32(2.0**-24)
+_HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+_EDGE = 1.0 - 1e-6  # tanh of about 7.25: closer to 1 float32 can't tell the arguments apart
+
+
+class Logits(NamedTuple):
+    """Inputs next to each other that are logits."""
+
+    start: int
+    """The position of the first one."""
+    size: int
+    exclusive: bool
+    """Exactly one of them is chosen, so that one must be allowed; else each is a choice by itself."""
+
+
+class Distribution(ABC):
+    """A family of action distributions over one action space; stateless, made once.
+
+    Acting is NumPy and only NumPy; learning (`logp`, `entropy`, `kl`) is torch and differentiable. The parameters of
+    one distribution are the last axis of ``inputs``; for torch any axes may come before it (``[B]`` or ``[B, T]``).
+    Logarithms are natural, densities are with respect to the action's own units.
+
+    Attributes:
+        num_inputs: Numbers that parameterise the distribution of one action.
+        num_noise: Random numbers that one action takes.
+        log_std: int64: the positions in ``inputs`` that are logarithms of standard deviations.
+        logits: The ``inputs`` that are logits, from first to last: what an action mask governs.
+        flatten: Takes a nested action apart into columns.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        root: str,
+        *,
+        num_inputs: int,
+        num_noise: int,
+        log_std: Sequence[int] | range = (),
+        logits: Sequence[Logits] = (),
+    ) -> None:
+        self.num_inputs = num_inputs
+        self.num_noise = num_noise
+        self.log_std = np.asarray(log_std, np.int64)
+        self.logits = tuple(logits)
+        self.flatten = Flattener(space, root)
+        self._name = root
+        self._shape: tuple[int, ...] = space.shape or ()
+        self._dtype = np.dtype(space.dtype)
+
+    @abstractmethod
+    def noise(self, rng: np.random.Generator, rows: tuple[int, ...]) -> Floats:
+        """float32 ``[*rows, num_noise]``: the random numbers of ``rows`` actions, drawn at once."""
+
+    @abstractmethod
+    def act(self, inputs: Floats, noise: Floats | None) -> Columns:
+        """Actions by column, ``[N, ...]`` in the space's dtypes: samples, or the modes where ``noise`` is None.
+
+        Args:
+            inputs: float32 ``[N, num_inputs]``.
+            noise: float32 ``[N, num_noise]`` from `noise`; the same noise and inputs give the same actions.
+        """
+
+    @abstractmethod
+    def logp(self, inputs: Tensor, action: Mapping[str, Tensor]) -> Tensor:
+        """``[...]``: the log-probability (log-density) of the actions, given by column."""
+
+    @abstractmethod
+    def entropy(self, inputs: Tensor) -> Tensor:
+        """``[...]``: the (differential) entropy."""
+
+    @abstractmethod
+    def kl(self, p_inputs: Tensor, q_inputs: Tensor) -> Tensor:
+        """``[...]``: the divergence KL(p || q)."""
+
+
+# -- choices: the inputs are logits, or values -----------------------------------------------------------------------
+
+
+def _gumbel(rng: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+    draws = rng.standard_exponential(shape, dtype=np.float32)
+    np.maximum(draws, _SMALLEST, out=draws)
+    np.log(draws, out=draws)
+    return np.negative(draws, out=draws)
+
+
+def _logistic(rng: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+    draws = rng.random(shape, dtype=np.float32)
+    np.maximum(draws, _SMALLEST, out=draws)
+    result: Floats = np.log(draws)
+    np.negative(draws, out=draws)
+    result -= np.log1p(draws, out=draws)
+    return result
+
+
+class Categorical(Distribution):
+    """One of ``n`` choices of a Discrete space. Inputs: ``n`` logits, not normalised.
+
+    Sampling is the Gumbel-max trick: argmax(logits + Gumbel noise). The entropy is between 0 and log(n).
+    """
+
+    def __init__(self, space: spaces.Discrete, root: str) -> None:
+        n = int(space.n)
+        super().__init__(space, root, num_inputs=n, num_noise=n, logits=[Logits(0, n, True)])
+        self._start = int(space.start)
+        self._convert = self._dtype != np.int64
+
+    def noise(self, rng: np.random.Generator, rows: tuple[int, ...]) -> Floats:
+        """Gumbel noise ``[*rows, n]``."""
+        return _gumbel(rng, (*rows, self.num_noise))
+
+    def act(self, inputs: Floats, noise: Floats | None) -> Columns:
+        return self._chosen((inputs if noise is None else inputs + noise).argmax(1))
+
+    def _chosen(self, index: NDArray[np.int64]) -> Columns:
+        """The action for positions among the inputs."""
+        chosen = index.astype(self._dtype) if self._convert else index
+        if self._start:
+            chosen += self._start
+        return {self._name: chosen}
+
+    def index_of(self, action: Tensor) -> Tensor:
+        """int64 ``[...]``: the positions of actions among the inputs."""
+        index = action.long()
+        return index - self._start if self._start else index
+
+    def logp(self, inputs: Tensor, action: Mapping[str, Tensor]) -> Tensor:
+        # one fused operation where log_softmax and gather would be two, forward and backward
+        inputs = inputs.movedim(-1, 1) if inputs.dim() > 2 else inputs
+        return -F.cross_entropy(inputs, self.index_of(action[self._name]), reduction="none")
+
+    def entropy(self, inputs: Tensor) -> Tensor:
+        logp = torch.log_softmax(inputs, -1)
+        return -(logp.exp() * logp).sum(-1)
+
+    def kl(self, p_inputs: Tensor, q_inputs: Tensor) -> Tensor:
+        p, q = torch.log_softmax(p_inputs, -1), torch.log_softmax(q_inputs, -1)
+        return (p.exp() * (p - q)).sum(-1)
+
+
+class EpsilonGreedy(Categorical):
+    """The best of ``n`` choices of a Discrete space; with probability ``epsilon``, any of them alike (the best, too).
+
+    Inputs: ``n`` values; what an action mask forbids (`FORBIDDEN`) is never chosen. Where several are best, the first
+    is taken. The entropy and the divergence are those of these probabilities; the divergence is infinite where q never
+    makes a choice that p makes.
+
+    Attributes:
+        epsilon: 0 to 1; may be set at any time.
+    """
+
+    def __init__(self, space: spaces.Discrete, root: str, epsilon: float = 0.0) -> None:
+        super().__init__(space, root)
+        self.num_noise = 2
+        self.epsilon = epsilon
+
+    def noise(self, rng: np.random.Generator, rows: tuple[int, ...]) -> Floats:
+        """Uniform numbers ``[*rows, 2]`` in [0, 1): whether to take any choice, and which."""
+        return rng.random((*rows, 2), dtype=np.float32)
+
+    def act(self, inputs: Floats, noise: Floats | None) -> Columns:
+        chosen = inputs.argmax(1)
+        if noise is not None:
+            rows = np.flatnonzero(noise[:, 0] < self.epsilon)
+            if len(rows):
+                allowed = inputs[rows] > ALLOWED_ABOVE
+                counts = np.count_nonzero(allowed, axis=1)
+                which = (noise[rows, 1].astype(np.float64) * counts).astype(np.int64)
+                chosen[rows] = (allowed.cumsum(1) > which[:, None]).argmax(1)
+        return self._chosen(chosen)
+
+    def probabilities(self, inputs: Tensor) -> Tensor:
+        """``[..., n]``: the probability of each choice."""
+        allowed = inputs > ALLOWED_ABOVE
+        any_of_them = allowed.float() / allowed.sum(-1, keepdim=True).clamp(min=1)
+        best = torch.zeros_like(any_of_them).scatter_(-1, inputs.argmax(-1, keepdim=True), 1.0)
+        return self.epsilon * any_of_them + (1.0 - self.epsilon) * best
+
+    def logp(self, inputs: Tensor, action: Mapping[str, Tensor]) -> Tensor:
+        index = self.index_of(action[self._name]).unsqueeze(-1)
+        return self.probabilities(inputs).gather(-1, index).squeeze(-1).log()
+
+    def entropy(self, inputs: Tensor) -> Tensor:
+        p = self.probabilities(inputs)
+        return -torch.xlogy(p, p).sum(-1)
+
+    def kl(self, p_inputs: Tensor, q_inputs: Tensor) -> Tensor:
+        p, q = self.probabilities(p_inputs), self.probabilities(q_inputs)
+        return (torch.xlogy(p, p) - torch.xlogy(p, q)).sum(-1)
+
+
+class MultiCategorical(Distribution):
+    """Independent choices of a MultiDiscrete space. Inputs: all their logits, one choice after the other."""
+
+    def __init__(self, space: spaces.MultiDiscrete, root: str) -> None:
+        sizes = space.nvec.reshape(-1).astype(np.int64)
+        total = int(sizes.sum())
+        first = np.cumsum(sizes) - sizes
+        logits = [Logits(int(start), int(size), True) for start, size in zip(first, sizes, strict=True)]
+        super().__init__(space, root, num_inputs=total, num_noise=total, logits=logits)
+        self._start = np.asarray(space.start, np.int64)
+        self._groups = (len(sizes), int(sizes.max()))
+        # Where choices differ in size, each is padded to the widest: position `total` is the padding.
+        place = np.arange(self._groups[1])
+        self._index = np.where(place < sizes[:, None], first[:, None] + place, total).reshape(-1)
+        self._padded = bool((sizes != sizes[0]).any())
+
+    def noise(self, rng: np.random.Generator, rows: tuple[int, ...]) -> Floats:
+        """Gumbel noise ``[*rows, sum of sizes]``."""
+        return _gumbel(rng, (*rows, self.num_noise))
+
+    def act(self, inputs: Floats, noise: Floats | None) -> Columns:
+        n = len(inputs)
+        logits = inputs if noise is None else inputs + noise
+        if self._padded:
+            padding = np.full((n, 1), FORBIDDEN, np.float32)
+            logits = np.concatenate((logits, padding), axis=1).take(self._index, axis=1)
+        chosen = logits.reshape(n, *self._groups).argmax(2).reshape(n, *self._shape)
+        chosen += self._start
+        return {self._name: chosen.astype(self._dtype, copy=False)}
+
+    def _log_softmax(self, inputs: Tensor) -> Tensor:
+        lead = inputs.shape[:-1]
+        if self._padded:
+            index = torch.from_numpy(self._index).to(inputs.device)
+            inputs = F.pad(inputs, (0, 1), value=FORBIDDEN).index_select(-1, index)
+        return torch.log_softmax(inputs.reshape(*lead, *self._groups), -1)
+
+    def logp(self, inputs: Tensor, action: Mapping[str, Tensor]) -> Tensor:
+        lead = inputs.shape[:-1]
+        start = torch.from_numpy(self._start).to(inputs.device)
+        index = (action[self._name].long() - start).reshape(*lead, self._groups[0], 1)
+        return self._log_softmax(inputs).gather(-1, index).squeeze(-1).sum(-1)
+
+    def entropy(self, inputs: Tensor) -> Tensor:
+        logp = self._log_softmax(inputs)
+        return -(logp.exp() * logp).sum((-2, -1))
+
+    def kl(self, p_inputs: Tensor, q_inputs: Tensor) -> Tensor:
+        p, q = self._log_softmax(p_inputs), self._log_softmax(q_inputs)
+        return (p.exp() * (p - q)).sum((-2, -1))
+
+
+class Bernoulli(Distribution):
+    """Independent bits of a MultiBinary space. Inputs: a logit for each; sigmoid(logit) is the probability of 1."""
+
+    def __init__(self, space: spaces.MultiBinary, root: str) -> None:
+        size = int(np.prod(space.shape))
+        super().__init__(space, root, num_inputs=size, num_noise=size, logits=[Logits(0, size, False)])
+
+    def noise(self, rng: np.random.Generator, rows: tuple[int, ...]) -> Floats:
+        """Logistic noise ``[*rows, bits]``."""
+        return _logistic(rng, (*rows, self.num_noise))
+
+    def act(self, inputs: Floats, noise: Floats | None) -> Columns:
+        bits = (inputs > (0.0 if noise is None else noise)).astype(self._dtype)
+        return {self._name: bits.reshape(len(inputs), *self._shape)}
+
+    def logp(self, inputs: Tensor, action: Mapping[str, Tensor]) -> Tensor:
+        bits = action[self._name].reshape(inputs.shape).to(inputs.dtype)
+        return -F.binary_cross_entropy_with_logits(inputs, bits, reduction="none").sum(-1)
+
+    def entropy(self, inputs: Tensor) -> Tensor:
+        return (F.softplus(inputs) - inputs * torch.sigmoid(inputs)).sum(-1)
+
+    def kl(self, p_inputs: Tensor, q_inputs: Tensor) -> Tensor:
+        parts = torch.sigmoid(p_inputs) * (p_inputs - q_inputs) + F.softplus(q_inputs) - F.softplus(p_inputs)
+        return parts.sum(-1)
+
+
+# -- numbers: the inputs are means, then logarithms of standard deviations -------------------------------------------
+
+
+def _normal_logp(mean: Tensor, log_std: Tensor, value: Tensor) -> Tensor:
+    scaled = (value - mean) * torch.exp(-log_std)
+    return -(0.5 * scaled.square() + log_std).sum(-1) - mean.shape[-1] * _HALF_LOG_2PI
+
+
+class DiagGaussian(Distribution):
+    """Independent normal numbers of a Box of any shape. Inputs: all means, then all log standard deviations.
+
+    The action is what was drawn: it is not held inside the Box's bounds (an env gets it through a connector that clips
+    or rescales).
+
+    Raises:
+        SpaceError: the Box is of whole numbers.
+    """
+
+    def __init__(self, space: spaces.Box, root: str) -> None:
+        if np.dtype(space.dtype).kind != "f":
+            raise SpaceError(
+                f"`{root}` is a Box of {np.dtype(space.dtype)}: no distribution is made for whole-numbered Boxes. Use "
+                "a Discrete or MultiDiscrete space, or a Box of float32 and round in the env."
+            )
+        self._size = size = int(np.prod(space.shape))
+        super().__init__(space, root, num_inputs=2 * size, num_noise=size, log_std=range(size, 2 * size))
+
+    def noise(self, rng: np.random.Generator, rows: tuple[int, ...]) -> Floats:
+        """Standard normal noise ``[*rows, size]``."""
+        return rng.standard_normal((*rows, self._size), dtype=np.float32)
+
+    def act(self, inputs: Floats, noise: Floats | None) -> Columns:
+        mean = inputs[:, : self._size]
+        if noise is None:
+            action = mean.copy()
+        else:
+            action = np.exp(inputs[:, self._size :])
+            action *= noise
+            action += mean
+        return {self._name: action.reshape(len(inputs), *self._shape).astype(self._dtype, copy=False)}
+
+    def _normal(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Means and log standard deviations, ``[..., size]`` each."""
+        mean, log_std = inputs.chunk(2, -1)
+        return mean, log_std
+
+    def logp(self, inputs: Tensor, action: Mapping[str, Tensor]) -> Tensor:
+        mean, log_std = self._normal(inputs)
+        return _normal_logp(mean, log_std, action[self._name].reshape(mean.shape).to(mean.dtype))
+
+    def entropy(self, inputs: Tensor) -> Tensor:
+        _, log_std = self._normal(inputs)
+        return log_std.sum(-1) + self._size * (0.5 + _HALF_LOG_2PI)
+
+    def kl(self, p_inputs: Tensor, q_inputs: Tensor) -> Tensor:
+        p_mean, p_log_std = self._normal(p_inputs)
+        q_mean, q_log_std = self._normal(q_inputs)
+        change = q_log_std - p_log_std
+        shift = (p_mean - q_mean) * torch.exp(-q_log_std)
+        return (change + 0.5 * (torch.exp(-2.0 * change) + shift.square() - 1.0)).sum(-1)
+
+    def rsample(self, inputs: Tensor, noise: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """Actions ``[..., *shape]`` by column and their log-density ``[...]``, both differentiable in ``inputs``.
+
+        Args:
+            inputs: ``[..., 2 * size]``.
+            noise: ``[..., size]`` standard normal numbers.
+        """
+        mean, log_std = self._normal(inputs)
+        drawn = mean + torch.exp(log_std) * noise
+        return {self._name: drawn.reshape(*drawn.shape[:-1], *self._shape)}, _normal_logp(mean, log_std, drawn)
+
+
+class SquashedGaussian(DiagGaussian):
+    """Normal numbers u through tanh, scaled to a Box's bounds: low + (high - low) (tanh(u) + 1) / 2.
+
+    Inputs: all means of u, then all log standard deviations of u, clamped to `LOG_STD_RANGE`. The density follows
+    Haarnoja et al. 2018 (arXiv 1801.01290), appendix C, with log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), which
+    is exact where tanh(u) rounds to 1; actions at a bound count as just inside. The entropy has no closed form and is
+    integrated by Gauss-Hermite quadrature; the divergence is that of the normal numbers, as tanh is a bijection.
+
+    Raises:
+        SpaceError: a bound is infinite, or the Box is of whole numbers.
+    """
+
+    def __init__(self, space: spaces.Box, root: str) -> None:
+        super().__init__(space, root)
+        if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+            raise SpaceError(
+                f"`{root}` is {space}: a squashed Gaussian needs finite bounds. Give the env's action space finite "
+                "bounds, or don't squash."
+            )
+        self._low, self._high = space.low, space.high
+        low, high = space.low.reshape(-1).astype(np.float64), space.high.reshape(-1).astype(np.float64)
+        self._middle, self._half = (low + high) / 2, (high - low) / 2
+        nodes, weights = np.polynomial.hermite_e.hermegauss(32)
+        self._nodes, self._weights = nodes.reshape(-1, 1), weights / weights.sum()
+
+    def act(self, inputs: Floats, noise: Floats | None) -> Columns:
+        drawn: Floats = inputs[:, : self._size]
+        if noise is not None:
+            drawn = drawn + np.exp(inputs[:, self._size :].clip(*LOG_STD_RANGE)) * noise
+        action = (self._middle + self._half * np.tanh(drawn)).reshape(len(inputs), *self._shape)
+        return {self._name: np.clip(action.astype(self._low.dtype), self._low, self._high)}
+
+    def _normal(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_std = inputs.chunk(2, -1)
+        return mean, log_std.clamp(*LOG_STD_RANGE)
+
+    def _log_slope(self, drawn: Tensor) -> Tensor:
+        """log |d action / d u|, for each number."""
+        half = torch.as_tensor(self._half, dtype=drawn.dtype, device=drawn.device)
+        return torch.log(half) + 2.0 * (math.log(2.0) - drawn - F.softplus(-2.0 * drawn))
+
+    def logp(self, inputs: Tensor, action: Mapping[str, Tensor]) -> Tensor:
+        mean, log_std = self._normal(inputs)
+        middle, half = (torch.as_tensor(x, device=inputs.device) for x in (self._middle, self._half))
+        scaled = (action[self._name].reshape(mean.shape).double() - middle) / half
+        drawn = torch.atanh(scaled.clamp(-_EDGE, _EDGE)).to(mean.dtype)
+        return _normal_logp(mean, log_std, drawn) - self._log_slope(drawn).sum(-1)
+
+    def entropy(self, inputs: Tensor) -> Tensor:
+        """H(u) + E[log |d action / d u|]."""
+        mean, log_std = self._normal(inputs)
+        nodes, weights = (
+            torch.as_tensor(x, dtype=mean.dtype, device=mean.device) for x in (self._nodes, self._weights)
+        )
+        drawn = mean.unsqueeze(-2) + torch.exp(log_std).unsqueeze(-2) * nodes
+        return super().entropy(inputs) + torch.einsum("...kd,k->...", self._log_slope(drawn), weights)
+
+    def rsample(self, inputs: Tensor, noise: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        mean, log_std = self._normal(inputs)
+        drawn = mean + torch.exp(log_std) * noise
+        middle, half = (torch.as_tensor(x, dtype=mean.dtype, device=mean.device) for x in (self._middle, self._half))
+        action = (middle + half * torch.tanh(drawn)).reshape(*drawn.shape[:-1], *self._shape)
+        return {self._name: action}, _normal_logp(mean, log_std, drawn) - self._log_slope(drawn).sum(-1)
+
+
+# -- Dict and Tuple --------------------------------------------------------------------------------------------------
+
+
+class Composite(Distribution):
+    """Independent parts, in the order of the space's leaves. Inputs and noise are those of the parts, concatenated."""
+
+    def __init__(self, space: Space, root: str, parts: Sequence[Distribution]) -> None:
+        self._parts: list[tuple[Distribution, slice, slice]] = []
+        inputs = noise = 0
+        log_std: list[int] = []
+        logits: list[Logits] = []
+        for part in parts:
+            log_std += [inputs + int(i) for i in part.log_std]
+            logits += [run._replace(start=inputs + run.start) for run in part.logits]
+            ends = inputs + part.num_inputs, noise + part.num_noise
+            self._parts.append((part, slice(inputs, ends[0]), slice(noise, ends[1])))
+            inputs, noise = ends
+        super().__init__(space, root, num_inputs=inputs, num_noise=noise, log_std=log_std, logits=logits)
+
+    def noise(self, rng: np.random.Generator, rows: tuple[int, ...]) -> Floats:
+        return np.concatenate([part.noise(rng, rows) for part, _, _ in self._parts], axis=-1)
+
+    def act(self, inputs: Floats, noise: Floats | None) -> Columns:
+        action: Columns = {}
+        for part, of_inputs, of_noise in self._parts:
+            action |= part.act(inputs[:, of_inputs], None if noise is None else noise[:, of_noise])
+        return action
+
+    def logp(self, inputs: Tensor, action: Mapping[str, Tensor]) -> Tensor:
+        return _total(part.logp(inputs[..., at], action) for part, at, _ in self._parts)
+
+    def entropy(self, inputs: Tensor) -> Tensor:
+        return _total(part.entropy(inputs[..., at]) for part, at, _ in self._parts)
+
+    def kl(self, p_inputs: Tensor, q_inputs: Tensor) -> Tensor:
+        return _total(part.kl(p_inputs[..., at], q_inputs[..., at]) for part, at, _ in self._parts)
+
+
+def _total(terms: Iterable[Tensor]) -> Tensor:
+    first, *others = terms
+    return sum(others, first)
+
+
+def distribution_for(action_space: Space, *, squash: bool = False, root: str = ACTION) -> Distribution:
+    """The distribution that fits an action space.
+
+    Args:
+        action_space: Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of them.
+        squash: Hold the actions of Boxes inside their bounds by tanh, rather than leave them unbounded.
+        root: The first part of the names of the action's columns.
+
+    Raises:
+        SpaceError: there is no distribution for a part of the space; the part is named.
+    """
+    parts = [_leaf_distribution(leaf, name, squash) for name, leaf in leaves(action_space, root).items()]
+    if isinstance(action_space, spaces.Dict | spaces.Tuple):
+        return Composite(action_space, root, parts)
+    return parts[0]
+
+
+def _leaf_distribution(leaf: Space, name: str, squash: bool) -> Distribution:
+    if isinstance(leaf, spaces.Discrete):
+        return Categorical(leaf, name)
+    if isinstance(leaf, spaces.MultiDiscrete):
+        return MultiCategorical(leaf, name)
+    if isinstance(leaf, spaces.MultiBinary):
+        return Bernoulli(leaf, name)
+    assert isinstance(leaf, spaces.Box)
+    return SquashedGaussian(leaf, name) if squash else DiagGaussian(leaf, name)

@@ -1,0 +1,472 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The built-in network: an encoder for every space, recurrent layers, fully connected layers; and what it returns."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from etude.columns import ACTION_MASK, OBS, OBS_MASK
+from etude.errors import ModuleError, SettingsError
+from etude.modules.distributions import Distribution, Floats, distribution_for
+from etude.settings import settings
+from etude.spaces import Flattener, Space, leaf_shape, leaves
+
+
+@dataclass(slots=True)
+class Output:
+    """What a module says about a batch of observations: all of it optional, so that a critic or a policy alone fits."""
+
+    dist_inputs: Tensor | None = None
+    """``[B, dist.num_inputs]`` (``[B, T, ...]`` where recurrent): logits, or means and log standard deviations."""
+    value: Tensor | None = None
+    """``[B]``: the expected return; a net may give ``[B, 1]``."""
+    state: dict[str, Tensor] | None = None
+    """What a recurrent module carries to the next step, each ``[B, ...]``."""
+    dist: Distribution | None = None
+    """What `dist_inputs` parameterise; bound by `Module.forward`."""
+
+    def logp(self, action: Any) -> Tensor:
+        """``[B]``: the log-probability of actions, tensors nested as in the action space."""
+        dist, inputs = self.bound()
+        return dist.logp(inputs, dist.flatten(action))
+
+    def entropy(self) -> Tensor:
+        """``[B]``: the entropy of the action distribution."""
+        dist, inputs = self.bound()
+        return dist.entropy(inputs)
+
+    def kl(self, other_dist_inputs: Tensor) -> Tensor:
+        """``[B]``: KL(other || self); for the other's inputs as recorded, from the behaviour to the current policy."""
+        dist, inputs = self.bound()
+        return dist.kl(other_dist_inputs, inputs)
+
+    def needed_value(self, net: nn.Module) -> Tensor:
+        """The value.
+
+        Raises:
+            ModuleError: ``net``, whose output this is, gives none.
+        """
+        if self.value is None:
+            raise ModuleError(
+                f"{type(net).__name__} gives no values, which are needed here: return Output(value=...) from its "
+                "forward."
+            )
+        return self.value
+
+    def bound(self) -> tuple[Distribution, Tensor]:
+        """The distribution and its inputs.
+
+        Raises:
+            ModuleError: one of them is missing.
+        """
+        if self.dist_inputs is None:
+            raise ModuleError(
+                "the module's forward gave no `dist_inputs`, so its actions have no probabilities: return "
+                "Output(dist_inputs=...) from forward."
+            )
+        if self.dist is None:
+            raise ModuleError(
+                "this Output has no distribution: it came straight from a net. Wrap the net by `make_module`, and call "
+                "the Module."
+            )
+        return self.dist, self.dist_inputs
+
+
+class Activation(NamedTuple):
+    """One activation function: a maker of its torch module, and the same in place on a NumPy array."""
+
+    torch: Callable[[], nn.Module]
+    in_place: Callable[[Floats], object] | None
+    """None: the identity."""
+
+
+def _tanh(x: Floats) -> None:
+    np.tanh(x, out=x)
+
+
+def _relu(x: Floats) -> None:
+    np.maximum(x, 0.0, out=x)
+
+
+def _silu(x: Floats) -> None:
+    # x * sigmoid(x), by tanh: exp would overflow
+    half = 0.5 * x
+    x *= 0.5 + 0.5 * np.tanh(half)
+
+
+def _gelu(x: Floats) -> None:
+    inner = math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)
+    x *= 0.5 + 0.5 * np.tanh(inner)
+
+
+def _elu(x: Floats) -> None:
+    below = np.expm1(np.minimum(x, 0.0))
+    np.maximum(x, below, out=x)
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    "tanh": Activation(nn.Tanh, _tanh),
+    "relu": Activation(nn.ReLU, _relu),
+    "silu": Activation(nn.SiLU, _silu),
+    "gelu": Activation(lambda: nn.GELU(approximate="tanh"), _gelu),
+    "elu": Activation(nn.ELU, _elu),
+    "linear": Activation(nn.Identity, None),
+}
+
+
+Conv: TypeAlias = tuple[int, int, int]
+"""One convolution: channels, kernel size, stride."""
+
+NATURE_CONV: tuple[Conv, ...] = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+"""For images of at least 36 pixels a side: Mnih et al. 2015 (Nature 518), methods."""
+SMALL_CONV: tuple[Conv, ...] = ((16, 3, 1), (32, 3, 1))
+"""For smaller images (grid worlds)."""
+
+_SMALLEST_IMAGE = 5  # pixels a side: below, SMALL_CONV does not fit and the numbers go in as they are
+
+
+def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> None:
+    """Orthogonal weights times ``gain`` and zero biases, in place (Huang et al. 2022, detail 2 of 37)."""
+    nn.init.orthogonal_(layer.weight, gain)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+
+
+class Numbers(nn.Module):
+    """The numbers of a Box or MultiBinary, in a row, as float32; uint8 is divided by 255."""
+
+    def __init__(self, space: Space) -> None:
+        super().__init__()
+        self._axes = len(leaf_shape(space))
+        self._scale = 1.0 / 255.0 if isinstance(space, spaces.Box) and space.dtype == np.uint8 else None
+        self.width = math.prod(leaf_shape(space))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., *shape]`` to ``[..., width]``."""
+        if self._axes == 1 and x.dtype == torch.float32:
+            return x
+        x = x.reshape(*x.shape[: x.dim() - self._axes], self.width).float()
+        return x if self._scale is None else x * self._scale
+
+    def write(self, x: NDArray[Any], out: NDArray[np.float32]) -> None:
+        """The same in NumPy: ``[N, *shape]`` into ``out`` of ``[N, width]``."""
+        if self._scale is None:
+            out[...] = x.reshape(out.shape)
+        else:
+            np.multiply(x.reshape(out.shape), np.float32(self._scale), out=out)
+
+
+class OneHot(nn.Module):
+    """A Discrete or MultiDiscrete as ones and zeros, one choice after the other."""
+
+    def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete) -> None:
+        super().__init__()
+        self._axes = len(leaf_shape(space))
+        sizes = np.atleast_1d(space.n if isinstance(space, spaces.Discrete) else space.nvec).reshape(-1)
+        self._shift = (np.cumsum(sizes) - sizes - np.reshape(space.start, -1)).astype(np.int64)
+        self.shift: Tensor
+        self.register_buffer("shift", torch.from_numpy(self._shift), persistent=False)
+        self.width = int(sizes.sum())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., *shape]`` to ``[..., width]``."""
+        lead = x.shape[: x.dim() - self._axes]
+        index = x.reshape(*lead, len(self._shift)).long() + self.shift
+        return torch.zeros(*lead, self.width, device=x.device).scatter_(-1, index, 1.0)
+
+    def write(self, x: NDArray[Any], out: NDArray[np.float32]) -> None:
+        """The same in NumPy: ``[N, *shape]`` into ``out`` of ``[N, width]``."""
+        index = x.reshape(len(x), len(self._shift)) + self._shift
+        out[...] = 0.0
+        out[np.arange(len(x))[:, None], index] = 1.0
+
+
+class Image(nn.Module):
+    """Convolutions and one linear layer over a Box of three axes; uint8 is divided by 255.
+
+    The channels are the last axis, or the first where that is shorter.
+    """
+
+    def __init__(self, space: spaces.Box, conv: Sequence[Conv] | None, width: int) -> None:
+        super().__init__()
+        shape = space.shape
+        self._channels_first = shape[0] < shape[2]
+        channels, *size = shape if self._channels_first else (shape[2], *shape[:2])
+        self._scale = 1.0 / 255.0 if space.dtype == np.uint8 else None
+        self.width = width
+        parts: list[nn.Module] = []
+        for out, kernel, stride in conv or (NATURE_CONV if min(size) >= 36 else SMALL_CONV):
+            if min(size) < kernel:
+                raise SettingsError(
+                    f"`conv`: a kernel of {kernel} does not fit on the {size[0]} x {size[1]} pixels that it gets, for "
+                    f"images of {shape}. Use smaller kernels or strides, or None for a default that fits."
+                )
+            layer = nn.Conv2d(channels, out, kernel, stride)
+            orthogonal(layer, math.sqrt(2))
+            parts += [layer, nn.ReLU()]
+            channels, size = out, [(pixels - kernel) // stride + 1 for pixels in size]
+        last = nn.Linear(channels * size[0] * size[1], width)
+        orthogonal(last, math.sqrt(2))
+        self.layers = nn.Sequential(*parts, nn.Flatten(), last, nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., H, W, C]`` or ``[..., C, H, W]`` to ``[..., width]``."""
+        lead, x = x.shape[:-3], x.reshape(-1, *x.shape[-3:])
+        if not self._channels_first:
+            x = x.permute(0, 3, 1, 2)
+        x = x.float() if self._scale is None else x.float() * self._scale
+        encoded: Tensor = self.layers(x)
+        return encoded.reshape(*lead, self.width)
+
+
+def is_image(leaf: Space) -> bool:
+    """Whether convolutions are used for a simple space: a Box of three axes, at least 5 pixels a side."""
+    if not isinstance(leaf, spaces.Box) or len(leaf.shape) != 3:
+        return False
+    height, width = leaf.shape[1:] if leaf.shape[0] < leaf.shape[2] else leaf.shape[:2]
+    return min(height, width) >= _SMALLEST_IMAGE
+
+
+class ObsEncoder(nn.Module):
+    """All leaves of an observation but its `action_mask`, encoded one by one and concatenated.
+
+    Attributes:
+        width: The length of the vector.
+        parts: The encoder of each leaf by column name.
+        vector: No leaf is an image.
+    """
+
+    def __init__(self, obs_space: Space, conv: Sequence[Conv] | None, conv_width: int) -> None:
+        super().__init__()
+        self.parts: dict[str, Numbers | OneHot | Image] = {}
+        for name, leaf in leaves(obs_space, OBS).items():
+            if name == OBS_MASK:
+                continue  # it says what is allowed, not how things stand
+            if is_image(leaf):
+                assert isinstance(leaf, spaces.Box)
+                self.parts[name] = Image(leaf, conv, conv_width)
+            elif isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete):
+                self.parts[name] = OneHot(leaf)
+            else:
+                self.parts[name] = Numbers(leaf)
+        if not self.parts:
+            raise ModuleError(
+                f"the observation is its {ACTION_MASK!r} and nothing else: the network has nothing to see. Put an "
+                "observation beside the mask, if only a constant one."
+            )
+        self.encoders = nn.ModuleList(self.parts.values())
+        self.width = sum(part.width for part in self.parts.values())
+        self.vector = not any(isinstance(part, Image) for part in self.parts.values())
+
+    def forward(self, columns: Mapping[str, Tensor]) -> Tensor:
+        """Columns ``[..., *shape]`` to ``[..., width]``."""
+        encoded = [part(columns[name]) for name, part in self.parts.items()]
+        return encoded[0] if len(encoded) == 1 else torch.cat(encoded, -1)
+
+
+class RecurrentLayer(nn.Module):
+    """One layer of ``nn.LSTM`` (Hochreiter & Schmidhuber 1997, with forget gates) or ``nn.GRU`` (Cho et al. 2014).
+
+    Its state is ``h``, which is also what it gives out, and for an LSTM the cell ``c``; each ``[B, width]``.
+
+    Args:
+        inputs: The width of what goes in.
+        kind: Which of the two.
+        width: The width of what comes out.
+    """
+
+    def __init__(self, inputs: int, kind: Literal["lstm", "gru"], width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.cell: nn.LSTM | nn.GRU
+        self.cell = (nn.LSTM if kind == "lstm" else nn.GRU)(inputs, width, batch_first=True)
+        self.names = ("h", "c") if kind == "lstm" else ("h",)
+        for parameter in self.cell.parameters():
+            if parameter.dim() == 2:
+                nn.init.orthogonal_(parameter, 1.0)
+            else:
+                nn.init.zeros_(parameter)
+
+    def initial_state(self) -> dict[str, Tensor]:
+        """Zeros, ``[width]`` each."""
+        return {name: torch.zeros(self.width) for name in self.names}
+
+    def forward(self, x: Tensor, state: Mapping[str, Tensor] | None) -> tuple[Tensor, dict[str, Tensor]]:
+        """``[B, T, inputs]`` to ``[B, T, width]`` and the state after; None is the state at the start of an episode."""
+        before = None if state is None else tuple(state[name].unsqueeze(0) for name in self.names)
+        if isinstance(self.cell, nn.GRU):
+            out, last = self.cell(x, None if before is None else before[0])
+            return out, {"h": last[0]}
+        out, after = self.cell(x, before)
+        return out, {name: last[0] for name, last in zip(self.names, after, strict=True)}
+
+
+State = dict[str, Tensor]
+"""The state of a memory by name, ``[B, width]`` each."""
+
+OF_VALUE = "value_"
+"""Prefix of the names of the state of the value function's own memory."""
+
+
+@settings
+class NetworkConfig:
+    """Shape of the built-in network."""
+
+    hidden: tuple[int, ...] = (64, 64)
+    """Widths of the fully connected layers, each at least 1; none: a linear map. Default: Schulman et al. 2017."""
+
+    activation: Literal["tanh", "relu", "silu", "gelu", "elu", "linear"] = "tanh"
+    """What follows each of these layers; gelu in its tanh form. Default: Schulman et al. 2017 (PPO)."""
+
+    separate: bool = True
+    """Policy and value function share no layers. Default: Huang et al. 2022, detail 13 of 37."""
+
+    log_std_init: float = 0.0
+    """Logarithm of the standard deviations of Box actions at the start. Default: Huang et al. 2022."""
+
+    state_dependent_std: bool | None = None
+    """The standard deviations of Box actions are outputs of the net, rather than parameters of their own. None: as the
+    algorithm has them; with all but SAC and CQL, they are parameters."""
+
+    conv: tuple[tuple[int, int, int], ...] | None = None
+    """Convolutions for images, each (channels, kernel size, stride); None: Mnih et al. 2015 (DQN), or two small ones
+    where a side has fewer than 36 pixels."""
+
+    conv_width: int = 512
+    """Numbers that an image is encoded in, at least 1. Default: Mnih et al. 2015 (DQN)."""
+
+    recurrent: Literal["lstm", "gru"] | None = None
+    """A memory between the encoder and the `hidden` layers, for envs whose observations do not show everything. With
+    `separate`, policy and value function have a memory each."""
+
+    recurrent_size: int = 64
+    """Width of each memory, at least 1; an LSTM's state is twice as wide."""
+
+    def __post_init__(self) -> None:
+        if any(width < 1 for width in self.hidden):
+            raise SettingsError(f"`hidden` is {self.hidden}: each width must be at least 1.")
+        if self.conv_width < 1:
+            raise SettingsError(f"`conv_width` is {self.conv_width}: it must be at least 1.")
+        if self.recurrent_size < 1:
+            raise SettingsError(f"`recurrent_size` is {self.recurrent_size}: it must be at least 1.")
+
+
+class Trunk(nn.Module):
+    """An encoder, a memory where the config asks for one, and fully connected layers."""
+
+    def __init__(self, obs_space: Space, config: NetworkConfig) -> None:
+        super().__init__()
+        self.encoder = ObsEncoder(obs_space, config.conv, config.conv_width)
+        self.memory: RecurrentLayer | None = None
+        self.linears = nn.ModuleList()
+        self.activation = ACTIVATIONS[config.activation].torch()
+        self.width = self.encoder.width
+        if config.recurrent is not None:
+            self.memory = RecurrentLayer(self.width, config.recurrent, config.recurrent_size)
+            self.width = config.recurrent_size
+        for width in config.hidden:
+            layer = nn.Linear(self.width, width)
+            orthogonal(layer, 1.0 if config.activation == "linear" else math.sqrt(2))
+            self.linears.append(layer)
+            self.width = width
+
+    def forward(self, columns: Mapping[str, Tensor], state: State | None = None) -> tuple[Tensor, State]:
+        """Columns of observations to ``[..., width]``, and the memory's state after them; {} without a memory."""
+        x: Tensor = self.encoder(columns)
+        after: State = {}
+        if self.memory is not None:
+            x, after = self.memory(x, state)
+        for layer in self.linears:
+            assert isinstance(layer, nn.Linear)
+            x = self.activation(F.linear(x, layer.weight, layer.bias))  # calling the layer costs as much again
+        return x, after
+
+
+class Network(nn.Module):
+    """Policy and value function for any spaces that Etude handles.
+
+    Weights are orthogonal: gain sqrt(2) in hidden layers, 0.01 in the policy's head and 1 in the value's; biases are
+    zero (Huang et al. 2022, "The 37 implementation details of PPO").
+
+    Args:
+        obs_space: Boxes, MultiBinary, Discrete and MultiDiscrete (one-hot), and Dict and Tuple of them.
+        action_space: What `distribution_for` handles.
+        config: The shape.
+        dist: The distribution over the actions; the one that `distribution_for` gives where None.
+        value: Whether there is a value function.
+    """
+
+    def __init__(
+        self,
+        obs_space: Space,
+        action_space: Space,
+        config: NetworkConfig | None = None,
+        dist: Distribution | None = None,
+        value: bool = True,
+    ) -> None:
+        super().__init__()
+        config = config or NetworkConfig()
+        dist = dist or distribution_for(action_space)
+        self.activation = config.activation
+        self._flatten = Flattener(obs_space, OBS)
+        self.policy = Trunk(obs_space, config)
+        self._make_head(dist, config)
+        self.critic = Trunk(obs_space, config) if value and config.separate else None
+        self.value_head: nn.Linear | None = None
+        if value:
+            self.value_head = nn.Linear((self.critic or self.policy).width, 1)
+            orthogonal(self.value_head, 1.0)
+
+    def initial_state(self) -> State:
+        """The state of one row at the start of an episode: zeros; {} without a memory."""
+        state = {} if self.policy.memory is None else self.policy.memory.initial_state()
+        if self.critic is not None:
+            state |= {OF_VALUE + name: zeros for name, zeros in state.items()}
+        return state
+
+    def _make_head(self, dist: Distribution, config: NetworkConfig) -> None:
+        own_std = len(dist.log_std) > 0 and not config.state_dependent_std
+        outputs = dist.num_inputs - (len(dist.log_std) if own_std else 0)
+        self.policy_head = nn.Linear(self.policy.width, outputs)
+        orthogonal(self.policy_head, 0.01)
+        self.log_std: nn.Parameter | None = None
+        self.order: Tensor | None
+        self.register_buffer("order", None, persistent=False)
+        if own_std:
+            self.log_std = nn.Parameter(torch.full((len(dist.log_std),), config.log_std_init))
+            others = np.setdiff1d(np.arange(dist.num_inputs), dist.log_std)
+            order = np.argsort(np.concatenate([others, dist.log_std]))
+            if (order != np.arange(dist.num_inputs)).any():
+                self.order = torch.from_numpy(order)
+        elif len(dist.log_std):
+            with torch.no_grad():
+                self.policy_head.bias[torch.from_numpy(dist.log_std)] = config.log_std_init
+
+    def forward(self, obs: Any, state: State | None = None) -> Output:
+        """Tensors nested as in the observation space, each ``[..., *shape]``, to ``dist_inputs`` and ``value``.
+
+        With a memory, they are ``[B, T, *shape]``, and ``state`` is the state before the first of the T steps.
+        """
+        columns = self._flatten(obs)
+        hidden, after = self.policy(columns, state)
+        inputs: Tensor = self.policy_head(hidden)
+        if self.log_std is not None:
+            inputs = torch.cat([inputs, self.log_std.expand(*inputs.shape[:-1], -1)], -1)
+            if self.order is not None:
+                inputs = inputs.index_select(-1, self.order)
+        value = None
+        if self.value_head is not None:
+            if self.critic is not None:
+                own = state and {name: state[OF_VALUE + name] for name in after}
+                hidden, of_value = self.critic(columns, own)
+                after |= {OF_VALUE + name: part for name, part in of_value.items()}
+            value = self.value_head(hidden).squeeze(-1)
+        return Output(inputs, value, after or None)
