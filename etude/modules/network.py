@@ -301,12 +301,23 @@ class RecurrentLayer(nn.Module):
 
     def forward(self, x: Tensor, state: Mapping[str, Tensor] | None) -> tuple[Tensor, dict[str, Tensor]]:
         """``[B, T, inputs]`` to ``[B, T, width]`` and the state after; None is the state at the start of an episode."""
+        if state is not None and x.shape[1] == 1 and not torch.is_grad_enabled():
+            return self._step(x[:, 0], state)
         before = None if state is None else tuple(state[name].unsqueeze(0) for name in self.names)
         if isinstance(self.cell, nn.GRU):
             out, last = self.cell(x, None if before is None else before[0])
             return out, {"h": last[0]}
         out, after = self.cell(x, before)
         return out, {name: last[0] for name, last in zip(self.names, after, strict=True)}
+
+    def _step(self, x: Tensor, state: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """One step ``[B, inputs]`` while acting; ``cell`` takes several times as long for it."""
+        weights = self.cell.all_weights[0]
+        if isinstance(self.cell, nn.GRU):
+            h = torch.gru_cell(x, state["h"], *weights)
+            return h.unsqueeze(1), {"h": h}
+        h, c = torch.lstm_cell(x, (state["h"], state["c"]), *weights)
+        return h.unsqueeze(1), {"h": h, "c": c}
 
 
 State = dict[str, Tensor]
