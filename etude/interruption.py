@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final, TypeVar
 
@@ -28,10 +27,19 @@ AT_ONCE: Final = 1.0
 """Seconds that closing may take after the second signal."""
 MERGED: Final = 0.05
 """Seconds in which a SIGTERM or SIGHUP counts once: shells and ``timeout`` send it to a process and to its group."""
+SILENCE: Final = 2.0
+"""Seconds in which a process that is alive says so to its guard."""
+GUARD_MERGED: Final = 0.25
+"""As `MERGED`, for the guard."""
 
-ALIVE: Final = b"\xfe"
-SAVING: Final = b"\xff"
-"""What the `Guard` is told, beside the numbers of signals."""
+ALIVE: Final = 0xFE
+SAVING: Final = 0xFF
+"""What the guard is told, beside the numbers of signals."""
+
+KILLED: Final = (
+    b"error: code of the env holds Python's lock and can't be interrupted, so that the process is killed. What was "
+    b"saved last stays.\n"
+)
 
 INTERRUPTED: Final = 130
 """The exit code."""
@@ -96,7 +104,7 @@ class Signals:
             self._is_saved = True
             self._tell(ALIVE)
 
-    def _tell(self, what: bytes) -> None:
+    def _tell(self, what: int) -> None:
         if self._guard is not None:
             self._guard.tell(what)
 
@@ -194,7 +202,7 @@ class Signals:
 
 
 class Guard:
-    """A process that hears of signals at once, whatever this one is busy with; see `etude.interruption_guard`.
+    """A process that hears of signals at once, whatever this one is busy with; it runs this file, see `guard`.
 
     Args:
         handlers: Of signals, in processes that are forked off: these do not save.
@@ -205,9 +213,8 @@ class Guard:
         hears, self._told = os.pipe()
         os.set_blocking(self._told, False)
         try:
-            script = Path(__file__).with_name("interruption_guard.py")
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(script), str(LIMIT + 0.5)],
+                [sys.executable, "-I", "-S", __file__, str(LIMIT + 0.5)],
                 stdin=hears,
                 stdout=subprocess.PIPE,
                 process_group=0,
@@ -234,10 +241,10 @@ class Guard:
         self.tell(ALIVE)
         return numbers or None
 
-    def tell(self, what: bytes) -> None:
+    def tell(self, what: int) -> None:
         """Let the process know that threads can run, or that there must be time to save."""
         with contextlib.suppress(OSError):  # it has ended
-            os.write(self._told, what)
+            os.write(self._told, bytes([what]))
 
     def let_go(self) -> None:
         """In a process that was forked off: signals are its own affair."""
@@ -281,3 +288,41 @@ def _is_interruptible(frame: FrameType | None) -> bool:
 def _say(text: str) -> None:
     with contextlib.suppress(OSError):  # the terminal is gone
         os.write(2, text.encode())
+
+
+def guard() -> None:
+    """The guard process: serve until the other process, its parent, has ended.
+
+    It gets the same signals through its standard input, and tells them to a thread of the parent, which says from then
+    on that it is alive. If the parent falls silent, as C code holds Python's lock, it is killed: as many seconds after
+    the first signal as the argument says, or soon after the second one; but not while it saves.
+    """
+    parent, patience = os.getppid(), float(sys.argv[1])
+    ending = {int(getattr(signal, name)) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)}
+    first = second = alive = 0.0
+    is_saving = False
+    while os.getppid() == parent:
+        heard = b""
+        if select.select([0], [], [], 0.2 if first else 1.0)[0]:
+            heard = os.read(0, 64)
+            if not heard:
+                return
+        now = time.monotonic()
+        for byte in heard:
+            if byte in (ALIVE, SAVING):
+                alive, is_saving = now, byte == SAVING
+            elif byte in ending:
+                os.write(1, bytes([byte]))
+                if not first:
+                    first = now
+                elif now - first > GUARD_MERGED and not second:
+                    second = now
+        is_due = (first and now > first + patience and not is_saving) or (second and now > second + AT_ONCE)
+        if is_due and now > alive + SILENCE:
+            os.kill(parent, signal.SIGKILL)
+            os.write(2, KILLED)
+            return
+
+
+if __name__ == "__main__":
+    guard()

@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias, cast
 
 from etude import urls
-from etude.atomic import sync, write_atomically
-from etude.drivers import as_os_error
 from etude.errors import CheckpointError
-from etude.filesystems import is_object_store, move, remove
+from etude.files import as_os_error, is_object_store, move, remove, sync, write_atomically
 
 MANIFEST = "checkpoint.json"
 """The file of a checkpoint that says what else belongs to it."""

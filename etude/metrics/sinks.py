@@ -25,8 +25,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-from etude.atomic import write_atomically
 from etude.errors import DataError
+from etude.files import write_atomically
 from etude.metrics.events import histogram_of, image_of, record_of
 
 _PATIENCE = 10.0  # seconds to wait for a disk that takes nothing

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from etude.atomic import write_atomically
 from etude.errors import DataError
+from etude.files import write_atomically
 from etude.metrics.sinks import AppendFile, Failures, named_errors
 
 

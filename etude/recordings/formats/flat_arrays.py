@@ -19,7 +19,7 @@ from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.experience import offsets_of
 from etude.experience.segments import Segments
-from etude.filesystems import AnyPath
+from etude.files import AnyPath
 from etude.recordings.formats.grouping import cut_long, grouped
 from etude.recordings.formats.inferring import Range, inferred_space, needs_range, reserved, widen
 from etude.recordings.formats.parts import Place, Problem, UnreadableError, chosen

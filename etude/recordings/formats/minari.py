@@ -17,7 +17,7 @@ from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.experience import offsets_of
 from etude.experience.segments import Segments
-from etude.filesystems import AnyPath
+from etude.files import AnyPath
 from etude.recordings.formats.grouping import grouped
 from etude.recordings.formats.inferring import fitting, widened
 from etude.recordings.formats.minari_arrow import ArrowEpisodes
