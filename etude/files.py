@@ -16,20 +16,26 @@ import secrets
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePath, PurePosixPath
 from types import TracebackType
 from typing import IO, Any, BinaryIO, Final, NamedTuple, TypeAlias, cast
+from urllib.parse import quote
 
 from etude.errors import DataError
-from etude.urls import first_line, is_url, path_in, redacted, system_of
+from etude.urls import first_line, is_url, path_in, redacted, split, without_secrets
 
 if sys.platform != "win32":
     import fcntl
 
 
 # -- atomic writes -------------------------------------------------------------------------------------------------
+
+
+def spare_name(name: str) -> str:
+    """The hidden name under which a small file is written before it takes the place of ``name``."""
+    return f".{name}.tmp"
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -41,7 +47,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     Raises:
         OSError: it can't be written; ``path`` is then as it was, and nothing is left beside it.
     """
-    aside = path.with_name(f".{path.name}.tmp")
+    aside = path.with_name(spare_name(path.name))
     try:
         aside.write_bytes(data)
         publish(aside, path)
@@ -178,39 +184,37 @@ def as_os_error() -> Iterator[None]:
         raise OSError(f"{type(error).__name__}: {first_line(error)}") from error
 
 
-class Bytes(io.RawIOBase):
+class _ArrowFile(io.RawIOBase):
     """A file of pyarrow's as Python's: it may be asked for what is behind its end, as readers of broken files do."""
 
     def __init__(self, file: Any) -> None:
         self._file, self._size, self._at = file, int(file.size()), 0
 
     def readable(self) -> bool:
-        """Yes."""
         return True
 
     def seekable(self) -> bool:
-        """Yes."""
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go somewhere; behind the end, there is nothing to read."""
         start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         self._at = max(0, start + offset)
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        """Read what is there."""
         wanted = min(len(buffer), self._size - self._at)
         if wanted <= 0:
             return 0
         with as_os_error():
-            data = self._file.read_at(wanted, self._at)
-        buffer[: len(data)] = data
-        self._at += len(data)
-        return len(data)
+            self._file.seek(self._at)
+            count = int(self._file.readinto(memoryview(buffer)[:wanted]))
+        self._at += count
+        return count
+
+    def readall(self) -> bytes:
+        return self.read(max(0, self._size - self._at)) or b""  # not piece by piece: each may be a request
 
     def close(self) -> None:
-        """Close it."""
         self._file.close()
         super().close()
 
@@ -218,55 +222,8 @@ class Bytes(io.RawIOBase):
 # -- remote paths --------------------------------------------------------------------------------------------------
 
 
-_OBJECT_STORES: Final = ("s3", "s3a", "gcs", "gs", "abfs", "abfss", "az", "oss")
+_OBJECT_STORES: Final = {"s3", "s3a", "gcs", "gs", "abfs", "abfss", "az", "oss"}
 _BUFFER: Final = 1 << 20
-
-
-def is_object_store(system: Any) -> bool:
-    """Whether a pyarrow file system shows a file once it is whole, and replaces it at a stroke when it is written."""
-    return not set(re.findall(r"\w+", system.type_name)).isdisjoint(_OBJECT_STORES)  # fsspec's may have several names
-
-
-def move(system: Any, source: str, target: str) -> None:
-    """Rename a file of a pyarrow file system, in place of the one that may be at ``target``.
-
-    Raises:
-        OSError: that is not possible there.
-    """
-    with as_os_error():
-        inner = _of_fsspec(system)
-        if inner is None:
-            system.move(source, target)
-        elif _copies_to_move(type(inner)):
-            inner.cp_file(source, target)
-            inner.rm_file(source)
-        else:  # pyarrow passes an argument on that fsspec's sftp does not take
-            inner.mv(source, target)
-            if inner.exists(source):  # webhdfs says nothing where it does not replace a file
-                raise OSError(f"{source} can't be renamed to {target}")
-
-
-def remove(system: Any, path: str, *, is_folder: bool = False) -> None:
-    """Remove a file, or an empty folder, of a pyarrow file system.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        OSError: that is not possible there.
-    """
-    with as_os_error():
-        inner = _of_fsspec(system)
-        if inner is None:
-            (system.delete_dir if is_folder else system.delete_file)(path)
-        elif is_folder:
-            inner.rmdir(path)
-        elif not inner.exists(path):
-            raise FileNotFoundError(path)
-        else:  # ``rm``, which pyarrow calls, takes `run[1]` for a glob, and removes what is in `run1`
-            inner.rm_file(path)
-
-
-def _of_fsspec(system: Any) -> Any:
-    return getattr(getattr(system, "handler", None), "fs", None)
 
 
 def _copies_to_move(kind: type) -> bool:
@@ -363,6 +320,17 @@ class RemotePath:
         """The same as `str`."""
         return self._url
 
+    @property
+    def is_in_object_store(self) -> bool:
+        """Whether a file shows once it is whole, and is replaced at a stroke when it is written."""
+        names = re.findall(r"\w+", self.system.type_name)  # fsspec's file systems may have several
+        return not _OBJECT_STORES.isdisjoint(names)
+
+    @property
+    def _fsspec(self) -> Any:
+        """The file system of fsspec's behind pyarrow's, if there is one."""
+        return getattr(getattr(self.system, "handler", None), "fs", None)
+
     # -- what is there -------------------------------------------------------------------------------------------------
 
     def listed(self) -> "RemotePath":
@@ -455,7 +423,7 @@ class RemotePath:
         """The file, to be read from anywhere in it; OSError where that is not possible."""
         assert mode == "rb"
         with as_os_error():
-            return cast(BinaryIO, io.BufferedReader(Bytes(self.system.open_input_file(self.inner)), _BUFFER))
+            return cast(BinaryIO, io.BufferedReader(_ArrowFile(self.system.open_input_file(self.inner)), _BUFFER))
 
     def read_bytes(self) -> bytes:
         """All of the file."""
@@ -478,7 +446,37 @@ class RemotePath:
     def unlink(self, missing_ok: bool = False) -> None:
         """Remove the file."""
         with contextlib.suppress(*[FileNotFoundError] * missing_ok), as_os_error():
-            remove(self.system, self.inner)
+            if self._fsspec is None:
+                self.system.delete_file(self.inner)
+            elif not self._fsspec.exists(self.inner):
+                raise FileNotFoundError(str(self))
+            else:  # ``rm``, which pyarrow calls, takes `run[1]` for a glob, and removes what is in `run1`
+                self._fsspec.rm_file(self.inner)
+
+    def rmdir(self) -> None:
+        """Remove the folder, which must be empty."""
+        with as_os_error():
+            (self.system.delete_dir if self._fsspec is None else self._fsspec.rmdir)(self.inner)
+
+    def rename(self, target: "RemotePath") -> None:
+        """Rename the file, in place of the one that may be at ``target``; OSError where that is not possible here."""
+        with as_os_error():
+            system = self._fsspec
+            if system is None:
+                self.system.move(self.inner, target.inner)
+            elif _copies_to_move(type(system)):
+                system.cp_file(self.inner, target.inner)
+                system.rm_file(self.inner)
+            else:  # pyarrow passes an argument on that fsspec's sftp does not take
+                system.mv(self.inner, target.inner)
+                if system.exists(self.inner):  # webhdfs says nothing where it does not replace a file
+                    raise OSError(f"{self} can't be renamed to {target}")
+
+    def put(self, parts: Iterable[Any]) -> None:
+        """Write a file of these buffers where it is; but for an object store, it is not whole meanwhile."""
+        with as_os_error(), self.system.open_output_stream(self.inner, compression=None) as file:
+            for part in parts:
+                file.write(part)
 
     def write_bytes(self, data: Any) -> None:
         """Put a file here, in place of the one that is there, at one stroke; ``data`` is any buffer.
@@ -489,19 +487,17 @@ class RemotePath:
         Raises:
             OSError: it can't be written; what was there before is there still.
         """
-        whole = is_object_store(self.system)
-        target = self.inner if whole else posixpath.join(posixpath.dirname(self.inner), f".{self.name}.tmp")
-        with as_os_error():
-            try:
-                with self.system.open_output_stream(target, compression=None) as file:
-                    file.write(data)
-                if not whole:
-                    move(self.system, target, self.inner)
-            except BaseException:
-                if not whole:
-                    with contextlib.suppress(Exception):
-                        remove(self.system, target)
-                raise
+        if self.is_in_object_store:
+            self.put([data])
+            return
+        spare = self.parent / spare_name(self.name)
+        try:
+            spare.put([data])
+            spare.rename(self)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                spare.unlink(missing_ok=True)
+            raise
 
     # -- errors --------------------------------------------------------------------------------------------------------
 
@@ -524,6 +520,7 @@ AnyPath: TypeAlias = Path | RemotePath
 
 
 Systems = dict[str, tuple[Any, str]]
+"""File systems that were made, and the path of their root in them, by what names them in a URL."""
 
 
 def located(where: Any, filesystem: Any = None, known: Systems | None = None) -> AnyPath:
@@ -533,7 +530,7 @@ def located(where: Any, filesystem: Any = None, known: Systems | None = None) ->
         where: A path, a URL, or what this function gave before.
         filesystem: A file system of pyarrow's or fsspec's that ``where`` is in; None is what the URL names, or this
             machine. With it, ``s3://bucket/run`` and ``bucket/run`` are the same.
-        known: See `etude.urls.system_of`.
+        known: See `system_of`.
 
     Raises:
         DataError: the path is empty, nothing here knows such URLs, or ``filesystem`` is none.
@@ -550,11 +547,59 @@ def located(where: Any, filesystem: Any = None, known: Systems | None = None) ->
     from pyarrow.fs import LocalFileSystem
 
     if filesystem is None:
-        system, path = system_of(text, DataError, known)
+        system, path = system_of(text, known)
         url = redacted(text)
     else:
         system, path, url = _given(filesystem, text)
     return Path(path) if isinstance(system, LocalFileSystem) else RemotePath(system, path, url)
+
+
+def system_of(url: str, known: Systems | None = None) -> tuple[Any, str]:
+    """The pyarrow file system that a URL names, and the path in it.
+
+    URLs are those that pyarrow knows (``file``, ``s3``, ``gs``, ``abfs``, ``hdfs``), and those that fsspec does where
+    that is installed (``memory``, ``sftp``, ``http``, ...).
+
+    Args:
+        url: The URL.
+        known: File systems that were made before by their roots, and this one from now on: many URLs share one.
+
+    Raises:
+        DataError: nothing here knows such URLs, or it can't be reached.
+    """
+    if url.lower().startswith(("file:", "local:")):  # this machine's, where spaces and accents stand as they are
+        url = f"file:{url.partition(':')[2]}"
+        return _opened(quote(url, safe="%/:?#[]@!$&'()*+,;=~*{}|"), url)
+    if "::" in url:  # fsspec's chains, which it takes apart
+        return _opened(url, url)
+    root, rest = split(url)
+    known = {} if known is None else known
+    if root not in known:
+        known[root] = _opened(root, url)
+    system, start = known[root]
+    return system, f"{start.rstrip('/')}/{rest}".rstrip("/") if start else rest.rstrip("/")
+
+
+def _opened(root: str, url: str) -> tuple[Any, str]:
+    from pyarrow import ArrowException
+    from pyarrow.fs import FileSystem, FSSpecHandler, PyFileSystem
+
+    try:
+        system, path = FileSystem.from_uri(root)
+        return system, path
+    except (ArrowException, OSError) as error:
+        reason = error
+    try:
+        import fsspec.core  # type: ignore[import-untyped]
+
+        system, path = fsspec.core.url_to_fs(root)
+    except (ImportError, ValueError, OSError, TypeError) as error:
+        told = (without_secrets(first_line(e, None), url)[:200].rstrip(".") for e in (reason, error))
+        raise DataError(
+            f"can't open {redacted(url)}: pyarrow says: {next(told)}; fsspec says: {next(told)}. Install "
+            "fsspec's driver for such URLs (as s3fs for s3://), correct the URL, or give a path."
+        ) from None  # the first errors show the URL as it was given
+    return PyFileSystem(FSSpecHandler(system)), path
 
 
 def absolute(where: Any) -> Any:
@@ -694,6 +739,30 @@ def replace(path: AnyPath, data: bytes) -> None:
         path.write_bytes(data)
     else:
         write_atomically(path, data)
+
+
+def put(path: AnyPath, parts: Iterable[Any]) -> None:
+    """Write a new file of these buffers, on this machine through to the disk; nothing is left of it if that fails."""
+    try:
+        if isinstance(path, RemotePath):
+            path.put(parts)
+            return
+        with open(path, "xb") as file:
+            for part in parts:
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        sync(path.parent)  # the file's name must be on the disk before anything points to it
+    except BaseException:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)  # on a full disk, half a file would make matters worse
+        raise
+
+
+def names_in(folder: AnyPath) -> list[str]:
+    """The names of what is in a folder; none if it is not there."""
+    is_there = isinstance(folder, RemotePath) or folder.is_dir()
+    return sorted(path.name for path in folder.iterdir()) if is_there else []
 
 
 def aside_of(path: AnyPath) -> Path:

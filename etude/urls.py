@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """URLs of files: their parts, the file systems that they name, and how they are shown without credentials."""
 
+import os
 import re
-from typing import Any, Final, NamedTuple
+from pathlib import Path
+from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
-
-from etude.errors import EtudeError
 
 _URL: Final = re.compile(r"\s*(?:[A-Za-z][\w+.-]*::?)*[A-Za-z][\w+.-]*://")  # fsspec chains: simplecache::s3://...
 _MISTYPED: Final = re.compile(r"\A(\s*(?!file:)[A-Za-z][\w+.-]+:)(?:/|///+)(?=[^/].*@)", re.DOTALL | re.IGNORECASE)
@@ -116,75 +116,23 @@ def path_in(text: str) -> str:
     return link.place + _QUERY.sub("", link.rest)
 
 
-class _Parts(NamedTuple):
-    root: str
-    """With the query: what names the file system."""
-    rest: str
-    """The path in it, decoded, without the first slash."""
-
-
-def _split(url: str) -> _Parts:
+def split(url: str) -> tuple[str, str]:
+    """What names the file system, with the query; and the path in it, decoded, without the first slash."""
     query = _QUERY.search(url)
     bare = url[: query.start()] if query else url
     start, _, rest = bare.partition("://")
     authority, _, path = rest.partition("/")
-    return _Parts(f"{start}://{authority}{query[0] if query else ''}", unquote(path))
+    return f"{start}://{authority}{query[0] if query else ''}", unquote(path)
 
 
-def inside(url: str, name: str) -> str:
-    """The URL of ``name`` in the folder at ``url``; a query stays at the end."""
+def inside(where: str | os.PathLike[str], name: str) -> str:
+    """The path or URL of ``name`` in the folder ``where``; a query stays at the end."""
+    url = os.fspath(where)
+    if not is_url(url):
+        return str(Path(url) / name)
     query = _QUERY.search(url)
     bare = url[: query.start()] if query else url
     return f"{bare.rstrip('/')}/{name}{query[0] if query else ''}"
-
-
-def system_of(url: str, error: type[EtudeError], known: dict[str, tuple[Any, str]] | None = None) -> tuple[Any, str]:
-    """The pyarrow file system that a URL names, and the path in it.
-
-    URLs are those that pyarrow knows (``file``, ``s3``, ``gs``, ``abfs``, ``hdfs``), and those that fsspec does where
-    that is installed (``memory``, ``sftp``, ``http``, ...).
-
-    Args:
-        url: The URL.
-        error: What to raise.
-        known: File systems that were made before by their roots, and this one from now on: many URLs share one.
-
-    Raises:
-        EtudeError: of the class ``error``: nothing here knows such URLs, or it can't be reached.
-    """
-    if url.lower().startswith(("file:", "local:")):  # this machine's, where spaces and accents stand as they are
-        url = f"file:{url.partition(':')[2]}"
-        return _opened(quote(url, safe="%/:?#[]@!$&'()*+,;=~*{}|"), url, error)
-    if "::" in url:  # fsspec's chains, which it takes apart
-        return _opened(url, url, error)
-    root, rest = _split(url)
-    known = {} if known is None else known
-    if root not in known:
-        known[root] = _opened(root, url, error)
-    system, start = known[root]
-    return system, f"{start.rstrip('/')}/{rest}".rstrip("/") if start else rest.rstrip("/")
-
-
-def _opened(root: str, url: str, kind: type[EtudeError]) -> tuple[Any, str]:
-    from pyarrow import ArrowException
-    from pyarrow.fs import FileSystem, FSSpecHandler, PyFileSystem
-
-    try:
-        system, path = FileSystem.from_uri(root)
-        return system, path
-    except (ArrowException, OSError) as error:
-        reason = error
-    try:
-        import fsspec.core  # type: ignore[import-untyped]
-
-        system, path = fsspec.core.url_to_fs(root)
-    except (ImportError, ValueError, OSError, TypeError) as error:
-        told = (without_secrets(first_line(e, None), url)[:200].rstrip(".") for e in (reason, error))
-        raise kind(
-            f"can't open {redacted(url)}: pyarrow says: {next(told)}; fsspec says: {next(told)}. Install "
-            "fsspec and its driver for such URLs (as s3fs for s3://), correct the URL, or give a path."
-        ) from None  # the first errors show the URL as it was given
-    return PyFileSystem(FSSpecHandler(system)), path
 
 
 def without_secrets(text: str, url: str) -> str:
