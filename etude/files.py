@@ -39,10 +39,10 @@ def spare_name(name: str) -> str:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Put a file at ``path``, in place of the one that is there, at one stroke; one writer of ``path`` at a time.
+    """Write a file and put it in place of the one at ``path`` atomically. Only one process may write it at a time.
 
-    It is written beside ``path`` under a hidden name, always the same one: what a killed writer left there is used
-    again by the next, and never adds up.
+    The file is written beside ``path`` first, always under the same hidden name, so that files of killed writers do not
+    pile up.
 
     Raises:
         OSError: it can't be written; ``path`` is then as it was, and nothing is left beside it.
@@ -65,7 +65,7 @@ def publish(aside: Path, path: Path) -> None:
 
 
 def publish_new(aside: Path, path: Path) -> None:
-    """As `publish`, but never in place of another file: raises a FileExistsError where there is one."""
+    """As `publish`, but raise a FileExistsError if there is a file at ``path``."""
     sync(aside)
     try:
         os.link(aside, path)
@@ -99,13 +99,13 @@ class InUseError(Exception):
 
 
 class Lock:
-    """A file that is locked as long as this object is not released. The system lets go of it when the process ends.
+    """A locked file, until `release` or the end of the process.
 
-    On Windows, and on file systems without locks, several can have it, and `is_sure` is False.
+    On Windows, and on file systems without locks, several processes can hold it, and `is_sure` is False.
 
     Args:
-        path: The file. It is made where it does not exist, and holds the process id and the host of its owner.
-        wait: Wait until it is free.
+        path: The file. It is created if it does not exist, and holds the process id and the host of its owner.
+        wait: Wait until the lock is free.
 
     Raises:
         InUseError: somebody else has it.
@@ -148,7 +148,7 @@ class Lock:
             return False
 
     def release(self, *, keep_file: bool = False) -> None:
-        """Let go of it, and remove the file. Does nothing the second time, nor in a forked process."""
+        """Unlock the file and remove it. Does nothing the second time, or in a forked process."""
         if self._file.closed:
             return
         with contextlib.suppress(OSError):
@@ -158,7 +158,7 @@ class Lock:
 
 
 def _locked(file: IO[bytes], *, wait: bool) -> bool:
-    """Lock an open file; False where that is not possible here. Raises BlockingIOError where somebody else has it."""
+    """Lock an open file; False if locks do not work here. Raises BlockingIOError if another process has it."""
     if sys.platform == "win32":
         return False
     try:
@@ -170,12 +170,12 @@ def _locked(file: IO[bytes], *, wait: bool) -> bool:
     return True
 
 
-# -- what drivers open and raise -----------------------------------------------------------------------------------
+# -- drivers: their errors and files -----------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def as_os_error() -> Iterator[None]:
-    """Whatever a driver of fsspec's raises."""
+    """Turn every error of a file system's driver into an OSError."""
     try:
         yield
     except (OSError, DataError):
@@ -185,7 +185,7 @@ def as_os_error() -> Iterator[None]:
 
 
 class _ArrowFile(io.RawIOBase):
-    """A file of pyarrow's as Python's: it may be asked for what is behind its end, as readers of broken files do."""
+    """A pyarrow file as a Python file. Reading past its end gives nothing, which readers of broken files rely on."""
 
     def __init__(self, file: Any) -> None:
         self._file, self._size, self._at = file, int(file.size()), 0
@@ -241,24 +241,27 @@ class Stat(NamedTuple):
 
 
 class Listing:
-    """All that is under a folder at one moment: who looks around in it asks the server nothing more."""
+    """All that is under a folder at one moment. Paths that were found in it answer without asking the server again."""
 
     def __init__(self, sizes: dict[str, int | None]) -> None:
         self.sizes = sizes
         """By path inside of the file system; None for a folder."""
         self.kept: dict[str, Any] = {}
-        """What a reader wants to keep of a file that it may be asked for again, by path."""
+        """What readers keep of a file, such as its footer, by path."""
 
 
 class RemotePath:
-    """A file or folder of a pyarrow file system, there or not; like a `pathlib.Path` where that has the same name.
+    """A file or folder in a pyarrow file system, which may not exist. Its methods are those of `pathlib.Path`.
 
-    Made by `etude.files.located`. Two are equal where their URLs and their paths in the file system are.
+    It is not universal_pathlib's ``UPath``: that one shows credentials in its `str`, takes no file system of pyarrow's,
+    needs another driver for S3, and asks the server anew for each question about a file.
+
+    `located` makes them. Two are equal if their URLs and their paths in the file system are.
 
     Attributes:
         system: The ``pyarrow.fs.FileSystem``.
         inner: The path in it.
-        listing: What was listed at or above this path, if anything was; then it alone is asked what is there.
+        listing: What was found when this path, or a folder above it, was listed; this path then answers from it.
     """
 
     def __init__(self, system: Any, inner: str, url: str, listing: Listing | None = None) -> None:
@@ -313,16 +316,12 @@ class RemotePath:
         return RemotePath(self.system, posixpath.dirname(self.inner), posixpath.dirname(self._url))
 
     def relative_to(self, folder: "AnyPath") -> PurePosixPath:
-        """The path from ``folder`` on; ValueError where it is not under it."""
+        """The path relative to ``folder``; ValueError if it is not under it."""
         return PurePosixPath(self.inner).relative_to(cast(RemotePath, folder).inner)
-
-    def as_posix(self) -> str:
-        """The same as `str`."""
-        return self._url
 
     @property
     def is_in_object_store(self) -> bool:
-        """Whether a file shows once it is whole, and is replaced at a stroke when it is written."""
+        """Whether a file appears only when it is complete, so that writing it is atomic."""
         names = re.findall(r"\w+", self.system.type_name)  # fsspec's file systems may have several
         return not _OBJECT_STORES.isdisjoint(names)
 
@@ -334,7 +333,7 @@ class RemotePath:
     # -- what is there -------------------------------------------------------------------------------------------------
 
     def listed(self) -> "RemotePath":
-        """This path, with all that is under it listed now, once.
+        """This path with a listing of all that is under it, made now by one request for each page.
 
         Raises:
             DataError: the server refuses, or can't be reached.
@@ -352,19 +351,15 @@ class RemotePath:
         return list(self.system.get_file_info(FileSelector(self.inner, recursive=recursive, allow_not_found=True)))
 
     def _sizes(self, infos: list[Any]) -> dict[str, int | None]:
+        """As `Listing.sizes`."""
         from pyarrow.fs import FileType
 
-        kinds = {FileType.File: False, FileType.Directory: True}
-        own = [(self._inner_of(info.path), info) for info in infos if info.type in kinds]
-        return {path: None if kinds[info.type] else int(info.size or 0) for path, info in own}
-
-    def _inner_of(self, path: str) -> str:
-        """A path as the file system tells it, written as this one is: some leave out the first slash."""
-        slash = "/" if self.inner.startswith("/") else ""
-        return slash + path.strip("/")
+        slash = "/" if self.inner.startswith("/") else ""  # some file systems leave it out in what they give
+        there = [info for info in infos if info.type in (FileType.File, FileType.Directory)]
+        return {slash + i.path.strip("/"): int(i.size or 0) if i.type == FileType.File else None for i in there}
 
     def _kind(self) -> tuple[bool, int | None]:
-        """Whether there is something, and its size where that is a file."""
+        """Whether there is something, and its size if it is a file."""
         if self.listing is not None:
             return self.inner in self.listing.sizes, self.listing.sizes.get(self.inner)
         with self._asking():
@@ -372,7 +367,7 @@ class RemotePath:
         return bool(sizes), next(iter(sizes.values()), None)
 
     def exists(self) -> bool:
-        """Whether there is something."""
+        """Whether there is a file or a folder."""
         return self._kind()[0]
 
     def is_file(self) -> bool:
@@ -384,7 +379,7 @@ class RemotePath:
         return self._kind() == (True, None)
 
     def stat(self) -> Stat:
-        """Its size; FileNotFoundError where it is no file."""
+        """Its size; FileNotFoundError if it is not a file."""
         size = self._kind()[1]
         if size is None:
             raise FileNotFoundError(f"{self}: there is no such file")
@@ -420,7 +415,7 @@ class RemotePath:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def open(self, mode: str = "rb") -> BinaryIO:
-        """The file, to be read from anywhere in it; OSError where that is not possible."""
+        """Open the file for reading, with random access; OSError if that is not possible."""
         assert mode == "rb"
         with as_os_error():
             return cast(BinaryIO, io.BufferedReader(_ArrowFile(self.system.open_input_file(self.inner)), _BUFFER))
@@ -437,7 +432,7 @@ class RemotePath:
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def mkdir(self, *, parents: bool = True, exist_ok: bool = True) -> None:
-        """Make the folder and those above it, where they are not there."""
+        """Make the folder and its parents if they do not exist."""
         assert parents
         assert exist_ok
         with as_os_error():
@@ -459,7 +454,7 @@ class RemotePath:
             (self.system.delete_dir if self._fsspec is None else self._fsspec.rmdir)(self.inner)
 
     def rename(self, target: "RemotePath") -> None:
-        """Rename the file, in place of the one that may be at ``target``; OSError where that is not possible here."""
+        """Rename the file, replacing the one at ``target``; OSError if the file system can't do that."""
         with as_os_error():
             system = self._fsspec
             if system is None:
@@ -473,19 +468,18 @@ class RemotePath:
                     raise OSError(f"{self} can't be renamed to {target}")
 
     def put(self, parts: Iterable[Any]) -> None:
-        """Write a file of these buffers where it is; but for an object store, it is not whole meanwhile."""
+        """Write these buffers to the file. Except in an object store, it is incomplete meanwhile."""
         with as_os_error(), self.system.open_output_stream(self.inner, compression=None) as file:
             for part in parts:
                 file.write(part)
 
     def write_bytes(self, data: Any) -> None:
-        """Put a file here, in place of the one that is there, at one stroke; ``data`` is any buffer.
+        """Write a file and put it in place of the one that is there atomically; ``data`` is any buffer.
 
-        An object store shows an object once it is whole. Elsewhere, it is written beside this path under a hidden name
-        first.
+        Except in an object store, it is first written beside this path under a hidden name.
 
         Raises:
-            OSError: it can't be written; what was there before is there still.
+            OSError: it can't be written; the old file is still there.
         """
         if self.is_in_object_store:
             self.put([data])
@@ -527,13 +521,13 @@ def located(where: Any, filesystem: Any = None, known: Systems | None = None) ->
     """The file or folder at a path or URL; it need not be there.
 
     Args:
-        where: A path, a URL, or what this function gave before.
-        filesystem: A file system of pyarrow's or fsspec's that ``where`` is in; None is what the URL names, or this
-            machine. With it, ``s3://bucket/run`` and ``bucket/run`` are the same.
+        where: A path, a URL, or a result of this function.
+        filesystem: The file system of pyarrow or fsspec that ``where`` is in; None means the one that the URL names, or
+            this machine. With it, ``s3://bucket/run`` and ``bucket/run`` are the same.
         known: See `system_of`.
 
     Raises:
-        DataError: the path is empty, nothing here knows such URLs, or ``filesystem`` is none.
+        DataError: the path is empty, neither pyarrow nor fsspec knows such URLs, or ``filesystem`` is of another type.
     """
     if isinstance(where, RemotePath):
         return where
@@ -557,17 +551,16 @@ def located(where: Any, filesystem: Any = None, known: Systems | None = None) ->
 def system_of(url: str, known: Systems | None = None) -> tuple[Any, str]:
     """The pyarrow file system that a URL names, and the path in it.
 
-    URLs are those that pyarrow knows (``file``, ``s3``, ``gs``, ``abfs``, ``hdfs``), and those that fsspec does where
-    that is installed (``memory``, ``sftp``, ``http``, ...).
+    pyarrow opens ``file``, ``s3``, ``gs``, ``abfs`` and ``hdfs``; fsspec opens others, such as ``sftp``.
 
     Args:
         url: The URL.
-        known: File systems that were made before by their roots, and this one from now on: many URLs share one.
+        known: File systems that are open already; the one of this URL is added, so that many URLs share it.
 
     Raises:
-        DataError: nothing here knows such URLs, or it can't be reached.
+        DataError: neither of them knows such URLs, or the server can't be reached.
     """
-    if url.lower().startswith(("file:", "local:")):  # this machine's, where spaces and accents stand as they are
+    if url.lower().startswith(("file:", "local:")):  # this machine's; spaces and accents may stand in it
         url = f"file:{url.partition(':')[2]}"
         return _opened(quote(url, safe="%/:?#[]@!$&'()*+,;=~*{}|"), url)
     if "::" in url:  # fsspec's chains, which it takes apart
@@ -603,7 +596,7 @@ def _opened(root: str, url: str) -> tuple[Any, str]:
 
 
 def absolute(where: Any) -> Any:
-    """The same paths, or lists of them, so that they are found from another folder, too; what is none, as it is."""
+    """Make local paths, or lists of them, absolute. URLs and everything else stay as they are."""
     if isinstance(where, list | tuple):
         return [absolute(one) for one in where]
     if not isinstance(where, str | Path) or not os.fspath(where) or is_url(os.fspath(where)):
@@ -612,7 +605,7 @@ def absolute(where: Any) -> Any:
 
 
 def _given(filesystem: Any, text: str) -> tuple[Any, str, str]:
-    """A file system that was passed in, as one of pyarrow's; the path in it, and how to show that."""
+    """A user's file system as one of pyarrow's, the path in it, and the URL to show."""
     from pyarrow.fs import FileSystem, FSSpecHandler, PyFileSystem
 
     shown = redacted(text)
@@ -638,8 +631,8 @@ def _given(filesystem: Any, text: str) -> tuple[Any, str, str]:
 def expanded(where: Any, filesystem: Any = None, known: Systems | None = None) -> list[AnyPath]:
     """The files and folders that a path, URL or glob stands for, in the order of their names.
 
-    In a glob, ``*``, ``?`` and ``[...]`` stand for letters of one name, and ``**`` for folders at any depth. What is
-    there under exactly this name is no glob.
+    In a glob, ``*``, ``?`` and ``[...]`` stand for letters of one name, and ``**`` for folders at any depth. If a file
+    has exactly this name, it is that file.
 
     Raises:
         DataError: nothing fits a glob; and see `located`.
@@ -672,7 +665,7 @@ def _globbed(place: RemotePath) -> list[AnyPath]:
 
 
 def _fitting(base: RemotePath, names: Sequence[str]) -> Iterator[RemotePath]:
-    """What is under ``base`` and whose names, level by level, fit ``names``."""
+    """The paths under ``base`` whose names match ``names``, level by level."""
     if not names:
         yield base
         return
@@ -695,7 +688,7 @@ def _is_hidden(path: RemotePath, base: RemotePath) -> bool:
 
 
 def shown(data: Any) -> str:
-    """What a user gave, in words that may be shown and kept: three of many names at most, and no credentials."""
+    """What a user gave as text for messages: at most three names, and no credentials."""
     if isinstance(data, str | os.PathLike):
         return redacted(os.fspath(data))
     if isinstance(data, list | tuple) and data:
@@ -708,24 +701,24 @@ def shown(data: Any) -> str:
 
 
 def relative(path: AnyPath, folder: AnyPath) -> PurePath:
-    """The path from ``folder`` on; ValueError where it is not under it."""
+    """The path relative to ``folder``; ValueError if it is not under it."""
     return cast(PurePath, cast(Any, path).relative_to(folder))
 
 
 def in_arrow(path: AnyPath) -> tuple[Any, Any]:
-    """A path and its file system, as pyarrow's functions take them; None is this machine's."""
+    """A path and its file system (None for this machine) as pyarrow's functions take them."""
     return (path.inner, path.system) if isinstance(path, RemotePath) else (path, None)
 
 
 def input_stream(path: AnyPath) -> Any:
-    """A pyarrow stream of a file's bytes, decompressed where its name says that it is compressed."""
+    """A pyarrow stream of a file's bytes, decompressed if its name ends as those of compressed files do."""
     import pyarrow as pa
 
     return path.system.open_input_stream(path.inner) if isinstance(path, RemotePath) else pa.input_stream(str(path))
 
 
 def input_file(path: AnyPath, *, mapped: bool = False) -> Any:
-    """A pyarrow file, to be read from anywhere in it; ``mapped`` into memory where it lies on this machine."""
+    """A pyarrow file with random access; a local one is mapped into memory if ``mapped``."""
     import pyarrow as pa
 
     if isinstance(path, RemotePath):
@@ -734,7 +727,7 @@ def input_file(path: AnyPath, *, mapped: bool = False) -> Any:
 
 
 def replace(path: AnyPath, data: bytes) -> None:
-    """Put a small file in place of the one that is there, at one stroke; OSError where that fails."""
+    """Replace a small file atomically; OSError if that fails."""
     if isinstance(path, RemotePath):
         path.write_bytes(data)
     else:
@@ -742,7 +735,7 @@ def replace(path: AnyPath, data: bytes) -> None:
 
 
 def put(path: AnyPath, parts: Iterable[Any]) -> None:
-    """Write a new file of these buffers, on this machine through to the disk; nothing is left of it if that fails."""
+    """Write a new file from buffers, flushed to the disk if it is local; nothing is left of it if that fails."""
     try:
         if isinstance(path, RemotePath):
             path.put(parts)
@@ -760,15 +753,15 @@ def put(path: AnyPath, parts: Iterable[Any]) -> None:
 
 
 def names_in(folder: AnyPath) -> list[str]:
-    """The names of what is in a folder; none if it is not there."""
+    """The sorted names of what is in a folder; none if it does not exist."""
     is_there = isinstance(folder, RemotePath) or folder.is_dir()
     return sorted(path.name for path in folder.iterdir()) if is_there else []
 
 
 def aside_of(path: AnyPath) -> Path:
-    """Where a large file is written that is to appear at ``path`` whole: beside it, or on this machine's disk.
+    """A new path on this machine for writing a large file before `publish_at` puts it at ``path``.
 
-    No two writers get the same.
+    It is beside ``path`` if that is local, and no two writers get the same one.
     """
     if isinstance(path, Path):
         return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
@@ -778,11 +771,11 @@ def aside_of(path: AnyPath) -> Path:
 
 
 def publish_at(aside: Path, path: AnyPath) -> None:
-    """Put the finished file ``aside``, of `aside_of`, in its place at one stroke.
+    """Put the finished file ``aside`` (see `aside_of`) at ``path`` atomically.
 
     Raises:
-        FileExistsError: there is a file already, on this machine; ``aside`` is still there.
-        OSError: that fails.
+        FileExistsError: ``path`` is local and exists; ``aside`` is still there.
+        OSError: it can't be written.
     """
     if isinstance(path, Path):
         publish_new(aside, path)

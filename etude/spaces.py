@@ -19,7 +19,7 @@ from etude.columns import OBS, SEPARATOR, is_under
 from etude.errors import SpaceError
 
 Space: TypeAlias = gym.Space[Any]
-Path: TypeAlias = tuple[str | int, ...]
+Keys: TypeAlias = tuple[str | int, ...]
 
 MOST_NUMBERS: Final = 2**27
 """The numbers in one value of a space that is read from a file: a broken file must not take all memory."""
@@ -42,7 +42,7 @@ def leaves(space: Space, root: str) -> dict[str, Space]:
     return {name: leaf for name, _, leaf in _walk(space, root, ())}
 
 
-def _walk(space: Space, name: str, path: Path) -> list[tuple[str, Path, Space]]:
+def _walk(space: Space, name: str, path: Keys) -> list[tuple[str, Keys, Space]]:
     _check_level(len(path))
     if isinstance(space, spaces.Dict | spaces.Tuple) and not len(space.spaces):
         raise SpaceError(f"`{name}` is a {type(space).__name__} space without parts: there is nothing in it.")
@@ -63,7 +63,7 @@ def _walk(space: Space, name: str, path: Path) -> list[tuple[str, Path, Space]]:
     )
 
 
-def _remedy(name: str, path: Path) -> str:
+def _remedy(name: str, path: Keys) -> str:
     """What to do about a part that can't be handled, given its name and its keys."""
     wrapper = "TransformObservation" if is_under(name, OBS) else "TransformAction"
     turn = f"turn this part into one of them with a wrapper, such as gymnasium.wrappers.{wrapper}"
@@ -144,11 +144,11 @@ class Flattener:
         return {name: get(value) for name, get in self._getters}
 
 
-def _getter(path: Path) -> Callable[[Any], Any]:
+def _getter(path: Keys) -> Callable[[Any], Any]:
     return functools.partial(_inside, path)  # not a closure: connectors are sent to processes
 
 
-def _inside(path: Path, value: Any) -> Any:
+def _inside(path: Keys, value: Any) -> Any:
     for key in path:
         value = value[key]
     return value
