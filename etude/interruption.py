@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SIGINT, SIGTERM and SIGHUP: the first lets a run save and end, whatever its envs do; the second ends it at once."""
+"""SIGINT, SIGTERM and SIGHUP: the first one lets a run save and end, the second one ends it at once."""
 
 import contextlib
 import os
@@ -18,15 +18,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 GRACE: Final = 4.0
 """Seconds after the first signal in which the running iteration may end by itself."""
 STUCK: Final = 6.0
-"""Seconds after which code that can't be interrupted is not waited for any longer."""
+"""Seconds after which the run no longer waits for code that can't be interrupted."""
 LIMIT: Final = 8.5
 """Seconds after which the process is ended by force, once the run is saved."""
 CLOSING: Final = 8.0
-"""Seconds that closing may take where there is nothing to be saved."""
+"""Seconds that closing may take if there is nothing to save."""
 AT_ONCE: Final = 1.0
 """Seconds that closing may take after the second signal."""
 MERGED: Final = 0.05
-"""Seconds in which a SIGTERM or SIGHUP counts once: shells and ``timeout`` send it to a process and to its group."""
+"""Seconds in which several SIGTERMs or SIGHUPs count as one: ``timeout`` sends them to a process and its group."""
 SILENCE: Final = 2.0
 """Seconds in which a process that is alive says so to its guard."""
 GUARD_MERGED: Final = 0.25
@@ -49,11 +49,11 @@ _INTERRUPTIBLE: set[CodeType] = set()
 
 
 class Interrupted(KeyboardInterrupt):
-    """A run that is to save and end was left where nothing is half done that it saves."""
+    """The running iteration was left, at a point where all that is saved is consistent."""
 
 
 def interruptible(function: F) -> F:
-    """Mark a function that may be left at any point: what a checkpoint keeps is whole all the while."""
+    """Mark a function that may be left at any point, because the state that checkpoints hold stays consistent in it."""
     _INTERRUPTIBLE.add(function.__code__)
     return function
 
@@ -77,7 +77,7 @@ class Signals:
     def __init__(self, *, quiet: bool, kill: Callable[[], None]) -> None:
         self._quiet, self._kill = quiet, kill
         self.conclude: Callable[[], int] | None = None
-        """Saves, says so, and gives the exit code. It is called by the thread where the main thread is stuck."""
+        """Saves, says so, and returns the exit code. If the main thread is stuck, the watching thread calls it."""
         self._event = threading.Event()
         self._first_at = self._second_at = 0.0  # when the main thread was told of them
         self._lock = threading.Lock()  # who concludes has it
@@ -90,14 +90,14 @@ class Signals:
         return self._event.is_set()
 
     def wait(self) -> None:
-        """From now on, wait for the iteration's end, and for what is closed then, however long that takes."""
+        """From now on, wait for the end of the iteration and for closing, however long they take."""
         if self._guard is not None:
             self._guard.close()
             self._guard = None
 
     @contextlib.contextmanager
     def concluding(self) -> Iterator[None]:
-        """While this lasts, the main thread saves, and is left alone. What comes after it may be ended by force."""
+        """A block in which the main thread saves and is not interrupted. What follows it may be ended by force."""
         with self._lock:
             self._tell(SAVING)
             yield
@@ -153,7 +153,7 @@ class Signals:
     # -- the thread ---------------------------------------------------------------------------------------------
 
     def _watch(self, guard: "Guard") -> None:
-        """Look after the main thread from the first signal on."""
+        """Watch the main thread from the first signal on."""
         new = guard.signals(None)
         if not new:
             return
@@ -171,7 +171,7 @@ class Signals:
             self._look(now - begin, now - second if second else None)
 
     def _look(self, seconds: float, since_second: float | None) -> None:
-        """See how far the main thread is, so long after the first signal, and after the second one."""
+        """Check the main thread, given the seconds since the first signal and since the second one."""
         if self.conclude is None:
             if seconds > CLOSING:
                 self._end(INTERRUPTED)
@@ -202,11 +202,11 @@ class Signals:
 
 
 class Guard:
-    """A process that hears of signals at once, whatever this one is busy with; it runs this file, see `guard`.
+    """Starts the process `guard`, which receives signals at once, even while C code holds Python's lock.
 
     Args:
-        handlers: Of signals, in processes that are forked off: these do not save.
-        watch: What a thread does meanwhile.
+        handlers: The signal handlers for forked processes, which do not save.
+        watch: What a thread runs meanwhile.
     """
 
     def __init__(self, handlers: dict[int, Any], watch: "Callable[[Guard], None]") -> None:
@@ -231,7 +231,7 @@ class Guard:
         self._thread.start()
 
     def signals(self, timeout: float | None) -> bytes | None:
-        """The numbers of those that have come meanwhile, waiting ``timeout`` seconds for one; None: no more will."""
+        """The numbers of new signals, after waiting ``timeout`` seconds for one; None if the guard has ended."""
         assert self._process.stdout is not None
         relay = self._process.stdout.fileno()
         if not select.select([relay], [], [], timeout)[0]:
@@ -242,12 +242,12 @@ class Guard:
         return numbers or None
 
     def tell(self, what: int) -> None:
-        """Let the process know that threads can run, or that there must be time to save."""
+        """Tell the guard that threads can run (`ALIVE`), or that the run is saving (`SAVING`)."""
         with contextlib.suppress(OSError):  # it has ended
             os.write(self._told, bytes([what]))
 
     def let_go(self) -> None:
-        """In a process that was forked off: signals are its own affair."""
+        """In a forked process: restore the plain signal handlers."""
         signal.set_wakeup_fd(-1)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)

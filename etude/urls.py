@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""URLs of files: their parts, the file systems that they name, and how they are shown without credentials."""
+"""URLs of files: their parts, and how they are shown and stored without credentials."""
 
 import os
 import re
@@ -32,7 +32,7 @@ class _Link(NamedTuple):
     rest: str
     """Params, query and fragment."""
     is_clear: bool
-    """False where what is hidden may be a part of the path, so that without it another place may be meant."""
+    """False if what is hidden may be a part of the path, so that the URL without it may name another place."""
 
 
 def _links(text: str) -> list[_Link]:
@@ -61,7 +61,7 @@ def _link(text: str) -> _Link:
 
 
 def _has_password(scheme: str, authority: str) -> bool:
-    """Whether what stands before the first slash is a user with the beginning of a password, and no host and port."""
+    """Whether the text before the first slash is a user and the start of a password, and not a host and port."""
     host, colon, port = authority.rpartition(":")
     if not colon or authority.endswith("]"):
         return False
@@ -86,7 +86,7 @@ def redacted(text: str) -> str:
 
 
 def without_credentials(text: str) -> str:
-    """A path or URL as it may be kept and used again, with credentials from elsewhere: only what is no secret stays."""
+    """A path or URL as it may be stored, to be used again with credentials from elsewhere."""
     if not is_url(text):
         return text
     kept = []
@@ -99,17 +99,19 @@ def without_credentials(text: str) -> str:
 
 
 def can_be_kept(text: str) -> bool:
-    """Whether `without_credentials` means the same place for sure.
+    """Whether `without_credentials` certainly names the same place.
 
-    It may not where a URL has a fragment, params or a query without values, or more than one ``@``: these may be
+    It may not if a URL has a fragment, params or a query without values, or more than one ``@``: these may be
     secrets, or belong to the path. In a path, write them as ``%23``, ``%3B``, ``%3F`` and ``%40``.
     """
     return not is_url(text) or all(link.is_clear for link in _links(text))
 
 
 def path_in(text: str) -> str:
-    """The path that a URL means in a file system that was given, ``bucket/run`` of ``s3://user@bucket/run?region=x``;
-    of what is no URL, itself."""
+    """The path that a URL names in a given file system: ``bucket/run`` for ``s3://user@bucket/run?region=x``.
+
+    A text that is not a URL is returned as it is.
+    """
     if not is_url(text):
         return text
     link = _links(text)[-1]
@@ -117,7 +119,7 @@ def path_in(text: str) -> str:
 
 
 def split(url: str) -> tuple[str, str]:
-    """What names the file system, with the query; and the path in it, decoded, without the first slash."""
+    """The part of a URL that names the file system, with the query, and the decoded path without its first slash."""
     query = _QUERY.search(url)
     bare = url[: query.start()] if query else url
     start, _, rest = bare.partition("://")
@@ -136,7 +138,7 @@ def inside(where: str | os.PathLike[str], name: str) -> str:
 
 
 def without_secrets(text: str, url: str) -> str:
-    """A message about ``url`` without anything in it that `redacted` leaves out."""
+    """A message about ``url`` with everything that `redacted` leaves out replaced by ``***``."""
     shown = redacted(url)
     text = text.replace(url, shown).replace(repr(url)[1:-1], shown)
     links = _links(url) if is_url(url) else []
@@ -150,5 +152,5 @@ def without_secrets(text: str, url: str) -> str:
 
 
 def first_line(error: BaseException, length: int | None = 200) -> str:
-    """What an error says, at most ``length`` letters of its first line."""
+    """The first line of an error's message, at most ``length`` characters of it."""
     return (str(error).splitlines() or [type(error).__name__])[0][:length]
