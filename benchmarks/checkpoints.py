@@ -23,7 +23,7 @@ WORK = "checkpoint of SAC with a replay of {:,} steps: "
 def rows(options: Options) -> Iterator[Row]:
     """Saving and loading in turns, and the size on the disk."""
     import etude
-    from etude.atomic import sync
+    from etude.files import sync
 
     steps = 50_000 if options.quick else 1_000_000
     ours, raw = _ours(steps)

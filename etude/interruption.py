@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SIGINT, SIGTERM and SIGHUP: the first lets a run save and end, whatever its envs do; the second ends it at once."""
+"""SIGINT, SIGTERM and SIGHUP: the first one lets a run save and end, the second one ends it at once."""
 
 import contextlib
 import os
@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final, TypeVar
 
@@ -19,19 +18,28 @@ F = TypeVar("F", bound=Callable[..., Any])
 GRACE: Final = 4.0
 """Seconds after the first signal in which the running iteration may end by itself."""
 STUCK: Final = 6.0
-"""Seconds after which code that can't be interrupted is not waited for any longer."""
+"""Seconds after which the run no longer waits for code that can't be interrupted."""
 LIMIT: Final = 8.5
 """Seconds after which the process is ended by force, once the run is saved."""
 CLOSING: Final = 8.0
-"""Seconds that closing may take where there is nothing to be saved."""
+"""Seconds that closing may take if there is nothing to save."""
 AT_ONCE: Final = 1.0
 """Seconds that closing may take after the second signal."""
 MERGED: Final = 0.05
-"""Seconds in which a SIGTERM or SIGHUP counts once: shells and ``timeout`` send it to a process and to its group."""
+"""Seconds in which several SIGTERMs or SIGHUPs count as one: ``timeout`` sends them to a process and its group."""
+SILENCE: Final = 2.0
+"""Seconds in which a process that is alive says so to its guard."""
+GUARD_MERGED: Final = 0.25
+"""As `MERGED`, for the guard."""
 
-ALIVE: Final = b"\xfe"
-SAVING: Final = b"\xff"
-"""What the `Guard` is told, beside the numbers of signals."""
+ALIVE: Final = 0xFE
+SAVING: Final = 0xFF
+"""What the guard is told, beside the numbers of signals."""
+
+KILLED: Final = (
+    b"error: code of the env holds Python's lock and can't be interrupted, so that the process is killed. What was "
+    b"saved last stays.\n"
+)
 
 INTERRUPTED: Final = 130
 """The exit code."""
@@ -41,11 +49,11 @@ _INTERRUPTIBLE: set[CodeType] = set()
 
 
 class Interrupted(KeyboardInterrupt):
-    """A run that is to save and end was left where nothing is half done that it saves."""
+    """The running iteration was left, at a point where all that is saved is consistent."""
 
 
 def interruptible(function: F) -> F:
-    """Mark a function that may be left at any point: what a checkpoint keeps is whole all the while."""
+    """Mark a function that may be left at any point, because the state that checkpoints hold stays consistent in it."""
     _INTERRUPTIBLE.add(function.__code__)
     return function
 
@@ -69,7 +77,7 @@ class Signals:
     def __init__(self, *, quiet: bool, kill: Callable[[], None]) -> None:
         self._quiet, self._kill = quiet, kill
         self.conclude: Callable[[], int] | None = None
-        """Saves, says so, and gives the exit code. It is called by the thread where the main thread is stuck."""
+        """Saves, says so, and returns the exit code. If the main thread is stuck, the watching thread calls it."""
         self._event = threading.Event()
         self._first_at = self._second_at = 0.0  # when the main thread was told of them
         self._lock = threading.Lock()  # who concludes has it
@@ -82,21 +90,21 @@ class Signals:
         return self._event.is_set()
 
     def wait(self) -> None:
-        """From now on, wait for the iteration's end, and for what is closed then, however long that takes."""
+        """From now on, wait for the end of the iteration and for closing, however long they take."""
         if self._guard is not None:
             self._guard.close()
             self._guard = None
 
     @contextlib.contextmanager
     def concluding(self) -> Iterator[None]:
-        """While this lasts, the main thread saves, and is left alone. What comes after it may be ended by force."""
+        """A block in which the main thread saves and is not interrupted. What follows it may be ended by force."""
         with self._lock:
             self._tell(SAVING)
             yield
             self._is_saved = True
             self._tell(ALIVE)
 
-    def _tell(self, what: bytes) -> None:
+    def _tell(self, what: int) -> None:
         if self._guard is not None:
             self._guard.tell(what)
 
@@ -145,7 +153,7 @@ class Signals:
     # -- the thread ---------------------------------------------------------------------------------------------
 
     def _watch(self, guard: "Guard") -> None:
-        """Look after the main thread from the first signal on."""
+        """Watch the main thread from the first signal on."""
         new = guard.signals(None)
         if not new:
             return
@@ -163,7 +171,7 @@ class Signals:
             self._look(now - begin, now - second if second else None)
 
     def _look(self, seconds: float, since_second: float | None) -> None:
-        """See how far the main thread is, so long after the first signal, and after the second one."""
+        """Check the main thread, given the seconds since the first signal and since the second one."""
         if self.conclude is None:
             if seconds > CLOSING:
                 self._end(INTERRUPTED)
@@ -194,20 +202,19 @@ class Signals:
 
 
 class Guard:
-    """A process that hears of signals at once, whatever this one is busy with; see `etude.interruption_guard`.
+    """Starts the process `guard`, which receives signals at once, even while C code holds Python's lock.
 
     Args:
-        handlers: Of signals, in processes that are forked off: these do not save.
-        watch: What a thread does meanwhile.
+        handlers: The signal handlers for forked processes, which do not save.
+        watch: What a thread runs meanwhile.
     """
 
     def __init__(self, handlers: dict[int, Any], watch: "Callable[[Guard], None]") -> None:
         hears, self._told = os.pipe()
         os.set_blocking(self._told, False)
         try:
-            script = Path(__file__).with_name("interruption_guard.py")
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(script), str(LIMIT + 0.5)],
+                [sys.executable, "-I", "-S", __file__, str(LIMIT + 0.5)],
                 stdin=hears,
                 stdout=subprocess.PIPE,
                 process_group=0,
@@ -224,7 +231,7 @@ class Guard:
         self._thread.start()
 
     def signals(self, timeout: float | None) -> bytes | None:
-        """The numbers of those that have come meanwhile, waiting ``timeout`` seconds for one; None: no more will."""
+        """The numbers of new signals, after waiting ``timeout`` seconds for one; None if the guard has ended."""
         assert self._process.stdout is not None
         relay = self._process.stdout.fileno()
         if not select.select([relay], [], [], timeout)[0]:
@@ -234,13 +241,13 @@ class Guard:
         self.tell(ALIVE)
         return numbers or None
 
-    def tell(self, what: bytes) -> None:
-        """Let the process know that threads can run, or that there must be time to save."""
+    def tell(self, what: int) -> None:
+        """Tell the guard that threads can run (`ALIVE`), or that the run is saving (`SAVING`)."""
         with contextlib.suppress(OSError):  # it has ended
-            os.write(self._told, what)
+            os.write(self._told, bytes([what]))
 
     def let_go(self) -> None:
-        """In a process that was forked off: signals are its own affair."""
+        """In a forked process: restore the plain signal handlers."""
         signal.set_wakeup_fd(-1)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
@@ -281,3 +288,41 @@ def _is_interruptible(frame: FrameType | None) -> bool:
 def _say(text: str) -> None:
     with contextlib.suppress(OSError):  # the terminal is gone
         os.write(2, text.encode())
+
+
+def guard() -> None:
+    """The guard process: serve until the other process, its parent, has ended.
+
+    It gets the same signals through its standard input, and tells them to a thread of the parent, which says from then
+    on that it is alive. If the parent falls silent, as C code holds Python's lock, it is killed: as many seconds after
+    the first signal as the argument says, or soon after the second one; but not while it saves.
+    """
+    parent, patience = os.getppid(), float(sys.argv[1])
+    ending = {int(getattr(signal, name)) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)}
+    first = second = alive = 0.0
+    is_saving = False
+    while os.getppid() == parent:
+        heard = b""
+        if select.select([0], [], [], 0.2 if first else 1.0)[0]:
+            heard = os.read(0, 64)
+            if not heard:
+                return
+        now = time.monotonic()
+        for byte in heard:
+            if byte in (ALIVE, SAVING):
+                alive, is_saving = now, byte == SAVING
+            elif byte in ending:
+                os.write(1, bytes([byte]))
+                if not first:
+                    first = now
+                elif now - first > GUARD_MERGED and not second:
+                    second = now
+        is_due = (first and now > first + patience and not is_saving) or (second and now > second + AT_ONCE)
+        if is_due and now > alive + SILENCE:
+            os.kill(parent, signal.SIGKILL)
+            os.write(2, KILLED)
+            return
+
+
+if __name__ == "__main__":
+    guard()

@@ -6,14 +6,27 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import math
+import numbers
 import re
 import textwrap
-from collections.abc import Iterable, Mapping
+import types
+from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
-from typing import Any, NamedTuple, TypeGuard, TypeVar, dataclass_transform, get_args, get_type_hints
+from typing import (
+    Any,
+    Literal,
+    NamedTuple,
+    TypeGuard,
+    TypeVar,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from etude.errors import SettingsError
-from etude.fitting import fits, fitting
 
 C = TypeVar("C")
 
@@ -98,7 +111,7 @@ class Leaf(NamedTuple):
 
 
 def leaves_of(cls: type, path: tuple[str, ...] = ()) -> list[Leaf]:
-    """The settings of ``cls``, those of settings inside it in their place."""
+    """The settings of ``cls``, with nested settings classes replaced by their fields."""
     found = []
     for name, hint in _hints(cls).items():
         here = (*path, name)
@@ -111,7 +124,7 @@ def _is_settings(hint: Any) -> TypeGuard[type]:
 
 
 def main_setting(cls: type) -> str | None:
-    """What a plain value means where the settings ``cls`` are expected: the field that ``cls.main_setting`` names."""
+    """The field of ``cls`` that a plain value sets where these settings are expected, as ``cls.main_setting`` says."""
     return getattr(cls, "main_setting", None)
 
 
@@ -214,7 +227,7 @@ _OTHER_NAMES = {
     "clip_interval": "capture_video record_video video_interval",
     "quiet": "verbose verbosity",
 }
-"""What Stable-Baselines3, RLlib, CleanRL, Tianshou, d3rlpy and Spinning Up call settings, by their name here."""
+"""Names of settings in Stable-Baselines3, RLlib, CleanRL, Tianshou, d3rlpy and Spinning Up, by Etude's name."""
 
 _SAID_ELSEWHERE = {
     **{
@@ -226,17 +239,17 @@ _SAID_ELSEWHERE = {
     "resume": "etude.load(folder) gives the algorithm that was saved",
     "quiet": "iterate() gives each result: print what you want to see",
 }
-"""What settings of other libraries are no settings here, by the name in `_OTHER_NAMES`, and what is instead."""
+"""What to use instead of settings of other libraries that are not settings here, by the name in `_OTHER_NAMES`."""
 
 
 def other_names(name: str) -> list[str]:
-    """The settings that other libraries call ``name``, the likeliest first; ``name`` itself where we call one so."""
+    """Etude's names for what other libraries call ``name``, the likeliest first."""
     name = name.replace("-", "_").lower()
     return [name] * (name in _SAID_ELSEWHERE) + [o for o, others in _OTHER_NAMES.items() if name in others.split()]
 
 
 def unknown_setting(owner: str, name: str, cls: type) -> SettingsError:
-    """The error for a setting that ``cls`` does not have: names it and the right name, or the nearest one."""
+    """The error for a setting that ``cls`` does not have, with the right name or the nearest one."""
     known = {leaf.path[-1]: (".".join(leaf.path), leaf.about) for leaf in leaves_of(cls)}
     known |= {field: (field, summary(cls, field)) for field in _hints(cls)}
     meant = other_names(name)
@@ -267,13 +280,13 @@ def shown(value: Any) -> str:
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The one of ``names`` most like ``name``, or None where none is alike."""
+    """The most similar of ``names``, or None if none is similar."""
     found = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
     return found[0] if found else None
 
 
 def choice(name: str, names: Iterable[str]) -> str:
-    """What to say of a name that is none of a few ``names``: which one was mistyped, or all of them."""
+    """The end of a message about a wrong name: the one of ``names`` that was probably meant, or all of them."""
     names = list(names)
     near = nearest(name, names)
     if near is not None and near[0] == name[:1] and abs(len(near) - len(name)) <= 1:
@@ -284,7 +297,7 @@ def choice(name: str, names: Iterable[str]) -> str:
 def from_dict(cls: type[C], values: Mapping[str, Any], *, owner: str) -> C:
     """Build settings from a mapping (YAML, JSON, flags), checking names and types.
 
-    Of settings inside others, those that are not given are as in the default of the field that holds them.
+    Fields of nested settings that are not given keep the values of the default of the field that holds them.
 
     Raises:
         SettingsError: a key is unknown (the nearest right name is given), a value has the wrong type or is missing.
@@ -301,9 +314,9 @@ def from_dict(cls: type[C], values: Mapping[str, Any], *, owner: str) -> C:
 
 
 def typed(cls: type, values: Mapping[str, Any], *, owner: str) -> dict[str, Any]:
-    """Some settings of ``cls`` with their names and types checked; numbers and truth in text become what they mean.
+    """Check names and types of some settings of ``cls``; numbers and booleans that are given as text are converted.
 
-    Settings inside others may be mappings, and stay so. A plain value for them becomes that of their main setting
+    Nested settings may be mappings, and stay mappings. A plain value for them sets their main setting
     (``main_setting`` of the class): ``workers: 2`` is ``workers: {num_workers: 2}``.
 
     Raises:
@@ -331,14 +344,14 @@ def typed(cls: type, values: Mapping[str, Any], *, owner: str) -> dict[str, Any]
 
 
 def settings_inside(cls: type) -> dict[str, type]:
-    """The fields that hold settings, or none, with the class of these."""
+    """The fields that hold nested settings (or None), with their class."""
     options = {name: get_args(hint) or (hint,) for name, hint in _hints(cls).items()}
     found = {name: [o for o in kinds if _is_settings(o)] for name, kinds in options.items()}
     return {name: kinds[0] for name, kinds in found.items() if kinds}
 
 
 def merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested mappings made one; where both have a value, that of ``high`` counts."""
+    """Merge nested mappings; values of ``high`` take precedence."""
     result = dict(low)
     for key, value in high.items():
         both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
@@ -351,3 +364,143 @@ def check_range(owner: str, **checks: tuple[bool, str]) -> None:
     for name, (fine, rule) in checks.items():
         if not fine:
             raise SettingsError(f"{owner}.{name} must be {rule}.")
+
+
+# -- values and annotations ------------------------------------------------------------------------------------------
+
+
+def fitting(hint: Any, value: Any, name: str, *, text: bool = False) -> Any:
+    """Check ``value`` against the annotation ``hint``; lists become tuples and ints floats where these are wanted.
+
+    Args:
+        hint: The annotation.
+        value: The value.
+        name: The setting's name in messages.
+        text: Numbers and booleans may be given as text.
+
+    Raises:
+        SettingsError: the value is of another type.
+    """
+    fine, result = _fit(hint, value, text)
+    if not fine:
+        finite = " that is finite" if str(value).lstrip("-") in ("inf", "nan") else ""
+        truth = ": not yes or no" if _holds_truth(value) else ""
+        raise SettingsError(f"{name} is {value!r}, expected {_in_words(hint)}{finite}{truth}.{_advice(hint, value)}")
+    return result
+
+
+def _advice(hint: Any, value: Any) -> str:
+    """What to write instead of a value of the wrong type, if it is clear what is meant."""
+    if foreign := foreign_env(value):
+        return f" {foreign}"
+    fine, meant = _fit(hint, value, True)
+    if fine:
+        return f" Write {meant!r}."
+    for option in get_args(hint) if get_origin(hint) in _UNIONS else (hint,):
+        if dataclasses.is_dataclass(option) and isinstance(option, type):
+            main = getattr(option, "main_setting", None)
+            given = value if isinstance(value, Mapping) else {main: value} if main else {}
+            return f" Write {option.__name__}({', '.join(f'{key}={v!r}' for key, v in given.items()) or '...'})."
+        if get_origin(option) is tuple and get_args(option)[-1:] == (...,) and fits(get_args(option)[0], value):
+            return f" Write ({'...' if repr(value).startswith('<') else repr(value)},)."
+    return ""
+
+
+def foreign_env(value: Any) -> str:
+    """What to give instead of an env of another library that Etude can't step; empty for anything else."""
+    names = {cls.__name__ for cls in type(value).__mro__}
+    if "VecEnv" in names:
+        return (
+            f"A {type(value).__name__} is a vector env of Stable-Baselines3: give the env itself, as its id or a "
+            "function that makes one, and `num_envs`. In place of VecNormalize, connectors=('normalize_obs',) scales "
+            "observations; in place of VecFrameStack, 'frame_stack:4' stacks them."
+        )
+    return ""
+
+
+def fits(hint: Any, value: Any, *, text: bool = False) -> bool:
+    """Whether ``value`` is of the type ``hint``; with ``text``, numbers and booleans may be text."""
+    return _fit(hint, value, text)[0]
+
+
+def _holds_truth(value: Any) -> bool:
+    return isinstance(value, bool) or (isinstance(value, list | tuple) and any(map(_holds_truth, value)))
+
+
+def _fit(hint: Any, value: Any, text: bool = False) -> tuple[bool, Any]:
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in _UNIONS:
+        return next((found for found in (_fit(option, value, text) for option in args) if found[0]), (False, value))
+    if hint is Any:
+        return True, value
+    if origin is Literal:
+        return value in args, value
+    if origin is tuple:
+        return _fit_items(args, value, text)
+    if origin is Mapping and isinstance(value, Mapping):
+        keys, items = _fit_items((args[0], ...), list(value), text), _fit_items((args[1], ...), [*value.values()], text)
+        return keys[0] and items[0], dict(zip(keys[1], items[1], strict=True))
+    if hint in _NUMBERS:
+        return _fit_number(hint, value, text)
+    if hint is bool and text and isinstance(value, str):
+        value = _TRUTH.get(value.lower(), value)
+    if origin is Callable or hint is Callable:
+        return callable(value), value
+    kind = origin or hint
+    return (isinstance(value, kind) if isinstance(kind, type) and kind is not object else True), value
+
+
+def _fit_items(args: tuple[Any, ...], value: Any, text: bool) -> tuple[bool, Any]:
+    if text and args[0] in _NUMBERS:
+        value = _numbers(value)
+    if not isinstance(value, list | tuple):
+        return False, value
+    wanted = (args[0],) * len(value) if args[-1:] == (Ellipsis,) else args
+    found = [_fit(hint, item, text) for hint, item in zip(wanted, value, strict=False)]
+    return len(wanted) == len(value) and all(fine for fine, _ in found), tuple(item for _, item in found)
+
+
+def _fit_number(hint: Any, value: Any, text: bool) -> tuple[bool, Any]:
+    if text:
+        value = _number(value) if isinstance(value, str) else value
+        value = int(value) if hint is int and isinstance(value, float) and value.is_integer() else value
+    fine = isinstance(value, _NUMBERS[hint]) and not isinstance(value, bool) and math.isfinite(value)
+    return fine, hint(value) if fine else value
+
+
+def _numbers(value: Any) -> Any:
+    """The words of ``64,64``, ``[64, 64]`` or a list of such texts; any other ``value`` as it is."""
+    words = [value] if isinstance(value, str) and re.search(r"[\s,\[(]", value) else value
+    if isinstance(words, list | tuple) and words and all(isinstance(word, str) for word in words):
+        return re.findall(r"[^\s,\[\]()]+", " ".join(words))
+    return value
+
+
+def _number(text: str) -> Any:
+    """The number that the text says, or the text itself."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
+
+
+_UNIONS = (Union, types.UnionType)
+_NUMBERS: dict[Any, Any] = {int: numbers.Integral, float: numbers.Real}
+_TRUTH = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
+
+
+def _in_words(hint: Any) -> str:
+    """An annotation as it is written in code, without module names."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in _UNIONS:
+        return " | ".join(map(_in_words, args))
+    if origin is Literal:
+        return " | ".join(map(repr, args))
+    if isinstance(hint, list):  # what a Callable takes
+        return f"[{', '.join(map(_in_words, hint))}]"
+    if hint in (type(None), ...):
+        return "None" if hint is type(None) else "..."
+    name = getattr(origin or hint, "__name__", str(hint))
+    return f"{name}[{', '.join(map(_in_words, args))}]" if args else name

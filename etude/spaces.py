@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Spaces: flat columns for nested values, JSON for recordings and checkpoints, and checks of values.
 
-Only here is a nested observation or action taken apart (``Flattener``) and put together again (``Nester``).
+Nested observations and actions are flattened (``Flattener``) and nested again (``Nester``) only here.
 """
 
 import functools
@@ -19,7 +19,7 @@ from etude.columns import OBS, SEPARATOR, is_under
 from etude.errors import SpaceError
 
 Space: TypeAlias = gym.Space[Any]
-Path: TypeAlias = tuple[str | int, ...]
+Keys: TypeAlias = tuple[str | int, ...]
 
 MOST_NUMBERS: Final = 2**27
 """The numbers in one value of a space that is read from a file: a broken file must not take all memory."""
@@ -42,7 +42,7 @@ def leaves(space: Space, root: str) -> dict[str, Space]:
     return {name: leaf for name, _, leaf in _walk(space, root, ())}
 
 
-def _walk(space: Space, name: str, path: Path) -> list[tuple[str, Path, Space]]:
+def _walk(space: Space, name: str, path: Keys) -> list[tuple[str, Keys, Space]]:
     _check_level(len(path))
     if isinstance(space, spaces.Dict | spaces.Tuple) and not len(space.spaces):
         raise SpaceError(f"`{name}` is a {type(space).__name__} space without parts: there is nothing in it.")
@@ -63,8 +63,8 @@ def _walk(space: Space, name: str, path: Path) -> list[tuple[str, Path, Space]]:
     )
 
 
-def _remedy(name: str, path: Path) -> str:
-    """What to do about a part that can't be handled, given its name and its keys."""
+def _remedy(name: str, path: Keys) -> str:
+    """What to do about a part that Etude can't handle, given its name and its keys."""
     wrapper = "TransformObservation" if is_under(name, OBS) else "TransformAction"
     turn = f"turn this part into one of them with a wrapper, such as gymnasium.wrappers.{wrapper}"
     keys = list(itertools.takewhile(lambda key: isinstance(key, str), path))
@@ -127,7 +127,7 @@ def leaf_dtype(space: Space) -> np.dtype[Any]:
 
 
 class Flattener:
-    """Takes values of one space apart into flat columns. Built once, then fast: one look-up for each leaf."""
+    """Splits values of one space into flat columns. Make it once: calls then cost one look-up for each leaf."""
 
     def __init__(self, space: Space, root: str) -> None:
         self.leaves: dict[str, Space] = {}
@@ -144,18 +144,18 @@ class Flattener:
         return {name: get(value) for name, get in self._getters}
 
 
-def _getter(path: Path) -> Callable[[Any], Any]:
+def _getter(path: Keys) -> Callable[[Any], Any]:
     return functools.partial(_inside, path)  # not a closure: connectors are sent to processes
 
 
-def _inside(path: Path, value: Any) -> Any:
+def _inside(path: Keys, value: Any) -> Any:
     for key in path:
         value = value[key]
     return value
 
 
 class Nester:
-    """Puts flat columns of one space together again: the inverse of ``Flattener``."""
+    """Builds nested values of one space from flat columns: the inverse of ``Flattener``."""
 
     def __init__(self, space: Space, root: str) -> None:
         self._space = space
@@ -180,11 +180,16 @@ def space_to_json(space: Space) -> dict[str, Any]:
     Raises:
         SpaceError: it is of a kind that Etude can't handle, or larger than `space_from_json` takes.
     """
-    _Room().take_all(space)
-    return _to_json(space)
+    return _to_json(space, _Room(), 0)
 
 
-def _to_json(space: Space) -> dict[str, Any]:
+def _to_json(space: Space, room: "_Room", level: int) -> dict[str, Any]:
+    _check_level(level)
+    if isinstance(space, spaces.Dict):
+        return {"type": "Dict", "spaces": [[key, _to_json(sub, room, level + 1)] for key, sub in space.spaces.items()]}
+    if isinstance(space, spaces.Tuple):
+        return {"type": "Tuple", "spaces": [_to_json(sub, room, level + 1) for sub in space.spaces]}
+    room.take(space.shape or (), type(space).__name__)
     if isinstance(space, spaces.Box):
         return {
             "type": "Box",
@@ -204,10 +209,6 @@ def _to_json(space: Space) -> dict[str, Any]:
         }
     if isinstance(space, spaces.MultiBinary):
         return {"type": "MultiBinary", "n": list(space.shape)}
-    if isinstance(space, spaces.Dict):
-        return {"type": "Dict", "spaces": [[key, _to_json(sub)] for key, sub in space.spaces.items()]}
-    if isinstance(space, spaces.Tuple):
-        return {"type": "Tuple", "spaces": [_to_json(sub) for sub in space.spaces]}
     raise SpaceError(f"a {type(space).__name__} space can't be written down.")
 
 
@@ -217,13 +218,13 @@ def _check_level(level: int) -> None:
 
 
 class _Room:
-    """What a space may still hold."""
+    """The numbers that the parts of a space may still have."""
 
     def __init__(self) -> None:
         self.numbers = MOST_NUMBERS
 
     def take(self, shape: Iterable[int], kind: str) -> None:
-        """Take the numbers of a simple space; SpaceError where there are too many."""
+        """Count a simple space; SpaceError if the parts now have too many numbers."""
         shape = list(shape)
         self.numbers -= math.prod(shape)
         if self.numbers < 0:
@@ -232,15 +233,6 @@ class _Room:
                 "all its parts, the most that a space in a file may have: bounds take several bytes for each number, "
                 "and a broken file must not fill the memory. Let the env show less at once."
             )
-
-    def take_all(self, space: Space, level: int = 0) -> None:
-        """Take the numbers of a space."""
-        _check_level(level)
-        if isinstance(space, spaces.Dict | spaces.Tuple):
-            for sub in space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces:
-                self.take_all(sub, level + 1)
-        else:
-            self.take(space.shape or (), type(space).__name__)
 
 
 def space_from_json(data: Any) -> Space:
@@ -312,7 +304,7 @@ def _bounds_from_json(data: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -
 
 
 def check_form(name: str, leaf: Space, array: np.ndarray) -> None:
-    """Raise a SpaceError where the shape or the dtype of the value ``name`` is not that of its simple space."""
+    """Raise a SpaceError if the shape or the dtype of the value ``name`` is not that of its simple space."""
     shape, dtype = leaf_shape(leaf), leaf_dtype(leaf)
     if array.shape != shape:
         raise SpaceError(f"`{name}` has shape {array.shape}, but its space {leaf} has shape {shape}.")
@@ -321,7 +313,7 @@ def check_form(name: str, leaf: Space, array: np.ndarray) -> None:
 
 
 def check_finite_value(name: str, array: np.ndarray) -> None:
-    """Raise a SpaceError where the value ``name`` holds NaN or infinity."""
+    """Raise a SpaceError if the value ``name`` holds NaN or infinity."""
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         where = tuple(np.argwhere(~np.isfinite(array))[0].tolist())
         held = "NaN" if np.isnan(array[where]) else str(array[where])
@@ -342,7 +334,7 @@ def _bounds_with_rounding(box: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
 
 
 def check_value(space: Space, value: Any, root: str) -> None:
-    """Raise a SpaceError that shows space against value where ``value`` (a single one) is not in ``space``.
+    """Raise a SpaceError that shows space and value if ``value`` (a single one) is not in ``space``.
 
     A float may be outside the bounds of its Box by a rounding error.
     """

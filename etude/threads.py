@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPU threads of torch and BLAS: how many there may be, how many pay, and that a process gets its own setting back."""
+"""CPU threads of torch and BLAS: how many to use, and restoring the process's own setting afterwards."""
 
 import functools
 import math
@@ -18,7 +18,7 @@ import torch
 T = TypeVar("T")
 
 ThreadsLike: TypeAlias = int | Literal["auto"]
-"""So many threads; or as many as turn out to be fastest."""
+"""A number of threads, or ``auto`` for as many as turn out to be fastest."""
 
 SMALL: Final = 2**24
 """A gradient step of fewer multiplications in the forward pass (parameters times rows) is always made by one thread."""
@@ -51,7 +51,7 @@ _limits: Any = None
 
 @functools.lru_cache(maxsize=1)
 def _controller(num_modules: int) -> threadpoolctl.ThreadpoolController:
-    """Of the BLAS libraries that are loaded. To look for them takes 2 ms: it is done where modules were imported."""
+    """The loaded BLAS libraries. Finding them takes 2 ms, so it is done again only after modules were imported."""
     return threadpoolctl.ThreadpoolController()
 
 
@@ -95,7 +95,7 @@ def held(num: int) -> Iterator[None]:
 
 
 def hold(num: int) -> None:
-    """As `held`, for ever: for a process that does nothing else."""
+    """As `held`, until the process ends."""
     global _base
     _enter()
     _base = num
@@ -103,7 +103,7 @@ def hold(num: int) -> None:
 
 
 def own_threads() -> int:
-    """Torch's threads by the setting of the process, whatever is held now."""
+    """Torch's threads by the setting of the process, also within `held`."""
     return _own if _inside else torch.get_num_threads()
 
 
@@ -116,7 +116,7 @@ def _set(num: int) -> None:
 
 
 def usable_cores() -> int:
-    """The cores that this process may use: by its affinity, and by the quota of its control group; at least 1."""
+    """The cores that this process may use by its affinity and the quota of its control group, at least 1."""
     return max(1, math.floor(min(len(_affinity()), _quota()) + 0.01))
 
 
@@ -127,7 +127,7 @@ def _affinity() -> set[int]:
 
 
 def _quota(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/self/cgroup")) -> float:
-    """Cores by the control groups that the process is in, of version 2 or 1; infinity where nothing is limited."""
+    """The cores that the process's control groups (version 1 or 2) allow; infinity if there is no limit."""
     least = math.inf
     for line in _lines(groups):
         _, controllers, path = line.split(":", 2)
@@ -155,18 +155,18 @@ def _lines(path: Path) -> list[str]:
 
 
 class Load:
-    """How many of the usable cores other processes keep busy, from when this is made on."""
+    """Measures how many of the usable cores other processes keep busy, from its creation on."""
 
     def __init__(self) -> None:
         self._begin = _busy()
 
     @property
     def is_known(self) -> bool:
-        """Enough time has gone by to tell."""
+        """Whether enough time has passed for a measurement."""
         return self._begin is None or time.perf_counter() - self._begin[0] >= _WINDOW
 
     def free_cores(self) -> int:
-        """The cores that others have left free since then, at least 1; all of them where that can't be told."""
+        """The cores that other processes left free since then, at least 1; all of them if that is unknown."""
         others, now = 0.0, _busy()
         if self._begin is not None and now is not None and self.is_known:
             seconds, busy, own = (b - a for a, b in zip(self._begin, now, strict=True))
@@ -175,7 +175,7 @@ class Load:
 
 
 def _busy() -> tuple[float, float, float] | None:
-    """The time, the seconds that the usable cores were busy, and those that this process has used; None: unknown."""
+    """The time, the busy seconds of the usable cores, and those of this process; None if unknown."""
     cores = {f"cpu{number}" for number in _affinity()}
     try:
         ticks = os.sysconf("SC_CLK_TCK")
@@ -188,20 +188,20 @@ def _busy() -> tuple[float, float, float] | None:
     return (time.perf_counter(), sum(busy) / ticks, own.user + own.system) if busy else None
 
 
-# -- how many pay -----------------------------------------------------------------------------------------------------
+# -- how many to use ----------------------------------------------------------------------------------------------
 
 
 class StepThreads:
     """The threads of a learner's gradient steps.
 
-    With ``auto``, small steps are made by one thread (see `SMALL`). For others, the first ones are timed: some by one
-    thread, some by 2, 4 and so on, up to the cores that are free, and never more than torch was set to. The smallest
-    number that is about as fast as the best is taken. Should steps later take longer than with one thread, since others
-    need the cores, they are timed anew.
+    With ``auto``, small steps use one thread (see `SMALL`). For larger ones, the first steps are timed with 1, 2, 4 and
+    more threads, up to the free cores and torch's own setting, and the smallest number that is about as fast as the
+    best is used. If steps later take longer than with one thread, because other processes need the cores, they are
+    timed again.
 
     Args:
         threads: A number; or ``auto``.
-        load: What else keeps the cores busy.
+        load: Measures what other processes use.
     """
 
     def __init__(self, threads: ThreadsLike, load: Load | None = None) -> None:
@@ -218,13 +218,13 @@ class StepThreads:
         self._rows = self._steps = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """What was found out: ``num``, and ``alone``, the seconds that one thread takes for a row; {} before."""
+        """The measured ``num`` and ``alone``, the seconds of one thread for a row; {} before that is known."""
         if not (self._is_auto and self.is_settled):
             return {}
         return {"num": self.num, "alone": None if math.isinf(self._alone) else self._alone}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with what was found out before, where so many cores are free."""
+        """Take over what was measured before, if there are that many free cores."""
         if self._is_auto and state and state["num"] <= self._most():
             self._take(int(state["num"]))
             self._alone = math.inf if state["alone"] is None else float(state["alone"])
@@ -234,18 +234,18 @@ class StepThreads:
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Within it, torch computes with these threads."""
+        """Let torch compute with these threads within the block."""
         with held(self.num):
             yield
 
     def step(self, make: Callable[..., T], batch: Any, work: int, *, again: bool = True) -> T:
-        """Make a gradient step, within `taken`, and time it where that is of use.
+        """Make a gradient step within `taken`, timed if that is needed.
 
         Args:
             make: Makes it.
             batch: What it is called with; ``batch.size`` are its rows.
             work: Multiplications of its forward pass, about.
-            again: Steps may be timed anew later.
+            again: Steps may be timed again later.
         """
         if not self.is_settled and not self._candidates:
             if work < SMALL or self._most() == 1:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""URLs of files: their parts, the file systems that they name, and how they are shown without credentials."""
+"""URLs of files: their parts, and how they are shown and stored without credentials."""
 
+import os
 import re
-from typing import Any, Final, NamedTuple
+from pathlib import Path
+from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
-
-from etude.errors import EtudeError
 
 _URL: Final = re.compile(r"\s*(?:[A-Za-z][\w+.-]*::?)*[A-Za-z][\w+.-]*://")  # fsspec chains: simplecache::s3://...
 _MISTYPED: Final = re.compile(r"\A(\s*(?!file:)[A-Za-z][\w+.-]+:)(?:/|///+)(?=[^/].*@)", re.DOTALL | re.IGNORECASE)
@@ -32,7 +32,7 @@ class _Link(NamedTuple):
     rest: str
     """Params, query and fragment."""
     is_clear: bool
-    """False where what is hidden may be a part of the path, so that without it another place may be meant."""
+    """False if what is hidden may be a part of the path, so that the URL without it may name another place."""
 
 
 def _links(text: str) -> list[_Link]:
@@ -61,7 +61,7 @@ def _link(text: str) -> _Link:
 
 
 def _has_password(scheme: str, authority: str) -> bool:
-    """Whether what stands before the first slash is a user with the beginning of a password, and no host and port."""
+    """Whether the text before the first slash is a user and the start of a password, and not a host and port."""
     host, colon, port = authority.rpartition(":")
     if not colon or authority.endswith("]"):
         return False
@@ -86,7 +86,7 @@ def redacted(text: str) -> str:
 
 
 def without_credentials(text: str) -> str:
-    """A path or URL as it may be kept and used again, with credentials from elsewhere: only what is no secret stays."""
+    """A path or URL as it may be stored, to be used again with credentials from elsewhere."""
     if not is_url(text):
         return text
     kept = []
@@ -99,96 +99,46 @@ def without_credentials(text: str) -> str:
 
 
 def can_be_kept(text: str) -> bool:
-    """Whether `without_credentials` means the same place for sure.
+    """Whether `without_credentials` certainly names the same place.
 
-    It may not where a URL has a fragment, params or a query without values, or more than one ``@``: these may be
+    It may not if a URL has a fragment, params or a query without values, or more than one ``@``: these may be
     secrets, or belong to the path. In a path, write them as ``%23``, ``%3B``, ``%3F`` and ``%40``.
     """
     return not is_url(text) or all(link.is_clear for link in _links(text))
 
 
 def path_in(text: str) -> str:
-    """The path that a URL means in a file system that was given, ``bucket/run`` of ``s3://user@bucket/run?region=x``;
-    of what is no URL, itself."""
+    """The path that a URL names in a given file system: ``bucket/run`` for ``s3://user@bucket/run?region=x``.
+
+    A text that is not a URL is returned as it is.
+    """
     if not is_url(text):
         return text
     link = _links(text)[-1]
     return link.place + _QUERY.sub("", link.rest)
 
 
-class _Parts(NamedTuple):
-    root: str
-    """With the query: what names the file system."""
-    rest: str
-    """The path in it, decoded, without the first slash."""
-
-
-def _split(url: str) -> _Parts:
+def split(url: str) -> tuple[str, str]:
+    """The part of a URL that names the file system, with the query, and the decoded path without its first slash."""
     query = _QUERY.search(url)
     bare = url[: query.start()] if query else url
     start, _, rest = bare.partition("://")
     authority, _, path = rest.partition("/")
-    return _Parts(f"{start}://{authority}{query[0] if query else ''}", unquote(path))
+    return f"{start}://{authority}{query[0] if query else ''}", unquote(path)
 
 
-def inside(url: str, name: str) -> str:
-    """The URL of ``name`` in the folder at ``url``; a query stays at the end."""
+def inside(where: str | os.PathLike[str], name: str) -> str:
+    """The path or URL of ``name`` in the folder ``where``; a query stays at the end."""
+    url = os.fspath(where)
+    if not is_url(url):
+        return str(Path(url) / name)
     query = _QUERY.search(url)
     bare = url[: query.start()] if query else url
     return f"{bare.rstrip('/')}/{name}{query[0] if query else ''}"
 
 
-def system_of(url: str, error: type[EtudeError], known: dict[str, tuple[Any, str]] | None = None) -> tuple[Any, str]:
-    """The pyarrow file system that a URL names, and the path in it.
-
-    URLs are those that pyarrow knows (``file``, ``s3``, ``gs``, ``abfs``, ``hdfs``), and those that fsspec does where
-    that is installed (``memory``, ``sftp``, ``http``, ...).
-
-    Args:
-        url: The URL.
-        error: What to raise.
-        known: File systems that were made before by their roots, and this one from now on: many URLs share one.
-
-    Raises:
-        EtudeError: of the class ``error``: nothing here knows such URLs, or it can't be reached.
-    """
-    if url.lower().startswith(("file:", "local:")):  # this machine's, where spaces and accents stand as they are
-        url = f"file:{url.partition(':')[2]}"
-        return _opened(quote(url, safe="%/:?#[]@!$&'()*+,;=~*{}|"), url, error)
-    if "::" in url:  # fsspec's chains, which it takes apart
-        return _opened(url, url, error)
-    root, rest = _split(url)
-    known = {} if known is None else known
-    if root not in known:
-        known[root] = _opened(root, url, error)
-    system, start = known[root]
-    return system, f"{start.rstrip('/')}/{rest}".rstrip("/") if start else rest.rstrip("/")
-
-
-def _opened(root: str, url: str, kind: type[EtudeError]) -> tuple[Any, str]:
-    from pyarrow import ArrowException
-    from pyarrow.fs import FileSystem, FSSpecHandler, PyFileSystem
-
-    try:
-        system, path = FileSystem.from_uri(root)
-        return system, path
-    except (ArrowException, OSError) as error:
-        reason = error
-    try:
-        import fsspec.core  # type: ignore[import-untyped]
-
-        system, path = fsspec.core.url_to_fs(root)
-    except (ImportError, ValueError, OSError, TypeError) as error:
-        told = (without_secrets(first_line(e, None), url)[:200].rstrip(".") for e in (reason, error))
-        raise kind(
-            f"can't open {redacted(url)}: pyarrow says: {next(told)}; fsspec says: {next(told)}. Install "
-            "fsspec and its driver for such URLs (as s3fs for s3://), correct the URL, or give a path."
-        ) from None  # the first errors show the URL as it was given
-    return PyFileSystem(FSSpecHandler(system)), path
-
-
 def without_secrets(text: str, url: str) -> str:
-    """A message about ``url`` without anything in it that `redacted` leaves out."""
+    """A message about ``url`` with everything that `redacted` leaves out replaced by ``***``."""
     shown = redacted(url)
     text = text.replace(url, shown).replace(repr(url)[1:-1], shown)
     links = _links(url) if is_url(url) else []
@@ -202,5 +152,5 @@ def without_secrets(text: str, url: str) -> str:
 
 
 def first_line(error: BaseException, length: int | None = 200) -> str:
-    """What an error says, at most ``length`` letters of its first line."""
+    """The first line of an error's message, at most ``length`` characters of it."""
     return (str(error).splitlines() or [type(error).__name__])[0][:length]

@@ -6,7 +6,7 @@ import etude
 
 
 def test_every_public_name_is_there_and_has_one_home() -> None:
-    assert {*etude._HOME_OF, "__version__", "settings"} == set(etude.__all__) == set(dir(etude))
+    assert {*etude._HOME_OF, "__version__"} == set(etude.__all__) == set(dir(etude))
     for name in etude.__all__:
         assert hasattr(etude, name), name
 

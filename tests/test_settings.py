@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from etude.algorithms import BCConfig, DQNConfig, PPOConfig, SACConfig, Stop
 from etude.errors import SettingsError
-from etude.fitting import fitting
 from etude.settings import (
     check_range,
     choice,
     defaults,
     field_docs,
+    fitting,
     from_dict,
     leaves_of,
     merged,

@@ -12,11 +12,11 @@ from typing import Any, Literal, NamedTuple
 
 from etude.algorithms.base import Algorithm
 from etude.algorithms.result import Result
-from etude.checkpoints import Where, copy_tree, has_manifest, load_meta, remove_tree
-from etude.checkpoints.folders import folder_at, inside
+from etude.checkpoints import Where, copy_tree, folder_at, has_manifest, load_meta, remove_tree
 from etude.errors import CheckpointError, SettingsError
+from etude.files import names_in
 from etude.settings import nearest
-from etude.urls import redacted
+from etude.urls import inside, redacted
 
 _NAME = re.compile(r"checkpoint-(\d{6,})")
 
@@ -79,7 +79,7 @@ class Checkpoints:
     def _found(self) -> list[Kept]:
         """What the folders hold; those that hold no checkpoint are what a killed process left, and are removed."""
         found = []
-        for name in folder_at(self.folder).names():
+        for name in names_in(folder_at(self.folder)):
             if match := _NAME.fullmatch(name):
                 path = inside(self.folder, name)
                 if not has_manifest(path):

@@ -19,9 +19,9 @@ from etude.algorithms.result import Stop
 from etude.algorithms.students import Spaces, modules_given, spaces_in
 from etude.envs import make_arena
 from etude.errors import DataError, SettingsError
+from etude.files import shown
 from etude.interruption import interruptible
 from etude.learners import ScheduleBy, Update
-from etude.places import shown
 
 if TYPE_CHECKING:
     from etude.algorithms.feeding import Feed

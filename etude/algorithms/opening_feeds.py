@@ -18,8 +18,8 @@ from etude.connectors import Connector, Pipeline, overrides
 from etude.connectors.pipeline import state_from_json
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience
+from etude.files import shown
 from etude.learners.batch import as_tensors
-from etude.places import shown
 from etude.recordings import Recording
 from etude.recordings.batches import DERIVED
 from etude.recordings.parted import PIECE_ROWS, InMemory, Parted

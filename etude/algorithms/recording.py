@@ -15,7 +15,7 @@ from etude.algorithms.students import MAIN, Spaces, spaces_in
 from etude.connectors.pipeline import learns, state_to_json
 from etude.envs import EnvLike, env_name
 from etude.errors import DataError
-from etude.places import located
+from etude.files import located
 from etude.recordings import Recording
 from etude.recordings.compression import CompressionLike
 from etude.recordings.module_writers import Kind, ModuleWriters, folders_of

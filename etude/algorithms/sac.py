@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from etude.algorithms.config import NO_VALUE, ActorCriticRates, ModuleLike
 from etude.algorithms.critics import check_box, of_kind
 from etude.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
-from etude.columns import ACTION, LOGP, STATE_OUT, WEIGHT, Columns, is_under
+from etude.columns import ACTION, STATE_OUT, WEIGHT, Columns, is_under
 from etude.errors import SettingsError
 from etude.learners import Batch, Loss, Schedule
 from etude.modules import Actor, Module, NetworkConfig, make_module

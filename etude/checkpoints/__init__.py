@@ -2,7 +2,25 @@
 """State on disk: atomic, checksummed, free of pickle."""
 
 from etude.checkpoints.codec import Tree
-from etude.checkpoints.folders import Where
-from etude.checkpoints.tree import copy_tree, has_manifest, load_meta, load_tree, remove_tree, save_tree
+from etude.checkpoints.tree import (
+    Where,
+    copy_tree,
+    folder_at,
+    has_manifest,
+    load_meta,
+    load_tree,
+    remove_tree,
+    save_tree,
+)
 
-__all__ = ["Tree", "Where", "copy_tree", "has_manifest", "load_meta", "load_tree", "remove_tree", "save_tree"]
+__all__ = [
+    "Tree",
+    "Where",
+    "copy_tree",
+    "folder_at",
+    "has_manifest",
+    "load_meta",
+    "load_tree",
+    "remove_tree",
+    "save_tree",
+]

@@ -16,8 +16,11 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from etude.checkpoints.folders import MANIFEST, Folder
 from etude.errors import CheckpointError
+from etude.files import AnyPath, put
+
+MANIFEST = "checkpoint.json"
+"""The file of a checkpoint that says what else belongs to it."""
 
 _NAMES = {
     "bool": "BOOL",
@@ -38,7 +41,7 @@ _METADATA = "__metadata__"
 _LONGEST_HEADER = 100_000_000  # as in safetensors' own reader
 
 
-def write_arrays(folder: Folder, name: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+def write_arrays(path: AnyPath, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
     """Write C-contiguous arrays of native dtypes to a new file; the numbers are not copied on the way.
 
     Returns:
@@ -58,9 +61,9 @@ def write_arrays(folder: Folder, name: str, arrays: Mapping[str, NDArray[Any]]) 
     head = len(text).to_bytes(8, "little") + text
     with ThreadPoolExecutor(1) as pool:  # neither summing nor writing holds the lock of the interpreter
         sums = pool.map(zlib.crc32, buffers)
-        folder.write(name, [head, *buffers])
+        put(path, [head, *buffers])
         crc32 = dict(zip(ordered, sums, strict=True))
-    return {"file": name, "bytes": len(head) + end, "header": zlib.crc32(head), "crc32": crc32}
+    return {"file": path.name, "bytes": len(head) + end, "header": zlib.crc32(head), "crc32": crc32}
 
 
 class Arrays(Mapping[str, NDArray[Any]]):

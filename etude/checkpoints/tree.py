@@ -6,29 +6,60 @@ one instant at which the new checkpoint takes the old one's place. It holds a ch
 """
 
 import contextlib
+import errno
 import json
+import os
 import re
+import reprlib
 import secrets
+import shutil
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NoReturn, TypeAlias
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn, TypeAlias
 
 from etude import __version__
-from etude.checkpoints.arrays import Arrays, write_arrays
+from etude.checkpoints.arrays import MANIFEST, Arrays, write_arrays
 from etude.checkpoints.codec import Encoder, Tree, decode
-from etude.checkpoints.folders import MANIFEST, Folder, LocalFolder, RemoteFolder, Where, folder_at, spare_of
 from etude.checkpoints.upgrades import UPGRADES, VERSION
-from etude.errors import CheckpointError
+from etude.errors import CheckpointError, DataError
+from etude.files import AnyPath, RemotePath, located, names_in, put, replace, spare_name, sync
 
 FORMAT = "etude-checkpoint"
 _STATE_FILE = re.compile(r"state-[0-9a-f]{16}\.safetensors")
-_SPARE = spare_of(MANIFEST)
+_SPARE = spare_name(MANIFEST)
 _FIRST_WITH_CHECKSUM = 4  # the version of the format whose manifest holds a checksum of itself
 
 _BLOCK = 1 << 24  # bytes that are copied at once
+_FAILED = (OSError, DataError)  # what files and file systems raise
+
+Where: TypeAlias = str | os.PathLike[str]
+"""A path, or a URL such as ``s3://bucket/run``."""
 
 Choose: TypeAlias = Callable[[Sequence[str]], Collection[str]]
 """Given the names at the top of a tree, those that are wanted."""
+
+
+def folder_at(where: Where) -> AnyPath:
+    """The folder at a path or a URL; it need not be there.
+
+    Raises:
+        CheckpointError: it is no path, or nothing here knows such URLs.
+    """
+    if not isinstance(where, str | os.PathLike) or isinstance(os.fspath(where), bytes):
+        raise CheckpointError(
+            f"a checkpoint is named by the path of its folder, or its URL, not by {reprlib.repr(where)}."
+        )
+    try:
+        return located(where)
+    except DataError as error:
+        raise CheckpointError(str(error)) from None
+
+
+def _open(path: AnyPath) -> BinaryIO:
+    if isinstance(path, Path) and path.exists() and not path.is_file():  # a pipe gives bytes for ever, or none
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return path.open("rb")
 
 
 def save_tree(folder: Where, tree: Tree, *, meta: Tree = None) -> None:
@@ -57,13 +88,13 @@ def save_tree(folder: Where, tree: Tree, *, meta: Tree = None) -> None:
             "tree": encoder.encode(tree),
         }
         state = f"state-{secrets.token_hex(8)}.safetensors"
-        at.make()
+        at.mkdir(parents=True, exist_ok=True)
         _mend(at)
-        document["state"] = write_arrays(at, state, encoder.arrays)
+        document["state"] = write_arrays(at / state, encoder.arrays)
         document["crc32"] = _checksum(document)
-        at.replace(MANIFEST, json.dumps(document, indent=1, allow_nan=False).encode())
+        _replace_manifest(at, json.dumps(document, indent=1, allow_nan=False).encode())
         _remove_states(at, but=state)
-    except OSError as error:
+    except _FAILED as error:
         raise CheckpointError(f"can't save a checkpoint to {at}: {error}.") from error
     except RecursionError as error:
         raise CheckpointError(f"can't save a checkpoint to {at}: what it is to hold is nested too deeply.") from error
@@ -82,16 +113,12 @@ def copy_tree(folder: Where, to: Where) -> None:
     state = _read_manifest(source)["state"]["file"]
     _, manifest, _ = _whole_manifest(source)
     try:
-        target.make()
+        target.mkdir(parents=True, exist_ok=True)
         _mend(target)
-        if isinstance(source, LocalFolder) and isinstance(target, LocalFolder):
-            target.take(state, source)
-        else:
-            with source.open(state) as file:
-                target.write(state, iter(lambda: file.read(_BLOCK), b""))
-        target.replace(MANIFEST, manifest)
+        _copy(source / state, target / state)
+        _replace_manifest(target, manifest)
         _remove_states(target, but=state)
-    except OSError as error:
+    except _FAILED as error:
         raise CheckpointError(f"can't copy the checkpoint {source} to {target}: {error}.") from error
 
 
@@ -117,7 +144,7 @@ def load_tree(folder: Where, choose: Choose | None = None) -> tuple[Tree, Tree]:
                     f"{at}/{document['state']['file']} is missing, though {MANIFEST} names it. Restore it from a copy."
                 ) from error
             document = newer  # another process saved between our two looks
-        except OSError as error:
+        except _FAILED as error:
             raise CheckpointError(f"can't read {document['state']['file']} of {at}: {error}.") from error
 
 
@@ -141,58 +168,98 @@ def remove_tree(folder: Where) -> None:
     """
     at = folder_at(folder)
     try:
-        at.remove(MANIFEST)
-        if isinstance(at, RemoteFolder):
-            at.remove(_SPARE)
+        (at / MANIFEST).unlink(missing_ok=True)
+        if isinstance(at, RemotePath):
+            (at / _SPARE).unlink(missing_ok=True)
         _remove_states(at, but="")
-        at.remove_itself()
-    except OSError as error:
+        if not names_in(at):
+            with contextlib.suppress(OSError):  # it was not there, or is a current folder
+                at.rmdir()
+    except _FAILED as error:
         raise CheckpointError(f"can't remove the checkpoint {at}: {error}.") from error
 
 
-def _remove_states(at: Folder, but: str) -> None:
-    for name in at.names():
+def _copy(source: AnyPath, target: AnyPath) -> None:
+    """Have a file under a second name as well: one file on the disk where that is possible, or else a copy."""
+    if isinstance(source, RemotePath) or isinstance(target, RemotePath):
+        with source.open("rb") as file:
+            put(target, iter(lambda: file.read(_BLOCK), b""))
+        return
+    if target.exists() and target.samefile(source):
+        return
+    try:
+        os.link(source, target)
+    except OSError:  # on another disk, or one without such links
+        try:
+            shutil.copyfile(source, target)
+            sync(target)
+        except BaseException:
+            target.unlink(missing_ok=True)
+            raise
+    sync(target.parent)
+
+
+def _replace_manifest(at: AnyPath, data: bytes) -> None:
+    """Put a manifest in place of the one that is there.
+
+    At every instant, the old one or the new one is whole: under its name, or the new one as the spare.
+    """
+    if not isinstance(at, RemotePath) or at.is_in_object_store:
+        replace(at / MANIFEST, data)
+        return
+    spare = at / _SPARE
+    spare.put([data])
+    try:
+        spare.rename(at / MANIFEST)
+    except OSError:  # it can't replace files by renaming, and may have begun to
+        spare.put([data])
+        (at / MANIFEST).put([data])
+        spare.unlink(missing_ok=True)
+
+
+def _remove_states(at: AnyPath, but: str) -> None:
+    for name in names_in(at):
         if name != but and _STATE_FILE.fullmatch(name):
-            at.remove(name)
+            (at / name).unlink(missing_ok=True)
 
 
 def has_manifest(folder: Where) -> bool:
     """Whether there is a checkpoint in a folder, whole or broken."""
     at = folder_at(folder)
-    names = at.names()
-    return MANIFEST in names or (isinstance(at, RemoteFolder) and _SPARE in names)
+    names = names_in(at)
+    return MANIFEST in names or (isinstance(at, RemotePath) and _SPARE in names)
 
 
-def _mend(at: Folder) -> None:
+def _mend(at: AnyPath) -> None:
     """Finish to replace the manifest, where a process died meanwhile and left the new one as the spare only."""
-    if isinstance(at, RemoteFolder) and _SPARE in at.names():
+    if isinstance(at, RemotePath) and _SPARE in names_in(at):
         with contextlib.suppress(CheckpointError):
             name, data, _ = _whole_manifest(at)
             if name == _SPARE:
-                at.write_over(MANIFEST, data)
+                (at / MANIFEST).put([data])
 
 
-def _whole_manifest(at: Folder) -> tuple[str, bytes, dict[str, Any]]:
+def _whole_manifest(at: AnyPath) -> tuple[str, bytes, dict[str, Any]]:
     """The manifest: the name under which it is whole, its bytes and its content."""
     try:
         return MANIFEST, *_parsed(at, MANIFEST)
     except CheckpointError as error:
-        if isinstance(at, RemoteFolder):
+        if isinstance(at, RemotePath):
             with contextlib.suppress(CheckpointError):
                 return _SPARE, *_parsed(at, _SPARE)
         raise error
 
 
-def _read_tree(at: Folder, document: dict[str, Any], choose: Choose | None) -> Tree:
+def _read_tree(at: AnyPath, document: dict[str, Any], choose: Choose | None) -> Tree:
     tree, state = document["tree"], document["state"]
     if choose is not None and isinstance(tree, dict):
         wanted = set(choose(list(tree)))
         tree = {name: part for name, part in tree.items() if name in wanted}
-    with at.open(state["file"]) as file:
+    with _open(at / state["file"]) as file:
         return _decoded(tree, Arrays(file, state, f"{at}/{state['file']}"), at)
 
 
-def _decoded(data: Any, arrays: Mapping[str, Any], at: Folder) -> Tree:
+def _decoded(data: Any, arrays: Mapping[str, Any], at: AnyPath) -> Tree:
     try:
         return decode(data, arrays)
     except RecursionError as error:
@@ -209,7 +276,7 @@ def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number of JSON")
 
 
-def _parsed(at: Folder, name: str) -> tuple[bytes, dict[str, Any]]:
+def _parsed(at: AnyPath, name: str) -> tuple[bytes, dict[str, Any]]:
     """The bytes and the content of a manifest whose checksum is right.
 
     Raises:
@@ -218,8 +285,8 @@ def _parsed(at: Folder, name: str) -> tuple[bytes, dict[str, Any]]:
     path = f"{at}/{name}"
     try:
         try:
-            with at.open(name) as file:
-                text: bytes = file.read()
+            with _open(at / name) as file:
+                text = file.read()
         except (FileNotFoundError, NotADirectoryError):
             raise CheckpointError(f"{at} is not a checkpoint: {_what_is_there(at)}") from None
         document = json.loads(text, parse_constant=_no_number)
@@ -229,14 +296,14 @@ def _parsed(at: Folder, name: str) -> tuple[bytes, dict[str, Any]]:
         is_summed = type(version) is int and _FIRST_WITH_CHECKSUM <= version <= VERSION
         if is_summed and document.get("crc32") != _checksum(document):
             raise CheckpointError(f"{path} is broken: its content does not match its checksum. Restore it from a copy.")
-    except OSError as error:
+    except _FAILED as error:
         raise CheckpointError(f"can't read {path}: {error}.") from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is broken: it is not JSON ({error}). Restore it from a copy.") from error
     return text, document
 
 
-def _read_manifest(at: Folder) -> dict[str, Any]:
+def _read_manifest(at: AnyPath) -> dict[str, Any]:
     path = f"{at}/{MANIFEST}"
     _, _, document = _whole_manifest(at)
     version = document.get("version")
@@ -273,10 +340,7 @@ def _upgraded(document: dict[str, Any], version: int, path: str) -> dict[str, An
     return document
 
 
-def _what_is_there(at: Folder) -> str:
-    kind = at.kind()  # an OSError goes to who asks
-    if kind is None:
-        return "there is no such folder."
-    if kind == "file":
-        return "a checkpoint is a folder, this is a file."
-    return f"it has no {MANIFEST}. Give the folder that a checkpoint was saved to."
+def _what_is_there(at: AnyPath) -> str:
+    if at.is_dir():
+        return f"it has no {MANIFEST}. Give the folder that a checkpoint was saved to."
+    return "a checkpoint is a folder, this is a file." if at.exists() else "there is no such folder."

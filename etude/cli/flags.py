@@ -16,8 +16,18 @@ from typing import Annotated, Any, TypeVar
 
 from etude.cli.words import Converters, is_one_or_many, metavar, takes_many, value_of
 from etude.errors import DataError, SettingsError
-from etude.fitting import fits
-from etude.settings import Leaf, defaults, field_docs, from_dict, leaves_of, main_setting, nearest, other_names, shown
+from etude.settings import (
+    Leaf,
+    defaults,
+    field_docs,
+    fits,
+    from_dict,
+    leaves_of,
+    main_setting,
+    nearest,
+    other_names,
+    shown,
+)
 
 C = TypeVar("C")
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from etude.checkpoints import remove_tree
-from etude.checkpoints.folders import MANIFEST
+from etude.checkpoints.arrays import MANIFEST
 from etude.errors import SettingsError
-from etude.locks import InUseError, Lock
+from etude.files import InUseError, Lock
 from etude.metrics.plot import METRICS_FILE
 from etude.urls import redacted
 

@@ -15,7 +15,7 @@ from etude.envs.pool import PoolArena
 from etude.envs.vector import VectorArena
 from etude.envs.workers import Workers
 from etude.errors import EnvError
-from etude.fitting import foreign_env
+from etude.settings import foreign_env
 
 
 def make_arena(

@@ -9,10 +9,10 @@ import tempfile
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from etude.atomic import publish
 from etude.envs.clip_frames import Frame
 from etude.envs.clip_gif import GIFEncoder
 from etude.errors import DataError, SettingsError
+from etude.files import publish
 
 _CODECS = {
     ".mp4": ["-c:v", "libx264", "-crf", "20", "-movflags", "+faststart", "-f", "mp4"],

@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import gymnasium as gym
 
 from etude.errors import EnvError, SpaceError
-from etude.fitting import foreign_env
+from etude.settings import foreign_env
 from etude.spaces import Space, find_part, is_handled, without
 
 TAKEN: Final = "off_policy_action"

@@ -16,8 +16,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from etude.envs.copies import Reduced
 from etude.envs.screen import no_screen_needed
 from etude.errors import EnvError, described
-from etude.fitting import foreign_env
-from etude.settings import nearest
+from etude.settings import foreign_env, nearest
 
 EnvLike: TypeAlias = str | gym.Env[Any, Any] | VectorEnv[Any, Any, Any] | Callable[[], Any]
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from etude.atomic import write_atomically
+from etude.files import write_atomically
 from etude.errors import DataError
 
 

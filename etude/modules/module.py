@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from etude.columns import ACTION, ACTION_MASK, DIST_INPUTS, LOGP, OBS, SEPARATOR, STATE_IN, STATE_OUT, VALUE, Columns
+from etude.columns import ACTION, ACTION_MASK, DIST_INPUTS, OBS, SEPARATOR, STATE_IN, STATE_OUT, VALUE, Columns
 from etude.errors import CheckpointError, DataError, ModuleError
 from etude.experience import Experience
 from etude.modules.acting import CHUNK, Actor, Noise, NumPyActor, NumPyNetwork, as_tensor, logp_of_inputs, runs_in_numpy

@@ -11,8 +11,7 @@ from etude.algorithms.recording import kinds_of, meta_of
 from etude.envs import env_name
 from etude.errors import DataError
 from etude.experience import Experience
-from etude.locks import Lock
-from etude.places import located
+from etude.files import Lock, located
 from etude.recordings.files import data_files
 from etude.recordings.module_writers import Kind, ModuleWriters, folders_of
 from etude.recordings.roller import claimed

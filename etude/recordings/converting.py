@@ -6,10 +6,8 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from etude.atomic import sync
 from etude.errors import DataError, SettingsError
-from etude.filesystems import RemotePath
-from etude.locks import InUseError, Lock
+from etude.files import InUseError, Lock, RemotePath, sync
 from etude.recordings.edited import check_apart, check_free
 from etude.recordings.exporting import WRITERS, exported
 from etude.recordings.pieces import pieces

@@ -9,8 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from etude.errors import DataError
-from etude.filesystems import AnyPath, RemotePath
-from etude.places import expanded, located
+from etude.files import AnyPath, RemotePath, expanded, located
 from etude.recordings.files import data_files
 from etude.recordings.formats.custom import CustomSource
 from etude.recordings.formats.source import Source

@@ -13,7 +13,7 @@ from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.arrays import describe
 from etude.experience.table import SHAPE_KEY
-from etude.filesystems import AnyPath
+from etude.files import AnyPath
 from etude.recordings.files import DataFile
 from etude.recordings.manifest import MANIFEST, Header, Manifest
 from etude.spaces import leaf_dtype, leaf_shape

@@ -16,11 +16,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from etude import columns as col
-from etude.anywhere import in_arrow, relative
 from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.table import KEYS
-from etude.filesystems import AnyPath, RemotePath
+from etude.files import AnyPath, RemotePath, in_arrow, relative
 from etude.recordings import footers
 from etude.recordings.layers import reading
 from etude.recordings.manifest import HEADER_KEY, MANIFEST, Header, Manifest, loads

@@ -8,9 +8,8 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from etude.anywhere import in_arrow
 from etude.errors import DataError
-from etude.filesystems import AnyPath, RemotePath
+from etude.files import AnyPath, RemotePath, in_arrow
 from etude.urls import first_line
 
 _AT_ONCE: Final = 24

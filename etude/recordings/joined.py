@@ -10,7 +10,7 @@ from etude import columns as col
 from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.arrays import describe
-from etude.filesystems import AnyPath
+from etude.files import AnyPath
 from etude.recordings import tolerance
 from etude.recordings.formats.inferring import joint_space
 from etude.recordings.formats.parts import Parts, Place, Problem

@@ -14,9 +14,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from etude import columns as col
-from etude.anywhere import replace
 from etude.errors import DataError, SpaceError
-from etude.filesystems import AnyPath
+from etude.files import AnyPath, replace
 from etude.spaces import Space, leaves, space_from_json, space_to_json
 
 FORMAT: Final = "etude-recording"

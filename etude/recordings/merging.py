@@ -12,7 +12,7 @@ from etude import columns as col
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience
 from etude.experience.arrays import describe
-from etude.places import shown
+from etude.files import shown
 from etude.recordings.edited import Edited, Part, check_apart, check_free, columns_of_pass, counted, told_where
 from etude.recordings.recording import Recording, recording_of
 from etude.recordings.writer import RecordingWriter

@@ -13,8 +13,7 @@ import numpy as np
 from etude import columns as col
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience
-from etude.filesystems import AnyPath, RemotePath
-from etude.places import located
+from etude.files import AnyPath, RemotePath, located
 from etude.recordings.held import HeldEpisodes, without_first
 from etude.recordings.recording import Recording
 from etude.recordings.roller import PREFIX, number_of

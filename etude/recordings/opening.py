@@ -9,8 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from etude.errors import DataError
-from etude.filesystems import AnyPath, RemotePath
-from etude.places import Systems, expanded, shown
+from etude.files import AnyPath, RemotePath, Systems, expanded, shown
 from etude.recordings import footers
 from etude.recordings.files import data_files, recordings_in
 from etude.recordings.formats import Opener, open_files, open_foreign, opener_of

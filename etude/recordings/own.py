@@ -11,7 +11,7 @@ from etude import columns as col
 from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.table import KEYS
-from etude.filesystems import AnyPath
+from etude.files import AnyPath
 from etude.recordings.faults import Fault, fault_of, lost_files
 from etude.recordings.files import DataFile, find_files, open_files
 from etude.recordings.formats.parts import Place, Problem, UnreadableError

@@ -11,8 +11,7 @@ from etude import columns as col
 from etude.columns import Columns
 from etude.errors import DataError
 from etude.experience import Experience
-from etude.filesystems import AnyPath
-from etude.places import absolute
+from etude.files import AnyPath, absolute
 from etude.recordings.batches import DERIVED, Prefetched, Rows, batches_of, steps_of
 from etude.recordings.formats.parts import Parts, Problem, chosen
 from etude.recordings.manifest import Header

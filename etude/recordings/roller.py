@@ -11,11 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from etude import columns as col
-from etude.anywhere import aside_of, publish_at, relative
 from etude.errors import DataError
 from etude.experience import Experience
-from etude.filesystems import AnyPath
-from etude.locks import InUseError, Lock
+from etude.files import AnyPath, InUseError, Lock, aside_of, publish_at, relative
 from etude.recordings.compression import Codec, codec_of
 from etude.recordings.faults import first_difference
 from etude.recordings.files import DataFile, data_files, open_file, recordings_in

@@ -18,8 +18,7 @@ from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.arrays import describe
 from etude.experience.table import KEYS
-from etude.filesystems import RemotePath
-from etude.places import located
+from etude.files import RemotePath, located
 from etude.recordings.compression import CompressionLike, check_roots, codecs
 from etude.recordings.manifest import Header
 from etude.recordings.pieces import copied, first_piece, row_bytes

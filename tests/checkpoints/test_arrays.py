@@ -13,7 +13,6 @@ from hypothesis.extra import numpy as hnp
 from safetensors.numpy import load_file, save
 
 from etude.checkpoints.arrays import Arrays, write_arrays
-from etude.checkpoints.folders import LocalFolder
 from etude.errors import CheckpointError
 
 DTYPES = [np.dtype(name) for name in ("?", "u1", "i1", "u2", "i2", "f2", "u4", "i4", "f4", "u8", "i8", "f8")]
@@ -27,7 +26,7 @@ ARRAYS = st.dictionaries(
 @given(ARRAYS)
 def test_safetensors_reads_what_is_written_and_so_do_we(tmp_path_factory, arrays):
     folder = tmp_path_factory.mktemp("arrays")
-    state = write_arrays(LocalFolder(folder), "x", arrays)
+    state = write_arrays(folder / "x", arrays)
     path = folder / "x"
     assert path.stat().st_size == state["bytes"]
     with open(path, "rb") as file:
@@ -51,7 +50,7 @@ def test_what_safetensors_writes_is_read(arrays):
 
 
 def test_only_what_is_asked_for_is_read(tmp_path):
-    state = write_arrays(LocalFolder(tmp_path), "x", {"a": np.arange(1000), "b": np.arange(5.0)})
+    state = write_arrays(tmp_path / "x", {"a": np.arange(1000), "b": np.arange(5.0)})
     data = bytearray((tmp_path / "x").read_bytes())
     data[-1] ^= 1
     arrays = Arrays(io.BytesIO(data), state, "x")

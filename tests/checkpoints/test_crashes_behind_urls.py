@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from fsspec.spec import AbstractFileSystem
 
-from etude.checkpoints import load_meta, load_tree, remove_tree, save_tree
-from etude.checkpoints.folders import folder_at
+from etude.checkpoints import folder_at, load_meta, load_tree, remove_tree, save_tree
 from etude.errors import CheckpointError
+from etude.files import names_in
 
 PIECE = 11
 """Bytes that are written at once."""
@@ -210,7 +210,7 @@ def test_a_save_that_dies_at_any_change_leaves_the_old_checkpoint_or_the_new_one
     assert {*found} == {1, 2}
     assert save(where, 4)
     assert number_there(where) == 4
-    assert len(folder_at(where).names()) == 2, "what dead processes left was not cleared away"
+    assert len(names_in(folder_at(where))) == 2, "what dead processes left was not cleared away"
 
 
 def test_the_first_save_that_dies_leaves_nothing_or_a_checkpoint(where: str) -> None:

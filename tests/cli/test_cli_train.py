@@ -14,7 +14,7 @@ import etude
 from etude.cli.folders import claimed
 from etude.cli.main import main
 from etude.errors import SettingsError
-from etude.locks import Lock
+from etude.files import Lock
 from etude.metrics import read_jsonl
 from etude.recordings import validate
 

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from some_recording import ACTION, OBS, numbered, record
 
-import etude.locks
+import etude.files
 import etude.recordings.writer
 from etude.errors import DataError
-from etude.locks import Lock
+from etude.files import Lock
 from etude.recordings import Recording, RecordingWriter, convert, validate
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no locks")
@@ -161,7 +161,7 @@ def test_what_a_killed_writer_left_unfinished_is_removed_by_the_next(tmp_path: P
 
 
 def test_without_locks_both_keep_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(etude.locks, "_locked", lambda *_, **__: False)
+    monkeypatch.setattr(etude.files, "_locked", lambda *_, **__: False)
     first, second = writer_at(tmp_path), writer_at(tmp_path)
     for i, writer in enumerate((first, second)):
         writer.write(numbered([5], first=i))

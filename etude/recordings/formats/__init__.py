@@ -4,9 +4,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from etude.anywhere import relative
 from etude.errors import DataError
-from etude.filesystems import AnyPath
+from etude.files import AnyPath, relative
 from etude.recordings.formats import hdf5, minari, npz, rllib_episodes, rllib_json, rllib_table
 from etude.recordings.formats.parts import Parts, Problem
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from etude.errors import DataError
-from etude.filesystems import AnyPath, RemotePath
-from etude.places import Systems, expanded
+from etude.files import AnyPath, RemotePath, Systems, expanded
 
 Raw = TypeVar("Raw", bytes, str)
 Together = Literal["file", "folder", "line"]

@@ -18,7 +18,7 @@ from etude.columns import SEPARATOR
 from etude.errors import DataError
 from etude.experience import Experience, Segments
 from etude.experience.experience import offsets_of
-from etude.filesystems import AnyPath
+from etude.files import AnyPath
 from etude.recordings.formats.grouping import cut_long, grouped
 from etude.recordings.formats.inferring import Range, inferred_space, needs_range, reserved, widen
 from etude.recordings.formats.parts import Place, Problem, UnreadableError, chosen

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from etude.errors import DataError
-from etude.filesystems import AnyPath
+from etude.files import AnyPath
 from etude.recordings.formats.flat_arrays import FlatParts
 from etude.recordings.formats.hdf5_files import Opener, names_of, opened
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from etude.errors import DataError
-from etude.filesystems import AnyPath, RemotePath
+from etude.files import AnyPath, RemotePath
 
 BROKEN: Final = (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError, MemoryError, OverflowError)
 """What h5py raises where bytes make no sense."""

@@ -16,7 +16,7 @@ from etude import columns as col
 from etude.errors import DataError
 from etude.experience import Experience, Segments
 from etude.experience.experience import offsets_of
-from etude.filesystems import AnyPath
+from etude.files import AnyPath
 from etude.recordings.formats.grouping import grouped
 from etude.recordings.formats.inferring import fitting, widened
 from etude.recordings.formats.minari_arrow import ArrowEpisodes

@@ -13,9 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from etude.anywhere import input_file
 from etude.errors import DataError
-from etude.filesystems import AnyPath
+from etude.files import AnyPath, input_file
 from etude.recordings import footers
 from etude.recordings.formats.minari_episodes import Column, Episodes, decoded_images
 from etude.recordings.formats.table_inputs import check_names

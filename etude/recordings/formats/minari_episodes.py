@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from etude.errors import DataError
-from etude.filesystems import AnyPath
+from etude.files import AnyPath
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from etude.errors import DataError
-from etude.filesystems import AnyPath
+from etude.files import AnyPath
 from etude.recordings.formats.hdf5_files import MOST_PACKED, Opener, h5py_module, names_of, opened
 from etude.recordings.formats.minari_episodes import Column, Episodes, decoded_images
 

@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from etude.columns import SEPARATOR
 from etude.errors import DataError, SpaceError
-from etude.filesystems import AnyPath
+from etude.files import AnyPath
 from etude.recordings.manifest import loads
 from etude.spaces import Space, leaves
 

@@ -14,7 +14,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from etude.errors import DataError
-from etude.filesystems import AnyPath
+from etude.files import AnyPath
 from etude.recordings.formats.flat_arrays import FlatParts
 
 MOST_PACKED: Final = 1100

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from etude import columns as col
 from etude.errors import DataError
 from etude.experience import Experience
-from etude.filesystems import AnyPath
+from etude.files import AnyPath
 from etude.recordings.manifest import Header
 from etude.settings import nearest
 

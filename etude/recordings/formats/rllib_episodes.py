@@ -17,7 +17,7 @@ from etude.columns import Columns
 from etude.errors import DataError, SpaceError
 from etude.experience import Experience, Segments
 from etude.experience.experience import offsets_of
-from etude.filesystems import AnyPath
+from etude.files import AnyPath
 from etude.recordings import footers
 from etude.recordings.formats import rllib_columns as words
 from etude.recordings.formats.inferring import Range, described, inferred_space, widen, widened

@@ -5,9 +5,8 @@ from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 
-from etude.anywhere import relative
 from etude.errors import DataError
-from etude.filesystems import AnyPath
+from etude.files import AnyPath, relative
 from etude.recordings import footers
 
 

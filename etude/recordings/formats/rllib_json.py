@@ -16,7 +16,7 @@ from etude import columns as col
 from etude.columns import Columns
 from etude.errors import DataError
 from etude.experience import Experience
-from etude.filesystems import AnyPath
+from etude.files import AnyPath
 from etude.recordings.formats import rllib_columns as words
 from etude.recordings.formats.inferring import Range, described, inferred_space, widen
 from etude.recordings.formats.parts import MAX_ROWS, Place, Problem, chosen

@@ -19,7 +19,7 @@ from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.arrays import ranges
 from etude.experience.experience import offsets_of
-from etude.filesystems import AnyPath
+from etude.files import AnyPath
 from etude.recordings import footers
 from etude.recordings.formats import rllib_columns as words
 from etude.recordings.formats.inferring import described, inferred_space, needs_range

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.columns import Columns
 from etude.errors import DataError
-from etude.filesystems import AnyPath
+from etude.files import AnyPath
 from etude.recordings.formats import rllib_columns as words
 from etude.recordings.formats.inferring import Range, widen
 from etude.recordings.formats.rllib_arrow import RowError, columns_of, one_array

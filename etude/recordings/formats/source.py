@@ -9,8 +9,7 @@ from typing import Any, Final
 from etude import columns as col
 from etude.columns import SEPARATOR
 from etude.errors import DataError, SettingsError
-from etude.filesystems import RemotePath
-from etude.places import shown
+from etude.files import RemotePath, shown
 from etude.settings import nearest
 from etude.spaces import Space
 

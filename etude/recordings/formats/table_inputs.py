@@ -12,10 +12,8 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.json
 
-from etude.anywhere import input_file, input_stream
 from etude.errors import DataError
-from etude.filesystems import AnyPath, RemotePath
-from etude.places import Systems, expanded, shown
+from etude.files import AnyPath, RemotePath, Systems, expanded, input_file, input_stream, shown
 from etude.recordings import footers
 from etude.recordings.formats.parts import MAX_ROWS
 from etude.recordings.formats.source import is_paths

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Remote paths and globs, beside pathlib and glob on the same files."""
+"""Remote paths and globs, beside pathlib and glob on the same files; files that appear whole."""
 
 import glob
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +13,8 @@ import fsspec
 import pytest
 from pyarrow import fs
 
-from etude.anywhere import aside_of, publish_at, relative, replace
 from etude.errors import DataError
-from etude.filesystems import RemotePath
-from etude.places import expanded, located, shown
+from etude.files import RemotePath, aside_of, expanded, located, publish_at, relative, replace, shown, write_atomically
 from etude.recordings import Recording
 
 FILES = (
@@ -232,7 +231,7 @@ def test_data_in_words():
 
 
 def test_knowing_where_files_lie_imports_no_pyarrow():
-    code = "import sys, etude.filesystems, etude.places, etude.urls, etude.anywhere; print('pyarrow' in sys.modules)"
+    code = "import sys, etude.files; print('pyarrow' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
     assert out.stdout == "False\n"
 
@@ -244,3 +243,72 @@ def test_an_empty_path_is_not_the_current_folder(tmp_path, monkeypatch):
             Recording.open(given)
     with pytest.raises(DataError, match="an empty path was given"):
         located("")
+
+
+def test_a_file_is_made_and_replaced(tmp_path):
+    path = tmp_path / "x.json"
+    write_atomically(path, b"one")
+    write_atomically(path, b"two")
+    assert path.read_bytes() == b"two"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("step", ["replace", "fsync"])
+def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, step):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "x.json"
+    write_atomically(path, b"old")
+    monkeypatch.setattr(os, step, full)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_bytes_are_on_the_disk_before_the_name_and_the_name_before_the_return(tmp_path, monkeypatch):
+    done = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: done.append(os.fstat(handle).st_ino) or fsync(handle))
+    monkeypatch.setattr(os, "replace", lambda a, b: done.append("replace") or replace(a, b))
+    write_atomically(tmp_path / "x", b"data")
+    assert done == [(tmp_path / "x").stat().st_ino, "replace", tmp_path.stat().st_ino]
+
+
+DIES_AT = """
+import os, signal, sys
+from pathlib import Path
+from etude.files import write_atomically
+left = int(sys.argv[2])
+def dying(function):
+    def call(*args):
+        global left
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*args)
+    return call
+for name in ("fsync", "replace", "close"):
+    setattr(os, name, dying(getattr(os, name)))
+write_atomically(Path(sys.argv[1]), b"new" * 9999)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
+def test_killed_before_any_step_the_file_is_whole_and_what_is_left_over_does_not_add_up(tmp_path):
+    path, found = tmp_path / "x", []
+    for step in range(9):
+        write_atomically(path, b"old")
+        code = subprocess.run([sys.executable, "-c", DIES_AT, str(path), str(step)]).returncode
+        found.append(path.read_bytes()[:3])
+        assert path.read_bytes() in (b"old", b"new" * 9999)
+        assert len(list(tmp_path.iterdir())) <= 2
+        if not code:
+            break
+        assert code == -signal.SIGKILL
+    assert not code, "the write takes more steps than were tried"
+    assert found == sorted(found, reverse=True)
+    assert set(found) == {b"old", b"new"}
+    write_atomically(path, b"old")
+    assert list(tmp_path.iterdir()) == [path]

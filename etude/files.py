@@ -1,0 +1,789 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files, on this machine or behind a URL: paths, globs, atomic writes and locks.
+
+Files of this machine are plain `pathlib.Path`; others are a `RemotePath` in any file system that pyarrow or fsspec
+know. Credentials inside a URL reach the file system and nothing else: no message, no `str`.
+"""
+
+import contextlib
+import errno
+import glob
+import io
+import os
+import posixpath
+import re
+import secrets
+import socket
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePath, PurePosixPath
+from types import TracebackType
+from typing import IO, Any, BinaryIO, Final, NamedTuple, TypeAlias, cast
+from urllib.parse import quote
+
+from etude.errors import DataError
+from etude.urls import first_line, is_url, path_in, redacted, split, without_secrets
+
+if sys.platform != "win32":
+    import fcntl
+
+
+# -- atomic writes -------------------------------------------------------------------------------------------------
+
+
+def spare_name(name: str) -> str:
+    """The hidden name under which a small file is written before it takes the place of ``name``."""
+    return f".{name}.tmp"
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file and put it in place of the one at ``path`` atomically. Only one process may write it at a time.
+
+    The file is written beside ``path`` first, always under the same hidden name, so that files of killed writers do not
+    pile up.
+
+    Raises:
+        OSError: it can't be written; ``path`` is then as it was, and nothing is left beside it.
+    """
+    aside = path.with_name(spare_name(path.name))
+    try:
+        aside.write_bytes(data)
+        publish(aside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+        raise
+
+
+def publish(aside: Path, path: Path) -> None:
+    """Rename a finished file of the same folder to its real name, so that it and its name survive a power cut."""
+    sync(aside)
+    os.replace(aside, path)
+    sync(path.parent)
+
+
+def publish_new(aside: Path, path: Path) -> None:
+    """As `publish`, but raise a FileExistsError if there is a file at ``path``."""
+    sync(aside)
+    try:
+        os.link(aside, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, "there is a file already", str(path)) from None
+        os.replace(aside, path)
+    else:
+        aside.unlink()
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Flush a file, or a folder's names, to the disk."""
+    if os.name == "nt" and path.is_dir():  # Windows can't open folders, and journals renames itself
+        return
+    handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# -- locks on folders ----------------------------------------------------------------------------------------------
+
+
+class InUseError(Exception):
+    """Somebody else has the lock; the text says who, as far as that is known."""
+
+
+class Lock:
+    """A locked file, until `release` or the end of the process.
+
+    On Windows, and on file systems without locks, several processes can hold it, and `is_sure` is False.
+
+    Args:
+        path: The file. It is created if it does not exist, and holds the process id and the host of its owner.
+        wait: Wait until the lock is free.
+
+    Raises:
+        InUseError: somebody else has it.
+        OSError: the file can't be made.
+    """
+
+    def __init__(self, path: Path, *, wait: bool = False) -> None:
+        self.path = path
+        while True:
+            self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - closed by release
+            try:
+                self.is_sure = _locked(self._file, wait=wait)
+            except BlockingIOError:
+                self._file.seek(0)
+                owner = self._file.read(200).decode(errors="replace").strip()
+                self._file.close()
+                raise InUseError(f"process {owner}" if owner else "its lock does not tell which") from None
+            if self.is_there():
+                break
+            self._file.close()  # its owner has just removed it
+        self._owner = os.getpid()
+        self._file.truncate(0)
+        self._file.write(f"{self._owner} on {socket.gethostname()}".encode())
+
+    def __enter__(self) -> "Lock":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            self.release()
+
+    def is_there(self) -> bool:
+        """Whether the file is where it was: not if it was removed, or its folder was removed or moved."""
+        try:
+            return os.path.samestat(os.stat(self.path), os.fstat(self._file.fileno()))
+        except FileNotFoundError:
+            return False
+
+    def release(self, *, keep_file: bool = False) -> None:
+        """Unlock the file and remove it. Does nothing the second time, or in a forked process."""
+        if self._file.closed:
+            return
+        with contextlib.suppress(OSError):
+            if not keep_file and self.is_sure and self._owner == os.getpid() and self.is_there():
+                self.path.unlink()
+        self._file.close()
+
+
+def _locked(file: IO[bytes], *, wait: bool) -> bool:
+    """Lock an open file; False if locks do not work here. Raises BlockingIOError if another process has it."""
+    if sys.platform == "win32":
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        raise
+    except OSError:
+        return False
+    return True
+
+
+# -- drivers: their errors and files -----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def as_os_error() -> Iterator[None]:
+    """Turn every error of a file system's driver into an OSError."""
+    try:
+        yield
+    except (OSError, DataError):
+        raise
+    except Exception as error:
+        raise OSError(f"{type(error).__name__}: {first_line(error)}") from error
+
+
+class _ArrowFile(io.RawIOBase):
+    """A pyarrow file as a Python file. Reading past its end gives nothing, which readers of broken files rely on."""
+
+    def __init__(self, file: Any) -> None:
+        self._file, self._size, self._at = file, int(file.size()), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        self._at = max(0, start + offset)
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        wanted = min(len(buffer), self._size - self._at)
+        if wanted <= 0:
+            return 0
+        with as_os_error():
+            self._file.seek(self._at)
+            count = int(self._file.readinto(memoryview(buffer)[:wanted]))
+        self._at += count
+        return count
+
+    def readall(self) -> bytes:
+        return self.read(max(0, self._size - self._at)) or b""  # not piece by piece: each may be a request
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+# -- remote paths --------------------------------------------------------------------------------------------------
+
+
+_OBJECT_STORES: Final = {"s3", "s3a", "gcs", "gs", "abfs", "abfss", "az", "oss"}
+_BUFFER: Final = 1 << 20
+
+
+def _copies_to_move(kind: type) -> bool:
+    """Whether ``mv`` is fsspec's own, which takes paths for globs."""
+    from fsspec import AbstractFileSystem  # type: ignore[import-untyped]
+
+    return kind.mv is AbstractFileSystem.mv  # type: ignore[attr-defined]
+
+
+class Stat(NamedTuple):
+    """What is known of a file."""
+
+    st_size: int
+    """Its bytes."""
+
+
+class Listing:
+    """All that is under a folder at one moment. Paths that were found in it answer without asking the server again."""
+
+    def __init__(self, sizes: dict[str, int | None]) -> None:
+        self.sizes = sizes
+        """By path inside of the file system; None for a folder."""
+        self.kept: dict[str, Any] = {}
+        """What readers keep of a file, such as its footer, by path."""
+
+
+class RemotePath:
+    """A file or folder in a pyarrow file system, which may not exist. Its methods are those of `pathlib.Path`.
+
+    It is not universal_pathlib's ``UPath``: that one shows credentials in its `str`, takes no file system of pyarrow's,
+    needs another driver for S3, and asks the server anew for each question about a file.
+
+    `located` makes them. Two are equal if their URLs and their paths in the file system are.
+
+    Attributes:
+        system: The ``pyarrow.fs.FileSystem``.
+        inner: The path in it.
+        listing: What was found when this path, or a folder above it, was listed; this path then answers from it.
+    """
+
+    def __init__(self, system: Any, inner: str, url: str, listing: Listing | None = None) -> None:
+        self.system, self.inner, self.listing = system, inner.rstrip("/") or inner[:1], listing
+        self._url = url.rstrip("/")
+
+    # -- its name ------------------------------------------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        """The URL, without credentials."""
+        return self._url
+
+    def __repr__(self) -> str:
+        return f"RemotePath({self._url!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RemotePath) and (self._url, self.inner) == (other._url, other.inner)
+
+    def __hash__(self) -> int:
+        return hash((self._url, self.inner))
+
+    def __lt__(self, other: "RemotePath") -> bool:
+        return self._url.split("/") < other._url.split("/")  # as paths are ordered: part by part
+
+    def __truediv__(self, name: object) -> "RemotePath":
+        more = str(name).strip("/")
+        return RemotePath(self.system, posixpath.join(self.inner, more), f"{self._url}/{more}", self.listing)
+
+    @property
+    def name(self) -> str:
+        """The last part."""
+        return posixpath.basename(self.inner)
+
+    @property
+    def stem(self) -> str:
+        """The last part without its suffix."""
+        return PurePosixPath(self.inner).stem
+
+    @property
+    def suffix(self) -> str:
+        """From the last dot on."""
+        return PurePosixPath(self.inner).suffix
+
+    @property
+    def suffixes(self) -> list[str]:
+        """All of them."""
+        return PurePosixPath(self.inner).suffixes
+
+    @property
+    def parent(self) -> "RemotePath":
+        """The folder that it is in."""
+        return RemotePath(self.system, posixpath.dirname(self.inner), posixpath.dirname(self._url))
+
+    def relative_to(self, folder: "AnyPath") -> PurePosixPath:
+        """The path relative to ``folder``; ValueError if it is not under it."""
+        return PurePosixPath(self.inner).relative_to(cast(RemotePath, folder).inner)
+
+    @property
+    def is_in_object_store(self) -> bool:
+        """Whether a file appears only when it is complete, so that writing it is atomic."""
+        names = re.findall(r"\w+", self.system.type_name)  # fsspec's file systems may have several
+        return not _OBJECT_STORES.isdisjoint(names)
+
+    @property
+    def _fsspec(self) -> Any:
+        """The file system of fsspec's behind pyarrow's, if there is one."""
+        return getattr(getattr(self.system, "handler", None), "fs", None)
+
+    # -- what is there -------------------------------------------------------------------------------------------------
+
+    def listed(self) -> "RemotePath":
+        """This path with a listing of all that is under it, made now by one request for each page.
+
+        Raises:
+            DataError: the server refuses, or can't be reached.
+        """
+        with self._asking():
+            info = self.system.get_file_info(self.inner)
+            sizes = self._sizes([info])
+            if None in sizes.values():
+                sizes |= self._sizes(self._selected(recursive=True))
+        return RemotePath(self.system, self.inner, self._url, Listing(sizes))
+
+    def _selected(self, *, recursive: bool) -> list[Any]:
+        from pyarrow.fs import FileSelector
+
+        return list(self.system.get_file_info(FileSelector(self.inner, recursive=recursive, allow_not_found=True)))
+
+    def _sizes(self, infos: list[Any]) -> dict[str, int | None]:
+        """As `Listing.sizes`."""
+        from pyarrow.fs import FileType
+
+        slash = "/" if self.inner.startswith("/") else ""  # some file systems leave it out in what they give
+        there = [info for info in infos if info.type in (FileType.File, FileType.Directory)]
+        return {slash + i.path.strip("/"): int(i.size or 0) if i.type == FileType.File else None for i in there}
+
+    def _kind(self) -> tuple[bool, int | None]:
+        """Whether there is something, and its size if it is a file."""
+        if self.listing is not None:
+            return self.inner in self.listing.sizes, self.listing.sizes.get(self.inner)
+        with self._asking():
+            sizes = self._sizes([self.system.get_file_info(self.inner)])
+        return bool(sizes), next(iter(sizes.values()), None)
+
+    def exists(self) -> bool:
+        """Whether there is a file or a folder."""
+        return self._kind()[0]
+
+    def is_file(self) -> bool:
+        """Whether it is a file."""
+        return self._kind()[1] is not None
+
+    def is_dir(self) -> bool:
+        """Whether it is a folder; in an object store, whether there is something under it."""
+        return self._kind() == (True, None)
+
+    def stat(self) -> Stat:
+        """Its size; FileNotFoundError if it is not a file."""
+        size = self._kind()[1]
+        if size is None:
+            raise FileNotFoundError(f"{self}: there is no such file")
+        return Stat(size)
+
+    def iterdir(self) -> Iterator["RemotePath"]:
+        """What is in the folder, in the order of names."""
+        if self.listing is not None:
+            depth = len(PurePosixPath(self.inner).parts) + 1
+            yield from self._under(path for path in self.listing.sizes if len(PurePosixPath(path).parts) == depth)
+            return
+        with self._asking():
+            here = Listing(self._sizes(self._selected(recursive=False)))
+        for child in self._under(iter(here.sizes)):
+            if here.sizes[child.inner] is not None:  # of what is in folders, nothing was asked
+                child.listing = here
+            yield child
+
+    def _under(self, paths: Iterator[str]) -> Iterator["RemotePath"]:
+        start = posixpath.join(self.inner, "")
+        return (self / path[len(start) :] for path in sorted(paths) if path.startswith(start))
+
+    def rglob(self, pattern: str) -> Iterator["RemotePath"]:
+        """Files and folders at any depth whose names fit ``pattern``."""
+        root = self if self.listing is not None else self.listed()
+        assert root.listing is not None
+        return root._under(path for path in root.listing.sizes if fnmatchcase(posixpath.basename(path), pattern))
+
+    def glob(self, pattern: str) -> Iterator["RemotePath"]:
+        """Files and folders in this one whose names fit ``pattern``."""
+        return (path for path in self.iterdir() if fnmatchcase(path.name, pattern))
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def open(self, mode: str = "rb") -> BinaryIO:
+        """Open the file for reading, with random access; OSError if that is not possible."""
+        assert mode == "rb"
+        with as_os_error():
+            return cast(BinaryIO, io.BufferedReader(_ArrowFile(self.system.open_input_file(self.inner)), _BUFFER))
+
+    def read_bytes(self) -> bytes:
+        """All of the file."""
+        with as_os_error(), self.system.open_input_stream(self.inner, compression=None) as file:
+            return cast(bytes, file.read())
+
+    def read_text(self, encoding: str = "utf-8") -> str:
+        """All of the file."""
+        return self.read_bytes().decode(encoding)
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def mkdir(self, *, parents: bool = True, exist_ok: bool = True) -> None:
+        """Make the folder and its parents if they do not exist."""
+        assert parents
+        assert exist_ok
+        with as_os_error():
+            self.system.create_dir(self.inner, recursive=True)
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        """Remove the file."""
+        with contextlib.suppress(*[FileNotFoundError] * missing_ok), as_os_error():
+            if self._fsspec is None:
+                self.system.delete_file(self.inner)
+            elif not self._fsspec.exists(self.inner):
+                raise FileNotFoundError(str(self))
+            else:  # ``rm``, which pyarrow calls, takes `run[1]` for a glob, and removes what is in `run1`
+                self._fsspec.rm_file(self.inner)
+
+    def rmdir(self) -> None:
+        """Remove the folder, which must be empty."""
+        with as_os_error():
+            (self.system.delete_dir if self._fsspec is None else self._fsspec.rmdir)(self.inner)
+
+    def rename(self, target: "RemotePath") -> None:
+        """Rename the file, replacing the one at ``target``; OSError if the file system can't do that."""
+        with as_os_error():
+            system = self._fsspec
+            if system is None:
+                self.system.move(self.inner, target.inner)
+            elif _copies_to_move(type(system)):
+                system.cp_file(self.inner, target.inner)
+                system.rm_file(self.inner)
+            else:  # pyarrow passes an argument on that fsspec's sftp does not take
+                system.mv(self.inner, target.inner)
+                if system.exists(self.inner):  # webhdfs says nothing where it does not replace a file
+                    raise OSError(f"{self} can't be renamed to {target}")
+
+    def put(self, parts: Iterable[Any]) -> None:
+        """Write these buffers to the file. Except in an object store, it is incomplete meanwhile."""
+        with as_os_error(), self.system.open_output_stream(self.inner, compression=None) as file:
+            for part in parts:
+                file.write(part)
+
+    def write_bytes(self, data: Any) -> None:
+        """Write a file and put it in place of the one that is there atomically; ``data`` is any buffer.
+
+        Except in an object store, it is first written beside this path under a hidden name.
+
+        Raises:
+            OSError: it can't be written; the old file is still there.
+        """
+        if self.is_in_object_store:
+            self.put([data])
+            return
+        spare = self.parent / spare_name(self.name)
+        try:
+            spare.put([data])
+            spare.rename(self)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                spare.unlink(missing_ok=True)
+            raise
+
+    # -- errors --------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            raise DataError(
+                f"{self}: can't be looked at ({first_line(error)}). Is the name right, and do the credentials found "
+                "here (environment, configuration files, the machine's role) allow it? Give others with `filesystem=`."
+            ) from error
+
+
+AnyPath: TypeAlias = Path | RemotePath
+"""A file or folder, wherever it lies."""
+
+
+# -- from what users give to paths ---------------------------------------------------------------------------------
+
+
+Systems = dict[str, tuple[Any, str]]
+"""File systems that were made, and the path of their root in them, by what names them in a URL."""
+
+
+def located(where: Any, filesystem: Any = None, known: Systems | None = None) -> AnyPath:
+    """The file or folder at a path or URL; it need not be there.
+
+    Args:
+        where: A path, a URL, or a result of this function.
+        filesystem: The file system of pyarrow or fsspec that ``where`` is in; None means the one that the URL names, or
+            this machine. With it, ``s3://bucket/run`` and ``bucket/run`` are the same.
+        known: See `system_of`.
+
+    Raises:
+        DataError: the path is empty, neither pyarrow nor fsspec knows such URLs, or ``filesystem`` is of another type.
+    """
+    if isinstance(where, RemotePath):
+        return where
+    text = os.fspath(where)
+    if not text and filesystem is None:
+        raise DataError("an empty path was given: give a folder, a file or a URL; `.` is the current folder.")
+    if filesystem is None and not is_url(text):
+        if not isinstance(where, str) and re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]", text) and not Path(text).exists():
+            raise DataError(f"{redacted(text.replace(':/', '://', 1))}: a pathlib.Path can't hold a URL: give text.")
+        return Path(text)
+    from pyarrow.fs import LocalFileSystem
+
+    if filesystem is None:
+        system, path = system_of(text, known)
+        url = redacted(text)
+    else:
+        system, path, url = _given(filesystem, text)
+    return Path(path) if isinstance(system, LocalFileSystem) else RemotePath(system, path, url)
+
+
+def system_of(url: str, known: Systems | None = None) -> tuple[Any, str]:
+    """The pyarrow file system that a URL names, and the path in it.
+
+    pyarrow opens ``file``, ``s3``, ``gs``, ``abfs`` and ``hdfs``; fsspec opens others, such as ``sftp``.
+
+    Args:
+        url: The URL.
+        known: File systems that are open already; the one of this URL is added, so that many URLs share it.
+
+    Raises:
+        DataError: neither of them knows such URLs, or the server can't be reached.
+    """
+    if url.lower().startswith(("file:", "local:")):  # this machine's; spaces and accents may stand in it
+        url = f"file:{url.partition(':')[2]}"
+        return _opened(quote(url, safe="%/:?#[]@!$&'()*+,;=~*{}|"), url)
+    if "::" in url:  # fsspec's chains, which it takes apart
+        return _opened(url, url)
+    root, rest = split(url)
+    known = {} if known is None else known
+    if root not in known:
+        known[root] = _opened(root, url)
+    system, start = known[root]
+    return system, f"{start.rstrip('/')}/{rest}".rstrip("/") if start else rest.rstrip("/")
+
+
+def _opened(root: str, url: str) -> tuple[Any, str]:
+    from pyarrow import ArrowException
+    from pyarrow.fs import FileSystem, FSSpecHandler, PyFileSystem
+
+    try:
+        system, path = FileSystem.from_uri(root)
+        return system, path
+    except (ArrowException, OSError) as error:
+        reason = error
+    try:
+        import fsspec.core  # type: ignore[import-untyped]
+
+        system, path = fsspec.core.url_to_fs(root)
+    except (ImportError, ValueError, OSError, TypeError) as error:
+        told = (without_secrets(first_line(e, None), url)[:200].rstrip(".") for e in (reason, error))
+        raise DataError(
+            f"can't open {redacted(url)}: pyarrow says: {next(told)}; fsspec says: {next(told)}. Install "
+            "fsspec's driver for such URLs (as s3fs for s3://), correct the URL, or give a path."
+        ) from None  # the first errors show the URL as it was given
+    return PyFileSystem(FSSpecHandler(system)), path
+
+
+def absolute(where: Any) -> Any:
+    """Make local paths, or lists of them, absolute. URLs and everything else stay as they are."""
+    if isinstance(where, list | tuple):
+        return [absolute(one) for one in where]
+    if not isinstance(where, str | Path) or not os.fspath(where) or is_url(os.fspath(where)):
+        return where
+    return type(where)(os.path.abspath(where))
+
+
+def _given(filesystem: Any, text: str) -> tuple[Any, str, str]:
+    """A user's file system as one of pyarrow's, the path in it, and the URL to show."""
+    from pyarrow.fs import FileSystem, FSSpecHandler, PyFileSystem
+
+    shown = redacted(text)
+    bare = path_in(text)
+    if isinstance(filesystem, FileSystem):
+        kind = filesystem.type_name
+        return filesystem, bare, shown if is_url(text) else f"{kind.removeprefix('py::fsspec+')}://{bare.lstrip('/')}"
+    if not callable(getattr(filesystem, "_strip_protocol", None)):
+        raise DataError(
+            f"{shown}: `filesystem` is a {type(filesystem).__name__}; give a pyarrow.fs.FileSystem, or one of "
+            "fsspec's file systems."
+        )
+    system = PyFileSystem(FSSpecHandler(filesystem))
+    if type(filesystem).__name__ == "LocalFileSystem":
+        from pyarrow.fs import LocalFileSystem
+
+        system = LocalFileSystem()
+    protocol = filesystem.protocol if isinstance(filesystem.protocol, str) else filesystem.protocol[0]
+    url = shown if is_url(text) else f"{protocol}://{bare.lstrip('/')}"
+    return system, str(filesystem._strip_protocol(bare if not is_url(text) else f"{protocol}://{bare}")), url
+
+
+def expanded(where: Any, filesystem: Any = None, known: Systems | None = None) -> list[AnyPath]:
+    """The files and folders that a path, URL or glob stands for, in the order of their names.
+
+    In a glob, ``*``, ``?`` and ``[...]`` stand for letters of one name, and ``**`` for folders at any depth. If a file
+    has exactly this name, it is that file.
+
+    Raises:
+        DataError: nothing fits a glob; and see `located`.
+    """
+    text = None if isinstance(where, RemotePath) else os.fspath(where)
+    if text is None or not glob.has_magic(path_in(text)):
+        return [located(where, filesystem, known)]
+    if filesystem is None and not is_url(text):
+        if os.path.lexists(text):
+            return [Path(text)]
+        found: Sequence[AnyPath] = [Path(path) for path in sorted(glob.glob(text, recursive=True))]
+    else:
+        place = located(text, filesystem, known)
+        if isinstance(place, Path):
+            return expanded(str(place))
+        found = [place] if "*" not in text and place.exists() else _globbed(place)
+    if not found:
+        located(where, filesystem)  # may know better what is wrong
+        raise DataError(f"{redacted(text)}: no file or folder fits this glob. Correct it, or give a folder.")
+    return list(found)
+
+
+def _globbed(place: RemotePath) -> list[AnyPath]:
+    names: list[str] = []
+    base = place
+    while glob.has_magic(base.inner):
+        names.insert(0, base.name)
+        base = base.parent
+    return [path for path in _fitting(base.listed() if "**" in names else base, names) if path.exists()]
+
+
+def _fitting(base: RemotePath, names: Sequence[str]) -> Iterator[RemotePath]:
+    """The paths under ``base`` whose names match ``names``, level by level."""
+    if not names:
+        yield base
+        return
+    first, *rest = names
+    if first == "**":
+        below = (p for p in base.rglob("*") if (p.is_dir() or not rest) and not _is_hidden(p, base))
+        for path in (*([base] if rest else []), *below):
+            yield from _fitting(path, rest)
+    elif not glob.has_magic(first):
+        yield from _fitting(base / first, rest)
+    else:
+        for path in base.iterdir():
+            hidden = path.name.startswith(".") and not first.startswith(".")
+            if fnmatchcase(path.name, first) and not hidden and (not rest or path.is_dir()):
+                yield from _fitting(path, rest)
+
+
+def _is_hidden(path: RemotePath, base: RemotePath) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(base).parts)
+
+
+def shown(data: Any) -> str:
+    """What a user gave as text for messages: at most three names, and no credentials."""
+    if isinstance(data, str | os.PathLike):
+        return redacted(os.fspath(data))
+    if isinstance(data, list | tuple) and data:
+        more = f" and {len(data) - 3} more" if len(data) > 3 else ""
+        return ", ".join(map(shown, data[:3])) + more
+    return str(data) if isinstance(data, RemotePath) else f"a {type(data).__name__}"
+
+
+# -- local and remote alike ----------------------------------------------------------------------------------------
+
+
+def relative(path: AnyPath, folder: AnyPath) -> PurePath:
+    """The path relative to ``folder``; ValueError if it is not under it."""
+    return cast(PurePath, cast(Any, path).relative_to(folder))
+
+
+def in_arrow(path: AnyPath) -> tuple[Any, Any]:
+    """A path and its file system (None for this machine) as pyarrow's functions take them."""
+    return (path.inner, path.system) if isinstance(path, RemotePath) else (path, None)
+
+
+def input_stream(path: AnyPath) -> Any:
+    """A pyarrow stream of a file's bytes, decompressed if its name ends as those of compressed files do."""
+    import pyarrow as pa
+
+    return path.system.open_input_stream(path.inner) if isinstance(path, RemotePath) else pa.input_stream(str(path))
+
+
+def input_file(path: AnyPath, *, mapped: bool = False) -> Any:
+    """A pyarrow file with random access; a local one is mapped into memory if ``mapped``."""
+    import pyarrow as pa
+
+    if isinstance(path, RemotePath):
+        return path.system.open_input_file(path.inner)
+    return (pa.memory_map if mapped else pa.OSFile)(os.fspath(path))
+
+
+def replace(path: AnyPath, data: bytes) -> None:
+    """Replace a small file atomically; OSError if that fails."""
+    if isinstance(path, RemotePath):
+        path.write_bytes(data)
+    else:
+        write_atomically(path, data)
+
+
+def put(path: AnyPath, parts: Iterable[Any]) -> None:
+    """Write a new file from buffers, flushed to the disk if it is local; nothing is left of it if that fails."""
+    try:
+        if isinstance(path, RemotePath):
+            path.put(parts)
+            return
+        with open(path, "xb") as file:
+            for part in parts:
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        sync(path.parent)  # the file's name must be on the disk before anything points to it
+    except BaseException:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)  # on a full disk, half a file would make matters worse
+        raise
+
+
+def names_in(folder: AnyPath) -> list[str]:
+    """The sorted names of what is in a folder; none if it does not exist."""
+    is_there = isinstance(folder, RemotePath) or folder.is_dir()
+    return sorted(path.name for path in folder.iterdir()) if is_there else []
+
+
+def aside_of(path: AnyPath) -> Path:
+    """A new path on this machine for writing a large file before `publish_at` puts it at ``path``.
+
+    It is beside ``path`` if that is local, and no two writers get the same one.
+    """
+    if isinstance(path, Path):
+        return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    handle, name = tempfile.mkstemp(prefix="etude-", suffix=f"-{path.name}")
+    os.close(handle)
+    return Path(name)
+
+
+def publish_at(aside: Path, path: AnyPath) -> None:
+    """Put the finished file ``aside`` (see `aside_of`) at ``path`` atomically.
+
+    Raises:
+        FileExistsError: ``path`` is local and exists; ``aside`` is still there.
+        OSError: it can't be written.
+    """
+    if isinstance(path, Path):
+        publish_new(aside, path)
+        return
+    import pyarrow as pa
+
+    try:
+        with pa.memory_map(str(aside)) as file:
+            path.write_bytes(file.read_buffer())
+    finally:
+        aside.unlink()
