@@ -130,14 +130,14 @@ MUTATIONS = (
     # envs
     Mutation(
         "one_seed_for_all",
-        "envs/pool_seeds.py",
+        "envs/copies.py",
         "self._of(env) for env in range",
         "self._of(0) for env in range",
         "envs runners",
     ),
     Mutation(
         "time_limit_terminates",
-        "envs/pool_host.py",
+        "envs/worker.py",
         "cut = not terminated and t == self._max_steps",
         "cut = False; terminated = terminated or t == self._max_steps",
         "envs",

@@ -16,10 +16,19 @@ from etude.algorithms.base import Algorithm
 from etude.algorithms.playing import alike
 from etude.connectors import ClipAction, Pipeline
 from etude.envs import Arena, EnvLike, make_arena
-from etude.envs.clip_files import ClipFile, check_fps
-from etude.envs.clip_frames import Frame, Size, filmed, parse_size
-from etude.envs.clips import RenderMode, fps_of, open_window, seen_env
-from etude.envs.screen import check_screen, no_screen_needed
+from etude.envs.registry import check_screen, no_screen_needed
+from etude.envs.render import (
+    ClipFile,
+    Frame,
+    RenderMode,
+    Size,
+    check_fps,
+    filmed,
+    fps_of,
+    open_window,
+    parse_size,
+    seen_env,
+)
 from etude.errors import ModuleError, SettingsError
 from etude.experience import Experience
 from etude.modules import Module

@@ -194,7 +194,7 @@ def _in_processes(workers: Workers, num_envs: int) -> Workers:
     They step together, so that equal seeds give equal episodes.
     """
     count = max(n for n in range(1, workers.num_workers + 1) if num_envs % n == 0)
-    lock_step: dict[str, Any] = {"min_batch": num_envs, "max_batch": None, "max_wait": None, "max_lead": None}
+    lock_step: dict[str, Any] = {"min_batch": num_envs, "max_batch": None, "max_wait": None}
     return dataclasses.replace(workers, num_workers=count, envs_per_worker=num_envs // count, **lock_step)
 
 

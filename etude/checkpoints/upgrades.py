@@ -11,13 +11,14 @@ from typing import Any, TypeAlias
 Document: TypeAlias = dict[str, Any]
 """A manifest as it lies on the disk: ``tree`` and ``meta`` are encoded (see `etude.checkpoints.codec`)."""
 
-VERSION = 4
+VERSION = 5
 """Of the format that is written.
 
 1: one SHA-256 for the whole safetensors file; the state of an algorithm by student.
 2: a CRC-32 for each array; the state of an algorithm is a flat dict of components.
 3: MARWIL's average is a connector's; offline runs keep the size of their epochs, and have a `mode`.
 4: the manifest holds a checksum of itself; of the engine, it only says which one it was.
+5: workers have no `max_lead`.
 """
 
 
@@ -70,5 +71,15 @@ def _from_3(document: Document) -> Document:
     return document
 
 
-UPGRADES: dict[int, Callable[[Document], Document]] = {1: _from_1, 2: _from_2, 3: _from_3}
+def _from_4(document: Document) -> Document:
+    """A setting of workers is gone."""
+    meta = document["meta"]
+    config = meta.get("config") if isinstance(meta, dict) else None
+    if not (isinstance(config, dict) and isinstance(config.get("workers"), dict)):
+        return document
+    workers = {name: value for name, value in config["workers"].items() if name != "max_lead"}
+    return {**document, "meta": {**meta, "config": {**config, "workers": workers}}}
+
+
+UPGRADES: dict[int, Callable[[Document], Document]] = {1: _from_1, 2: _from_2, 3: _from_3, 4: _from_4}
 """What brings a manifest of a version to the next one."""

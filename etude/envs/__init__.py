@@ -2,21 +2,24 @@
 """Environments: what users bring, as arenas of slots."""
 
 from etude.columns import Columns
-from etude.envs.agent_dicts import MultiAgentEnv
 from etude.envs.arena import Arena, Kind, Turn
-from etude.envs.arenas import make_arena
-from etude.envs.make import EnvLike, env_name, make_vector_env
+from etude.envs.backends import kill_workers
+from etude.envs.inline import InlineArena
+from etude.envs.make import make_arena
 from etude.envs.masks import InfoActionMask
+from etude.envs.multi_agent import MultiAgentEnv
 from etude.envs.pool import PoolArena
-from etude.envs.pool_processes import kill_workers
-from etude.envs.vector import VectorArena
-from etude.envs.workers import Workers
+from etude.envs.registry import EnvLike, env_name
+from etude.envs.vector import VectorArena, make_vector_env
+from etude.envs.workers import EnvLimits, Workers
 
 __all__ = [
     "Arena",
     "Columns",
     "EnvLike",
+    "EnvLimits",
     "InfoActionMask",
+    "InlineArena",
     "Kind",
     "MultiAgentEnv",
     "PoolArena",

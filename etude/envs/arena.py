@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arena: a set of slots, each of them one agent in one running copy of an env."""
 
+import copy
 import dataclasses
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from etude.columns import Columns
 from etude.spaces import Space
+
+Ints: TypeAlias = NDArray[np.int64]
 
 
 class Kind(NamedTuple):
@@ -37,18 +40,19 @@ class Turn:
     reward: NDArray[np.float64]
     """``[n]``: all that the slot's last action brought; means nothing where ``first``."""
     terminated: NDArray[np.bool_] | None
-    """``[n]``: the episode ended by the env's own rules. None is nowhere."""
+    """``[n]``: the episode ended by the env's own rules. None: for no row."""
     truncated: NDArray[np.bool_] | None
-    """``[n]``: the episode was stopped from outside. None is nowhere."""
+    """``[n]``: the episode was stopped from outside. None: for no row."""
     first: NDArray[np.bool_] | None = None
-    """``[n]``: ``obs`` begins an episode. None is nowhere."""
+    """``[n]``: ``obs`` begins an episode. None: for no row."""
     kind: int = 0
     """The index in `Arena.kinds`."""
     waits: bool = True
     """False: every row ends an episode, so that nothing is to be sent. Where True, send an action for every row; those
     for rows that end an episode are ignored."""
     blind: NDArray[np.bool_] | None = None
-    """``[n]``: an episode's end whose observation the env never gave: ``obs`` means nothing there. None is nowhere."""
+    """``[n]``: an episode's end whose observation the env never gave: ``obs`` means nothing there. None: for no
+    row."""
     taken: tuple[NDArray[np.int64], Columns] | None = None
     """Rows whose last action was not the one that was sent, and the flat action columns ``[rows, ...]`` that were."""
     env_t: NDArray[np.int64] | None = None
@@ -62,20 +66,33 @@ class Turn:
     whose episode ends as its own."""
     lost: NDArray[np.int64] | None = None
     """Slots, of any kind, whose episodes were cut before this turn because their env failed. They end with what the
-    slots were shown last: the result of the action that was sent then is lost. None is none."""
+    slots were shown last: the result of the action that was sent then is lost. None: no slot."""
     infos: Any = None
     """What the envs said beside, in whatever form they are in: `Arena.info_of` reads it."""
 
 
-def check_rows(turn: Turn) -> Turn:
-    """A turn from a checkpoint; ValueError where its columns do not have as many rows as it has slots."""
-    own = [getattr(turn, field.name) for field in dataclasses.fields(turn) if field.name not in _NOT_ROWS]
+def turn_to_state(turn: Turn) -> dict[str, Any]:
+    """A turn as plain data of its own, without ``infos``."""
+    return copy.deepcopy({name: getattr(turn, name) for name in _FIELDS if name != "infos"})
+
+
+def turn_from_state(state: dict[str, Any]) -> Turn:
+    """The inverse of `turn_to_state`.
+
+    Raises:
+        ValueError: its columns do not have as many rows as it has slots.
+    """
+    turn = Turn(**state)
+    if turn.taken is not None:
+        turn.taken = (turn.taken[0], turn.taken[1])
+    own = [getattr(turn, name) for name in _FIELDS if name not in _NOT_ROWS]
     for column in (*own, *turn.obs.values()):
         if column is not None and (not isinstance(column, np.ndarray) or column.shape[:1] != turn.slots.shape):
             raise ValueError("the columns of a turn have other numbers of rows than it has slots")
     return turn
 
 
+_FIELDS = tuple(field.name for field in dataclasses.fields(Turn))
 _NOT_ROWS = ("obs", "kind", "waits", "taken", "over", "lost", "infos")
 
 

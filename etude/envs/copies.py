@@ -1,163 +1,408 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copy: one running env, whatever its make, as rows of what its agents are shown."""
+"""CopiesArena: what arenas of copies of one env have in common: turns, seeds, and what happens when an env fails."""
 
-from typing import Any, Final, NamedTuple, Protocol
+import logging
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final
 
-import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
 
-from etude.errors import EnvError, SpaceError
-from etude.settings import foreign_env
-from etude.spaces import Space, find_part, is_handled, without
+from etude.columns import Columns
+from etude.envs.arena import Ints, Turn
+from etude.envs.buffers import ENDED, FAILED, WRONG, EnvFault, FiniteCheck, Infos, StepBuffers, TurnBuilder
+from etude.envs.workers import Workers
+from etude.errors import EnvError, EtudeError, SpaceError
 
-TAKEN: Final = "off_policy_action"
-"""The key in infos under which an env says which action it took instead of the one that it was given."""
+WINDOW: Final = 1000
+"""The steps over which `Workers.max_failure_rate` is taken."""
 
+ANY: Final = 1 << 62
 
-class Row(NamedTuple):
-    """What one agent is shown at one moment. It waits for an action unless it is terminated or truncated."""
+_KINDS: Final = 10
+"""How many kinds of failures are shown in full."""
 
-    agent: int
-    """Its index in `Copy.agents`."""
-    obs: Any
-    """Nested, as the env gave it, which may write over it with its next step. None: the env never gave it; in rows
-    that end only."""
-    reward: float
-    """All reward since the agent's last action; 0.0 where ``first``."""
-    terminated: bool
-    truncated: bool
-    first: bool
-    """It begins the agent's episode."""
-    taken: Any = None
-    """The action that the env took instead of the one sent, nested as the action space; None: it took that one."""
+_log = logging.getLogger("etude.envs")
 
 
-class Copy(Protocol):
-    """One running env. `reset` first; `step` while it is not ``over``.
+class CopiesArena:
+    """Copies of an env, each in an episode of its own. See `Arena` for the methods.
 
-    Its state is kept in plain attributes, so that a snapshot finds it.
+    Env ``i`` is first seeded with that of ``SeedSequence(seed).spawn(num_envs)[i]``, as 31 bits. Made again for the
+    n-th time, it gets that of ``SeedSequence(seed, spawn_key=(i, n))``, so that it does not meet again what broke it.
+    An env's seed does not depend on the number of workers.
+
+    ``stats()`` always has ``faulty_episodes``, which were cut because the env failed; ``restarts``, of envs and of
+    workers; and ``lost_steps``, the env steps whose results were lost with them. Where some envs make more steps than
+    others, it has ``steps/env_3`` and so on.
+
+    ``infos`` of a turn are by env, as its last step or reset gave them; worker processes keep theirs to themselves.
     """
 
-    agents: tuple[str | None, ...]
-    """Every agent that may ever appear, in a fixed order; ``(None,)`` where there is one without a name."""
-    obs_spaces: tuple[Space, ...]
-    """The space of each agent's observations."""
-    action_spaces: tuple[Space, ...]
-    """The space of each agent's actions."""
-    env: Any
-    """What the user brought."""
-    env_t: int
-    """Steps made in the running episode."""
-    over: bool
-    """The episode has ended for all agents: it must be reset before the next step."""
-    infos: Any
-    """What the env said beside its last step or reset, as it said it."""
+    def __init__(
+        self, buffers: StepBuffers, infos: Infos | None, workers: Workers, taken: Any, *, can_restart: bool
+    ) -> None:
+        self._buffers = buffers
+        self._taken = taken  # what envs have done since the arena was made, of what was taken
+        self._not_steps = np.zeros(buffers.num_envs, np.int64)  # of that
+        self.num_envs = count = buffers.num_envs
+        self.kinds = buffers.layout.kinds(count)
+        slots = buffers.layout.slots(count)
+        self.num_slots = slots.size
+        self.env_of: NDArray[np.int64] = np.zeros(slots.size, np.int64)
+        self.env_of[slots] = np.arange(count)[:, None]
+        self.agents: list[str | None] = [None] * slots.size
+        for row in slots:
+            for slot, agent in zip(row, buffers.layout.seated, strict=True):
+                self.agents[slot] = buffers.layout.agents[agent]
+        self._made = TurnBuilder(buffers, infos)
+        self._finite = FiniteCheck(buffers)
+        self._failures = FailurePolicy(workers, taken, self._not_steps, can_restart=can_restart)
+        self._seeds = EnvSeeds(count)
+        self._all = np.arange(count)
+        self._counted = np.zeros(count, np.int64)  # the steps that stats told of
+        self._broken: set[int] = set()  # envs that must be made again before they are anything else
+        self._turns: list[Turn] = []  # given by recv
+        self._open: list[Turn] = []  # of these, the ones that wait for an answer
+        self._shown = self._all[:0]  # the envs that they are of
+        self._early: list[Turn] = []  # ends in envs that broke thereafter, for the next recv
+        self._cut: list[Ints] = []  # slots whose episodes were cut, for the next recv
+        self._faulty = self._lost_told = 0
+        self._error: EtudeError | None = _not_reset()
+        self._is_closed = False
 
-    def reset(self, seed: int | None) -> list[Row]:
-        """Begin an episode: a ``first`` row for each agent that waits. At least one does."""
+    # -- what a subclass does: run envs -------------------------------------------------------------------------
 
-    def step(self, actions: dict[int, Any]) -> list[Row]:
-        """Act for exactly those agents whose last row waits; actions are nested as their spaces.
+    def _is_pending(self) -> bool:
+        """Whether envs are to do something, or have done it and it was not taken."""
+        raise NotImplementedError
 
-        A row for each agent that waits now, of which there is one unless the env is over, and one for each that ended;
-        agents without a row are shown something later.
-        """
+    def _begin_all(self, seeds: Ints | None) -> None:
+        """Let all envs begin episodes, and have those that are `_broken` made again."""
+        raise NotImplementedError
 
-    def truncate(self, rows: list[Row]) -> list[Row]:
-        """Stop the episode after the step that gave ``rows``, since it was long enough; then it is over.
+    def _remake(self, env: int, seed: int) -> None:
+        """Let ``env`` be made again, and begin an episode."""
+        raise NotImplementedError
 
-        The same rows, but all of them ends, without those that are ``first``; and an end for each other agent whose
-        episode runs, with the reward that it was not yet given.
-        """
+    def _step(self, envs: Ints) -> None:
+        """Let ``envs`` make a step with the actions in the buffers."""
+        raise NotImplementedError
+
+    def _ready(self, batch: int | None = None) -> tuple[Ints, Ints, int]:
+        """Envs that have done what they were to do, their statuses, and all the bits in these; waits for ``batch``."""
+        raise NotImplementedError
+
+    def _take(self, envs: Ints) -> None:
+        """Count what ``envs``, which are ready, have done."""
+        raise NotImplementedError
+
+    def _drop(self, env: int, status: int) -> None:
+        """Count what ``env`` has done in vain: it is no step, unless some agents ended in it."""
+        raise NotImplementedError
+
+    def _failure(self, env: int) -> EtudeError:
+        """The error with which ``env`` failed."""
+        raise NotImplementedError
+
+    def _close(self) -> None:
+        """Close the envs."""
+        raise NotImplementedError
+
+    # -- an arena -----------------------------------------------------------------------------------------------
+
+    def reset(self, seed: int | None = None) -> None:
+        """See `Arena.reset`. Envs that are in the middle of a step finish it first."""
+        if self._is_closed:
+            raise _closed()
+        self._error = _not_reset()
+        while self._is_pending():
+            envs, status, _ = self._ready(self.num_envs)
+            has_failed = (status & FAILED) != 0
+            self._fail(envs[has_failed])
+            self._take(envs[~has_failed])
+        self._turns, self._open, self._early, self._cut = [], [], [], []
+        self._failures.forget()
+        self._buffers.episode += self._made.running.any(axis=1)
+        self._made.running[:] = False
+        self._begin_all(None if seed is None else self._seeds.start(seed))
+        self._broken.clear()
+        self._error = None
+
+    def recv(self) -> list[Turn]:
+        """See `Arena.recv`. It gives the same again until all turns that wait are answered."""
+        if self._open:
+            return self._turns
+        if self._error is not None:
+            raise self._error
+        try:
+            envs, status, bits = self._gather()
+        except EtudeError as error:
+            self._error = error
+            raise
+        self._take(envs)
+        turns, self._early = self._early, []
+        if bits & ENDED:
+            rows = np.flatnonzero(status & ENDED)
+            turns += self._made.ended(envs[rows], status[rows], bits)
+        self._open = self._made.shown(envs, status, bits)
+        turns += self._open
+        if self._cut:
+            turns[0].lost = np.concatenate(self._cut)
+            self._cut = []
+        self._turns, self._shown = turns, envs
+        return turns
+
+    def send(self, turn: Turn, action: Columns) -> None:
+        """See `Arena.send`."""
+        still_open = [one for one in self._open if one is not turn]
+        if len(still_open) == len(self._open):
+            raise EnvError("this turn waits for no answer: send() takes each turn of the last recv() that waits, once.")
+        rows = turn.slots - self.kinds[turn.kind].slots.start if turn.kind else turn.slots
+        for name, column in self._buffers.action[turn.kind].items():
+            column[rows] = action[name]
+        self._open = still_open
+        if not still_open:
+            self._step(self._shown)
+
+    def info_of(self, turn: Turn, slot: int) -> dict[str, Any] | None:
+        """See `Arena.info_of`."""
+        if turn.infos is None:
+            return None
+        said, name = turn.infos.get(int(self.env_of[slot])) or {}, self.agents[slot]
+        return said if name is None else next((info for agent, info in said.items() if str(agent) == name), {})
+
+    def stats(self) -> dict[str, float]:
+        """See `Arena.stats`."""
+        failures = self._failures
+        lifetime = failures.lifetime()
+        made, self._counted = lifetime - self._counted, lifetime
+        stats = {"faulty_episodes": float(self._faulty), "restarts": float(failures.restarts)}
+        stats["lost_steps"] = float(failures.lost_steps - self._lost_told)
+        self._faulty, failures.restarts, self._lost_told = 0, 0, failures.lost_steps
+        if made.max() > 1.1 * made.min() + 1:
+            stats |= {f"steps/env_{env}": float(count) for env, count in enumerate(made)}
+        return stats
 
     def close(self) -> None:
-        """Close the env."""
+        """See `Arena.close`. An env that was given ready-made is left to its giver."""
+        if not self._is_closed:
+            self._failures.sum_up()
+        self._is_closed, self._error, self._open = True, _closed(), []
+        self._close()
+
+    # -- envs that fail -----------------------------------------------------------------------------------------
+
+    def _gather(self) -> tuple[Ints, Ints, int]:
+        """As `_ready`, but none of the envs has failed."""
+        while True:
+            envs, status, bits = self._ready()
+            if bits & FAILED:
+                self._fail(envs[(status & FAILED) != 0])
+            elif not self._finite.all(bits):
+                self._refuse(self._finite.faults(envs, status))
+            if not self._broken:
+                return envs, status, bits
+            for env in self._broken:
+                self._remake(env, self._seeds.again(env))
+            self._broken.clear()
+
+    def _fail(self, envs: Ints) -> None:
+        for env in envs.tolist():
+            bits = int(self._buffers.status[env])
+            self._drop(env, bits)
+            self._break(env, bits)
+            error = self._failures.env_failed(env, self._failure(env), is_wrong=bool(bits & WRONG))
+            if error is not None:
+                raise error
+
+    def _refuse(self, faults: Sequence[EnvFault]) -> None:
+        """Let envs begin again that gave NaN or infinity."""
+        for env, bits, error in faults:
+            self._drop(env, bits)
+            self._break(env, bits)
+            ending = self._failures.gave_wrong(env, error, is_value=True)
+            if ending is not None:
+                raise ending
+
+    def _break(self, env: int, bits: int) -> None:
+        """Note that ``env`` must be made again, and what it had come to."""
+        if bits & ENDED:
+            self._early += self._made.ended(np.array([env]), np.array([bits]), bits)
+        lost = self._made.lose(env)
+        if len(lost):
+            self._cut.append(lost)
+            self._faulty += 1
+            self._buffers.episode[env] += 1
+        self._broken.add(env)
 
 
-class GymCopy:
-    """A Gymnasium env as a `Copy`: one agent without a name, which waits after every step."""
-
-    def __init__(self, env: gym.Env[Any, Any]) -> None:
-        self.agents: tuple[str | None, ...] = (None,)
-        self.obs_spaces: tuple[Space, ...] = (env.observation_space,)
-        self.action_spaces: tuple[Space, ...] = (env.action_space,)
-        self.env = env
-        self.env_t = 0
-        self.over = True
-        self.infos: Any = None
-
-    def reset(self, seed: int | None) -> list[Row]:
-        """See `Copy.reset`."""
-        obs, self.infos = self.env.reset(seed=seed)
-        self.env_t, self.over = 0, False
-        return [Row(0, obs, 0.0, False, False, True)]
-
-    def step(self, actions: dict[int, Any]) -> list[Row]:
-        """See `Copy.step`."""
-        obs, reward, terminated, truncated, self.infos = self.env.step(actions[0])
-        self.env_t += 1
-        self.over = bool(terminated or truncated)
-        taken = self.infos.get(TAKEN) if self.infos else None
-        return [Row(0, obs, float(reward), bool(terminated), bool(truncated), False, taken)]
-
-    def truncate(self, rows: list[Row]) -> list[Row]:
-        """See `Copy.truncate`."""
-        self.over = True
-        return [row._replace(truncated=True) for row in rows]
-
-    def close(self) -> None:
-        """See `Copy.close`."""
-        self.env.close()
+def _not_reset() -> EnvError:
+    return EnvError("the arena was not reset: call reset() before recv().")
 
 
-class Reduced(NamedTuple):
-    """An env of which parts of the observation are left out that Etude can't handle."""
-
-    env: Any
-    drop: tuple[str, ...]
-    """The parts, see `spaces.find_part`."""
+def _closed() -> EnvError:
+    return EnvError("the arena is closed.")
 
 
-def copy_of(env: Any) -> Copy:
-    """The `Copy` that ``env``, one env object, perhaps `Reduced`, runs as.
+class EnvSeeds:
+    """The seeds of envs, as `CopiesArena` says."""
 
-    Raises:
-        EnvError: it is of no kind that Etude knows; the message says what it is.
-        SpaceError: it is `Reduced`, and no agent sees such a part.
+    def __init__(self, num_envs: int) -> None:
+        self._entropy: Any = np.random.SeedSequence().entropy
+        self._made_again = np.zeros(num_envs, np.int64)
+
+    def start(self, seed: int) -> Ints:
+        """``[num_envs]``: the seeds of all envs."""
+        self._entropy = seed
+        self._made_again[:] = 0
+        return np.array([self._of(env) for env in range(len(self._made_again))])
+
+    def again(self, env: int) -> int:
+        """The seed of ``env`` that is made again."""
+        self._made_again[env] += 1
+        return self._of(env, int(self._made_again[env]))
+
+    def _of(self, *key: int) -> int:
+        return int(np.random.SeedSequence(self._entropy, spawn_key=key).generate_state(1)[0] >> 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data; goes into `load_state_dict`."""
+        return {"entropy": str(self._entropy), "made_again": self._made_again.copy()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state_dict`."""
+        self._entropy = int(state["entropy"])
+        self._made_again[:] = state["made_again"]
+
+
+class FailurePolicy:
+    """Counts failures, says when there are too many, and warns of them.
+
+    Args:
+        workers: How many failures are allowed.
+        taken: ``[num_envs]``, or one number for all: what each env has done, written by the arena.
+        not_steps: ``[num_envs]``: of that, what was no step.
+        can_restart: Whether envs that failed can be made again.
     """
-    if isinstance(env, Reduced):
-        copy = copy_of(env.env)
-        copy.obs_spaces = reduced(copy.obs_spaces, env.drop)
-        return copy
-    from etude.envs import agent_dicts, pettingzoo  # they need Row from here
 
-    api = pettingzoo.api_of(env)
-    if api is not None:
-        return pettingzoo.ParallelCopy(env) if api == "parallel" else pettingzoo.AECCopy(env)
-    if agent_dicts.has_agent_dicts(env):  # before gymnasium.Env, which some frameworks' multi-agent envs inherit
-        return agent_dicts.DictCopy(env)
-    if isinstance(env, gym.Env):
-        return GymCopy(env)
-    if foreign := foreign_env(env):
-        raise EnvError(foreign)
-    raise EnvError(
-        f"{type(env).__module__}.{type(env).__qualname__} is no env: neither a gymnasium.Env, nor a PettingZoo "
-        "ParallelEnv or AECEnv, nor has it `possible_agents`, `reset` and `step` as etude's MultiAgentEnv. Let it "
-        "inherit from gymnasium.Env, its reset return `(obs, info)`, and its step five values, `(obs, reward, "
-        "terminated, truncated, info)`; an env of the old Gym can be wrapped in shimmy.GymV21CompatibilityV0(env=env)."
-    )
+    def __init__(self, workers: Workers, taken: Ints, not_steps: Ints, *, can_restart: bool) -> None:
+        self._workers, self._taken, self._not_steps = workers, taken, not_steps
+        num_envs = len(not_steps)
+        self._may_restart = workers.restart_failed and can_restart
+        self._in_a_row = np.zeros(num_envs, np.int64)  # failures of an env, without a step of it between
+        self._steps_then = np.full(num_envs, -1)  # the steps of an env at its last failure
+        self._furthest = 0  # the most steps that an env has made between two failures
+        self._wrong_at = np.full(num_envs, -1)  # the steps before an env broke its contract
+        self._wrong: dict[int, EtudeError] = {}  # how it did
+        self._recent: deque[int] = deque()  # of the failures in the last steps: the steps and failures before
+        self._count_all = 0
+        self._warned = 0  # how many there were at the last warning
+        self._told: set[str] = set()  # kinds of failures that were shown in full
+        self.restarts = 0
+        """Envs or workers that were to begin again, since this was last set to 0."""
+        self.lost_steps = 0
+        """Steps that were made in vain; the arena counts them."""
 
+    def lifetime(self) -> Ints:
+        """``[num_envs]``: the steps of each env since the arena was made."""
+        steps: Ints = self._taken - self._not_steps
+        return steps
 
-def reduced(obs_spaces: tuple[Space, ...], drop: tuple[str, ...]) -> tuple[Space, ...]:
-    """The agents' spaces without those of the parts called ``drop`` that Etude can't handle.
+    def forget(self) -> None:
+        """Count failures anew."""
+        self._in_a_row[:] = 0
+        self._wrong_at[:] = -1
+        self._recent.clear()
 
-    Raises:
-        SpaceError: no agent sees a part of that name.
-    """
-    for path in drop:
-        if all(find_part(space, path) is None for space in obs_spaces):
-            raise SpaceError(f"there is no `{path}` to drop in the observation space {obs_spaces[0]}.")
-    unhandled = [
-        [path for path in drop if (part := find_part(space, path)) is not None and not is_handled(part)]
-        for space in obs_spaces
-    ]
-    return tuple(without(space, paths) for space, paths in zip(obs_spaces, unhandled, strict=True))
+    def env_failed(self, env: int, error: EtudeError, *, is_wrong: bool) -> EtudeError | None:
+        """Note that ``env`` failed: None, and it may begin again; else the error that ends the run.
+
+        Args:
+            env: Which.
+            error: How it failed.
+            is_wrong: It broke its contract.
+        """
+        if is_wrong:
+            return self.gave_wrong(env, error, is_value=isinstance(error, SpaceError))
+        return self.note([env], error, quiet=not self.lifetime().any())  # it may never begin: then that is said
+
+    def gave_wrong(self, env: int, error: EtudeError, *, is_value: bool) -> EtudeError | None:
+        """Note that ``env`` broke its contract, see `env_failed`.
+
+        The run ends if that is the rule: no env has got further before it failed, and all have failed in the same step,
+        or this one twice. Once is enough if it is not only a value that is wrong (``is_value``).
+        """
+        steps = self.lifetime() - self._steps_then.clip(0)  # of each env, since its last failure
+        k = int(steps[env])
+        if not self._may_restart or int(steps.max()) > k or self._furthest > k:
+            return self.note([env], error)
+        is_rule = not is_value or self._wrong_at[env] == k or self._workers.max_restarts == 0
+        self._wrong_at[env], self._wrong[env] = k, error
+        self._count([env])
+        if len(steps) > 1 and (self._wrong_at == k).all():
+            return self._wrong[0]
+        return error if is_rule else None
+
+    def note(self, envs: list[int], error: EtudeError, *, most: int = ANY, quiet: bool = False) -> EtudeError | None:
+        """Count a failure of ``envs``: None, and they may begin again; else the error that ends the run.
+
+        Args:
+            envs: Which.
+            error: How they failed.
+            most: How many failures in a row there may be, beside `Workers.max_restarts`.
+            quiet: Warn of nothing.
+        """
+        if not self._may_restart:
+            return error
+        self._count(envs)
+        times, own = int(self._in_a_row[envs].max()), self._workers
+        why = ""
+        if times > min(own.max_restarts, most):
+            why = f"{times} failures without a step between (see Workers.max_restarts)"
+        elif len(self._recent) > own.max_failure_rate * WINDOW:
+            within = self._attempts() - self._recent[0]
+            why = f"{len(self._recent)} of the last {within:,} steps failed (see Workers.max_failure_rate)"
+        if why:
+            return type(error)(f"{why}: {error}")
+        if not quiet:
+            self._warn(str(error).strip())
+        return None
+
+    def _count(self, envs: list[int]) -> None:
+        steps = self.lifetime()[envs]
+        self._furthest = max(self._furthest, int((steps - self._steps_then[envs].clip(0)).max()))
+        self._in_a_row[envs] = np.where(steps == self._steps_then[envs], self._in_a_row[envs] + 1, 1)
+        self._steps_then[envs] = steps
+        self._recent.append(self._attempts())
+        self._count_all += 1
+        self.restarts += 1
+        while self._attempts() - self._recent[0] > WINDOW:
+            self._recent.popleft()
+
+    def _attempts(self) -> int:
+        """The steps that were made, and the failures."""
+        return int(self.lifetime().sum()) + self._count_all
+
+    def _warn(self, text: str) -> None:
+        """Tell of the first failure of each kind in full; of the others, each time that there are ten times as many."""
+        first, _, rest = text.partition("\n")
+        kind = "".join(c for c in first + rest.rpartition("\n")[2].partition(":")[0] if not c.isdigit())
+        if kind not in self._told and len(self._told) < _KINDS:
+            self._told.add(kind)
+            _log.warning("%s%sIt begins again.", text, "\n" if rest else " ")
+            self._warned = max(self._warned, 1)
+        elif self._count_all >= 10 * self._warned:
+            self.sum_up()
+
+    def sum_up(self) -> None:
+        """Warn of how much was lost until now, unless that was said after the last failure."""
+        if self._count_all > max(1, self._warned):
+            self._warned = self._count_all
+            _log.warning(
+                "the envs have failed %s times in %s steps, and were made again: %s steps were lost.",
+                f"{self._count_all:,}",
+                f"{int(self.lifetime().sum()):,}",
+                f"{self.lost_steps:,}",
+            )

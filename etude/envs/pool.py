@@ -1,47 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PoolArena: copies of an env in processes, in threads or here, each of which shows when it is ready what it has."""
+"""PoolArena: copies of an env in worker processes or threads, which are acted for as soon as they are ready."""
 
 import time
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from etude.columns import Columns
-from etude.envs import pool_state, snapshot
-from etude.envs.arena import Turn
-from etude.envs.make import EnvLike
-from etude.envs.pool_care import LOOK, Care
-from etude.envs.pool_crews import Here, crew_for
-from etude.envs.pool_finite import Fault, Finite
-from etude.envs.pool_memory import ENDED, FAILED, WRONG
-from etude.envs.pool_orders import Orders
-from etude.envs.pool_seeds import Seeds
-from etude.envs.pool_turns import Ints, Turns
-from etude.envs.workers import Workers
+from etude.envs import workers as worker_settings
+from etude.envs.arena import Ints
+from etude.envs.backends import Backend, ProcessBackend, ThreadBackend
+from etude.envs.buffers import ASLEEP, ENDED, GOAL, MAKE, NO_SEED, RESET, STEP
+from etude.envs.copies import ANY, CopiesArena
+from etude.envs.registry import EnvLike, env_maker, env_name
+from etude.envs.worker import NAP, fence
+from etude.envs.workers import RESET_FACTOR, Workers
 from etude.errors import EnvError, EtudeError
 
+LOOK: Final = 0.02
+"""Seconds after which an arena that is busy looks after its workers."""
 
-class PoolArena:
-    """Copies of an env, each in an episode of its own; whichever are ready are acted for. See `Arena` for the methods.
+
+class PoolArena(CopiesArena):
+    """Copies of an env in workers; whichever are ready are acted for. See `CopiesArena`.
 
     An env is stepped as soon as all its agents that wait were acted for, and reset as soon as its episode is over: the
-    end and the beginning come in one `recv`, in two turns. How envs are seeded is in `Seeds`: an env's seed does not
-    depend on the number of workers.
-
-    Where envs are unevenly fast, the fast ones give more of the steps than their share (see `Workers.max_lead`):
-    ``stats()`` then has ``steps/env_3`` and so on. It always has ``faulty_episodes``, which were cut because the env
-    failed; ``restarts``, of envs and of workers; and ``lost_steps``, the env steps whose results were lost with them.
-
-    ``infos`` of a turn are by env, as its last step or reset gave them; worker processes keep theirs to themselves.
+    end and the beginning come in one `recv`, in two turns. Where envs are unevenly fast, the fast ones give more of the
+    steps than their share.
 
     Args:
-        env: A registered id, ``module:factory`` or ``module:id``, a function or class that makes an env, or, for one
-            copy without workers, an env. The env may be Gymnasium's, PettingZoo's or one for many agents (`copy_of`).
-        workers: Where the copies run.
-        num_envs: How many copies; needed only where there are no workers, and 1 there by default.
+        env: A registered id, ``module:factory`` or ``module:id``, a function or class that makes an env. The env may be
+            Gymnasium's, PettingZoo's or one for many agents (`MultiAgentEnv`).
+        workers: Where the copies run: at least one worker.
         drop: See `make_arena`.
 
     Raises:
@@ -49,253 +40,234 @@ class PoolArena:
         SpaceError: a space is of a kind that Etude can't handle.
     """
 
-    def __init__(
-        self,
-        env: EnvLike,
-        workers: Workers | None = None,
-        num_envs: int | None = None,
-        *,
-        drop: Sequence[str] = (),
-    ) -> None:
-        workers = Workers() if workers is None else workers
-        self._crew = crew = crew_for(env, workers, num_envs, drop)
+    def __init__(self, env: EnvLike, workers: Workers, *, drop: Sequence[str] = ()) -> None:
+        if not workers.num_workers:
+            raise EnvError("a PoolArena needs at least one worker: set num_workers, or use make_arena().")
+        make, is_one = env_maker(env, drop)
+        if is_one:
+            raise EnvError(
+                f"one {type(env).__name__} object can't be {workers.num_workers * workers.envs_per_worker} envs, nor "
+                "in a worker: give a function that makes one, or ask for one env and no workers."
+            )
+        kind = ThreadBackend if workers.mode == "thread" else ProcessBackend
+        self._backend: Backend = kind(make, env_name(env), workers)
         try:
-            crew.open()
+            self._shared = shared = self._backend.open()
         except BaseException:
-            crew.close()
+            self._backend.close()
             raise
-        self._close = crew.close if isinstance(crew, Here) else weakref.finalize(self, crew.close)
-        self._memory = memory = crew.memory
-        self.num_envs = count = memory.num_envs
-        self.kinds = memory.plan.kinds(count)
-        slots = memory.plan.slots(count)
-        self.num_slots = slots.size
-        self.env_of: NDArray[np.int64] = np.zeros(slots.size, np.int64)
-        self.env_of[slots] = np.arange(count)[:, None]
-        self.agents: list[str | None] = [None] * slots.size
-        for row in slots:
-            for slot, agent in zip(row, memory.plan.seated, strict=True):
-                self.agents[slot] = memory.plan.agents[agent]
-        self._made = Turns(memory, crew.infos)
-        self._orders = Orders(crew, workers)
-        self._care = Care(crew, workers, self._orders)
-        self._seeds = Seeds(count)
-        self._counted = np.zeros(count, np.int64)  # the steps that stats told of
-        self._broken: set[int] = set()  # envs that must be made again before they are anything else
-        self._turns: list[Turn] = []  # given by recv
-        self._open: list[Turn] = []  # of these, the ones that wait for an answer
-        self._shown = np.zeros(0, np.int64)  # the envs that they are of
-        self._early: list[Turn] = []  # ends in envs that broke thereafter, for the next recv
-        self._lost: list[Ints] = []  # slots that broke off, for the next recv
-        self._finite = Finite(memory)
-        self._faulty = self._lost_told = 0
+        self._close_backend = weakref.finalize(self, self._backend.close)
+        taken = np.zeros(shared.num_envs, np.int64)  # the running number of each env's last order that was taken
+        super().__init__(shared, self._backend.infos, workers, taken, can_restart=True)
+        self._workers = workers
+        self._per = workers.envs_per_worker
+        self._min_batch = min(workers.min_batch or -(-self.num_envs // 2), workers.max_batch or self.num_envs)
+        timeout = workers.seconds_a_step
+        self._interval = NAP if timeout is None else min(NAP, timeout / 4)  # at which it looks after its workers
         self._looked = time.monotonic()
-        self._error: EtudeError | None = _not_reset()
-        self._is_closed = False
+        self._hung: set[int] = set()  # workers that were killed for it
+        # Each env has at most one order that is not done, or done and not taken.
+        self._num_taken = self._num_asked = 0
+        self._num_no_steps = 0  # the orders, not yet taken, that are no steps
+        self._deadline: float | None = None  # for what is ready now
+        self._total = shared.total.data
+        self._cross = fence()
 
-    # -- an arena -----------------------------------------------------------------------------------------------
+    # -- orders -------------------------------------------------------------------------------------------------
 
-    def reset(self, seed: int | None = None) -> None:
-        """See `Arena.reset`. Envs that are in the middle of a step finish it first."""
-        if self._is_closed:
-            raise _closed()
-        self._error = _not_reset()
-        self._orders.recount()
-        while self._orders.pending:
-            envs = self._ready(self.num_envs)
-            has_failed = (self._memory.status[envs] & FAILED) != 0
-            self._orders.take(envs[~has_failed])
-            self._fail(envs[has_failed])
-        self._turns, self._open, self._early, self._lost = [], [], [], []
-        self._care.forget()
-        self._memory.episode += self._made.running.any(axis=1)
-        self._made.running[:] = False
-        self._counted -= self._orders.steps()  # those that were not told of are still to be
-        self._orders.reset(None if seed is None else self._seeds.start(seed), list(self._broken))
-        self._broken.clear()
-        self._error = None
+    def _begin_all(self, seeds: Ints | None) -> None:
+        shared = self._shared
+        shared.order[:] = RESET
+        shared.order[list(self._broken)] = MAKE
+        shared.seed[:] = NO_SEED if seeds is None else seeds
+        self._num_no_steps = self.num_envs
+        self._step(self._all)
 
-    def recv(self) -> list[Turn]:
-        """See `Arena.recv`. It gives the same again until all turns that wait are answered."""
-        if self._open:
-            return self._turns
-        if self._error is not None:
-            raise self._error
-        try:
-            envs, status, bits = self._gather()
-        except EtudeError as error:
-            self._error = error
-            raise
-        self._orders.take(envs)
-        turns, self._early = self._early, []
-        if bits & ENDED:
-            rows = np.flatnonzero(status & ENDED)
-            turns += self._made.ended(envs[rows], status[rows], bits)
-        self._open = self._made.shown(envs, status, bits)
-        turns += self._open
-        if self._lost:
-            turns[0].lost = np.concatenate(self._lost)
-            self._lost = []
-        self._orders.release()
-        self._turns, self._shown = turns, envs
-        return turns
+    def _remake(self, env: int, seed: int) -> None:
+        self._shared.order[env], self._shared.seed[env] = MAKE, seed
+        self._num_no_steps += 1
+        self._step(self._all[env : env + 1])
 
-    def send(self, turn: Turn, action: Columns) -> None:
-        """See `Arena.send`."""
-        still_open = [one for one in self._open if one is not turn]
-        if len(still_open) == len(self._open):
-            raise EnvError("this turn waits for no answer: send() takes each turn of the last recv() that waits, once.")
-        rows = turn.slots - self.kinds[turn.kind].slots.start if turn.kind else turn.slots
-        for name, column in self._memory.action[turn.kind].items():
-            column[rows] = action[name]
-        self._open = still_open
-        if not still_open:
-            self._orders.step(self._shown)
+    def _step(self, envs: Ints) -> None:
+        """Let ``envs`` do what is ordered of them: a step, unless something else was said."""
+        if len(envs) == self.num_envs:
+            self._shared.asked += 1
+        else:
+            self._shared.asked[envs] += 1
+        self._num_asked += len(envs)
+        self._cross()
+        asleep = self._shared.asleep.data
+        for worker in set((envs // self._per).tolist()):
+            if asleep[worker]:
+                self._backend.wake(worker)
 
-    def env_at(self, env: int) -> Any | None:
-        """See `Arena.env_at`."""
-        return self._crew.env_at(env)
+    def _is_pending(self) -> bool:
+        # Counted anew: Ctrl-C may have come between two lines.
+        self._num_asked, self._num_taken = int(self._shared.asked.sum()), int(self._taken.sum())
+        return self._num_asked > self._num_taken
 
-    def info_of(self, turn: Turn, slot: int) -> dict[str, Any] | None:
-        """See `Arena.info_of`."""
-        if turn.infos is None:
-            return None
-        said, name = turn.infos.get(int(self.env_of[slot])) or {}, self.agents[slot]
-        return said if name is None else next((info for agent, info in said.items() if str(agent) == name), {})
+    def _take(self, envs: Ints) -> None:
+        if len(envs) == self.num_envs:
+            self._taken += 1
+        else:
+            self._taken[envs] += 1
+        self._num_taken += len(envs)
+        if self._num_no_steps:
+            is_step = self._shared.order[envs] == STEP
+            self._not_steps[envs] += ~is_step
+            self._num_no_steps -= len(envs) - int(np.count_nonzero(is_step))
+            self._shared.order[envs] = STEP
 
-    def stats(self) -> dict[str, float]:
-        """See `Arena.stats`."""
-        steps = self._orders.steps()
-        made, self._counted = steps - self._counted, steps
-        stats = {"faulty_episodes": float(self._faulty), "restarts": float(self._care.restarts)}
-        stats["lost_steps"] = float(self._orders.lost - self._lost_told)
-        self._faulty, self._care.restarts, self._lost_told = 0, 0, self._orders.lost
-        if made.max() > 1.1 * made.min() + 1:
-            stats |= {f"steps/env_{env}": float(count) for env, count in enumerate(made)}
-        return stats
+    def _drop(self, env: int, status: int) -> None:
+        is_lost = not status & ENDED and self._shared.order[env] == STEP
+        self._not_steps[env] += is_lost
+        self._failures.lost_steps += int(is_lost)
+        self._take(self._all[env : env + 1])
 
-    def close(self) -> None:
-        """See `Arena.close`. An env that was given ready-made is left to its giver."""
-        if not self._is_closed:
-            self._care.sum_up()
-        self._is_closed, self._error, self._open = True, _closed(), []
-        self._close()
+    def _give_up(self, env: int) -> int:
+        """Let nothing be pending of an env whose worker is dead; gives the status of what it has done nevertheless."""
+        shared = self._shared
+        if shared.asked[env] == self._taken[env]:
+            return 0
+        status = int(shared.status[env])
+        if shared.done[env] == self._taken[env]:
+            status = 0
+            shared.done[env] = shared.asked[env]
+            shared.total[env // self._per] += 1
+        self._drop(env, status)
+        return status
 
-    # -- envs that fail -----------------------------------------------------------------------------------------
+    def _failure(self, env: int) -> EtudeError:
+        return self._shared.failure(env)
 
-    def _gather(self) -> tuple[Ints, Ints, int]:
-        """Envs that have something to show, their statuses, and all the bits in these."""
-        while True:
-            envs = self._ready(self._orders.min_batch)
-            status = self._memory.status[envs]
-            bits = int(np.bitwise_or.reduce(status))
-            if bits & FAILED:
-                self._fail(envs[(status & FAILED) != 0])
-            elif not self._finite.all(bits):
-                self._refuse(self._finite.faults(envs, status))
-            if not self._broken:
-                return envs, status, bits
-            for env in self._broken:
-                self._orders.make(env, self._seeds.again(env))
-            self._broken.clear()
+    # -- waiting ------------------------------------------------------------------------------------------------
 
-    def _ready(self, batch: int) -> Ints:
+    def _ready(self, batch: int | None = None) -> tuple[Ints, Ints, int]:
+        batch = self._min_batch if batch is None else batch
         while True:
             if time.monotonic() - self._looked > LOOK:
                 self._look_after_workers()
-            envs = self._orders.ready(batch, self._care.interval)
+            envs = self._wait(batch)
             if envs is not None:
-                return envs
+                status = self._shared.status[envs]
+                return envs, status, int(np.bitwise_or.reduce(status))
             self._looked = 0.0
+
+    def _wait(self, batch: int) -> Ints | None:
+        """At least ``batch`` envs that are ready, or all that are pending, or what there is after `Workers.max_wait`.
+
+        None: it is time to look after the workers.
+        """
+        need = min(batch, self._num_asked - self._num_taken)
+        goal = self._num_taken + need
+        spin = self._backend.spin
+        if spin is not None and sum(self._total) < goal:
+            spin.begin()
+            while sum(self._total) < goal and spin.goes_on():
+                pass
+        end = time.monotonic() + self._interval
+        while True:
+            done, now = self._done(), time.monotonic()
+            if len(done) >= need or self._is_overdue(done, now):
+                self._deadline = None
+                return self._choose(done)
+            if now >= end:
+                return None
+            until = end if self._deadline is None else min(end, self._deadline)
+            if self._sleep(need if len(done) or self._workers.max_wait is None else 1, until - now):
+                return None
+
+    def _done(self) -> Ints:
+        return np.flatnonzero(self._shared.done != self._taken)
+
+    def _is_overdue(self, done: Ints, now: float) -> bool:
+        """Whether those that are ready have waited for others long enough."""
+        max_wait = self._workers.max_wait
+        if max_wait is None or not len(done):
+            return False
+        if self._deadline is None:
+            self._deadline = now + max_wait
+        return now >= self._deadline
+
+    def _sleep(self, need: int, seconds: float) -> bool:
+        """Sleep until so many envs are ready, at most so long; True: a worker has died."""
+        words, goal = self._shared.words, self._num_taken + need
+        words[GOAL], words[ASLEEP] = goal, 1
+        self._cross()
+        has_died = sum(self._total) < goal and self._backend.wait(min(seconds, NAP))
+        words[ASLEEP] = 0
+        return has_died
+
+    def _choose(self, done: Ints) -> Ints:
+        """At most `Workers.max_batch` of them."""
+        limit = self._workers.max_batch
+        if limit is None or len(done) <= limit:
+            return done
+        fewest = np.argsort(self._failures.lifetime()[done], kind="stable")[:limit]
+        return np.sort(done[fewest])
+
+    # -- workers that die or hang -------------------------------------------------------------------------------
 
     def _look_after_workers(self) -> None:
         self._looked = time.monotonic()
-        self._crew.wait(0.0)
-        self._care.look_for_hung()
-        for worker, how in self._crew.deaths():
-            error = self._care.worker_died(worker, how)
-            for env in self._care.envs_of(worker):
-                self._break(env, self._orders.give_up(env))
-            self._crew.restart(worker)
+        self._kill_hung()
+        for worker, how in self._backend.deaths():
+            error = self._note_death(worker, how)
+            for env in self._envs_of(worker):
+                self._break(env, self._give_up(env))
+            self._backend.restart(worker)
             if error is not None:
                 raise error
 
-    def _fail(self, envs: Ints) -> None:
-        for env in envs.tolist():
-            bits = int(self._memory.status[env])
-            self._orders.drop(env, bits)
-            self._break(env, bits)
-            error = self._care.env_failed(env, is_wrong=bool(bits & WRONG))
-            if error is not None:
-                raise error
+    def _envs_of(self, worker: int) -> range:
+        return range(worker * self._per, (worker + 1) * self._per)
 
-    def _refuse(self, faults: Sequence[Fault]) -> None:
-        """Let envs begin again that gave NaN or infinity."""
-        for env, bits, error in faults:
-            self._orders.drop(env, bits)
-            self._break(env, bits)
-            ending = self._care.gave_wrong(env, error, is_value=True)
-            if ending is not None:
-                raise ending
+    def _note_death(self, worker: int, how: str) -> EtudeError | None:
+        """None: the worker may begin again; else the error that ends the run."""
+        env = int(self._shared.current[worker])
+        if env < 0:
+            return self._failures.note(list(self._envs_of(worker)), EnvError(f"worker {worker} {how}, between steps."))
+        doing = ("a step", "a reset", "the making")[self._shared.doing[worker]]
+        may_hang_always = worker in self._hung and not self._failures.lifetime().any()
+        self._hung.discard(worker)
+        error = EnvError(f"worker {worker} {how}, in {doing} of env {env}.")
+        return self._failures.note([env], error, most=1 if may_hang_always else ANY)
 
-    def _break(self, env: int, bits: int) -> None:
-        """Note that ``env`` must be made again, and what it had come to."""
-        if bits & ENDED:
-            self._early += self._made.ended(np.array([env]), np.array([bits]), bits)
-        lost = self._made.lose(env)
-        if len(lost):
-            self._lost.append(lost)
-            self._faulty += 1
-            self._memory.episode[env] += 1
-        self._broken.add(env)
+    def _kill_hung(self) -> None:
+        """Kill the workers that have been about one order for too long.
 
-    # -- state --------------------------------------------------------------------------------------------------
+        Raises:
+            EnvError: they can't be killed.
+        """
+        timeout, shared, now = self._workers.seconds_a_step, self._shared, time.monotonic()
+        if timeout is None:
+            return
+        for worker, env in enumerate(shared.current.tolist()):
+            doing = shared.doing[worker]
+            limit = timeout if doing == STEP else RESET_FACTOR * timeout
+            if doing == MAKE:
+                limit = max(limit, worker_settings.LEAST_TO_MAKE)
+            if env >= 0 and now - shared.began[worker] > limit:
+                what = ("made no step", "was not reset", "made no env")[doing]
+                of = "step_timeout" if doing == STEP else f"{RESET_FACTOR} times step_timeout"
+                of += f", or {limit:g}" if limit > RESET_FACTOR * timeout else ""
+                self._hung.add(worker)
+                self._backend.kill(worker, f"hung: it {what} in {limit:g} seconds ({of})")
+
+    # -- the rest of an arena -----------------------------------------------------------------------------------
+
+    def env_at(self, env: int) -> Any:
+        """See `Arena.env_at`."""
+        return self._backend.env_at(env)
+
+    def _close(self) -> None:
+        self._close_backend()
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Arena.state_dict`: only envs without workers can be asked for theirs."""
-        if not isinstance(self._crew, Here):
-            return {"how": "new episodes", "why": "the envs run in workers, whose state is not kept"}
-        if self._error is not None:
-            return {"how": "new episodes", "why": str(self._error)}
-        turns, host = self.recv(), self._crew.host
-        return pool_state.capture(host.copies()) | {
-            "turns": [pool_state.turn_to_state(turn) for turn in turns],
-            "shown": self._shown.copy(),
-            "waiting": [host.waiting(env) for env in host.envs],
-            "episode": self._memory.episode.copy(),
-            "running": self._made.running.copy(),
-            "seeds": self._seeds.state_dict(),
-        }
+        """See `Arena.state_dict`: envs in workers are not asked for theirs."""
+        return {"how": "new episodes", "why": "the envs run in workers, whose state is not kept"}
 
     def load_state_dict(self, state: dict[str, Any]) -> str:
         """See `Arena.load_state_dict`."""
-        if state["how"] == "new episodes":
-            return f"new episodes: {state['why']}"
-        if not isinstance(self._crew, Here):
-            return "new episodes: the envs ran without workers, and have some now"
-        host = self._crew.host
-        self.reset()  # makes the envs' own attributes, for the state to be put into
-        self.recv()
-        try:
-            snapshot.restore_env(host.copies(), state)
-        except snapshot.CannotRestoreError as error:
-            if self._crew.can_restart:
-                self._broken.update(host.envs)  # half of the state may be in them
-            self.reset()
-            return f"new episodes: {error}"
-        self._turns = [pool_state.turn_from_state(turn) for turn in state["turns"]]
-        self._open = [turn for turn in self._turns if turn.waits]
-        self._shown = np.array(state["shown"], np.int64)
-        for env, waiting in zip(host.envs, state["waiting"], strict=True):
-            host.waiting(env)[:] = waiting
-        self._memory.episode[:], self._made.running[:] = state["episode"], state["running"]
-        self._seeds.load_state_dict(state["seeds"])
-        return str(state["how"])
-
-
-def _not_reset() -> EnvError:
-    return EnvError("the arena was not reset: call reset() before recv().")
-
-
-def _closed() -> EnvError:
-    return EnvError("the arena is closed.")
+        why = state["why"] if state["how"] == "new episodes" else "the envs ran without workers, and have some now"
+        return f"new episodes: {why}"

@@ -1,26 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """VectorArena: Gymnasium's vector envs as an Arena; every autoreset mode gives the same steps."""
 
-import copy
-import dataclasses
+import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.columns import Columns
-from etude.envs import snapshot
-from etude.envs.arena import Kind, Turn, check_rows
-from etude.envs.copies import reduced
-from etude.envs.make import EnvLike, make_vector_env
-from etude.envs.pool_checks import not_five
+from etude.envs import env_state
+from etude.envs.adapters import not_five, reduced_spaces
+from etude.envs.arena import Kind, Turn, turn_from_state, turn_to_state
+from etude.envs.registry import EnvLike, env_name, make_one, make_spec, named
 from etude.errors import EnvError, described
+from etude.settings import foreign_env
 from etude.spaces import Flattener, Nester, check_value, leaf_dtype, leaf_shape
+
+_EQUAL: Final = {
+    "gymnasium.envs.classic_control.cartpole:CartPoleEnv": "gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv"
+}
+"""Envs with a vectorised version that is known (and tested) to act by the same rules.
+
+Of others nobody can tell: the rules are code. Training would act in one env, and evaluation, recordings and clips in
+another (the one of ALE stacks, skips and shrinks frames), so that no other vectorised version is used by itself.
+"""
+
+_log = logging.getLogger("etude.envs")
+_told: set[str] = set()  # the ids of vectorised versions that were passed over
 
 
 class VectorArena:
@@ -30,8 +42,8 @@ class VectorArena:
         env: See `make_vector_env`.
         num_envs: How many copies; each is one slot.
         exact: See `make_vector_env`.
-        max_steps: See `Workers.max_steps`.
-        check: See `Workers.check`.
+        max_steps: See `EnvLimits.max_steps`.
+        check: See `EnvLimits.check`.
         drop: See `make_arena`.
 
     Raises:
@@ -52,7 +64,7 @@ class VectorArena:
         self.env: VectorEnv[Any, Any, Any] = make_vector_env(env, num_envs, exact=exact, max_steps=max_steps)
         self._is_given = isinstance(env, gym.Env | VectorEnv)
         self.num_slots: int = self.env.num_envs
-        self.obs_space = reduced((self.env.single_observation_space,), tuple(drop))[0]
+        self.obs_space = reduced_spaces((self.env.single_observation_space,), tuple(drop))[0]
         self.action_space = self.env.single_action_space
         self._mode = self._autoreset_mode()
         self._max_steps = self._own_limit(env, max_steps)
@@ -218,7 +230,7 @@ class VectorArena:
         """See `Arena.state_dict`."""
         if not self._turns:
             return {"how": "new episodes", "why": "the arena was not reset"}
-        return snapshot.capture_env(self.env) | {
+        return env_state.capture_env(self.env) | {
             "turns": [_turn_state(turn) for turn in self._turns],
             "reset_due": None if self._reset_due is None else self._reset_due.copy(),
             "t": self._t.copy(),
@@ -230,8 +242,8 @@ class VectorArena:
             return f"new episodes: {state['why']}"
         self.reset()  # makes the env's own attributes, for the state to be put into
         try:
-            snapshot.restore_env(self.env, state)
-        except snapshot.CannotRestoreError as error:
+            env_state.restore_env(self.env, state)
+        except env_state.CannotRestoreError as error:
             self.reset()
             return f"new episodes: {error}"
         self._turns = [_turn_from(turn) for turn in state["turns"]]
@@ -296,15 +308,115 @@ def _taken_in(turn: Turn, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], C
 
 
 def _turn_state(turn: Turn) -> dict[str, Any]:
-    state = {f.name: getattr(turn, f.name) for f in dataclasses.fields(turn) if f.name != "infos"}
-    orders = {name: snapshot.order_of(np.asarray(column)) for name, column in turn.obs.items()}
-    return copy.deepcopy(state) | {"orders": orders}
+    orders = {name: env_state.order_of(np.asarray(column)) for name, column in turn.obs.items()}
+    return turn_to_state(turn) | {"orders": orders}
 
 
 def _turn_from(state: dict[str, Any]) -> Turn:
-    orders = state["orders"]
-    turn = Turn(**{name: value for name, value in state.items() if name != "orders"})
-    turn.obs = {name: np.array(column, order=orders[name]) for name, column in turn.obs.items()}
-    if turn.taken is not None:
-        turn.taken = (turn.taken[0], turn.taken[1])
-    return check_rows(turn)
+    turn = turn_from_state({name: value for name, value in state.items() if name != "orders"})
+    turn.obs = {name: np.array(column, order=state["orders"][name]) for name, column in turn.obs.items()}
+    return turn
+
+
+# -- making vector envs ---------------------------------------------------------------------------------------------
+
+
+def make_vector_env(
+    env: EnvLike, num_envs: int, *, exact: bool = True, max_steps: int | None = None
+) -> VectorEnv[Any, Any, Any]:
+    """A vector env of ``num_envs`` copies.
+
+    Args:
+        env: A registered id; ``module:factory`` or ``module:EnvId``; a function or class that makes an ``Env`` or a
+            ``VectorEnv``; one ``Env`` (then ``num_envs`` must be 1); or a ready ``VectorEnv``, used as it is.
+        num_envs: How many copies, at least 1. From two on, CartPole's own vectorised version is used.
+        exact: A ready ``VectorEnv`` must have ``num_envs`` copies; else it is taken with as many as it has.
+        max_steps: Steps after which an env's own vectorised version truncates an episode, if it knows such a limit.
+
+    Raises:
+        EnvError: the id is not registered (the nearest one is named), the module or its factory can't be found, an env
+            fails while it is made, or a single ``Env`` is asked to be several.
+    """
+    if num_envs < 1:
+        raise EnvError(f"num_envs must be at least 1, not {num_envs}.")
+    if isinstance(env, VectorEnv):
+        if exact and env.num_envs != num_envs:
+            raise EnvError(f"the vector env has {env.num_envs} envs, but num_envs is {num_envs}: make them equal.")
+        return env
+    if isinstance(env, gym.Env):
+        if num_envs != 1:
+            raise EnvError(
+                f"one {type(env).__name__} object can't be {num_envs} envs: give a function that makes one, or ask "
+                "for num_envs=1."
+            )
+        single = env
+        return _sync([lambda: single])
+    if isinstance(env, str):
+        return _from_name(env, num_envs, exact, max_steps)
+    if callable(env):
+        return _from_factory(env, num_envs, exact)
+    raise EnvError(
+        foreign_env(env) or f"an env is an id, a function, an Env or a VectorEnv, not a {type(env).__name__}."
+    )
+
+
+def _sync(factories: list[Callable[[], gym.Env[Any, Any]]]) -> VectorEnv[Any, Any, Any]:
+    return SyncVectorEnv(factories, autoreset_mode=AutoresetMode.NEXT_STEP)
+
+
+def vector_spec(name: str, num_envs: int) -> EnvSpec | None:
+    """What makes a vectorised version of the env that ``id`` or ``module:id`` names; None if there is none that acts by
+    the same rules, or no benefit.
+
+    Raises:
+        EnvError: there is no such env.
+    """
+    spec = named(name)
+    # One copy alone steps more than twice as fast as a plain env than as a vector of length one (CartPole).
+    if num_envs == 1 or not isinstance(spec, EnvSpec) or not spec.vector_entry_point:
+        return None
+    if isinstance(spec.entry_point, str) and _EQUAL.get(spec.entry_point) == spec.vector_entry_point:
+        return None if spec.additional_wrappers else spec
+    if spec.id not in _told:
+        _told.add(spec.id)
+        _log.warning(
+            "%s has a vectorised version of its own (%s), which may differ from the single env that is evaluated, "
+            "recorded and watched: copies of the single env are stepped. To act in the vectorised one everywhere, give "
+            "what makes it: env=lambda: gymnasium.make_vec(%r, %d, 'vector_entry_point').",
+            spec.id,
+            spec.vector_entry_point,
+            spec.id,
+            num_envs,
+        )
+    return None
+
+
+def _from_name(name: str, num_envs: int, exact: bool, max_steps: int | None) -> VectorEnv[Any, Any, Any]:
+    spec = named(name)
+    if not isinstance(spec, EnvSpec):
+        return _from_factory(spec, num_envs, exact)
+    try:
+        if vector_spec(name, num_envs) is not None:
+            limits: dict[str, Any] = {}
+            if max_steps is not None and spec.max_episode_steps is not None:
+                limits["max_episode_steps"] = min(max_steps, spec.max_episode_steps)
+            return gym.make_vec(spec, num_envs=num_envs, vectorization_mode="vector_entry_point", **limits)
+        return _sync([lambda: make_spec(spec)] * num_envs)
+    except (KeyboardInterrupt, EnvError):
+        raise
+    except BaseException as error:
+        raise EnvError(f"env {name!r} can't be made: {described(error)}") from error
+
+
+def _from_factory(factory: Callable[[], Any], num_envs: int, exact: bool) -> VectorEnv[Any, Any, Any]:
+    name = env_name(factory)
+    first = make_one(factory, name)
+    if isinstance(first, VectorEnv):
+        return make_vector_env(first, num_envs, exact=exact)
+    if not isinstance(first, gym.Env):
+        raise EnvError(f"{name} made a {type(first).__name__}, not a gymnasium.Env or VectorEnv.")
+    copies = [first, *(make_one(factory, name) for _ in range(num_envs - 1))]
+    if len({id(copy) for copy in copies}) < num_envs:
+        raise EnvError(f"{name} gives the same {type(first).__name__} object each time: let it make a new one.")
+    made = iter(copies)
+    return _sync([lambda: next(made)] * num_envs)

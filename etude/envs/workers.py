@@ -18,15 +18,35 @@ LEAST_TO_MAKE: Final = 30.0
 
 
 @settings
-class Workers:
+class EnvLimits:
+    """The length of episodes, and how much of what envs give is checked: the same wherever they run."""
+
+    max_steps: int | None = None
+    """Steps after which an episode is truncated, at least 1. None: only the env itself ends it."""
+
+    check: int | Literal["always"] = 10
+    """How many of the first steps of each env are checked in full, at least 0: whether observations are within the
+    bounds of their spaces, and flags are True or False. Each costs some 10 microseconds for each part of the
+    observation. Shapes, dtypes, NaN and infinity are checked at every step."""
+
+    def __post_init__(self) -> None:
+        check_range(
+            type(self).__name__,
+            max_steps=(self.max_steps is None or self.max_steps >= 1, "at least 1, or none"),
+            check=(self.check == "always" or self.check >= 0, "at least 0, or 'always'"),
+        )
+
+
+@settings
+class Workers(EnvLimits):
     """Where the copies of an env run, and how long to wait for which of them.
 
     Workers pay where a step of the env costs about 20 microseconds or more; below that the envs are quicker in this
     process. Processes, about as many as there are cores, are for envs that compute; threads, or more processes, for
     envs that wait (for a simulator, a network) and let go of Python's global lock meanwhile.
 
-    Envs that are ready act, so quick envs are sampled more often than slow ones: `max_lead` limits this,
-    and ``stats()`` of the arena says how far it goes. Which envs act together then depends on the clock, and so does
+    Envs that are ready act, so fast envs are sampled more often than slow ones: ``stats()`` of the arena says how much
+    more often. Which envs act together then depends on the clock, and so does
     the order of steps; a run is repeatable bit for bit without workers, or where `min_batch` is the number of envs.
     """
 
@@ -54,13 +74,6 @@ class Workers:
     """Seconds after which fewer than `min_batch` envs must do, counted from the first that is ready; at least 0. None:
     however long it takes."""
 
-    max_lead: int | None = None
-    """How many steps an env may be ahead of the slowest one, at least 1; one that is stays ready until the others have
-    caught up. None: any number."""
-
-    max_steps: int | None = None
-    """Steps after which an episode is truncated, at least 1. None: only the env itself ends it."""
-
     step_timeout: float | Literal["auto"] | None = "auto"
     """Seconds that a step may take, above 0. A reset may take ten times as long; so may making the env, which has 30
     seconds at least. A worker process that takes longer is killed and started again. A thread can't be killed, so the
@@ -80,12 +93,8 @@ class Workers:
     cleanup_time: float = 5.0
     """Seconds that workers have to close their envs before they are killed, at least 0."""
 
-    check: int | Literal["always"] = 10
-    """How many of the first steps of each env are checked in full, at least 0: whether observations are within the
-    bounds of their spaces, and flags are True or False. Each costs some 10 microseconds for each part of the
-    observation. Shapes, dtypes, NaN and infinity are checked at every step."""
-
     def __post_init__(self) -> None:
+        EnvLimits.__post_init__(self)
         check_range(
             "Workers",
             num_workers=(self.num_workers >= 0, "at least 0"),
@@ -96,8 +105,6 @@ class Workers:
                 "at least min_batch, or none",
             ),
             max_wait=(self.max_wait is None or self.max_wait >= 0, "at least 0, or none"),
-            max_lead=(self.max_lead is None or self.max_lead >= 1, "at least 1, or none"),
-            max_steps=(self.max_steps is None or self.max_steps >= 1, "at least 1, or none"),
             step_timeout=(
                 self.step_timeout is None or self.step_timeout == "auto" or self.step_timeout > 0,
                 "above 0, or auto, or none",
@@ -105,7 +112,6 @@ class Workers:
             max_restarts=(self.max_restarts >= 0, "at least 0"),
             max_failure_rate=(0 <= self.max_failure_rate <= 1, "between 0 and 1"),
             cleanup_time=(self.cleanup_time >= 0, "at least 0"),
-            check=(self.check == "always" or self.check >= 0, "at least 0, or 'always'"),
         )
         self._check_together()
 

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from etude.files import write_atomically
 from etude.errors import DataError
+from etude.files import write_atomically
 
 
 class Sink:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from etude.envs.clip_frames import standard_frame
-from etude.envs.clip_gif import GIFEncoder
+from etude.envs.render import standard_frame, write_gif
 from etude.errors import DataError, EnvError
 
 if TYPE_CHECKING:
@@ -56,8 +55,5 @@ def _gif(frames: list[NDArray[np.uint8]], fps: float) -> bytes:
     if len(shapes) != 1:
         raise DataError(f"its frames have the shapes {shapes}: give one or more of the same shape.")
     file = io.BytesIO()
-    gif = GIFEncoder(file, fps, shapes[0][1], shapes[0][0])
-    for frame in frames:
-        gif.write(frame)
-    gif.finish()
+    write_gif(file, frames, fps)
     return file.getvalue()

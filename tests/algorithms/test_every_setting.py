@@ -249,7 +249,6 @@ ELSEWHERE = {
     "workers.min_batch": "tests/envs/test_pool_waiting.py",
     "workers.max_batch": "tests/envs/test_pool_waiting.py",
     "workers.max_wait": "tests/envs/test_pool_waiting.py",
-    "workers.max_lead": "tests/envs/test_pool_waiting.py",
 }
 """What a comparison of two runs can't show: it is tried there."""
 

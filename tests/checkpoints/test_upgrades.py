@@ -13,7 +13,7 @@ from etude.checkpoints import load_tree
 from etude.checkpoints.upgrades import UPGRADES, VERSION
 from etude.errors import CheckpointError
 
-FIRST, SECOND, THIRD = (Path(__file__).parent / f"version_{n}" for n in (1, 2, 3))
+FIRST, SECOND, THIRD, FOURTH = (Path(__file__).parent / f"version_{n}" for n in (1, 2, 3, 4))
 
 
 def test_every_older_version_can_be_upgraded():
@@ -129,6 +129,15 @@ def test_a_run_of_version_3_goes_on():
     result = algorithm.train()
     assert (result.iteration, result.env_steps, result.updates, result.episodes) == (2, 64, 4, 3)
     assert result.return_mean == pytest.approx(44 / 3)  # as when that run went on itself
+    assert result.resumed == "snapshot"
+
+
+def test_a_run_of_version_4_goes_on():
+    algorithm = etude.load(FOURTH)
+    assert (algorithm.iteration, algorithm.env_steps, algorithm.updates) == (1, 32, 1)
+    result = algorithm.train()
+    assert (result.iteration, result.env_steps, result.updates, result.episodes) == (2, 64, 2, 3)
+    assert result.return_mean == pytest.approx(59 / 3)  # as when that run went on itself
     assert result.resumed == "snapshot"
 
 

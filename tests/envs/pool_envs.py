@@ -15,6 +15,8 @@ from some_envs import length_of, reward_of
 
 from etude.columns import Columns
 from etude.envs.arena import Turn
+from etude.envs.copies import CopiesArena
+from etude.envs.inline import InlineArena
 from etude.envs.pool import PoolArena
 from etude.envs.workers import Workers
 
@@ -29,6 +31,15 @@ MODES = {
     "processes one by one": Workers(num_workers=2, envs_per_worker=3, min_batch=1, max_batch=2),
 }
 """Ways to run six envs."""
+
+
+def copies_of(
+    env: Any, workers: Workers | None = None, num_envs: int = 1, *, drop: tuple[str, ...] = ()
+) -> CopiesArena:
+    """Copies of an env, here or in workers: never a vectorised version."""
+    if workers is not None and workers.num_workers:
+        return PoolArena(env, workers, drop=drop)
+    return InlineArena(env, num_envs, workers, drop=drop)
 
 
 def seed_of(seed: int, *key: int) -> int:
@@ -97,7 +108,7 @@ def fitting(obs: Any) -> Any:
 class Book:
     """Follows each slot of an arena of `Telling`, and complains of rows that are not the next of their episodes."""
 
-    def __init__(self, arena: PoolArena, seed: int, obs_of: Callable[[Columns], Any] = lambda c: c["obs"]) -> None:
+    def __init__(self, arena: CopiesArena, seed: int, obs_of: Callable[[Columns], Any] = lambda c: c["obs"]) -> None:
         self.arena, self.obs_of = arena, obs_of
         self.expected = {slot: (seed_of(seed, slot) % KEYS, 0, 0) for slot in range(arena.num_slots)}
         self.steps = np.zeros(arena.num_slots, int)

@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 from many_agent_envs import TwoJobs
 from some_envs import LendingVectorEnv, Numbered
 
-from etude.envs import PoolArena, VectorArena, Workers, make_arena
+from etude.envs import InlineArena, VectorArena, Workers, make_arena
 from etude.errors import EnvError, SpaceError
 
 
@@ -24,13 +24,13 @@ def make_vector() -> Any:
     ("env", "num_envs", "kind"),
     [
         ("CartPole-v1", 3, VectorArena),
-        ("CartPole-v1", 1, PoolArena),
-        ("Pendulum-v1", 3, PoolArena),
-        (Numbered, 3, PoolArena),
-        (Numbered(), 1, PoolArena),
-        ("some_envs:make_numbered", 3, PoolArena),
-        (TwoJobs, 3, PoolArena),
-        ("many_agent_envs:TwoJobs", 3, PoolArena),
+        ("CartPole-v1", 1, InlineArena),
+        ("Pendulum-v1", 3, InlineArena),
+        (Numbered, 3, InlineArena),
+        (Numbered(), 1, InlineArena),
+        ("some_envs:make_numbered", 3, InlineArena),
+        (TwoJobs, 3, InlineArena),
+        ("many_agent_envs:TwoJobs", 3, InlineArena),
         (make_vector, 3, VectorArena),
         ("test_arenas:make_vector", 3, VectorArena),
         (LendingVectorEnv(3, AutoresetMode.DISABLED), 3, VectorArena),

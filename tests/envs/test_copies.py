@@ -5,20 +5,21 @@ import numpy as np
 import pytest
 from some_envs import Numbered, is_terminated, length_of, reward_of
 
-from etude.envs.copies import GymCopy, Row, copy_of
+from etude.envs.adapters import AgentStep, GymAdapter
+from etude.envs.multi_agent import adapt_env
 from etude.errors import EnvError
 
 
 def test_rows_of_a_gymnasium_env() -> None:
-    copy = copy_of(Numbered(copy=2))
-    assert isinstance(copy, GymCopy)
+    copy = adapt_env(Numbered(copy=2))
+    assert isinstance(copy, GymAdapter)
     assert copy.agents == (None,)
     assert copy.obs_spaces == (copy.env.observation_space,)
     assert copy.action_spaces == (copy.env.action_space,)
     for episode in range(4):
         assert copy.over
         (row,) = copy.reset(seed=None)
-        assert row._replace(obs=row.obs.tolist()) == Row(0, [2, episode, 0], 0.0, False, False, True)
+        assert row._replace(obs=row.obs.tolist()) == AgentStep(0, [2, episode, 0], 0.0, False, False, True)
         length = length_of(2, episode)
         for t in range(length):
             assert (copy.env_t, copy.over) == (t, False)
@@ -31,14 +32,14 @@ def test_rows_of_a_gymnasium_env() -> None:
 
 
 def test_the_seed_goes_to_the_env() -> None:
-    copy, other = copy_of(Numbered()), Numbered()
+    copy, other = adapt_env(Numbered()), Numbered()
     copy.reset(seed=7)
     other.reset(seed=7)
     assert copy.env.np_random.random() == other.np_random.random()
 
 
 def test_truncated_from_outside() -> None:
-    copy = copy_of(Numbered())
+    copy = adapt_env(Numbered())
     copy.reset(seed=None)
     rows = copy.step({0: 1})
     (row,) = copy.truncate(rows)
@@ -51,7 +52,7 @@ def test_an_action_that_the_env_took_itself() -> None:
         def step(self, action: Any) -> Any:
             return *super().step(action)[:4], {"off_policy_action": 2}
 
-    copy = copy_of(Stubborn())
+    copy = adapt_env(Stubborn())
     copy.reset(seed=None)
     assert copy.step({0: 1})[0].taken == 2
 
@@ -63,11 +64,11 @@ def test_close() -> None:
         def close(self) -> None:
             closed.append(self)
 
-    copy = copy_of(Closing())
+    copy = adapt_env(Closing())
     copy.close()
     assert closed == [copy.env]
 
 
 def test_what_is_no_env() -> None:
     with pytest.raises(EnvError, match=r"builtins.str is no env"):
-        copy_of("CartPole-v1")
+        adapt_env("CartPole-v1")

@@ -9,15 +9,14 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 import pytest
+from pool_envs import copies_of
 from some_envs import Numbered, Simulated, Stateful
 from test_pool_state import play
 from test_snapshot import through_a_file
 
-from etude.envs import PoolArena
-
 
 def captured(make: Callable[[], Any], rounds: int = 5) -> dict[str, Any]:
-    arena = PoolArena(make, num_envs=2)
+    arena = copies_of(make, num_envs=2)
     arena.reset(seed=5)
     play(arena, rounds, seed=0)
     state: dict[str, Any] = through_a_file(arena.state_dict())
@@ -25,12 +24,12 @@ def captured(make: Callable[[], Any], rounds: int = 5) -> dict[str, Any]:
 
 
 def goes_on(make: Callable[[], Any], how: str, rounds: int = 5) -> None:
-    arena = PoolArena(make, num_envs=2)
+    arena = copies_of(make, num_envs=2)
     arena.reset(seed=5)
     play(arena, rounds, seed=0)
     state = through_a_file(arena.state_dict())
     expected = play(arena, 30, seed=1)
-    other = PoolArena(make, num_envs=2)
+    other = copies_of(make, num_envs=2)
     assert other.load_state_dict(state) == how
     assert play(other, 30, seed=1) == expected
 
@@ -124,7 +123,7 @@ def test_what_can_not_be_looked_at_is_a_reason(name: str) -> None:
     assert state["how"] == "new episodes"
     assert "awkward_thing" in state["why"]
     assert len(state["why"]) < 1000
-    arena = PoolArena(Holder, num_envs=2)
+    arena = copies_of(Holder, num_envs=2)
     assert arena.load_state_dict(state) == f"new episodes: {state['why']}"
 
 
@@ -144,7 +143,7 @@ def test_ctrl_c_is_handed_on() -> None:
         def get_state(self) -> Any:
             raise KeyboardInterrupt
 
-    arena = PoolArena(Interrupted)
+    arena = copies_of(Interrupted)
     arena.reset(seed=1)
     with pytest.raises(KeyboardInterrupt):
         arena.state_dict()
@@ -172,7 +171,7 @@ def test_a_set_state_that_fails_gives_new_episodes_in_new_envs(error: type[BaseE
             super().set_state(state)
 
     state = captured(Failing)
-    arena = PoolArena(Failing, num_envs=2)
+    arena = copies_of(Failing, num_envs=2)
     before = len(made)
     how = arena.load_state_dict(state)
     assert how.startswith("new episodes: ")

@@ -15,7 +15,7 @@ import family_envs
 import pytest
 
 import etude
-from etude.envs.screen import no_screen_needed
+from etude.envs.registry import no_screen_needed
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what other packages warn of is not ours
 

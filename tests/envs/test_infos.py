@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from many_agent_envs import CartPoles
+from pool_envs import copies_of
 from some_envs import LendingVectorEnv, Numbered, length_of
 
-from etude.envs import PoolArena, VectorArena, Workers
+from etude.envs import VectorArena, Workers
 
 
 class Talks(Numbered):
@@ -48,7 +49,7 @@ def arenas() -> dict[str, Any]:
         for mode in AutoresetMode
     }
     copies = iter(range(100))
-    return {**vector, "pool": lambda: PoolArena(lambda: Talks(next(copies) % 3), num_envs=3)}
+    return {**vector, "pool": lambda: copies_of(lambda: Talks(next(copies) % 3), num_envs=3)}
 
 
 @pytest.mark.parametrize("name", arenas())
@@ -88,7 +89,7 @@ def test_agents_are_told_their_own() -> None:
             *others, infos = super().step(actions)
             return *others, {agent: {"me": agent} for agent in infos if agent != "cart_1"}
 
-    arena = PoolArena(Says, num_envs=2)
+    arena = copies_of(Says, num_envs=2)
     arena.reset(0)
     (turn,) = arena.recv()
     arena.send(turn, {"action": np.zeros(len(turn.slots), np.int64)})
@@ -104,7 +105,7 @@ def test_envs_of_this_process_are_at_hand() -> None:
     lending = LendingVectorEnv(2, AutoresetMode.NEXT_STEP)
     assert VectorArena(lending, 2).env_at(1) is lending
     for workers in (Workers(), Workers(num_workers=2, mode="thread")):
-        arena = PoolArena(Numbered, workers, None if workers.num_workers else 2)
+        arena = copies_of(Numbered, workers, None if workers.num_workers else 2)
         try:
             one, two = arena.env_at(0), arena.env_at(1)
         finally:
@@ -114,7 +115,7 @@ def test_envs_of_this_process_are_at_hand() -> None:
 
 
 def test_what_workers_have_is_out_of_reach() -> None:
-    arena = PoolArena(Numbered, Workers(num_workers=1))
+    arena = copies_of(Numbered, Workers(num_workers=1))
     try:
         arena.reset(0)
         (turn,) = arena.recv()

@@ -16,41 +16,40 @@ from many_agent_envs import CartPoles, Nim, TwoJobs
 from many_agent_scripts import Rounds, Scene, ScriptedDicts
 from pettingzoo.utils import conversions, wrappers
 
-from etude.envs.agent_dicts import DictCopy
-from etude.envs.copies import Copy, GymCopy, Row, copy_of
-from etude.envs.pettingzoo import AECCopy, ParallelCopy
-from etude.envs.snapshot import capture_env, restore_env
+from etude.envs.adapters import AgentStep, EnvAdapter, GymAdapter
+from etude.envs.env_state import capture_env, restore_env
+from etude.envs.multi_agent import AECAdapter, DictAdapter, ParallelAdapter, adapt_env
 from etude.errors import EnvError
 
 
 def test_copy_of_tells_apis_apart() -> None:
-    assert isinstance(copy_of(CartPoles()), ParallelCopy)
-    assert isinstance(copy_of(Nim()), AECCopy)
-    assert isinstance(copy_of(wrappers.OrderEnforcingWrapper(Nim())), AECCopy)
-    assert isinstance(copy_of(conversions.parallel_to_aec(CartPoles())), AECCopy)
-    assert isinstance(copy_of(TwoJobs()), DictCopy)
-    assert isinstance(copy_of(gym.make("CartPole-v1")), GymCopy)
+    assert isinstance(adapt_env(CartPoles()), ParallelAdapter)
+    assert isinstance(adapt_env(Nim()), AECAdapter)
+    assert isinstance(adapt_env(wrappers.OrderEnforcingWrapper(Nim())), AECAdapter)
+    assert isinstance(adapt_env(conversions.parallel_to_aec(CartPoles())), AECAdapter)
+    assert isinstance(adapt_env(TwoJobs()), DictAdapter)
+    assert isinstance(adapt_env(gym.make("CartPole-v1")), GymAdapter)
 
     class AsOtherFrameworksHaveIt(TwoJobs, gym.Env[Any, Any]):
         pass
 
-    assert isinstance(copy_of(AsOtherFrameworksHaveIt()), DictCopy)
+    assert isinstance(adapt_env(AsOtherFrameworksHaveIt()), DictAdapter)
     with pytest.raises(EnvError, match=r"builtins\.dict is no env: neither .* `possible_agents`, `reset` and `step`"):
-        copy_of({})
+        adapt_env({})
 
 
 def test_pettingzoo_is_not_imported_for_other_envs() -> None:
     code = (
         "import sys\nsys.modules['pettingzoo'] = None  # as if it were not installed\n"
-        "import gymnasium as gym\nfrom etude.envs.copies import copy_of\n"
-        "print(type(copy_of(gym.make('CartPole-v1'))).__name__)"
+        "import gymnasium as gym\nfrom etude.envs.multi_agent import adapt_env\n"
+        "print(type(adapt_env(gym.make('CartPole-v1'))).__name__)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert done.stdout.strip() == "GymCopy", done.stderr
+    assert done.stdout.strip() == "GymAdapter", done.stderr
 
 
 def test_spaces_of_each_agent() -> None:
-    copy = copy_of(TwoJobs())
+    copy = adapt_env(TwoJobs())
     assert copy.agents == ("echo", "aim")
     assert [space.shape for space in copy.obs_spaces] == [(2,), (1,)]
     assert copy.action_spaces == (spaces.Discrete(2), spaces.Box(-1, 1, (1,), np.float32))
@@ -63,16 +62,16 @@ def test_ids_need_not_be_strings() -> None:
 
     env = Numbers((7,), [Scene(()), Scene((), {7: 1.5}, {7: (True, False)})])  # type: ignore[arg-type, dict-item]
     env.step = lambda action: ({7: [0, 1]}, {7: action[7] + 0.5}, {7: True}, {}, {})  # type: ignore[method-assign]
-    copy = DictCopy(env)
+    copy = DictAdapter(env)
     assert copy.agents == ("7",)
     copy.reset(None)
-    assert copy.step({0: 1}) == [Row(0, [0, 1], 1.5, True, False, False)]
+    assert copy.step({0: 1}) == [AgentStep(0, [0, 1], 1.5, True, False, False)]
 
 
 @pytest.mark.parametrize("make", [CartPoles, Nim, lambda: conversions.parallel_to_aec(CartPoles(2)), TwoJobs])
 def test_seed_fixes_the_episode(make: Any) -> None:
     def observed() -> list[list[float]]:
-        copy = copy_of(make())
+        copy = adapt_env(make())
         rows, found = copy.reset(5), []
         while not copy.over:
             found += [np.ravel(row.obs).tolist() for row in rows]
@@ -82,21 +81,21 @@ def test_seed_fixes_the_episode(make: Any) -> None:
     assert observed() == observed()
 
 
-def action_for(copy: Copy, agent: int) -> Any:
+def action_for(copy: EnvAdapter, agent: int) -> Any:
     return 0 if isinstance(copy.action_spaces[agent], spaces.Discrete) else np.zeros(1, np.float32)
 
 
 def test_state_of_a_copy_is_plain() -> None:
     """A snapshot in the middle of an episode: what agents are owed, and who waits, goes on as if nothing were."""
 
-    def run(copy: Any, rows: list[Row]) -> list[Any]:
+    def run(copy: Any, rows: list[AgentStep]) -> list[Any]:
         seen = []
         while not copy.over:
             seen += [(row.agent, row.reward, row.terminated, row.truncated) for row in rows]
             rows = copy.step({r.agent: 0 for r in rows if not (r.terminated or r.truncated)})
         return seen + [(row.agent, row.reward, row.terminated, row.truncated) for row in rows]
 
-    for make in (lambda: ParallelCopy(CartPoles(2)), lambda: AECCopy(Nim(12)), lambda: DictCopy(Late())):
+    for make in (lambda: ParallelAdapter(CartPoles(2)), lambda: AECAdapter(Nim(12)), lambda: DictAdapter(Late())):
         copy = make()
         copy.reset(3)
         rows = copy.step(dict.fromkeys(copy._who.waiting, 0))
@@ -126,9 +125,9 @@ class Late:
 
 def test_close_is_passed_on_where_there_is_one() -> None:
     env = Rounds(0)
-    AECCopy(env).close()
+    AECAdapter(env).close()
     assert env.is_closed
-    DictCopy(TwoJobs()).close()
+    DictAdapter(TwoJobs()).close()
 
 
 @pytest.fixture
@@ -167,7 +166,7 @@ def test_cart_poles_are_gymnasiums() -> None:
 
 def test_nim_pays_winner_and_loser() -> None:
     env = Nim()
-    copy = AECCopy(env)
+    copy = AECAdapter(env)
     for seed in range(20):
         (row,) = copy.reset(seed)
         assert row.obs[env.heap] == 1
@@ -187,7 +186,7 @@ def test_nim_pays_winner_and_loser() -> None:
 def test_classics_of_pettingzoo(name: str) -> None:
     pytest.importorskip("pygame", reason="PettingZoo's classic games draw with pygame")
     env = importlib.import_module(f"pettingzoo.classic.{name}").env()
-    copy = copy_of(env)
+    copy = adapt_env(env)
     rng = np.random.default_rng(0)
     for _ in range(5):
         rows, total = copy.reset(0), np.zeros(2)
@@ -205,7 +204,7 @@ def test_classics_of_pettingzoo(name: str) -> None:
 @pytest.mark.usefixtures("quiet")
 def test_illegal_move_ends_the_game_for_both() -> None:
     pytest.importorskip("pygame", reason="PettingZoo's classic games draw with pygame")
-    copy = copy_of(importlib.import_module("pettingzoo.classic.tictactoe_v3").env())
+    copy = adapt_env(importlib.import_module("pettingzoo.classic.tictactoe_v3").env())
     copy.reset(0)
     copy.step({0: 4})
     rows = copy.step({1: 4})
@@ -220,7 +219,7 @@ def test_rewards_while_others_leave_are_kept() -> None:
             super()._was_dead_step(action)
             self.rewards = dict.fromkeys(self.agents, 5.0)
 
-    copy = AECCopy(Inheritance(5))
+    copy = AECAdapter(Inheritance(5))
     for seed in range(5):
         (row,) = copy.reset(seed)
         total = [0.0, 0.0]
@@ -246,6 +245,6 @@ def test_episodes_in_which_nobody_acts_are_passed_over() -> None:
             return {}, {}, {"__all__": True}, {}, {}
 
     env = Rare(("a",), [Scene(("a",)), Scene(())])
-    copy = DictCopy(env)
+    copy = DictAdapter(env)
     assert [(row.first, copy.env_t) for row in copy.reset(7)] == [(True, 0)]
     assert env.seeds == [7, None]

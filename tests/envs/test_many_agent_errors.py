@@ -12,9 +12,8 @@ from gymnasium import spaces
 from many_agent_envs import Nim, TwoJobs
 from many_agent_scripts import Scene, ScriptedDicts, ScriptedParallel
 
-from etude.envs.agent_dicts import MAX_IDLE, DictCopy
-from etude.envs.copies import Copy, copy_of
-from etude.envs.pettingzoo import AECCopy, ParallelCopy
+from etude.envs.adapters import EnvAdapter
+from etude.envs.multi_agent import MAX_IDLE, AECAdapter, DictAdapter, ParallelAdapter, adapt_env
 from etude.errors import EnvError
 
 
@@ -26,7 +25,7 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def refused(match: str, copy: Copy, steps: int = 1) -> None:
+def refused(match: str, copy: EnvAdapter, steps: int = 1) -> None:
     with pytest.raises(EnvError, match=match):  # noqa: PT012
         copy.reset(0)
         for _ in range(steps):
@@ -56,37 +55,40 @@ OBS: dict[Any, Any] = {"a": np.zeros(2), "b": np.zeros(2)}
 @pytest.mark.parametrize(
     ("copy", "match"),
     [
-        (DictCopy(Broken({"z": 0}, {}, {}, {}, {})), r"Broken gave an observation for agent 'z'.*\['a', 'b'\]\. Name"),
-        (DictCopy(Broken(OBS, {"z": 1.0}, {}, {}, {})), "gave a reward for agent 'z', who is not in its possible"),
-        (DictCopy(Broken(OBS, {}, {"z": True}, {}, {})), "gave an end for agent 'z'"),
         (
-            DictCopy(Broken(OBS, {}, False, False, {})),
+            DictAdapter(Broken({"z": 0}, {}, {}, {}, {})),
+            r"Broken gave an observation for agent 'z'.*\['a', 'b'\]\. Name",
+        ),
+        (DictAdapter(Broken(OBS, {"z": 1.0}, {}, {}, {})), "gave a reward for agent 'z', who is not in its possible"),
+        (DictAdapter(Broken(OBS, {}, {"z": True}, {}, {})), "gave an end for agent 'z'"),
+        (
+            DictAdapter(Broken(OBS, {}, False, False, {})),
             r"step must return \(obs, reward, .* gave \['dict', 'dict', 'bool'",
         ),
-        (DictCopy(Broken(OBS, {}, {}, {})), "step must return .*, each a dict keyed by agent"),
-        (DictCopy(Broken(start=OBS)), r"reset must return \(obs, info\), each a dict keyed by agent, but gave dict"),
-        (DictCopy(Broken({}, {}, {}, {}, {})), f"nobody acts, and the episode is not over, since {MAX_IDLE} steps"),
-        (DictCopy(Broken({"a": None}, {}, {}, {}, {})), "it is the turn of agent 'a', but there is no obs"),
-        (ParallelCopy(Broken({"a": OBS["a"]}, {}, {}, {}, {})), "scripted: it is the turn of agent 'b', but"),
+        (DictAdapter(Broken(OBS, {}, {}, {})), "step must return .*, each a dict keyed by agent"),
+        (DictAdapter(Broken(start=OBS)), r"reset must return \(obs, info\), each a dict keyed by agent, but gave dict"),
+        (DictAdapter(Broken({}, {}, {}, {}, {})), f"nobody acts, and the episode is not over, since {MAX_IDLE} steps"),
+        (DictAdapter(Broken({"a": None}, {}, {}, {}, {})), "it is the turn of agent 'a', but there is no obs"),
+        (ParallelAdapter(Broken({"a": OBS["a"]}, {}, {}, {}, {})), "scripted: it is the turn of agent 'b', but"),
         (
-            ParallelCopy(Broken(OBS, {}, {}, {}, {}, there=["a"])),
+            ParallelAdapter(Broken(OBS, {}, {}, {}, {}, there=["a"])),
             "'b' is no longer in env.agents, but was neither term",
         ),
-        (ParallelCopy(Broken(OBS, {}, {}, {}, {}, there=["a", "b", "z"])), "gave an observation for agent 'z'"),
-        (ParallelCopy(Broken(OBS, {}, {}, {}, None)), "step must return"),
-        (ParallelCopy(Broken(start=({}, None))), "reset must return"),
+        (ParallelAdapter(Broken(OBS, {}, {}, {}, {}, there=["a", "b", "z"])), "gave an observation for agent 'z'"),
+        (ParallelAdapter(Broken(OBS, {}, {}, {}, None)), "step must return"),
+        (ParallelAdapter(Broken(start=({}, None))), "reset must return"),
     ],
 )
-def test_broken_step_is_refused(copy: Copy, match: str) -> None:
-    if isinstance(copy, DictCopy):
+def test_broken_step_is_refused(copy: EnvAdapter, match: str) -> None:
+    if isinstance(copy, DictAdapter):
         copy.env.script = [*copy.env.script, *copy.env.script[1:] * MAX_IDLE]
     refused(match, copy)
 
 
-@pytest.mark.parametrize("make", [DictCopy, ParallelCopy])
+@pytest.mark.parametrize("make", [DictAdapter, ParallelAdapter])
 def test_ended_agents_stay_away(make: Any) -> None:
     scenes = [Scene(("a", "b")), Scene(("a", "b"), {}, {"a": (True, False)})]
-    env_class: Any = ScriptedDicts if make is DictCopy else ScriptedParallel
+    env_class: Any = ScriptedDicts if make is DictAdapter else ScriptedParallel
     refused("agent 'a' ended and appears again in the same ep", make(env_class(("a", "b"), [*scenes, scenes[0]])), 2)
     late = Scene(("b",), {"a": 2.0})
     refused("agent 'a' got the reward 2.0 after its end", make(env_class(("a", "b"), [*scenes, late])), 2)
@@ -95,11 +97,11 @@ def test_ended_agents_stay_away(make: Any) -> None:
 def test_agents_of_an_aec_env_must_leave() -> None:
     env = Nim(2)
     env._was_dead_step = lambda action: None  # type: ignore[method-assign]
-    refused(r"nim: agent .* was stepped with None, but is still in env.agents", AECCopy(env), 2)
+    refused(r"nim: agent .* was stepped with None, but is still in env.agents", AECAdapter(env), 2)
     env = Nim()
     env.reset = lambda seed=None, options=None: vars(env).update(agents=[])  # type: ignore[method-assign]
-    refused(r"nim: after reset\(\) nobody is in env.agents", AECCopy(env))
-    refused(r"after reset\(\) nobody is in env.agents", ParallelCopy(ScriptedParallel(("a",), [Scene(())])))
+    refused(r"nim: after reset\(\) nobody is in env.agents", AECAdapter(env))
+    refused(r"after reset\(\) nobody is in env.agents", ParallelAdapter(ScriptedParallel(("a",), [Scene(())])))
 
 
 def test_agents_of_an_aec_env_must_not_vanish() -> None:
@@ -109,11 +111,11 @@ def test_agents_of_an_aec_env_must_not_vanish() -> None:
             if len(self.agents) == 2 and self.agent_selection == "first":
                 self.agents = ["first"]
 
-    refused("nim: agent 'second' is no longer in env.agents, but was neither", AECCopy(Leaving()), 2)
+    refused("nim: agent 'second' is no longer in env.agents, but was neither", AECAdapter(Leaving()), 2)
 
 
 def test_actions_are_for_those_that_wait() -> None:
-    copy = DictCopy(TwoJobs())
+    copy = DictAdapter(TwoJobs())
     copy.reset(0)
     with pytest.raises(EnvError, match=r"TwoJobs: actions came for the agents \['aim'\], but \['echo', 'aim'\] wait"):
         copy.step({1: np.zeros(1)})
@@ -128,17 +130,17 @@ def test_agents_and_spaces_must_be_told() -> None:
         def step(self) -> None: ...
 
     with pytest.raises(EnvError, match="Bare has no `possible_agents`: set it to the list of all agents that may"):
-        copy_of(Bare())
+        adapt_env(Bare())
     Bare.possible_agents = ["a", "a"]
     with pytest.raises(EnvError, match=r"Bare: `possible_agents` names an agent twice: \['a', 'a'\]"):
-        copy_of(Bare())
+        adapt_env(Bare())
     Bare.possible_agents = ["a"]
     with pytest.raises(EnvError, match=r"Bare has no observation_space for agent 'a', but .*: have a method `obs"):
-        copy_of(Bare())
+        adapt_env(Bare())
     Bare.observation_spaces = {"a": spaces.Discrete(2)}  # type: ignore[attr-defined]
     Bare.action_space = lambda self, agent: 3  # type: ignore[attr-defined]
     with pytest.raises(EnvError, match="Bare has no action_space for agent 'a', but a int: have"):
-        copy_of(Bare())
+        adapt_env(Bare())
 
 
 @pytest.mark.usefixtures("quiet")
@@ -147,4 +149,4 @@ def test_envs_that_make_agents_up_are_refused(name: str) -> None:
     module = importlib.import_module(f"pettingzoo.test.example_envs.{name}")
     env = module.parallel_env() if "parallel" in name else module.env()
     with pytest.raises(EnvError, match=f"{name} has no `possible_agents`"):
-        copy_of(env)
+        adapt_env(env)

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from many_agent_scripts import Event, Rounds, Scene, Script, ScriptedDicts, ScriptedParallel
 from pettingzoo.utils import conversions, wrappers
 
-from etude.envs.agent_dicts import DictCopy
-from etude.envs.copies import Copy
-from etude.envs.pettingzoo import AECCopy, ParallelCopy
+from etude.envs.adapters import EnvAdapter
+from etude.envs.multi_agent import AECAdapter, DictAdapter, ParallelAdapter
 from etude.errors import EnvError
 
 NAMES = ("a", "b", "c", "d")
@@ -30,14 +29,14 @@ class Seen(NamedTuple):
     taken: Any = None
 
 
-def play(copy: Copy, *, stop_at: int | None = None, limit: int = 200) -> dict[str | None, list[Seen]]:
+def play(copy: EnvAdapter, *, stop_at: int | None = None, limit: int = 200) -> dict[str | None, list[Seen]]:
     """One episode: the rows of each agent in their order, and checks of what holds for every copy.
 
     Actions are numbered, so that the env can log whose they were.
     """
     seen: dict[str | None, list[Seen]] = defaultdict(list)
     rows, number = copy.reset(1), 0
-    assert copy.env_t == 0 or isinstance(copy, DictCopy)
+    assert copy.env_t == 0 or isinstance(copy, DictAdapter)
     for _ in range(limit):
         agents = [row.agent for row in rows]
         assert len(set(agents)) == len(agents), "two rows of one agent at once"
@@ -118,7 +117,7 @@ def test_rows_of_dicts_are_those_of_the_script(case: tuple[tuple[str, ...], Scri
     ends = [t for t, scene in enumerate(script) for agent in agents if agent in scene.ends]
     length = max(ends) if len(ends) == len(agents) else len(script) - 1  # when nobody can come any more
     env = ScriptedDicts(agents, script)
-    copy = DictCopy(env)
+    copy = DictAdapter(env)
     if not want:
         with pytest.raises(EnvError, match="episodes in a row ended before"):
             copy.reset(None)
@@ -157,17 +156,17 @@ def spans(draw: st.DrawFn) -> tuple[tuple[str, ...], Script]:
 def test_all_apis_give_the_rows_of_the_script(case: tuple[tuple[str, ...], Script]) -> None:
     agents, script = case
     want = {agent: truth(script, agent) for agent in agents}
-    parallel = ParallelCopy(ScriptedParallel(agents, script))
+    parallel = ParallelAdapter(ScriptedParallel(agents, script))
     assert play(parallel) == want == play(parallel)
     assert parallel.env_t == len(script) - 1
-    assert play(DictCopy(ScriptedDicts(agents, script))) == want
-    aec = AECCopy(conversions.parallel_to_aec(ScriptedParallel(agents, script)))
+    assert play(DictAdapter(ScriptedDicts(agents, script))) == want
+    aec = AECAdapter(conversions.parallel_to_aec(ScriptedParallel(agents, script)))
     assert blind_taken(play(aec)) == blind_taken(want)
-    back = ParallelCopy(conversions.aec_to_parallel(conversions.parallel_to_aec(ScriptedParallel(agents, script))))
+    back = ParallelAdapter(conversions.aec_to_parallel(conversions.parallel_to_aec(ScriptedParallel(agents, script))))
     assert play(back) == want
     if all(rows[-1].time is not None for rows in want.values()):  # this wrapper loses the rewards of unseen ends
         aec_env = conversions.parallel_to_aec(ScriptedParallel(agents, script))
-        assert play(ParallelCopy(conversions.aec_to_parallel_wrapper(aec_env))) == want
+        assert play(ParallelAdapter(conversions.aec_to_parallel_wrapper(aec_env))) == want
 
 
 def blind_taken(rows: dict[Any, list[Seen]]) -> dict[Any, list[Seen]]:
@@ -197,7 +196,7 @@ def rewarded(log: list[Event], agent: str) -> float:
 @given(st.integers(0, 10**6), st.booleans(), st.booleans(), st.booleans())
 def test_rows_of_turns_are_those_of_the_log(seed: int, at_once: bool, orderly: bool, wrapped: bool) -> None:
     env = Rounds(seed, at_once=at_once, orderly=orderly)
-    copy = AECCopy(wrappers.OrderEnforcingWrapper(env) if wrapped else env)
+    copy = AECAdapter(wrappers.OrderEnforcingWrapper(env) if wrapped else env)
     rows = play(copy)
     assert rows == {agent: want for agent in env.possible_agents if (want := logged(env.log, agent))}
     for agent, seen in rows.items():
@@ -211,7 +210,7 @@ def test_rows_of_turns_are_those_of_the_log(seed: int, at_once: bool, orderly: b
 @given(st.integers(0, 10**6), st.integers(1, 11), st.booleans())
 def test_stopped_turns_end_all_that_act(seed: int, stop_at: int, at_once: bool) -> None:
     env = Rounds(seed, at_once=at_once)
-    rows = play(AECCopy(env), stop_at=stop_at)
+    rows = play(AECAdapter(env), stop_at=stop_at)
     for agent in env.possible_agents:
         want = logged(env.log, agent)
         if want and want[-1].ends == (False, False):
@@ -231,7 +230,7 @@ def test_stopped_turns_end_all_that_act(seed: int, stop_at: int, at_once: bool) 
 def test_stopped_dicts_end_all_that_act(case: tuple[tuple[str, ...], Script], stop_at: int) -> None:
     agents, script = case
     env = ScriptedDicts(agents, script)
-    copy = DictCopy(env)
+    copy = DictAdapter(env)
     if not any(truth(script, agent) for agent in agents):
         return
     rows = play(copy, stop_at=stop_at)
@@ -250,7 +249,7 @@ def test_ends_without_a_last_sight_and_by_all() -> None:
         Scene(("a",), {"a": 1.0, "b": 2.0}),
         Scene(("a",), {"a": 3.0, "b": 5.0}, {"a": (False, False), "b": (False, False), "__all__": (False, True)}),
     ]
-    rows = play(DictCopy(ScriptedDicts(("a", "b", "c", "d"), script)))
+    rows = play(DictAdapter(ScriptedDicts(("a", "b", "c", "d"), script)))
     start, end = Seen(0, 0.0, (False, False), True), (False, True)
     assert rows == {
         "a": [start, Seen(1, 1.0, (False, False), False), Seen(2, 3.0, end, False)],
@@ -262,14 +261,14 @@ def test_ends_without_a_last_sight_and_by_all() -> None:
 def test_agents_that_never_act_have_no_rows() -> None:
     """Shown something for the first time when it is over."""
     script = [Scene(("a",)), Scene(("a", "b", "c"), {"b": 1.0}, {"a": (True, False), "b": (True, False)})]
-    assert set(play(DictCopy(ScriptedDicts(("a", "b"), [script[0], script[1]._replace(shown=("a", "b"))])))) == {"a"}
+    assert set(play(DictAdapter(ScriptedDicts(("a", "b"), [script[0], script[1]._replace(shown=("a", "b"))])))) == {"a"}
     script[1].ends["__all__"] = (True, False)
-    assert set(play(DictCopy(ScriptedDicts(("a", "b", "c"), script)))) == {"a"}
+    assert set(play(DictAdapter(ScriptedDicts(("a", "b", "c"), script)))) == {"a"}
 
 
-@pytest.mark.parametrize("api", [DictCopy, ParallelCopy])
+@pytest.mark.parametrize("api", [DictAdapter, ParallelAdapter])
 def test_an_end_may_be_told_again(api: Any) -> None:
     end = Scene(("a", "b"), {}, {"a": (True, False)})
     script = [Scene(("a", "b")), end, end, Scene(("b",), {}, {"b": (False, True)})]
-    env = ScriptedDicts(("a", "b"), script) if api is DictCopy else ScriptedParallel(("a", "b"), script)
+    env = ScriptedDicts(("a", "b"), script) if api is DictAdapter else ScriptedParallel(("a", "b"), script)
     assert play(api(env)) == {"a": truth(script[:2], "a"), "b": truth(script, "b")}

@@ -13,18 +13,19 @@ from many_agent_envs import CartPoles, Nim, TwoJobs
 from many_agent_scripts import Rounds, Scene, Script, ScriptedDicts, ScriptedParallel
 from numpy.typing import NDArray
 from pettingzoo.utils import conversions
+from pool_envs import copies_of
 from test_many_agents import NAMES, Seen, blind_taken, logged, play, spans, truth, turns
 
 from etude.envs.arena import Arena, Turn
-from etude.envs.pettingzoo import AECCopy
-from etude.envs.pool import PoolArena
+from etude.envs.copies import CopiesArena
+from etude.envs.multi_agent import AECAdapter
 from etude.envs.workers import Workers
 
 Played = dict[tuple[int, int, str | None], list[Seen]]
 """By env, episode and agent."""
 
 
-def played(arena: PoolArena, episodes: int, *, is_clock: bool = True) -> Played:
+def played(arena: CopiesArena, episodes: int, *, is_clock: bool = True) -> Played:
     """The rows of the first episodes of each env; checks what arenas promise.
 
     ``is_clock``: the second number in observations is the env's clock.
@@ -98,10 +99,10 @@ def wanted(scripts: list[tuple[tuple[str, ...], Script]], episodes: int) -> Play
     }
 
 
-def pool_of(envs: list[Any]) -> PoolArena:
+def pool_of(envs: list[Any]) -> CopiesArena:
     """One copy of each."""
     given = iter(envs)
-    return PoolArena(lambda: next(given), num_envs=len(envs))
+    return copies_of(lambda: next(given), num_envs=len(envs))
 
 
 class OwnSpaces(ScriptedDicts):
@@ -138,7 +139,7 @@ def test_turns_in_a_pool(seeds: list[int], at_once: bool, orderly: bool) -> None
     envs = [Rounds(seed, at_once=at_once, orderly=orderly) for seed in seeds]
     found = played(pool_of([Rounds(seed, at_once=at_once, orderly=orderly) for seed in seeds]), 2)
     for env in envs:
-        play(AECCopy(env))
+        play(AECAdapter(env))
     agents = envs[0].possible_agents
     assert found == {
         (i, episode, agent): want
@@ -150,7 +151,7 @@ def test_turns_in_a_pool(seeds: list[int], at_once: bool, orderly: bool) -> None
 
 
 def test_stopped_episodes_in_a_pool() -> None:
-    found = played(PoolArena(CartPoles, Workers(max_steps=5), num_envs=2), 3, is_clock=False)
+    found = played(copies_of(CartPoles, Workers(max_steps=5), num_envs=2), 3, is_clock=False)
     assert len(found) == 2 * 3 * 4
     for rows in found.values():
         assert [(row.reward, row.ends, row.first) for row in rows] == [
@@ -161,7 +162,7 @@ def test_stopped_episodes_in_a_pool() -> None:
 
 
 def test_agents_with_jobs_of_their_own_have_kinds_of_their_own() -> None:
-    arena = PoolArena(TwoJobs, num_envs=3)
+    arena = copies_of(TwoJobs, num_envs=3)
     assert [(kind.action_space, len(kind.slots)) for kind in arena.kinds] == [
         (TwoJobs.action_spaces["echo"], 3),
         (TwoJobs.action_spaces["aim"], 3),
@@ -179,7 +180,7 @@ def test_agents_with_jobs_of_their_own_have_kinds_of_their_own() -> None:
 
 def test_players_in_a_pool() -> None:
     """The first takes what wins, the other one stick: rewards of both sides, and who is to move."""
-    arena = PoolArena(Nim, num_envs=4)
+    arena = copies_of(Nim, num_envs=4)
     arena.reset(3)
     total = np.zeros(8)
     can_win = np.zeros(4, bool)
@@ -206,5 +207,5 @@ def test_players_in_a_pool() -> None:
 def test_a_limit_that_is_passed_while_nobody_acts() -> None:
     """``max_steps`` is looked at whenever somebody is shown something."""
     script = [Scene(("a",)), *[Scene((), {"a": 1.0})] * 3, *[Scene(("a",))] * 9, Scene((), {}, {"a": (True, False)})]
-    found = played(PoolArena(lambda: ScriptedDicts(("a", "b"), script), Workers(max_steps=2), num_envs=1), 1)
+    found = played(copies_of(lambda: ScriptedDicts(("a", "b"), script), Workers(max_steps=2), num_envs=1), 1)
     assert found == {(0, 0, "a"): [Seen(0, 0.0, (False, False), True), Seen(4, 3.0, (False, True), False)]}

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import old_gym_envs as envs
 import pytest
+from pool_envs import copies_of
 
-from etude.envs import PoolArena, Workers, make_arena
+from etude.envs import Workers, make_arena
 from etude.errors import EnvError
 
 MODES: list[dict[str, Any]] = [{}, {"num_workers": 2, "mode": "thread"}, {"num_workers": 2}]
@@ -80,7 +81,7 @@ def test_mistakes_of_an_envs_own_stay_its_own() -> None:
     assert "shimmy" not in text
     assert "ValueError: not enough values to unpack (expected 5, got 4)" in text
     assert "old_gym_envs.py" in text
-    assert "pool_host.py" not in text
+    assert "worker.py" not in text
 
 
 def test_an_env_that_can_never_begin_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -88,7 +89,7 @@ def test_an_env_that_can_never_begin_is_told_of_once(caplog: pytest.LogCaptureFi
         def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
             raise ConnectionError("no licence")
 
-    arena = PoolArena(Never, Workers(), 2)
+    arena = copies_of(Never, Workers(), 2)
     arena.reset(seed=1)
     with pytest.raises(EnvError, match=r"(?s)6 failures .*failed in a reset:.*ConnectionError: no licence$"):
         arena.recv()

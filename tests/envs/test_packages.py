@@ -19,14 +19,14 @@ from some_envs import Numbered
 from test_families import skip_without
 
 import etude
-from etude.envs import PoolArena, VectorArena, make_arena
+from etude.envs import InlineArena, VectorArena, make_arena
 
 # -- missing packages -----------------------------------------------------------------------------------------------
 
 WITHOUT = """
 import json, sys
 from etude.envs import make_arena
-from etude.envs.clips import seen_env
+from etude.envs.render import seen_env
 from etude.errors import EnvError
 
 class Missing:
@@ -128,7 +128,7 @@ def test_a_vectorised_version_with_other_rules_is_used_nowhere_and_that_is_said_
 ) -> None:
     config = etude.PPOConfig(env=differing, num_envs=3, num_steps=60, minibatch_size=60, epochs=1, seed=1)
     ppo = etude.PPO(config)
-    assert isinstance(ppo.runner.arena, PoolArena)  # type: ignore[union-attr]
+    assert isinstance(ppo.runner.arena, InlineArena)  # type: ignore[union-attr]
     trained = ppo.runner.collect(num_steps=60)
     ppo.record(tmp_path / "data", 4, seed=1)
     recorded = etude.Recording.open(tmp_path / "data").read()

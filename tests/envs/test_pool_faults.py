@@ -15,12 +15,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from gymnasium import spaces
-from pool_envs import DIE, END, EXIT, GO, HANG, KEYS, RAISE, RAISE_IN_RESET, Told, dies, seed_of
+from pool_envs import DIE, END, EXIT, GO, HANG, KEYS, RAISE, RAISE_IN_RESET, Told, copies_of, dies, seed_of
 from test_pool_processes import assert_ends
 
 from etude.envs import make_arena
 from etude.envs.arena import Turn
-from etude.envs.pool import PoolArena
 from etude.envs.workers import Workers
 from etude.errors import EnvError, EtudeError, SpaceError
 
@@ -34,10 +33,10 @@ class Driver:
         self, mode: str, workers: int = 2, per: int = 2, *, env: Any = Told, min_batch_is: int = 1, **settings: Any
     ) -> None:
         if mode == "sync":
-            self.arena = PoolArena(env, Workers(**settings), workers * per)
+            self.arena = copies_of(env, Workers(**settings), workers * per)
         else:
             own: Any = {"num_workers": workers, "envs_per_worker": per, "mode": mode, "min_batch": min_batch_is}
-            self.arena = PoolArena(env, Workers(**own, **settings))
+            self.arena = copies_of(env, Workers(**own, **settings))
         self.arena.reset(seed=5)
         count = workers * per
         self.rows: list[list[tuple[Any, ...]]] = [[] for _ in range(count)]
@@ -75,7 +74,7 @@ class Driver:
     def check(self, *slots: int) -> None:
         """These slots noticed nothing."""
         made = [sum(row[0] in ("on", "end") for row in shown) for shown in self.rows]
-        assert self.arena._orders.steps().tolist() == made
+        assert self.arena._failures.lifetime().tolist() == made
         for slot in slots:
             assert self.told(slot) == [("first" if t == 0 else "on", 1, t) for t in range(len(self.rows[slot]))]
             assert self.keys[slot] == [seed_of(5, slot) % KEYS]
@@ -146,7 +145,7 @@ def test_a_worker_that_dies_again_and_again_while_others_go_on() -> None:
 
 def test_an_episode_that_was_finished_before_the_worker_died_is_kept() -> None:
     driver = Driver("process", workers=1, per=2, max_wait=None)
-    driver.arena._orders.min_batch = 2
+    driver.arena._min_batch = 2
     driver.tell(0, END)
     driver.tell(1, DIE)
     driver.play(3)
@@ -328,7 +327,7 @@ class CancelledWhenMade(Told):
 def test_an_env_that_can_not_be_made_for_such_an_error_is_named(mode: Any) -> None:
     workers = Workers() if mode == "sync" else Workers(num_workers=2, mode=mode)
     with pytest.raises(EnvError, match=r"CancelledWhenMade fails to make an env: CancelledError: no more"):
-        within(60, lambda: PoolArena(CancelledWhenMade, workers))
+        within(60, lambda: copies_of(CancelledWhenMade, workers))
     with pytest.raises(EnvError, match=r"CancelledWhenMade fails to make an env: CancelledError: no more"):
         within(60, lambda: make_arena(CancelledWhenMade, 2, workers))
 
@@ -350,7 +349,7 @@ def test_a_thread_that_is_ended_from_outside_is_started_again() -> None:
 
 
 def test_what_an_env_has_started_ends_with_its_killed_worker(tmp_path: Path) -> None:
-    arena = PoolArena(functools.partial(WithSimulator, str(tmp_path)), Workers(num_workers=1, step_timeout=0.3))
+    arena = copies_of(functools.partial(WithSimulator, str(tmp_path)), Workers(num_workers=1, step_timeout=0.3))
     arena.reset(seed=1)
     (turn,) = arena.recv()
     arena.send(turn, {"action": np.array([HANG])})
@@ -391,9 +390,9 @@ def test_making_an_env_may_hang_too(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     workers = Workers(num_workers=1, step_timeout=0.05, max_restarts=1, cleanup_time=0.1)
     monkeypatch.setattr("etude.envs.workers.LEAST_TO_MAKE", 0.5)
     with pytest.raises(EnvError, match=r"worker 0 hung: .* not made its envs.* 10 times `step_timeout` \(0.05 s\)"):
-        within(60, lambda: PoolArena(functools.partial(HangsWhenMade, str(tmp_path / "a"), always=True), workers))
+        within(60, lambda: copies_of(functools.partial(HangsWhenMade, str(tmp_path / "a"), always=True), workers))
     monkeypatch.undo()
-    arena = PoolArena(functools.partial(HangsWhenMade, str(tmp_path / "b")), workers)
+    arena = copies_of(functools.partial(HangsWhenMade, str(tmp_path / "b")), workers)
     monkeypatch.setattr("etude.envs.workers.LEAST_TO_MAKE", 0.5)
 
     def fail() -> None:  # in the step, or before it on a machine that is very busy
@@ -416,10 +415,10 @@ def test_a_module_that_hangs_when_workers_import_it(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("ARENA", str(os.getpid()))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("etude.envs.workers.LEAST_TO_MAKE", 0.5)
-    monkeypatch.setattr("etude.envs.pool_processes._ENDING", 0.1)
+    monkeypatch.setattr("etude.envs.backends._ENDING", 0.1)
     workers = Workers(num_workers=1, step_timeout=0.05, cleanup_time=0.1)
     with pytest.raises(EnvError, match="worker 0 hung: it has not made its envs"):
-        within(60, lambda: PoolArena(importlib.import_module("hangs_in_workers").make, workers))
+        within(60, lambda: copies_of(importlib.import_module("hangs_in_workers").make, workers))
 
 
 class HangsInReset(Told):
@@ -428,7 +427,7 @@ class HangsInReset(Told):
 
 
 def test_an_env_that_always_hangs_is_tried_twice() -> None:
-    arena = PoolArena(HangsInReset, Workers(num_workers=1, step_timeout=0.05, cleanup_time=0.1))
+    arena = copies_of(HangsInReset, Workers(num_workers=1, step_timeout=0.05, cleanup_time=0.1))
     arena.reset(seed=1)
     with pytest.raises(EnvError, match=r"2 failures .* worker 0 hung: it was not reset in 0.5 seconds"):
         within(60, arena.recv)
@@ -436,7 +435,7 @@ def test_an_env_that_always_hangs_is_tried_twice() -> None:
 
 
 def test_a_reset_has_ten_times_as_long_as_a_step() -> None:
-    arena = PoolArena(SlowReset, Workers(num_workers=1, step_timeout=1.0))
+    arena = copies_of(SlowReset, Workers(num_workers=1, step_timeout=1.0))
     arena.reset(seed=1)
     for _ in range(3):
         for turn in arena.recv():
@@ -520,7 +519,7 @@ class Once(Told):
 def test_an_env_that_cannot_be_made_again_ends_the_run(mode: str) -> None:
     Once.made = 0
     workers = Workers() if mode == "sync" else Workers(num_workers=1, mode=mode)
-    arena = PoolArena(Once, Workers(**(vars(workers) | {"max_restarts": 3})), 1)
+    arena = copies_of(Once, Workers(**(vars(workers) | {"max_restarts": 3})), 1)
     arena.reset()
     (turn,) = arena.recv()
     arena.send(turn, {"action": np.array([RAISE])})
@@ -588,7 +587,7 @@ LIARS: list[Any] = [
 
 
 def tried(env: Any, workers: Workers, rounds: int = 8) -> None:
-    arena = PoolArena(env, workers, 2)
+    arena = copies_of(env, workers, 2)
     arena.reset(seed=1)
     try:
         for _ in range(rounds):
@@ -630,4 +629,4 @@ def test_all_steps_are_checked_where_that_is_asked() -> None:
 
 def test_a_worker_that_dies_while_it_makes_its_envs() -> None:
     with pytest.raises(EnvError, match=r"worker \d was killed by SIGKILL while it made its envs"):
-        PoolArena(dies, Workers(num_workers=2))
+        copies_of(dies, Workers(num_workers=2))

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pool_envs import HANG, Knowing, Told, broken
+from pool_envs import HANG, Knowing, Told, broken, copies_of
 
 from etude.envs.pool import PoolArena
 from etude.envs.workers import Workers
@@ -155,7 +155,7 @@ def test_close_closes_the_envs(tmp_path: Path, mode: Any) -> None:
 def test_all_envs_are_closed_though_one_of_them_can_not_be(tmp_path: Path, mode: Any) -> None:
     path = tmp_path / "closed"
     workers = Workers() if mode == "sync" else Workers(num_workers=1, envs_per_worker=3, mode=mode)
-    arena = PoolArena(partial(Closing, str(path), fails=True), workers, 3)
+    arena = copies_of(partial(Closing, str(path), fails=True), workers, 3)
     if mode == "sync":
         with pytest.raises(RuntimeError, match="stuck"):
             arena.close()
@@ -225,7 +225,7 @@ if __name__ == "__main__":
         arena.send(turn, {"action": np.array([0, HANG])})
         is_child = os.fork() == 0
     if how != "with a child" or is_child:
-        print(*turn.obs["obs"][:, 0].astype(int), arena._crew._process.pid, flush=True)
+        print(*turn.obs["obs"][:, 0].astype(int), arena._backend._process.pid, flush=True)
     if how == "in a step":
         arena.send(turn, {"action": np.array([0, HANG])})
         arena.recv()
@@ -307,7 +307,7 @@ def test_workers_end_with_the_script(script: Any, how: str) -> None:
 def test_when_what_starts_workers_is_killed_they_die_and_that_is_told() -> None:
     arena = PoolArena(Told, Workers(num_workers=2, min_batch=2))
     pids = shown(arena)[:, 0].astype(int).tolist()
-    os.kill(arena._crew._process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+    os.kill(arena._backend._process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
     assert_ends(pids)
     (turn,) = arena.recv()
     arena.send(turn, {"action": np.zeros(2, np.int64)})

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv
 from many_agent_envs import TwoJobs
-from pool_envs import RAISE, Telling, Told, fitting
+from pool_envs import RAISE, Telling, Told, copies_of, fitting
 from some_envs import Growing, Juggler, Numbered, Simulated, Stateful
 from test_snapshot import through_a_file
 
-from etude.envs.pool import PoolArena
+from etude.envs.copies import CopiesArena
 from etude.envs.workers import Workers
 from etude.errors import EnvError, SettingsError
 from etude.settings import field_docs
@@ -20,7 +20,7 @@ from etude.settings import field_docs
 Seen = list[tuple[Any, ...]]
 
 
-def play(arena: PoolArena, rounds: int, seed: int) -> Seen:
+def play(arena: CopiesArena, rounds: int, seed: int) -> Seen:
     """Act at random, and give all that is shown after each action."""
     rng = np.random.default_rng(seed)
     seen: Seen = []
@@ -79,12 +79,12 @@ MAKERS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_fresh_arena_goes_on_bit_for_bit(name: str) -> None:
-    arena = PoolArena(MAKERS[name], num_envs=3)
+    arena = copies_of(MAKERS[name], num_envs=3)
     arena.reset(seed=5)
     play(arena, 17, seed=0)
     state = through_a_file(arena.state_dict())
     expected = play(arena, 60, seed=1)
-    other = PoolArena(MAKERS[name], num_envs=3)
+    other = copies_of(MAKERS[name], num_envs=3)
     assert other.load_state_dict(state) == ("get_state" if name == "Stateful" else "snapshot")
     assert play(other, 60, seed=1) == expected
     assert other.load_state_dict(state) == ("get_state" if name == "Stateful" else "snapshot"), (
@@ -94,12 +94,12 @@ def test_a_fresh_arena_goes_on_bit_for_bit(name: str) -> None:
 
 
 def test_the_turns_that_wait_are_shown_again() -> None:
-    arena = PoolArena("CartPole-v1", num_envs=2)
+    arena = copies_of("CartPole-v1", num_envs=2)
     arena.reset(seed=5)
     while len(turns := arena.recv()) == 1:
         arena.send(turns[0], {"action": np.zeros(2, np.int64)})
     state = through_a_file(arena.state_dict())
-    other = PoolArena("CartPole-v1", num_envs=2)
+    other = copies_of("CartPole-v1", num_envs=2)
     other.load_state_dict(state)
     for turn, again in zip(turns, other.recv(), strict=True):
         assert turn.slots.tolist() == again.slots.tolist()
@@ -110,26 +110,26 @@ def test_the_turns_that_wait_are_shown_again() -> None:
 def test_max_steps_count_on() -> None:
     lengths = []
     for is_resumed in (False, True):
-        arena = PoolArena("Pendulum-v1", Workers(max_steps=20))
+        arena = copies_of("Pendulum-v1", Workers(max_steps=20))
         arena.reset(seed=5)
         play(arena, 12, seed=0)
         if is_resumed:
-            state, arena = through_a_file(arena.state_dict()), PoolArena("Pendulum-v1", Workers(max_steps=20))
+            state, arena = through_a_file(arena.state_dict()), copies_of("Pendulum-v1", Workers(max_steps=20))
             arena.load_state_dict(state)
         lengths.append([i for i, row in enumerate(play(arena, 30, seed=1)) if not row[3]])
     assert lengths[0] == lengths[1] == [7, 28]
 
 
 def test_what_can_not_be_kept_is_named() -> None:
-    arena = PoolArena(Simulated)
+    arena = copies_of(Simulated)
     assert "was not reset" in arena.state_dict()["why"]
     arena.reset(seed=5)
-    how = PoolArena(Simulated).load_state_dict(through_a_file(arena.state_dict()))
+    how = copies_of(Simulated).load_state_dict(through_a_file(arena.state_dict()))
     assert how.startswith("new episodes: list[0].env.simulator is a builtins:range_iterator")
-    arena = PoolArena(Growing)
+    arena = copies_of(Growing)
     arena.reset()
     play(arena, 2, seed=0)
-    how = PoolArena(Growing).load_state_dict(arena.state_dict())
+    how = copies_of(Growing).load_state_dict(arena.state_dict())
     assert "enemies[0] was a some_envs:Ball, and a new env has none there" in how
 
 
@@ -138,7 +138,7 @@ def test_infos_need_not_be_plain_data() -> None:
         def step(self, action: Any) -> Any:
             return *super().step(action)[:4], {"thing": iter([1])}
 
-    arena = PoolArena(Talking)
+    arena = copies_of(Talking)
     arena.reset()
     play(arena, 5, seed=0)
     assert arena.state_dict()["how"] == "snapshot"
@@ -146,11 +146,11 @@ def test_infos_need_not_be_plain_data() -> None:
 
 def test_workers_keep_their_state_for_themselves() -> None:
     workers = Workers(num_workers=1, mode="thread")
-    arena = PoolArena(Telling, workers)
+    arena = copies_of(Telling, workers)
     arena.reset(seed=3)
     state = through_a_file(arena.state_dict())
     assert arena.load_state_dict(state) == "new episodes: the envs run in workers, whose state is not kept"
-    here = PoolArena(Telling)
+    here = copies_of(Telling)
     here.reset(seed=3)
     assert arena.load_state_dict(here.state_dict()) == "new episodes: the envs ran without workers, and have some now"
     arena.close()
@@ -167,7 +167,7 @@ def test_one_env_that_is_given_is_played_and_left_open() -> None:
             self.closed = True
 
     env = Closing()
-    arena = PoolArena(env)
+    arena = copies_of(env)
     arena.reset(seed=3)
     (turn,) = arena.recv()
     arena.send(turn, {"action": fitting(turn.obs["obs"])})
@@ -181,13 +181,13 @@ def test_one_env_that_is_given_is_played_and_left_open() -> None:
         made.append(Closing())
         return made[-1]
 
-    PoolArena(make, num_envs=2).close()
+    copies_of(make, num_envs=2).close()
     assert [env.closed for env in made] == [True, True]
 
 
 def test_one_env_that_is_given_can_not_be_made_again() -> None:
     env = Told()
-    arena = PoolArena(env)
+    arena = copies_of(env)
     arena.reset(seed=3)
     (turn,) = arena.recv()
     arena.send(turn, {"action": np.array([RAISE])})
@@ -212,35 +212,34 @@ def test_one_env_that_is_given_can_not_be_made_again() -> None:
         (
             Telling(),
             Workers(num_workers=1, mode="thread"),
-            None,
+            1,
             r"one Telling object can't be 1 envs, nor in a worker",
         ),
-        (Telling, Workers(num_workers=2), 3, r"num_envs is 3, but there are 2 envs in the workers"),
         (Telling, Workers(), 0, r"num_envs must be at least 1, not 0"),
         (SyncVectorEnv([Telling]), Workers(), 1, r"a SyncVectorEnv steps its envs itself"),
         (lambda: 3, Workers(), 1, r"builtins.int is no env"),
         (lambda: 1 / 0, Workers(), 1, r"<lambda> fails to make an env: ZeroDivisionError: division by zero"),
-        (lambda: 1 / 0, Workers(num_workers=2, mode="thread"), None, r"<lambda> fails to make an env: ZeroDivision"),
+        (lambda: 1 / 0, Workers(num_workers=2, mode="thread"), 1, r"<lambda> fails to make an env: ZeroDivision"),
         ("CartPol-v1", Workers(), 1, r"no env 'CartPol-v1' is registered .* Nearest: 'CartPole-v1'"),
     ],
 )
-def test_what_can_not_be_an_arena(env: Any, workers: Workers, num_envs: int | None, message: str) -> None:
+def test_what_can_not_be_an_arena(env: Any, workers: Workers, num_envs: int, message: str) -> None:
     with pytest.raises(EnvError, match=message):
-        PoolArena(env, workers, num_envs)
+        copies_of(env, workers, num_envs)
 
 
 def test_envs_must_be_different_objects_and_alike() -> None:
     env = Telling()
     for workers in (Workers(), Workers(num_workers=2, mode="thread")):
         with pytest.raises(EnvError, match=r"the same Telling object is given each time"):
-            PoolArena(lambda: env, workers, 2)
+            copies_of(lambda: env, workers, 2)
         made = iter([Numbered(), Telling()])
         with pytest.raises(EnvError, match=r"must be alike, but env 1 has the observation spaces .*float.* others"):
-            PoolArena(lambda made=made: next(made), workers, 2)
+            copies_of(lambda made=made: next(made), workers, 2)
 
 
 def test_what_is_done_in_the_wrong_order() -> None:
-    arena = PoolArena(Telling, num_envs=2)
+    arena = copies_of(Telling, num_envs=2)
     with pytest.raises(EnvError, match=r"was not reset: call reset\(\) before recv\(\)"):
         arena.recv()
     arena.reset(seed=3)
@@ -269,7 +268,6 @@ def test_what_is_done_in_the_wrong_order() -> None:
         ),
         ({"num_workers": 9, "min_batch": 3, "max_batch": 2}, r"Workers.max_batch must be at least min_batch"),
         ({"max_wait": -0.1}, r"Workers.max_wait must be at least 0"),
-        ({"max_lead": 0}, r"Workers.max_lead must be at least 1"),
         ({"max_steps": 0}, r"Workers.max_steps must be at least 1"),
         ({"num_workers": 1, "step_timeout": 0.0}, r"Workers.step_timeout must be above 0"),
         ({"step_timeout": 3.0}, r"Workers.step_timeout needs workers: .* can't be interrupted. Set num_workers to 1"),

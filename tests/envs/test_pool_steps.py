@@ -7,18 +7,18 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from pool_envs import KEYS, MODES, Book, Telling, TellingNested, fitting, seed_of
+from pool_envs import KEYS, MODES, Book, Telling, TellingNested, copies_of, fitting, seed_of
 from some_envs import Numbered
 
-from etude.envs.pool import PoolArena
+from etude.envs.copies import CopiesArena
 from etude.envs.workers import Workers
 
 ALL = pytest.mark.parametrize("mode", MODES)
 EACH_KIND = pytest.mark.parametrize("mode", ["sync", "threads", "processes"])
 
 
-def arena_of(env: Any, mode: str, num_envs: int = 6) -> PoolArena:
-    return PoolArena(env, MODES[mode], num_envs)
+def arena_of(env: Any, mode: str, num_envs: int = 6) -> CopiesArena:
+    return copies_of(env, MODES[mode], num_envs)
 
 
 @ALL
@@ -41,7 +41,7 @@ def test_ctrl_c_in_the_middle_of_the_envs_loses_nothing() -> None:
                 raise KeyboardInterrupt
             return super().step(action)
 
-    arena = PoolArena(Interrupted, num_envs=6)
+    arena = copies_of(Interrupted, num_envs=6)
     arena.reset(seed=3)
     book = Book(arena, seed=3)
     with pytest.raises(KeyboardInterrupt):
@@ -122,7 +122,7 @@ def test_a_reset_in_the_middle_begins_new_episodes_in_the_same_streams(mode: str
 @EACH_KIND
 def test_episodes_are_truncated_after_max_steps(mode: str) -> None:
     workers = Workers(**(vars(MODES[mode]) | {"max_steps": 3}))
-    arena = PoolArena(Telling, workers, 6)
+    arena = copies_of(Telling, workers, 6)
     arena.reset(seed=3)
     ends: list[tuple[int, bool, bool]] = []
     while len(ends) < 100:

@@ -11,10 +11,10 @@ import numpy as np
 from pool_envs import Telling, fitting
 from some_envs import Numbered
 
-from etude.envs import pool_care, pool_orders
+from etude.envs import pool
 from etude.envs.arena import Turn
+from etude.envs.buffers import ASLEEP
 from etude.envs.pool import PoolArena
-from etude.envs.pool_memory import ASLEEP
 from etude.envs.workers import Workers
 
 
@@ -61,7 +61,7 @@ def gated(count: int, **settings: Any) -> tuple[PoolArena, Gates, dict[int, int]
     gates = Gates(count)
     arena = PoolArena(gates, Workers(num_workers=count, mode="thread", **settings))
     arena.reset(seed=1)
-    until(lambda: len(arena._orders._done()) == count)
+    until(lambda: len(arena._done()) == count)
     numbers: dict[int, int] = {}
     while len(numbers) < count:
         (turn,) = arena.recv()
@@ -119,21 +119,6 @@ def test_half_of_the_envs_by_default() -> None:
     arena.close()
 
 
-def test_all_that_run_are_enough_where_fewer_than_min_batch_do() -> None:
-    arena, gates, _ = gated(3, min_batch=1, max_lead=1)
-    gates.open(0)
-    (turn,) = arena.recv()
-    answer(arena, turn)  # env 0 is held back from now on
-    arena._orders.min_batch = 3
-    gates.open(1, 2)
-    (turn,) = arena.recv()
-    assert shown(turn) == [1, 2]
-    gates.open(0)
-    until(lambda: gates.steps == [2, 1, 1])  # as soon as the others have caught up
-    gates.open(0, 1, 2, times=9)
-    arena.close()
-
-
 def test_max_wait_ends_the_waiting_for_min_batch() -> None:
     arena, gates, _ = gated(3, min_batch=3, max_wait=0.05)
     begin = time.monotonic()
@@ -155,13 +140,12 @@ def test_max_wait_is_kept_though_the_arena_looks_after_its_workers_meanwhile() -
 
 
 def test_max_wait_begins_when_one_is_ready(monkeypatch: Any) -> None:
-    monkeypatch.setattr(pool_orders, "NAP", 20.0)  # who is not woken sleeps for long
-    monkeypatch.setattr(pool_care, "NAP", 20.0)
+    monkeypatch.setattr(pool, "NAP", 20.0)  # who is not woken sleeps for long
     begin = time.monotonic()
     arena, gates, _ = gated(2, min_batch=2, max_wait=0.0)
 
     def open_when_it_waits() -> None:
-        until(lambda: bool(arena._memory.words[ASLEEP]))
+        until(lambda: bool(arena._shared.words[ASLEEP]))
         gates.open(1)
 
     opener = threading.Thread(target=open_when_it_waits)
@@ -179,7 +163,7 @@ def test_never_more_than_max_batch_and_none_is_left_behind() -> None:
     arena.reset(seed=1)
     shown = np.zeros(8, int)
     for _ in range(80):
-        until(lambda: len(arena._orders._done()) == 8)
+        until(lambda: len(arena._done()) == 8)
         for turn in arena.recv():
             if turn.waits:
                 assert len(turn.slots) == 3
@@ -200,7 +184,7 @@ def test_who_made_the_fewest_steps_comes_first() -> None:
     (turn,) = arena.recv()
     answer(arena, turn)  # and env 1 is one step ahead
     gates.open(0, 1, 2)
-    until(lambda: gates.steps == [3, 2, 1] and len(arena._orders._done()) == 3)
+    until(lambda: gates.steps == [3, 2, 1] and len(arena._done()) == 3)
     assert [shown(turn) for turn in _three(arena)] == [[2], [1], [0]]
     gates.open(0, 1, 2, times=9)
     arena.close()
@@ -213,28 +197,6 @@ def _three(arena: PoolArena) -> list[Turn]:
         turns.append(turn)
         answer(arena, turn)
     return turns
-
-
-def test_none_is_further_ahead_than_max_lead() -> None:
-    arena, gates, _ = gated(3, min_batch=1, max_lead=2)
-    leads = []
-
-    def let_the_slow_one_go_when_the_others_must_wait(number: int) -> None:
-        with gates.lock:
-            lead = [steps - gates.steps[2] for steps in gates.steps]
-            leads.append(max(lead))
-            if number != 2 and min(lead[:2]) >= 2:
-                gates.open(2)
-
-    gates.passed = let_the_slow_one_go_when_the_others_must_wait  # type: ignore[method-assign]
-    gates.open(0, 1, times=40)
-    while gates.steps[2] < 10:
-        for turn in arena.recv():
-            answer(arena, turn)
-    assert max(leads) == 2
-    gates.passed = lambda number: None  # type: ignore[method-assign]
-    gates.open(0, 1, 2, times=99)
-    arena.close()
 
 
 def test_steps_of_each_env_are_told_where_they_differ() -> None:
@@ -277,7 +239,7 @@ def test_one_slow_env_does_not_hold_up_the_other_worker() -> None:
         for turn in arena.recv():
             seen |= set(shown(turn))
             answer(arena, turn)
-    of_worker = [copy.env.number for copy in arena._crew._hosts[0].copies()]  # type: ignore[attr-defined]
+    of_worker = [adapter.env.number for adapter in arena._backend._workers[0].adapters()]  # type: ignore[attr-defined]
     others = [number for number in range(4) if number not in of_worker]
     gates.open(*others, times=20)  # and the first worker's stay shut
     count = 0

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import simulated_envs
+from pool_envs import copies_of
 from test_families import skip_without
 from test_snapshot import through_a_file
 
 import etude
-from etude.envs import PoolArena
+from etude.envs.copies import CopiesArena
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the simulators and what they draw with
 
@@ -47,7 +48,7 @@ def own_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "state" / "etude" / "signing-key"
 
 
-def play(arena: PoolArena, rounds: int, seed: int) -> list[Any]:
+def play(arena: CopiesArena, rounds: int, seed: int) -> list[Any]:
     """Act at random, and give all that is shown after each action."""
     space = arena.kinds[0].action_space
     space.seed(seed)
@@ -65,7 +66,7 @@ def play(arena: PoolArena, rounds: int, seed: int) -> list[Any]:
 
 def goes_on(env: Any, before: int, after: int = 40, num_envs: int = 2) -> None:
     """Save after some steps, restore in a new env, and compare with one that was never saved."""
-    saved, never_saved, new = (PoolArena(env, num_envs=num_envs) for _ in range(3))
+    saved, never_saved, new = (copies_of(env, num_envs=num_envs) for _ in range(3))
     for arena in (saved, never_saved):
         arena.reset(seed=before)
         play(arena, before, seed=0)
@@ -171,7 +172,7 @@ def of_no_bytes(state: dict[str, Any]) -> None:
 @pytest.mark.parametrize("spoil", [shortened, changed, emptied, without_its_signature, of_no_bytes])
 def test_a_state_of_ale_that_was_changed_is_not_used(spoil: Callable[[dict[str, Any]], None]) -> None:
     skip_without("ale_py")
-    arena = PoolArena("ALE/Pong-v5")
+    arena = copies_of("ALE/Pong-v5")
     arena.reset(seed=1)
     state = through_a_file(arena.state_dict())
     spoil(next(inside(state["env"], "signature")))
@@ -185,7 +186,7 @@ def test_a_state_of_ale_is_used_for_the_user_alone_who_saved_it(
     own_key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     skip_without("ale_py")
-    arena = PoolArena("ALE/Pong-v5")
+    arena = copies_of("ALE/Pong-v5")
     arena.reset(seed=1)
     state = through_a_file(arena.state_dict())
     assert stat.S_IMODE(own_key.stat().st_mode) == 0o600
@@ -199,7 +200,7 @@ def test_a_state_of_ale_is_used_for_the_user_alone_who_saved_it(
 def test_without_a_place_for_the_key_new_episodes_begin(own_key: Path) -> None:
     skip_without("ale_py")
     own_key.parent.parent.write_text("a file where a folder should be")
-    arena = PoolArena("ALE/Pong-v5")
+    arena = copies_of("ALE/Pong-v5")
     arena.reset(seed=1)
     state = arena.state_dict()
     assert state["how"] == "new episodes"
@@ -225,7 +226,7 @@ def fewer(state: dict[str, Any]) -> None:
 @pytest.mark.parametrize("spoil", [larger, not_finite, other_names, fewer])
 def test_a_state_of_mujoco_that_does_not_fit_is_not_used(spoil: Callable[[dict[str, Any]], None]) -> None:
     skip_without("mujoco")
-    arena = PoolArena("Hopper-v5")
+    arena = copies_of("Hopper-v5")
     arena.reset(seed=1)
     state = through_a_file(arena.state_dict())
     spoil(next(inside(state["env"], "integration")))
@@ -236,10 +237,10 @@ def test_a_state_of_mujoco_that_does_not_fit_is_not_used(spoil: Callable[[dict[s
 
 def test_the_state_of_another_game_or_robot_is_not_used() -> None:
     skip_without("mujoco")
-    arena = PoolArena("Hopper-v5")
+    arena = copies_of("Hopper-v5")
     arena.reset(seed=1)
-    assert PoolArena("Walker2d-v5").load_state_dict(arena.state_dict()).startswith("new episodes: ")
+    assert copies_of("Walker2d-v5").load_state_dict(arena.state_dict()).startswith("new episodes: ")
     skip_without("ale_py")
-    arena = PoolArena("ALE/Pong-v5")
+    arena = copies_of("ALE/Pong-v5")
     arena.reset(seed=1)
-    assert PoolArena("ALE/Breakout-v5").load_state_dict(arena.state_dict()).startswith("new episodes: ")
+    assert copies_of("ALE/Breakout-v5").load_state_dict(arena.state_dict()).startswith("new episodes: ")

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image, ImageSequence
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from etude.envs.clip_files import ClipFile
+from etude.envs.render import ClipFile
 from etude.errors import DataError
 from etude.metrics import TensorBoard
 

@@ -17,8 +17,7 @@ from some_envs import LendingVectorEnv, Numbered, numbered
 from watching import Diary, Seen, actions_in, naive
 
 from etude.connectors import Pipeline
-from etude.envs import Turn, VectorArena, Workers
-from etude.envs.pool import PoolArena
+from etude.envs import InlineArena, PoolArena, Turn, VectorArena, Workers
 from etude.errors import DataError, EnvError, EtudeError, SettingsError
 from etude.experience import Experience
 from etude.modules import make_module
@@ -27,9 +26,9 @@ from etude.runners import Callback, GameReturns, Lengths, Runner, RunningEpisode
 MODES = tuple(AutoresetMode)
 
 
-def pool(num_envs: int, kind: str = "box") -> PoolArena:
+def pool(num_envs: int, kind: str = "box") -> InlineArena:
     copies = iter(range(num_envs))
-    return PoolArena(lambda: Numbered(next(copies), kind), num_envs=num_envs)
+    return InlineArena(lambda: Numbered(next(copies), kind), num_envs)
 
 
 ARENAS: dict[str, Callable[[int], Any]] = {
@@ -726,7 +725,7 @@ def test_games_of_several_lives(where: Any, says: bool) -> None:
     def make() -> Lives:
         return Lives(says_at_reset=says)
 
-    arena: Any = PoolArena(make, num_envs=2)
+    arena: Any = InlineArena(make, 2)
     if where != "pool":
         arena = VectorArena(SyncVectorEnv([make] * 2, autoreset_mode=where), 2)
     runner = runner_on(arena, [GameReturns()])

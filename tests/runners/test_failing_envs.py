@@ -10,7 +10,7 @@ import pytest
 from failing_envs import LENGTH, fails_at
 
 import etude
-from etude.envs import PoolArena, Workers
+from etude.envs import InlineArena, PoolArena, Workers
 from etude.experience import Experience
 from etude.modules import make_module
 from etude.recordings import validate
@@ -30,7 +30,8 @@ CASES = [
 
 
 def made(mode: str, env: Any, **options: Any) -> Runner:
-    arena = PoolArena(env, Workers(**MODES[mode], **ANY), 4)
+    workers = Workers(**MODES[mode], **ANY)
+    arena = PoolArena(env, workers) if workers.num_workers else InlineArena(env, 4, workers)
     kind = arena.kinds[0]
     module = make_module(None, kind.obs_space, kind.action_space, etude.NetworkConfig(hidden=(4,)))
     return Runner(arena, module, seed=1, **options)

@@ -11,8 +11,7 @@ from many_agent_envs import CartPoles, Nim, TwoJobs
 from scripted_envs import Key, Life, reward_of, who
 from scripted_runs import PLAIN, SCENES, Ledger, Marked, play
 
-from etude.envs import Workers
-from etude.envs.pool import PoolArena
+from etude.envs import InlineArena, PoolArena, Workers
 from etude.errors import EtudeError
 from etude.experience import Experience
 from etude.runners import Callback, Runner, RunningAgent, RunningEpisode
@@ -251,7 +250,7 @@ def test_infos_are_there_for_those_who_are_shown_something() -> None:
             name = InTurn.possible_agents[episode.t % 2]
             return {name: {"t": episode.t}} | ({} if episode.t < 10 else {"aim": {}, "echo": {"t": 10}})
 
-    arena = PoolArena(InTurn)
+    arena = InlineArena(InTurn)
     modules = {"echo": Marked(arena, 0), "aim": Marked(arena, 1)}
     Runner(arena, modules, callbacks=[Reads]).collect_each(num_steps=35)
     assert len(said) >= 35
@@ -289,7 +288,7 @@ class Totals(Callback):
 @pytest.mark.parametrize("make", [lambda: CartPoles(3, 40), Nim, TwoJobs], ids=["parallel", "in turn", "two kinds"])
 def test_real_envs_of_many_agents(make: Any, workers: Workers) -> None:
     totals = Totals()
-    arena = PoolArena(make, workers, None if workers.num_workers else 2)
+    arena = PoolArena(make, workers) if workers.num_workers else InlineArena(make, 2, workers)
     modules: Any = {f"m{i}": Marked(arena, i) for i in range(len(arena.kinds))}
     kind_of = {arena.agents[slot]: i for i, kind in enumerate(arena.kinds) for slot in kind.slots}
     runner = Runner(arena, modules, module_of=lambda agent, episode: f"m{kind_of[agent]}", seed=1, callbacks=[totals])
@@ -312,7 +311,7 @@ def test_one_of_several_agents_must_be_named() -> None:
         def on_episode_start(self, episode: RunningEpisode) -> None:
             _ = episode.reward
 
-    arena = PoolArena(TwoJobs)
+    arena = InlineArena(TwoJobs)
     modules = {"echo": Marked(arena, 0), "aim": Marked(arena, 1)}
     with pytest.raises(EtudeError, match=r"the episode has the agents \['echo', 'aim'\]: say which is meant"):
         Runner(arena, modules, callbacks=[Asks]).collect_each(num_steps=1)

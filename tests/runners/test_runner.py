@@ -13,7 +13,7 @@ from numbered_experience import check_segments, life, lived, module_for, numbers
 from some_envs import LendingVectorEnv, Numbered, length_of, numbered, numbered_in_turn, reward_of
 
 from etude.connectors import Pipeline
-from etude.envs import Arena, Columns, PoolArena, Turn, VectorArena, Workers
+from etude.envs import Arena, Columns, InlineArena, PoolArena, Turn, VectorArena, Workers
 from etude.errors import EtudeError
 from etude.experience import Experience
 from etude.modules import make_module
@@ -49,7 +49,7 @@ def arena_of(name: str, num_envs: int, folder: Path) -> Arena:
         settings["min_batch"] = num_envs
     folder.mkdir()
     make = functools.partial(numbered_in_turn, str(folder), is_agent=name.startswith("agents"))
-    return PoolArena(make, Workers(**settings), num_envs)
+    return PoolArena(make, Workers(**settings)) if settings else InlineArena(make, num_envs)
 
 
 @pytest.fixture

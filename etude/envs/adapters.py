@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Env adapters: one running env, whatever its API, as steps of its agents; checks of what a Gymnasium env returns."""
+
+import re
+import traceback
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple, Protocol
+
+import gymnasium as gym
+import numpy as np
+
+from etude import columns as col
+from etude.errors import EnvError, SpaceError
+from etude.spaces import Space, find_part, is_handled, without
+
+TAKEN: Final = "off_policy_action"
+"""The key in infos under which an env says which action it took instead of the one that it was given."""
+
+
+class AgentStep(NamedTuple):
+    """What one agent is shown at one moment. It waits for an action unless it is terminated or truncated."""
+
+    agent: int
+    """Its index in `EnvAdapter.agents`."""
+    obs: Any
+    """Nested, as the env gave it, which may write over it with its next step. None: the env never gave it; in rows
+    that end only."""
+    reward: float
+    """All reward since the agent's last action; 0.0 where ``first``."""
+    terminated: bool
+    truncated: bool
+    first: bool
+    """It begins the agent's episode."""
+    taken: Any = None
+    """The action that the env took instead of the one sent, nested as the action space; None: it took that one."""
+
+
+class EnvAdapter(Protocol):
+    """One running env, whatever its API. `reset` first; `step` while it is not ``over``.
+
+    Its state is kept in plain attributes, so that a snapshot finds it.
+    """
+
+    agents: tuple[str | None, ...]
+    """Every agent that may ever appear, in a fixed order; ``(None,)`` where there is one without a name."""
+    obs_spaces: tuple[Space, ...]
+    """The space of each agent's observations."""
+    action_spaces: tuple[Space, ...]
+    """The space of each agent's actions."""
+    env: Any
+    """What the user brought."""
+    env_t: int
+    """Steps made in the running episode."""
+    over: bool
+    """The episode has ended for all agents: it must be reset before the next step."""
+    infos: Any
+    """What the env said beside its last step or reset, as it said it."""
+
+    def reset(self, seed: int | None) -> list[AgentStep]:
+        """Begin an episode: a ``first`` row for each agent that waits. At least one does."""
+
+    def step(self, actions: dict[int, Any]) -> list[AgentStep]:
+        """Act for exactly those agents whose last row waits; actions are nested as their spaces.
+
+        A row for each agent that waits now, of which there is one unless the env is over, and one for each that ended;
+        agents without a row are shown something later.
+        """
+
+    def truncate(self, rows: list[AgentStep]) -> list[AgentStep]:
+        """Stop the episode after the step that gave ``rows``, since it was long enough; then it is over.
+
+        The same rows, but all of them ends, without those that are ``first``; and an end for each other agent whose
+        episode runs, with the reward that it was not yet given.
+        """
+
+    def close(self) -> None:
+        """Close the env."""
+
+
+class GymAdapter:
+    """The adapter of a Gymnasium env: one agent without a name, which waits after every step."""
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        self.agents: tuple[str | None, ...] = (None,)
+        self.obs_spaces: tuple[Space, ...] = (env.observation_space,)
+        self.action_spaces: tuple[Space, ...] = (env.action_space,)
+        self.env = env
+        self.env_t = 0
+        self.over = True
+        self.infos: Any = None
+
+    def reset(self, seed: int | None) -> list[AgentStep]:
+        """See `EnvAdapter.reset`."""
+        obs, self.infos = self.env.reset(seed=seed)
+        self.env_t, self.over = 0, False
+        return [AgentStep(0, obs, 0.0, False, False, True)]
+
+    def step(self, actions: dict[int, Any]) -> list[AgentStep]:
+        """See `EnvAdapter.step`."""
+        obs, reward, terminated, truncated, self.infos = self.env.step(actions[0])
+        self.env_t += 1
+        self.over = bool(terminated or truncated)
+        taken = self.infos.get(TAKEN) if self.infos else None
+        return [AgentStep(0, obs, float(reward), bool(terminated), bool(truncated), False, taken)]
+
+    def truncate(self, rows: list[AgentStep]) -> list[AgentStep]:
+        """See `EnvAdapter.truncate`."""
+        self.over = True
+        return [row._replace(truncated=True) for row in rows]
+
+    def close(self) -> None:
+        """See `EnvAdapter.close`."""
+        self.env.close()
+
+
+class ReducedEnv(NamedTuple):
+    """An env of which parts of the observation are left out that Etude can't handle."""
+
+    env: Any
+    drop: tuple[str, ...]
+    """The parts, see `spaces.find_part`."""
+
+
+def reduced_spaces(obs_spaces: tuple[Space, ...], drop: tuple[str, ...]) -> tuple[Space, ...]:
+    """The agents' spaces without those of the parts called ``drop`` that Etude can't handle.
+
+    Raises:
+        SpaceError: no agent sees a part of that name.
+    """
+    for path in drop:
+        if all(find_part(space, path) is None for space in obs_spaces):
+            raise SpaceError(f"there is no `{path}` to drop in the observation space {obs_spaces[0]}.")
+    unhandled = [
+        [path for path in drop if (part := find_part(space, path)) is not None and not is_handled(part)]
+        for space in obs_spaces
+    ]
+    return tuple(without(space, paths) for space, paths in zip(obs_spaces, unhandled, strict=True))
+
+
+# -- what an env returns ----------------------------------------------------------------------------------------------
+
+NUMBERS = frozenset((float, int, bool, np.float64, np.float32, np.int64, np.bool_))
+"""Classes of rewards that need no closer look."""
+
+_UNPACKED = re.compile(r"values to unpack \(expected [25]")  # what Python says of old tuples
+
+
+def check_reward(reward: Any) -> None:
+    """Raise an EnvError where a reward is not one number. NaN and infinity are found elsewhere."""
+    number = np.asarray(reward)
+    if number.dtype.kind not in "bifu":
+        raise EnvError(f"`reward` is {reward!r}, not a finite number.")
+    if number.shape:
+        raise EnvError(
+            f"`reward` is {reward!r}, not a finite number: it has shape {number.shape}. Return one number, such as "
+            "float(reward[0])."
+        )
+
+
+def check_flags(terminated: Any, truncated: Any) -> None:
+    """Raise an EnvError where these are no truth values."""
+    for name, flag in ((col.TERMINATED, terminated), (col.TRUNCATED, truncated)):
+        if not isinstance(flag, bool | np.bool_):
+            raise EnvError(f"`{name}` is {flag!r}, not True or False.")
+
+
+# -- the old Gym API ------------------------------------------------------------------------------------------------
+
+
+def reset_env(env: gym.Env[Any, Any], seed: int | None) -> tuple[Any, Any]:
+    """Reset a Gymnasium env, and give the observation and the info.
+
+    Raises:
+        EnvError: it returns something else.
+    """
+    try:
+        given = env.reset(seed=seed)
+    except TypeError as error:
+        if "unexpected keyword argument 'seed'" not in str(error):
+            raise
+        raise old_api(env, "its reset takes no `seed`") from None
+    if isinstance(given, tuple) and len(given) == 2 and (given[1] is None or isinstance(given[1], Mapping)):
+        return given
+    raise old_api(env, f"its reset returned {_shown(given)}")
+
+
+def not_five(env: object, given: Any) -> EnvError:
+    """The error for a step that returned ``given``."""
+    return old_api(env, f"its step returned {_shown(given)}")
+
+
+def unpacked_wrongly(error: BaseException) -> bool:
+    """Whether one of Gymnasium's wrappers failed to unpack what an env with the old API returned."""
+    if not isinstance(error, ValueError) or not _UNPACKED.search(str(error)):
+        return False
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    return bool(last) and "gymnasium" in last[0].filename.replace("\\", "/").split("/")
+
+
+def old_api(env: object, found: str) -> EnvError:
+    """The error for an env that does not return what Gymnasium's envs return."""
+    inner = getattr(env, "unwrapped", env)
+    return EnvError(
+        f"{type(inner).__name__} does not have Gymnasium's API: {found}. reset(seed=..., options=...) must return "
+        "`(obs, info)`, and step(action) five values, `(obs, reward, terminated, truncated, info)`. Envs of the old "
+        "Gym return `obs` and `(obs, reward, done, info)`: change that in the env, or wrap it in "
+        "shimmy.GymV21CompatibilityV0(env=env)."
+    )
+
+
+def _shown(given: Any) -> str:
+    if isinstance(given, tuple | list):
+        return f"{len(given)} values ({', '.join(type(part).__name__ for part in given[:6])})"
+    return f"one {type(given).__name__}"

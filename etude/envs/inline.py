@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""InlineArena: copies of an env in this process, stepped one after the other by plain calls."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from etude.envs import env_state
+from etude.envs.adapters import EnvAdapter
+from etude.envs.arena import Ints, turn_from_state, turn_to_state
+from etude.envs.buffers import ENDED, StepBuffers
+from etude.envs.copies import CopiesArena
+from etude.envs.registry import EnvLike, env_maker, env_name
+from etude.envs.worker import EnvWorker
+from etude.envs.workers import Workers
+from etude.errors import EnvError, EtudeError
+
+
+class InlineArena(CopiesArena):
+    """Copies of an env in this process, which all step at each turn. See `CopiesArena`.
+
+    Args:
+        env: A registered id, ``module:factory`` or ``module:id``, a function or class that makes an env, or, for one
+            copy, an env. The env may be Gymnasium's, PettingZoo's or one for many agents (`MultiAgentEnv`).
+        num_envs: How many copies.
+        limits: Of its settings those about steps, checks and failures hold.
+        drop: See `make_arena`.
+
+    Raises:
+        EnvError: an env can't be made, or the envs are not alike.
+        SpaceError: a space is of a kind that Etude can't handle.
+    """
+
+    def __init__(
+        self, env: EnvLike, num_envs: int = 1, limits: Workers | None = None, *, drop: Sequence[str] = ()
+    ) -> None:
+        limits = Workers() if limits is None else limits
+        make, is_given = env_maker(env, drop)
+        if num_envs < 1:
+            raise EnvError(f"num_envs must be at least 1, not {num_envs}.")
+        if is_given and num_envs > 1:
+            raise EnvError(
+                f"one {type(env).__name__} object can't be {num_envs} envs, nor in a worker: give a function that "
+                "makes one, or ask for one env and no workers."
+            )
+        self._worker = EnvWorker(make, env_name(env), range(num_envs), limits, is_given=is_given, is_here=True)
+        try:
+            buffers = StepBuffers(self._worker.make_all(), num_envs)
+            self._worker.attach(buffers)
+            super().__init__(
+                buffers,
+                (self._worker.infos, self._worker.end_infos),
+                limits,
+                np.zeros((), np.int64),
+                can_restart=not is_given,
+            )
+        except BaseException:
+            self._worker.close()
+            raise
+        self._can_restart = not is_given
+        self._status = buffers.status.data  # faster than the array, for one number
+        self._begins: dict[int, tuple[int | None, bool]] = {}  # envs that are to begin: their seeds, and if made again
+        self._is_step_due = False
+        self._next = 0  # the env that steps next: Ctrl-C may come between two
+        self._begun: set[int] = set()  # the envs whose last deed was no step
+
+    # -- running envs -------------------------------------------------------------------------------------------
+
+    def _begin_all(self, seeds: Ints | None) -> None:
+        of = [None] * self.num_envs if seeds is None else seeds.tolist()
+        self._begins = {env: (seed, env in self._broken) for env, seed in enumerate(of)}
+
+    def _remake(self, env: int, seed: int) -> None:
+        self._begins[env] = seed, True
+
+    def _step(self, envs: Ints) -> None:
+        self._is_step_due = True
+
+    def _ready(self, batch: int | None = None) -> tuple[Ints, Ints, int]:
+        status, bits = self._status, 0
+        if self._is_step_due:
+            step, begin = self._worker.step, self._next
+            for env in range(begin, self.num_envs):
+                self._next = env
+                status[env] = done = step(env)
+                bits |= done
+            self._is_step_due, self._next = False, 0
+            if not begin:
+                return self._all, self._buffers.status, bits
+        for env, (seed, make) in list(self._begins.items()):
+            self._begun.add(env)
+            status[env] = self._worker.begin(env, seed, make=make)
+            del self._begins[env]
+        return self._all, self._buffers.status, int(np.bitwise_or.reduce(self._buffers.status))
+
+    def _is_pending(self) -> bool:
+        return self._is_step_due or bool(self._begins)
+
+    def _take(self, envs: Ints) -> None:
+        self._taken += 1
+        if self._begun or len(envs) < self.num_envs:
+            is_step = np.zeros(self.num_envs, bool)
+            is_step[envs] = True
+            is_step[list(self._begun)] = False
+            self._not_steps += ~is_step
+            self._begun.clear()
+
+    def _drop(self, env: int, status: int) -> None:
+        if env in self._begun:
+            return
+        if status & ENDED:
+            self._not_steps[env] -= 1
+        else:
+            self._failures.lost_steps += 1
+
+    def _failure(self, env: int) -> EtudeError:
+        return self._worker.failures.pop(env)
+
+    def _close(self) -> None:
+        self._worker.close()
+
+    def env_at(self, env: int) -> Any:
+        """See `Arena.env_at`."""
+        return self._worker.env_at(env)
+
+    # -- state --------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Arena.state_dict`."""
+        if self._error is not None:
+            return {"how": "new episodes", "why": str(self._error)}
+        turns, worker = self.recv(), self._worker
+        return _capture(worker.adapters()) | {
+            "turns": [turn_to_state(turn) for turn in turns],
+            "shown": self._shown.copy(),
+            "waiting": [worker.waiting(env) for env in worker.envs],
+            "episode": self._buffers.episode.copy(),
+            "running": self._made.running.copy(),
+            "seeds": self._seeds.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> str:
+        """See `Arena.load_state_dict`."""
+        if state["how"] == "new episodes":
+            return f"new episodes: {state['why']}"
+        worker = self._worker
+        self.reset()  # makes the envs' own attributes, for the state to be put into
+        self.recv()
+        try:
+            env_state.restore_env(worker.adapters(), state)
+        except env_state.CannotRestoreError as error:
+            if self._can_restart:
+                self._broken.update(worker.envs)  # half of the state may be in them
+            self.reset()
+            return f"new episodes: {error}"
+        self._turns = [turn_from_state(turn) for turn in state["turns"]]
+        self._open = [turn for turn in self._turns if turn.waits]
+        for env, waiting in zip(worker.envs, state["waiting"], strict=True):
+            worker.waiting(env)[:] = waiting
+        self._buffers.episode[:], self._made.running[:] = state["episode"], state["running"]
+        self._seeds.load_state_dict(state["seeds"])
+        return str(state["how"])
+
+
+def _capture(adapters: list[EnvAdapter]) -> dict[str, Any]:
+    """The state of envs; see `env_state.capture_env`. Their infos may be anything, and are not needed."""
+    infos = [adapter.infos for adapter in adapters]
+    try:
+        for adapter in adapters:
+            adapter.infos = None
+        return env_state.capture_env(adapters)
+    finally:
+        for adapter, said in zip(adapters, infos, strict=True):
+            adapter.infos = said

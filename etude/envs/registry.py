@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user calls an env: registered ids, ``module:factory``, functions; the packages that envs need; screens."""
+
+import contextlib
+import ctypes.util
+import dataclasses
+import functools
+import importlib
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import VectorEnv
+
+from etude.envs.adapters import ReducedEnv
+from etude.errors import EnvError, SettingsError, described
+from etude.settings import nearest
+
+EnvLike: TypeAlias = str | gym.Env[Any, Any] | VectorEnv[Any, Any, Any] | Callable[[], Any]
+
+
+class _Package(NamedTuple):
+    """A package with envs that it registers when it is imported."""
+
+    ids: str
+    """A pattern of their ids."""
+    module: str
+    """What to import."""
+    needs: str
+    """What else must be there."""
+    install: str
+
+
+_PACKAGES: Final = (
+    _Package(r"ALE/.+|.+(NoFrameskip|Deterministic)-v[04]", "ale_py", "ale_py", "pip install ale-py"),
+    _Package(r"(MiniGrid|BabyAI)-.+", "minigrid", "minigrid", "pip install minigrid"),
+    _Package(r"dm_control/.+", "shimmy", "dm_control", 'pip install "shimmy[dm-control]"'),
+)
+
+_INSTALL: Final = {
+    "gymnasium.envs.box2d": 'pip install "gymnasium[box2d]"',
+    "gymnasium.envs.classic_control": 'pip install "gymnasium[classic-control]"',
+    "gymnasium.envs.mujoco": 'pip install "gymnasium[mujoco]"',
+    "gymnasium.envs.phys2d": 'pip install "gymnasium[jax]"',
+    "gymnasium.envs.tabular": 'pip install "gymnasium[jax]"',
+    "gymnasium.envs.toy_text": 'pip install "gymnasium[toy-text]"',
+    **{package.module: package.install for package in _PACKAGES},
+}
+"""How to install what envs need, by the module that they are defined in."""
+
+
+def env_maker(env: EnvLike, drop: Sequence[str] = ()) -> tuple[Callable[[], Any], bool]:
+    """A function that makes one env, of whatever kind; True: it is good for one only, which is ``env`` itself.
+
+    What can be pickled is pickled: an id or ``module:factory`` always, a function where it is defined in a module.
+    Where there is something to ``drop``, it makes `ReducedEnv` envs.
+
+    Raises:
+        EnvError: the id is not registered (the nearest one is named), or ``env`` is a vector env. What is in a module
+            is only looked for when the function is called.
+    """
+    if drop:
+        make, is_one = env_maker(env)
+        return _MakeReduced(make, tuple(drop)), is_one
+    if isinstance(env, str):
+        spec = None if ":" in env else _spec(env)
+        # What a package registers can be found again elsewhere, and may not be fit to be pickled.
+        return functools.partial(_make_named, env if spec is None or _package_of(env) else spec), False
+    if isinstance(env, VectorEnv):
+        raise EnvError(f"a {type(env).__name__} steps its envs itself, without workers: give what makes one env.")
+    if callable(env):
+        return env, False
+    return lambda: env, True
+
+
+@dataclasses.dataclass
+class _MakeReduced:
+    make: Callable[[], Any]
+    drop: tuple[str, ...]
+
+    def __call__(self) -> ReducedEnv:
+        return ReducedEnv(self.make(), self.drop)
+
+
+def _make_named(name: str | EnvSpec) -> Any:
+    found = named(name) if isinstance(name, str) else name
+    return make_spec(found) if isinstance(found, EnvSpec) else found()
+
+
+def make_spec(spec: EnvSpec, **arguments: Any) -> gym.Env[Any, Any]:
+    """Make one registered env.
+
+    Raises:
+        EnvError: a package that it needs is missing; the message says how to install it.
+    """
+    try:
+        # The checker warns of what the arena checks itself.
+        return gym.make(spec, disable_env_checker=True, **arguments)
+    except (ImportError, gym.error.DependencyNotInstalled) as error:
+        module = re.match(r"gymnasium\.envs\.\w+|\w+", spec.entry_point) if isinstance(spec.entry_point, str) else None
+        install = _INSTALL.get(module[0]) if module else None
+        raise EnvError(
+            f"env {spec.id!r} needs a package that can't be imported here ({described(error)})"
+            + (f". Install it: {install}" if install else ".")
+        ) from error
+
+
+def env_name(env: EnvLike) -> str:
+    """What to call an env in results and recordings: its id, or ``module:name`` of what makes it."""
+    if isinstance(env, str):
+        return env
+    spec = getattr(env, "spec", None)  # of a class it may be a property
+    if isinstance(spec, EnvSpec):
+        return str(spec.id)
+    named = env if hasattr(env, "__qualname__") else type(env)
+    return f"{named.__module__}:{named.__qualname__}"
+
+
+def named(name: str) -> EnvSpec | Callable[[], Any]:
+    """What ``id``, ``module:id`` or ``module:factory`` names.
+
+    Raises:
+        EnvError: there is no such thing; the nearest id is named.
+    """
+    if ":" not in name:
+        return _spec(name)
+    module_name, _, attribute = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        install = _INSTALL.get(module_name)
+        raise EnvError(
+            f"env {name!r}: can't import the module `{module_name}` ({described(error)}). "
+            + (
+                f"Install it: {install}"
+                if install
+                else "It must be importable from here: run in its folder, install it, or put its folder on PYTHONPATH."
+            )
+        ) from error
+    if hasattr(module, attribute):
+        factory: Callable[[], Any] = getattr(module, attribute)
+        return factory
+    if attribute not in gym.registry:
+        raise EnvError(
+            f"env '{module_name}:{attribute}': the module has no `{attribute}`, nor registers an env of that name."
+        )
+    return _spec(attribute)
+
+
+def _spec(name: str) -> EnvSpec:
+    try:
+        return gym.spec(name)
+    except gym.error.Error as error:
+        package = _package_of(name)
+        if package is not None:
+            _register(package, name)
+            if name in gym.registry:
+                return gym.spec(name)
+        near = nearest(name, gym.registry)
+        hint = (
+            f"Nearest: {near!r}."
+            if near
+            else f"If a package registers it, name the package too: 'package:{name}'. A function that makes an env is "
+            "named 'module:function'."
+        )
+        raise EnvError(f"no env {name!r} is registered ({error}). {hint}") from None
+
+
+def _package_of(name: str) -> _Package | None:
+    return next((package for package in _PACKAGES if re.fullmatch(package.ids, name)), None)
+
+
+def _register(package: _Package, name: str) -> None:
+    """Let a package register its envs; ``name`` is the one that is wanted."""
+    try:
+        with no_screen_needed():  # dm_control chooses how to draw when it is imported
+            for module in (package.needs, package.module):
+                importlib.import_module(module)
+    except Exception as error:
+        raise EnvError(
+            f"env {name!r} needs the package `{module}`, which can't be imported here "
+            f"({described(error)}). Install it: {package.install}"
+        ) from error
+
+
+def make_one(factory: Callable[[], Any], name: str | None = None) -> Any:
+    """What a factory makes.
+
+    Raises:
+        EnvError: it fails; ``name`` is what to call it.
+    """
+    name = env_name(factory) if name is None else name
+    try:
+        return factory()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise EnvError(f"{name} fails to make an env: {described(error)}") from error
+
+
+# -- envs that draw, where there is no screen -----------------------------------------------------------------------
+
+
+def check_screen() -> None:
+    """Raise a SettingsError where no window can be opened, as nobody has a screen."""
+    if not _has_screen():
+        raise SettingsError(
+            "there is no screen here for the env's own window (neither DISPLAY nor WAYLAND_DISPLAY is set): make a "
+            "clip instead, with --to clip.mp4."
+        )
+
+
+def _has_screen() -> bool:
+    if sys.platform in ("win32", "darwin"):
+        return True
+    return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"))
+
+
+@contextlib.contextmanager
+def no_screen_needed() -> Iterator[None]:
+    """Let pygame and MuJoCo draw without a screen and a loudspeaker where there are none, and pygame be silent."""
+    wanted = {"PYGAME_HIDE_SUPPORT_PROMPT": "1"}
+    if not _has_screen():
+        wanted |= {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy"} | _mujoco_drawer()
+    added = {name: value for name, value in wanted.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+@functools.cache
+def _mujoco_drawer() -> dict[str, str]:
+    """The library by which MuJoCo draws without a screen, as it wants to be told; {} if there is none."""
+    libraries = {"egl": "EGL", "osmesa": "OSMesa"}
+    found = [name for name, library in libraries.items() if ctypes.util.find_library(library)]
+    return {"MUJOCO_GL": found[0]} if found else {}

@@ -1,0 +1,517 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rendering: envs that draw themselves, their frames as uint8 ``[H, W, 3]``, and clips as gif, mp4 and webm files."""
+
+import contextlib
+import inspect
+import math
+import os
+import re
+import subprocess
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal, TypeAlias
+
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import VectorEnv
+from numpy.typing import NDArray
+
+from etude.envs.registry import EnvLike, env_name, make_spec, named
+from etude.errors import DataError, EnvError, EtudeError, SettingsError, described
+from etude.files import publish
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+RenderMode = Literal["rgb_array", "human"]
+
+DEFAULT_FPS = 30.0
+
+Frame: TypeAlias = NDArray[np.uint8]
+"""uint8 ``[H, W, 3]``, red, green and blue."""
+
+Size: TypeAlias = str | tuple[int, int]
+"""Width and height in pixels: ``"480x320"`` or ``(480, 320)``."""
+
+_MOST_PIXELS = 8192  # to a side
+
+
+# -- envs that draw themselves -----------------------------------------------------------------------------------------
+
+
+def seen_env(env: EnvLike, mode: RenderMode) -> Any:
+    """One env object that draws itself in ``mode``; a new one, unless ``env`` is an object.
+
+    Args:
+        env: As for training. What makes envs is called with ``render_mode=mode`` where it takes that.
+        mode: ``rgb_array``: its render() gives frames. ``human``: it shows its own window.
+
+    Raises:
+        EnvError: it can't be made so; the message says what to do.
+    """
+    name = env_name(env)
+    if isinstance(env, VectorEnv):
+        raise _vector(name)
+    made = env if not callable(env) and not isinstance(env, str) else _made(env, name, mode)
+    if isinstance(made, VectorEnv):
+        raise _vector(name)
+    if not all(callable(getattr(made, method, None)) for method in ("reset", "step", "render")):
+        raise EnvError(f"{name} is a {type(made).__name__}, which has no reset, step and render: it can't be seen.")
+    has = getattr(made, "render_mode", None)
+    if has != mode:
+        if made is not env:
+            made.close()
+        modes = (getattr(made, "metadata", None) or {}).get("render_modes") or []
+        raise EnvError(
+            f"{name} has render_mode {has!r}, but {mode!r} is needed here (it knows {', '.join(modes) or 'none'}). "
+            + (
+                f"Make the env with render_mode={mode!r}."
+                if made is env
+                else f"Let what makes it take an argument `render_mode`, or make it with render_mode={mode!r}."
+            )
+        )
+    return made
+
+
+def _vector(name: str) -> EnvError:
+    return EnvError(
+        f"{name} is a VectorEnv, of which no single copy can be seen: give one env, or what makes one, as env=."
+    )
+
+
+def _made(env: str | Callable[..., Any], name: str, mode: RenderMode) -> Any:
+    make = _maker(env) if isinstance(env, str) else env
+    takes = _takes_mode(make)
+    try:
+        return make(render_mode=mode) if takes else make()
+    except EnvError:
+        raise
+    except Exception as error:
+        how = f" with render_mode={mode!r}" if takes else ""
+        raise EnvError(f"{name} can't be made{how}: {described(error)}") from error
+
+
+def _maker(name: str) -> Callable[..., Any]:
+    """What makes the env of that name."""
+    found = named(name)
+    if not isinstance(found, EnvSpec):
+        return found
+
+    def make(render_mode: str) -> Any:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="gymnasium")  # of other render modes, of which we say more
+            return make_spec(found, render_mode=render_mode)
+
+    return make
+
+
+def _takes_mode(make: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(make).parameters.values()
+    except (TypeError, ValueError):  # built in
+        return False
+    return any(p.name == "render_mode" or p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def open_window(env: Any) -> None:
+    """Let an env made with ``render_mode='human'`` open its window, by a reset.
+
+    Raises:
+        EnvError: it can't.
+    """
+    try:
+        env.reset()
+    except Exception as error:
+        raise EnvError(f"the env's window can't be opened: {described(error)}") from error
+
+
+def fps_of(env: Any) -> float:
+    """The frames a second at which an env moves at its natural speed; 30 where it does not say."""
+    fps = (getattr(env, "metadata", None) or {}).get("render_fps")
+    return float(fps) if fps else DEFAULT_FPS
+
+
+# -- frames ------------------------------------------------------------------------------------------------------------
+
+
+def standard_frame(frame: Any) -> Frame:
+    """A frame of its own, whatever form an env gave it in.
+
+    Args:
+        frame: ``[H, W]``; or channel-last or channel-first with 1 (grey), 3 or 4 (transparency is ignored) channels.
+            Integers and booleans stand for 0..255 and black and white; floats for 0..1 where none is above 1, else for
+            0..255.
+
+    Raises:
+        EnvError: it is no such thing; the message says what it is.
+    """
+    if frame is None:
+        raise EnvError("render() gave None, where a frame was expected: make the env with render_mode='rgb_array'.")
+    if isinstance(frame, list | tuple) and any(isinstance(part, np.ndarray) and part.ndim > 1 for part in frame):
+        raise EnvError(f"render() gave {len(frame)} frames, not one: make the env with render_mode='rgb_array'.")
+    try:
+        array = np.asarray(frame)
+    except ValueError as error:
+        raise EnvError(f"render() gave what is no array of pixels: {error}") from error
+    if array.dtype.kind not in "biuf":
+        raise EnvError(
+            f"render() gave a {type(frame).__name__}, not an array of pixels: it must be numbers, [H, W, 3]."
+        )
+    return _bytes(_channel_last(array))
+
+
+def _channel_last(array: NDArray[Any]) -> NDArray[Any]:
+    """``[H, W, 3]``, by views."""
+    shape = array.shape
+    if array.size == 0:
+        raise EnvError(f"render() gave an empty frame, of shape {shape}.")
+    if array.ndim == 2:
+        array = array[..., None]
+    elif array.ndim == 3 and shape[2] not in (1, 3, 4) and shape[0] in (1, 3, 4):
+        array = array.transpose(1, 2, 0)
+    if array.ndim != 3 or array.shape[2] not in (1, 3, 4):
+        raise EnvError(
+            f"render() gave a frame of shape {shape}: it must be [H, W], [H, W, C] or [C, H, W], C = 1, 3, 4."
+        )
+    return np.broadcast_to(array, (*array.shape[:2], 3)) if array.shape[2] == 1 else array[..., :3]
+
+
+def _bytes(array: NDArray[Any]) -> Frame:
+    """As new contiguous uint8."""
+    if array.dtype == np.uint8:
+        return np.array(array, order="C")
+    if array.dtype == np.bool_:
+        return array.astype(np.uint8, order="C") * np.uint8(255)
+    low, high = array.min(), array.max()  # NaN where there is any
+    if not (low >= 0 and high <= 255):
+        raise EnvError(f"render() gave a frame of {array.dtype} from {low} to {high}: give 0..255, or 0..1 for floats.")
+    if array.dtype.kind == "f":
+        array = np.rint(array * 255 if high <= 1 else array)
+    return array.astype(np.uint8, order="C")
+
+
+def parse_size(size: Size | None) -> tuple[int, int] | None:
+    """Width and height.
+
+    Raises:
+        SettingsError: it is not two whole numbers from 1 to 8192.
+    """
+    if size is None:
+        return None
+    sides = re.fullmatch(r"(\d{1,9})x(\d{1,9})", size.strip().lower()) if isinstance(size, str) else None
+    found = tuple(map(int, sides.groups())) if sides else size
+    if (
+        isinstance(found, tuple | list)
+        and len(found) == 2
+        and all(isinstance(side, int) and 1 <= side <= _MOST_PIXELS for side in found)
+    ):
+        return found[0], found[1]
+    raise SettingsError(
+        f"`size` is {size!r}, but must be width and height in pixels, each 1 to {_MOST_PIXELS}, such as 480x320."
+    )
+
+
+def resized(frame: Frame, size: tuple[int, int]) -> Frame:
+    """The whole frame, as large as it can be in ``size`` (width, height) without being distorted; the rest is black."""
+    from PIL import Image
+
+    height, width = frame.shape[:2]
+    if (width, height) == size:
+        return frame
+    scale = min(size[0] / width, size[1] / height)
+    inner = (max(1, min(size[0], round(width * scale))), max(1, min(size[1], round(height * scale))))
+    # BOX averages where it shrinks, and keeps pixels sharp where it enlarges: frames are often pixel art.
+    picture = np.asarray(Image.fromarray(frame).resize(inner, Image.Resampling.BOX))
+    left, top = (size[0] - inner[0]) // 2, (size[1] - inner[1]) // 2
+    out = np.zeros((size[1], size[0], 3), np.uint8)
+    out[top : top + inner[1], left : left + inner[0]] = picture
+    return out
+
+
+@contextlib.contextmanager
+def filmed(env: Any, take: Callable[[Frame, bool], None], size: tuple[int, int] | None = None) -> Iterator[None]:
+    """Hand out a frame after every reset and step of ``env`` while a ``with`` block lasts.
+
+    An episode has one frame more than steps. One that is begun but makes no step has none.
+
+    Args:
+        env: Whatever has ``reset``, ``step`` and ``render``: a Gymnasium or PettingZoo env, or one for many agents.
+            These methods are replaced on the object, so that its class, by which others know it, stays.
+        take: Gets each frame, and whether it begins an episode.
+        size: Width and height of the frames; as drawn where None.
+    """
+    camera = _Camera(env, take, size)
+    before = {name: vars(env)[name] for name in ("reset", "step") if name in vars(env)}
+    env.reset, env.step = camera.reset, camera.step
+    try:
+        yield
+    except EtudeError as error:
+        if camera.failure is None or camera.failure is error:
+            raise
+        raise camera.failure from None  # whoever stepped the env took it for the env's
+    finally:
+        del env.reset, env.step
+        vars(env).update(before)
+
+
+class _Camera:
+    """Stands in for an env's ``reset`` and ``step``."""
+
+    def __init__(self, env: Any, take: Callable[[Frame, bool], None], size: tuple[int, int] | None) -> None:
+        self._reset, self._step, self._render = env.reset, env.step, env.render
+        self._take = take
+        self._size = size
+        self._shape: tuple[int, ...] | None = None
+        self._first: Frame | None = None
+        self.failure: EtudeError | None = None
+
+    def reset(self, *args: Any, **kwargs: Any) -> Any:
+        shown = self._reset(*args, **kwargs)
+        with self._noted():
+            self._first = self._frame()
+        return shown
+
+    def step(self, action: Any) -> Any:
+        brought = self._step(action)
+        if action is None:  # PettingZoo's way to take an agent out that has ended: nothing moves
+            return brought
+        with self._noted():
+            frame = self._frame()
+            if self._first is not None:
+                self._take(self._first, True)
+                self._first = None
+            self._take(frame, False)
+        return brought
+
+    @contextlib.contextmanager
+    def _noted(self) -> Iterator[None]:
+        try:
+            yield
+        except EtudeError as error:
+            self.failure = error
+            raise
+
+    def _frame(self) -> Frame:
+        try:
+            drawn = self._render()
+        except EtudeError:
+            raise
+        except Exception as error:
+            raise EnvError(f"the env can't be drawn: render() fails with {described(error)}") from error
+        frame = standard_frame(drawn)
+        if self._size is not None:
+            return resized(frame, self._size)
+        if self._shape not in (None, frame.shape):
+            was, now = (f"{shape[1]}x{shape[0]}" for shape in (self._shape or (0, 0), frame.shape))
+            raise EnvError(
+                f"render() gave a frame of {now} pixels after one of {was}: say with `size` which all should have."
+            )
+        self._shape = frame.shape
+        return frame
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+_LEAST_DELAY: Final = 2  # hundredths of a second; browsers show what asks for less ten times slower
+_CODECS = {
+    ".mp4": ["-c:v", "libx264", "-crf", "20", "-movflags", "+faststart", "-f", "mp4"],
+    ".webm": ["-c:v", "libvpx-vp9", "-crf", "30", "-b:v", "0", "-row-mt", "1", "-cpu-used", "4", "-f", "webm"],
+}
+# Both want even sides and, to be shown in true colours everywhere, to be told how colours are written.
+_PICTURE = ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2,scale=out_color_matrix=bt709:out_range=tv,format=yuv420p"]
+_COLOURS = ["-color_range", "tv", "-colorspace", "bt709", "-color_primaries", "bt709", "-color_trc", "bt709"]
+
+
+class ClipFile:
+    """A video that frames are written to while a ``with`` block lasts. It appears whole, or not at all.
+
+    What is at ``path`` is replaced when all is written, and left alone where the block ends by an error or without a
+    frame. Frames of one file have one shape. Sides that are odd gain a black row or column in mp4 and webm.
+
+    Args:
+        path: Ends in .mp4 (H.264), .webm (VP9) or .gif; its folder is made.
+        fps: Frames a second; a gif shows at most 50.
+
+    Raises:
+        SettingsError: the ending is another, or the encoder is not installed.
+        DataError: the file can't be written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], fps: float) -> None:
+        self.path = Path(path)
+        self.fps = fps
+        self.num_frames = 0
+        check_fps(fps)
+        check_path(self.path)
+        self._aside = self.path.with_name(f".{self.path.name}.tmp")
+        self._encoder: _FFmpeg | _GIF | None = None
+
+    def __enter__(self) -> "ClipFile":
+        return self
+
+    def write(self, frame: Frame) -> None:
+        """Append a frame."""
+        try:
+            if self._encoder is None:
+                self._encoder = self._opened(frame)
+            self._encoder.write(frame)
+        except OSError as error:
+            raise self._failed(error) from error
+        self.num_frames += 1
+
+    def _opened(self, frame: Frame) -> "_FFmpeg | _GIF":
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        height, width = frame.shape[:2]
+        if self.path.suffix.lower() == ".gif":
+            return _GIF(self._aside, self.fps)
+        return _FFmpeg(self._aside, _CODECS[self.path.suffix.lower()], self.fps, width, height)
+
+    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
+        encoder, self._encoder = self._encoder, None
+        if encoder is None:
+            return
+        try:
+            if kind is None:
+                encoder.finish()
+                publish(self._aside, self.path)
+        except OSError as fault:
+            raise self._failed(fault) from fault
+        finally:
+            encoder.close()
+            with contextlib.suppress(OSError):
+                self._aside.unlink()  # gone already where it was published
+
+    def _failed(self, error: OSError) -> DataError:
+        return DataError(f"can't write the clip {self.path}: {error.strerror or error}.")
+
+
+class _GIF:
+    """Holds the frames, with one byte a pixel, until the file is complete: Pillow writes a GIF at once."""
+
+    def __init__(self, path: Path, fps: float) -> None:
+        self._path, self._fps = path, fps
+        self._frames: list[Image] = []
+        path.touch()  # a place that can't be written to is found before the episode is played
+
+    def write(self, frame: Frame) -> None:
+        self._frames.append(_with_palette(frame))
+
+    def finish(self) -> None:
+        with open(self._path, "wb") as file:
+            _save_gif(file, self._frames, self._fps)
+
+    def close(self) -> None:
+        self._frames.clear()
+
+
+def write_gif(file: BinaryIO, frames: Sequence[Frame], fps: float) -> None:
+    """Write an endlessly repeated GIF of frames of one shape.
+
+    Every frame has up to 256 colours of its own: all of them where there are no more, else the best ones. Frames that
+    are equal to the one before are shown as one, for as long as all of them.
+
+    Args:
+        file: Where to write.
+        frames: At least one.
+        fps: Frames a second; a GIF counts in hundredths of a second, and shows at most 50 frames in one.
+    """
+    _save_gif(file, [_with_palette(frame) for frame in frames], fps)
+
+
+def _with_palette(frame: Frame) -> "Image":
+    from PIL import Image
+
+    return Image.fromarray(frame).quantize(256, dither=Image.Dither.NONE)
+
+
+def _save_gif(file: BinaryIO, frames: "list[Image]", fps: float) -> None:
+    milliseconds, shown = [], 0
+    for count in range(1, len(frames) + 1):
+        delay = max(_LEAST_DELAY, round(100 * count / fps) - shown)
+        shown += delay
+        milliseconds.append(10 * delay)
+    first, *rest = frames
+    first.save(file, "gif", save_all=True, append_images=rest, duration=milliseconds, loop=0, optimize=False)
+
+
+class _FFmpeg:
+    """Raw frames through a pipe to an ffmpeg, which ends with the pipe: also where this process is killed."""
+
+    def __init__(self, path: Path, codec: list[str], fps: float, width: int, height: int) -> None:
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close(); a pipe that nobody reads could fill up
+        source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", f"{fps:.6f}", "-i", "pipe:0"]
+        command = [ffmpeg(), "-loglevel", "error", "-nostdin", "-y", *source, *_PICTURE, *_COLOURS, *codec]
+        try:
+            self._process = subprocess.Popen(
+                [*command, f"file:{path}"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=self._log,
+                start_new_session=True,  # Ctrl-C is for this process, which then decides about the file
+            )
+        except OSError as error:
+            self._log.close()
+            raise SettingsError(f"ffmpeg can't be started: {command[0]}: {error.strerror or error}.") from error
+
+    def write(self, frame: Frame) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(frame.data)
+        except BrokenPipeError:
+            self._process.wait()
+            raise self._error() from None
+
+    def finish(self) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        if self._process.wait() != 0:
+            raise self._error()
+
+    def _error(self) -> OSError:
+        self._log.seek(0)
+        said = self._log.read().decode(errors="replace").strip() or f"exit code {self._process.returncode}"
+        return OSError(f"ffmpeg failed: {said[-500:]}")
+
+    def close(self) -> None:
+        self._process.kill()  # does nothing to one that has ended
+        self._process.wait()
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        self._log.close()
+
+
+def check_path(path: Path) -> None:
+    """Raise a SettingsError where no clip can be written to a file of that name."""
+    kind = path.suffix.lower()
+    if kind != ".gif" and kind not in _CODECS:
+        raise SettingsError(f"a clip can't be written to {path}: its name must end in .mp4, .webm or .gif.")
+    if path.is_dir():
+        raise SettingsError(f"a clip can't be written to {path}, which is a folder: give a file in it.")
+    if kind != ".gif":
+        ffmpeg()
+
+
+def check_fps(fps: float) -> None:
+    """Raise a SettingsError where ``fps`` is no rate."""
+    if not (math.isfinite(fps) and 0.01 <= fps <= 1000):
+        raise SettingsError(f"`fps` is {fps}, but must be between 0.01 and 1000 frames a second.")
+
+
+def ffmpeg() -> str:
+    """The ffmpeg that comes with imageio-ffmpeg, or that its variable IMAGEIO_FFMPEG_EXE names.
+
+    Raises:
+        SettingsError: there is none.
+    """
+    try:
+        import imageio_ffmpeg
+
+        return str(imageio_ffmpeg.get_ffmpeg_exe())
+    except (ImportError, RuntimeError) as error:
+        raise SettingsError(
+            f"mp4 and webm need ffmpeg ({error}): pip install 'etude[video]'. A .gif can be written without it."
+        ) from error

@@ -1,0 +1,536 @@
+# SPDX-License-Identifier: Apache-2.0
+"""EnvWorker: steps copies of an env and writes what they show into step buffers; and the loop of a worker around it."""
+
+import contextlib
+import os
+import select
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from etude import columns as col
+from etude.envs.adapters import (
+    NUMBERS,
+    AgentStep,
+    EnvAdapter,
+    GymAdapter,
+    check_flags,
+    check_reward,
+    not_five,
+    old_api,
+    reset_env,
+    unpacked_wrongly,
+)
+from etude.envs.adapters import (
+    TAKEN as TAKEN_INFO,
+)
+from etude.envs.buffers import (
+    ASLEEP,
+    BLIND,
+    CLOSING,
+    ENDED,
+    FAILED,
+    FIRST,
+    GOAL,
+    MAKE,
+    NO_SEED,
+    OVER,
+    RESET,
+    SHOWN,
+    STEP,
+    TAKEN,
+    TERMINATED,
+    TIMED,
+    TRUNCATED,
+    WRONG,
+    AgentLayout,
+    AgentView,
+    SharedBuffers,
+    StepBuffers,
+    check_alike,
+)
+from etude.envs.multi_agent import adapt_env
+from etude.envs.workers import EnvLimits
+from etude.errors import EnvError, EtudeError, SpaceError, described
+from etude.spaces import check_value
+
+TIMES: Final = 300
+"""How often to give way before one sleeps: for a tenth of a millisecond or more. Sixteen CartPoles in two workers on
+two cores make 125,000 steps a second so, 110,000 with a third of it, and hardly more with three times as much."""
+
+NAP: Final = 1.0
+"""Seconds after which who sleeps looks round, though nobody woke it."""
+
+
+_ALWAYS = 1 << 62
+_HERE = os.path.dirname(__file__)
+
+
+class EnvWorker:
+    """Steps some copies of an env.
+
+    Args:
+        make: Makes one env object.
+        name: What that is called in errors.
+        envs: The numbers of its copies.
+        limits: Checks, and the length of episodes.
+        is_given: What ``make`` gives was made by somebody else, who will close it.
+        is_here: The envs step in the thread that uses the arena: a KeyboardInterrupt is somebody's Ctrl-C.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Any],
+        name: str,
+        envs: Sequence[int],
+        limits: EnvLimits,
+        *,
+        is_given: bool = False,
+        is_here: bool = False,
+    ) -> None:
+        self.envs = envs
+        self.failures: dict[int, EtudeError] = {}
+        """The errors of envs that failed."""
+        self.infos: dict[int, Any] = {}
+        """What each env said beside its last rows that wait."""
+        self.end_infos: dict[int, Any] = {}
+        """What each env said beside its last rows that end."""
+        self._make_env, self._name, self._is_given, self._is_here = make, name, is_given, is_here
+        self._max_steps = limits.max_steps
+        self._check = _ALWAYS if limits.check == "always" else limits.check
+        self._adapters: dict[int, EnvAdapter] = {}
+        self._unchecked = dict.fromkeys(envs, 0)
+        self._ended = 0
+
+    # -- the beginning and the end ------------------------------------------------------------------------------
+
+    def make_all(self) -> AgentLayout:
+        """Make all envs, and say who is in them.
+
+        Raises:
+            EnvError: one can't be made, or they are not alike.
+            SpaceError: a space is of a kind that Etude can't handle.
+        """
+        try:
+            layouts = [AgentLayout.of(self._make(env)) for env in self.envs]
+        except EtudeError:
+            raise
+        except BaseException as error:
+            if self._passes(error):
+                raise
+            raise EnvError(f"{self._name} fails to make an env: {described(error)}") from error
+        for env, layout in zip(self.envs, layouts, strict=True):
+            check_alike(layouts[0], layout, env)
+        return layouts[0]
+
+    def _make(self, env: int) -> EnvAdapter:
+        old = self._adapters.pop(env, None)
+        if old is not None and not self._is_given:
+            _close_failed(old)
+        adapter = adapt_env(self._make_env())
+        if any(adapter.env is other.env for other in self._adapters.values()):
+            raise EnvError(f"the same {type(adapter.env).__name__} object is given each time: let a new one be made.")
+        self._adapters[env] = adapter
+        self._unchecked[env] = self._check
+        return adapter
+
+    def _passes(self, error: BaseException) -> bool:
+        """Whether an error is not the env's."""
+        return self._is_here and isinstance(error, KeyboardInterrupt)
+
+    def attach(self, buffers: StepBuffers, note_reset: Callable[[], None] | None = None) -> None:
+        """Write into ``buffers`` from now on; call ``note_reset`` before each reset that follows an episode."""
+        self._buffers, self._layout, self._note_reset = buffers, buffers.layout, note_reset
+        layout = buffers.layout
+        self._seat = {agent: seat for seat, agent in enumerate(layout.seated)}
+        self._waiting: dict[int, list[int]] = {env: [] for env in self.envs}
+        views = [
+            AgentView(group, i, *columns)
+            for group, *columns in zip(layout.groups, buffers.obs, buffers.end_obs, buffers.action, strict=True)
+            for i in range(len(group.agents))
+        ]
+        self._views = [views[self._seat[agent]] for agent in range(len(layout.agents))]
+        self._view = views[0]  # the only one where there is one agent
+        # Memory views read and write one number faster than arrays.
+        self._reward: Any = buffers.reward.reshape(-1).data
+        self._end_reward: Any = buffers.end_reward.reshape(-1).data
+        self._flags: Any = buffers.flags.reshape(-1).data
+        self._end_flags: Any = buffers.end_flags.reshape(-1).data
+        self._env_t, self._end_t = buffers.env_t.data, buffers.end_t.data
+        self._episode, self._end_episode = buffers.episode.data, buffers.end_episode.data
+        self._has_ends = dict.fromkeys(self.envs, False)
+
+    def close(self) -> None:
+        """Close all envs, also when one of them can't be.
+
+        Raises:
+            Exception: one can't be closed.
+        """
+        adapters, self._adapters = list(self._adapters.values()), {}
+        if self._is_given:
+            return
+        with contextlib.ExitStack() as stack:
+            for adapter in reversed(adapters):
+                stack.callback(adapter.close)
+
+    def adapters(self) -> list[EnvAdapter]:
+        """Those there are, in order."""
+        return [self._adapters[env] for env in self.envs]
+
+    def env_at(self, env: int) -> Any:
+        """The object of ``env``; None while it is made again."""
+        adapter = self._adapters.get(env)
+        return None if adapter is None else adapter.env
+
+    def waiting(self, env: int) -> list[int]:
+        """The agents of ``env`` that wait for actions; may be set."""
+        return self._waiting[env]
+
+    # -- steps and resets ---------------------------------------------------------------------------------------
+
+    def step(self, env: int) -> int:
+        """Step ``env`` with the actions in the buffers, write its rows, and give its status."""
+        try:
+            adapter = self._adapters[env]
+            return self._step_gym(env, adapter) if type(adapter) is GymAdapter else self._step(env, adapter)
+        except BaseException as error:
+            if self._passes(error):
+                raise
+            adapter = self._adapters[env]
+            return self._failed(env, "a reset" if adapter.over else "a step", error)
+
+    def begin(self, env: int, seed: int | None, *, make: bool = False) -> int:
+        """Reset ``env``, which is made again before where ``make``; write its rows, and give its status."""
+        try:
+            adapter = self._make(env) if make else self._adapters[env]
+            if make:
+                check_alike(self._layout, AgentLayout.of(adapter), env)
+                if self._note_reset is not None:
+                    self._note_reset()
+            return self._reset(env, adapter, seed)
+        except BaseException as error:
+            if self._passes(error):
+                raise
+            return self._failed(env, "a reset" if env in self._adapters else "being made", error)
+
+    def _failed(self, env: int, doing: str, error: BaseException) -> int:
+        """The status of an env that raised an error, which is kept to be told."""
+        ended = self._take_ended()
+        if unpacked_wrongly(error):
+            error = old_api(self._adapters[env].env, f"unpacking what it returned failed ({error})")
+        if isinstance(error, EtudeError):
+            kind = SpaceError if isinstance(error, SpaceError) else EnvError
+            self.failures[env] = kind(f"env {env}: {error}")
+            return ended | FAILED | WRONG
+        self.failures[env] = EnvError(f"env {env} failed in {doing}:\n{_text(error)}")
+        return ended | FAILED
+
+    def _take_ended(self) -> int:
+        ended, self._ended = self._ended, 0
+        return ended
+
+    def _begin_next(self, env: int, adapter: EnvAdapter, ended: int) -> int:
+        """Reset an env whose episode is over, after rows that ``ended`` describes."""
+        self._ended = ended  # true whether or not the reset fails
+        if self._note_reset is not None:
+            self._note_reset()
+        status = self._reset(env, adapter, None)
+        return status | self._take_ended()
+
+    def _reset(self, env: int, adapter: EnvAdapter, seed: int | None) -> int:
+        if type(adapter) is GymAdapter:
+            return self._reset_gym(env, adapter, seed)
+        rows = adapter.reset(seed)
+        self.infos[env] = adapter.infos
+        return self._write(env, adapter, rows)
+
+    # -- one agent, without rows --------------------------------------------------------------------------------
+
+    def _reset_gym(self, env: int, adapter: GymAdapter, seed: int | None) -> int:
+        obs, self.infos[env] = reset_env(adapter.env, seed)
+        adapter.env_t, adapter.over = 0, False
+        view = self._view
+        if self._unchecked[env]:
+            self._unchecked[env] -= 1
+            check_value(view.obs_space, obs, col.OBS)
+        view.show(env, obs)
+        self._reward[env] = 0.0
+        return SHOWN | FIRST
+
+    def _step_gym(self, env: int, adapter: GymAdapter) -> int:
+        view = self._view
+        given = adapter.env.step(view.read(env))
+        try:
+            obs, reward, terminated, truncated, infos = given
+        except (TypeError, ValueError):
+            raise not_five(adapter.env, given) from None
+        adapter.env_t = t = adapter.env_t + 1
+        if reward.__class__ not in NUMBERS:
+            check_reward(reward)
+        if self._unchecked[env]:
+            check_flags(terminated, truncated)
+            self._unchecked[env] -= 1
+            check_value(view.obs_space, obs, col.OBS)
+        if not (terminated or truncated) and t != self._max_steps:
+            view.show(env, obs)
+            self._reward[env] = reward
+            self.infos[env] = infos
+            return SHOWN | self._keep_taken(env, view, infos.get(TAKEN_INFO)) if infos else SHOWN
+        adapter.over, adapter.infos = True, infos
+        view.end(env, obs)
+        self._end_reward[env] = reward
+        cut = not terminated and t == self._max_steps
+        flags = (TERMINATED if terminated else 0) | (TRUNCATED if truncated or cut else 0)
+        self.end_infos[env] = infos
+        taken = self._keep_taken(env, view, infos.get(TAKEN_INFO)) if infos else 0
+        return self._begin_next(env, adapter, ENDED | OVER | flags | taken)
+
+    def _step(self, env: int, adapter: EnvAdapter) -> int:
+        views = self._views
+        rows = adapter.step({agent: views[agent].read(env) for agent in self._waiting[env]})
+        if self._max_steps is not None and adapter.env_t >= self._max_steps and not adapter.over:
+            rows = adapter.truncate(rows)
+        if self._has_ends[env]:
+            self._buffers.end_flags[env] = 0
+            self._has_ends[env] = False
+        self._end_t[env] = adapter.env_t
+        self._end_episode[env] = self._episode[env]
+        self.infos[env] = self.end_infos[env] = adapter.infos
+        status = self._write(env, adapter, rows)
+        if not adapter.over:
+            return status
+        self._episode[env] += 1
+        return self._begin_next(env, adapter, status | OVER)
+
+    # -- rows ---------------------------------------------------------------------------------------------------
+
+    def _write(self, env: int, adapter: EnvAdapter, rows: Iterable[AgentStep]) -> int:
+        status = 0
+        waiting = []
+        self._buffers.flags[env] = 0
+        first_seat, unchecked = env * len(self._views), self._unchecked[env]
+        for row in rows:
+            view, seat = self._views[row.agent], first_seat + self._seat[row.agent]
+            flags = SHOWN if row.taken is None else SHOWN | self._keep_taken(env, view, row.taken)
+            if row.obs is None:
+                flags |= BLIND
+            elif unchecked:
+                check_value(view.obs_space, row.obs, col.OBS)
+            if row.terminated or row.truncated:
+                flags |= (TERMINATED if row.terminated else 0) | (TRUNCATED if row.truncated else 0)
+                if row.obs is not None:
+                    view.end(env, row.obs)
+                self._end_reward[seat] = row.reward
+                self._end_flags[seat] = flags
+                self._has_ends[env] = True
+                status |= ENDED | flags & TAKEN
+            else:
+                flags |= FIRST if row.first else 0
+                view.show(env, row.obs)
+                self._reward[seat] = row.reward
+                self._flags[seat] = flags
+                waiting.append(row.agent)
+                status |= flags
+        self._env_t[env] = adapter.env_t
+        self._waiting[env] = waiting
+        self._unchecked[env] -= self._unchecked[env] > 0
+        if not waiting and not adapter.over:
+            raise EnvError(
+                f"no agent of {type(adapter.env).__name__} waits for an action, though its episode is not over."
+            )
+        return status
+
+    def _keep_taken(self, env: int, view: AgentView, action: Any) -> int:
+        if action is None:
+            return 0
+        check_value(view.action_space, action, TAKEN_INFO)
+        view.keep(env, action)
+        return TAKEN
+
+
+def _close_failed(adapter: EnvAdapter) -> None:
+    try:
+        adapter.close()
+    except Exception:  # noqa: BLE001  it failed before, and that was told
+        return
+
+
+def _text(error: BaseException) -> str:
+    """An error with its traceback, from where it leaves this package."""
+    at = error.__traceback__
+    while at is not None and at.tb_frame.f_code.co_filename.startswith(_HERE):
+        at = at.tb_next
+    return "".join(traceback.format_exception(type(error), error, at)).rstrip()
+
+
+# -- the loop -------------------------------------------------------------------------------------------------------
+
+
+class WakeEvent:
+    """An event between two processes or threads: one waits on ``reader`` until the other sets it.
+
+    Args:
+        ends: The sockets of an event that another process has made; None: a new event.
+    """
+
+    def __init__(self, ends: tuple[socket.socket, socket.socket] | None = None) -> None:
+        self.reader, self.writer = ends = socket.socketpair() if ends is None else ends
+        for end in ends:
+            end.setblocking(False)
+
+    def set(self) -> None:
+        """Wake who waits, now or when it next does."""
+        try:
+            self.writer.send(b"!")
+        except (BlockingIOError, BrokenPipeError, ConnectionResetError):  # set already, or nobody is there
+            return
+
+    def clear(self) -> None:
+        """Forget that it was set."""
+        try:
+            self.reader.recv(65536)
+        except BlockingIOError:
+            return
+
+    def close(self) -> None:
+        """Close both ends."""
+        self.reader.close()
+        self.writer.close()
+
+
+def fence() -> Callable[[], None]:
+    """A function for one thread: what it wrote before is seen by other processors before it reads anything after.
+
+    Who is about to sleep says so and then looks for work once more; who has work leaves it and then looks who sleeps.
+    Without a fence between, each may miss the other.
+    """
+    lock = threading.Lock()
+    lock.acquire()
+
+    def cross() -> None:
+        lock.release()  # in this order: no processor lets a read after an acquire pass a write before a release
+        lock.acquire()
+
+    return cross
+
+
+class Spin:
+    """Looking for something to do, and giving way to others between, for a while before one sleeps.
+
+    That is quicker than to be woken, as long as all who have something to do give way: so it is left for a tenth of a
+    second when another program kept the core for its whole share. Never to give way would keep the envs from theirs.
+    """
+
+    def __init__(self) -> None:
+        self._left = 0
+        self._now = self._rest = 0.0
+
+    def begin(self) -> None:
+        """There is nothing to do from now on."""
+        self._now = time.perf_counter()
+        self._left = TIMES if self._now > self._rest else 0
+
+    def goes_on(self) -> bool:
+        """Give way, and then look again; False: sleep instead."""
+        if not self._left:
+            return False
+        self._left -= 1
+        os.sched_yield()
+        now = time.perf_counter()
+        if now - self._now > 1e-3:
+            self._left, self._rest = 0, now + 0.1
+        self._now = now
+        return True
+
+
+def wait_for(ends: Sequence[Any]) -> Callable[[float], list[int]]:
+    """A function that waits, at most so many seconds, until some of ``ends``, sockets or the
+    numbers of files, can be read: their numbers."""
+    fds = [end if isinstance(end, int) else end.fileno() for end in ends]
+    if not hasattr(select, "poll"):
+        return lambda seconds: select.select(fds, [], [], seconds)[0]
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return lambda seconds: [fd for fd, _ in poll.poll(max(0.0, seconds * 1e3))]
+
+
+def work(
+    worker: EnvWorker,
+    buffers: SharedBuffers,
+    number: int,
+    arena_event: WakeEvent,
+    *,
+    spin: Spin | None,
+    sleep: Callable[[], bool],
+) -> None:
+    """Do orders until the arena closes, or ``sleep`` says that it is gone.
+
+    Args:
+        worker: Steps the envs.
+        buffers: Where the orders are.
+        number: Which worker this is.
+        arena_event: Wakes the arena.
+        spin: None for threads, which would hold the lock that others need.
+        sleep: Sleeps until this worker is woken; False: the arena is gone.
+    """
+    words, asked, done = buffers.words.data, buffers.asked.data, buffers.done.data  # faster than arrays, for one number
+    order, seed, status = buffers.order.data, buffers.seed.data, buffers.status.data
+    total, asleep, current = buffers.total.data, buffers.asleep.data, buffers.current.data
+    doing = buffers.doing.data
+    began_at: Any = buffers.began.data
+    cross = fence()
+    closing: int = CLOSING
+    is_timed = words[TIMED]
+    num_done = total[number]
+    was_idle = False
+
+    def note_reset() -> None:
+        doing[number], began_at[number] = RESET, time.monotonic()
+
+    worker.attach(buffers, note_reset)
+    while not words[closing]:
+        served = False
+        for env in worker.envs:
+            index = asked[env]
+            if index == done[env]:
+                continue
+            what = doing[number] = order[env]
+            if is_timed:
+                began_at[number] = time.monotonic()
+            current[number] = env
+            if what == STEP:
+                bits = worker.step(env)
+            else:
+                bits = worker.begin(env, None if seed[env] == NO_SEED else seed[env], make=what == MAKE)
+            if bits & FAILED:
+                buffers.set_failure(env, worker.failures.pop(env))
+            status[env] = bits
+            done[env] = index
+            num_done += 1
+            total[number] = num_done
+            cross()
+            if words[ASLEEP] and sum(total) >= words[GOAL]:
+                arena_event.set()
+            served = True
+            if words[closing]:
+                return
+        if served:
+            was_idle = False
+            continue
+        if not was_idle:
+            current[number] = -1
+            was_idle = True
+            if spin is not None:
+                spin.begin()
+        if spin is not None and spin.goes_on():
+            continue
+        asleep[number] = 1
+        cross()
+        is_idle = all(asked[env] == done[env] for env in worker.envs) and not words[closing]
+        if is_idle and not sleep():
+            return
+        asleep[number] = 0
