@@ -79,8 +79,7 @@ class _Ends(NamedTuple):
 
     def select(self, which: NDArray[np.bool_]) -> "_Ends":
         agents = [ends for ends, yes in zip(self.agents, which, strict=True) if yes] if self.agents else []
-        columns: Any = [column[which] for column in self[:5]]
-        return _Ends(*columns, agents)
+        return _Ends._make([*(column[which] for column in self[:5]), agents])
 
 
 class Delivers(Protocol):
@@ -325,6 +324,4 @@ def _plain(ends: _Ends) -> list[Any]:
 
 
 def _ends(state: list[Any]) -> _Ends:
-    columns: Any = state[:5]
-    agents = state[5]
-    return _Ends(*columns, [[_AgentEnd(*end) for end in ends] for ends in agents])
+    return _Ends._make([*state[:5], [[_AgentEnd(*end) for end in ends] for ends in state[5]]])
