@@ -216,7 +216,7 @@ def kill_workers() -> None:
 
 
 @dataclasses.dataclass(kw_only=True)
-class _Job:
+class _WorkerJob:
     """What the server and the workers of an arena know of it. They inherit the files whose numbers are here."""
 
     name: str
@@ -281,7 +281,7 @@ class ProcessBackend:
         self._server, server = multiprocessing.Pipe()
         layouts = [multiprocessing.Pipe(duplex=False) for _ in numbers]
         self._layouts = [reader for reader, _ in layouts]
-        job = _Job(
+        job = _WorkerJob(
             name=name,
             preparation=preparation,
             pickled=pickled,
@@ -472,7 +472,7 @@ def _preparation(name: str, *, needs_main: bool) -> dict[str, Any]:
     return data
 
 
-def _start_server(job: _Job) -> "subprocess.Popen[bytes]":
+def _start_server(job: _WorkerJob) -> "subprocess.Popen[bytes]":
     with tempfile.TemporaryFile() as file:
         pickle.dump(job, file)
         file.flush()
@@ -523,7 +523,7 @@ def serve() -> NoReturn:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     with open(job_fd, "rb", closefd=False) as file:
         file.seek(0)
-        job: _Job = pickle.load(file)  # noqa: S301  the arena's own, never data
+        job: _WorkerJob = pickle.load(file)  # noqa: S301  the arena's own, never data
     for fd in (job_fd, *job.fds()):
         os.set_inheritable(fd, False)
     maker = None if is_cold else _load(job)
@@ -544,7 +544,7 @@ def _num_threads() -> int:
         return threading.active_count()
 
 
-def _load(job: _Job) -> Callable[[], Any] | str:
+def _load(job: _WorkerJob) -> Callable[[], Any] | str:
     """What makes the envs, or why it can't be imported."""
     global _is_importing_main
     _is_importing_main = True
@@ -559,7 +559,7 @@ def _load(job: _Job) -> Callable[[], Any] | str:
 
 
 class _Server:
-    def __init__(self, job: _Job, maker: Callable[[], Any] | str | None) -> None:
+    def __init__(self, job: _WorkerJob, maker: Callable[[], Any] | str | None) -> None:
         self._job, self._maker = job, maker
         self._arena: Connection[Any, Any] = Connection(job.server_fd)
         self._workers: dict[int, Any] = {}
@@ -651,7 +651,7 @@ def _kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def _run_worker(job: _Job, make: Callable[[], Any] | str, number: int, layout: Any) -> None:
+def _run_worker(job: _WorkerJob, make: Callable[[], Any] | str, number: int, layout: Any) -> None:
     """Be a worker until the arena closes or is gone. With a ``layout``, it is one in place of another that died."""
     np.random.seed()  # else all forked workers draw the same from it
     event, arena_event = _event(job.events[number]), _event(job.arena_event)
@@ -696,7 +696,7 @@ def _event(fds: tuple[int, int]) -> WakeEvent:
     return WakeEvent((reader, writer))
 
 
-def _tell(job: _Job, number: int, message: dict[str, Any]) -> None:
+def _tell(job: _WorkerJob, number: int, message: dict[str, Any]) -> None:
     """Send the arena the layout of a worker's envs, or why there is none."""
     with Connection(job.layout_fds[number], readable=False) as to_arena:
         to_arena.send(message)
