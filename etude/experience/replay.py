@@ -14,7 +14,7 @@ from etude.errors import CheckpointError, DataError, SettingsError
 from etude.experience.arrays import Index
 from etude.experience.experience import Experience, without_lookback
 from etude.experience.priorities import Priorities, Prioritized, checked
-from etude.experience.trajectories import Trajectories
+from etude.experience.trajectories import TrajectoryStore
 
 
 class Replay:
@@ -62,7 +62,7 @@ class Replay:
         self.priorities = priorities
         self._rng = np.random.default_rng(seed)
         self._discounts = np.float64(gamma) ** np.arange(n_step + 1)
-        self._stored = Trajectories(capacity, path)
+        self._stored = TrajectoryStore(capacity, path)
         self._prioritized = None if priorities is None else Prioritized(priorities, capacity)
 
     @property
@@ -126,8 +126,8 @@ class Replay:
     def sample(self, batch_size: int) -> Columns:
         """Draw steps, with replacement: uniformly, or by priorities, one from each of equal shares of their sum.
 
-        The rewards of up to ``n_step`` steps are summed, to where the episode ends or is known. What follows them is
-        the next observation, or the final one where the episode ended or has not gone on yet.
+        The rewards of up to ``n_step`` steps are summed, until the episode ends or is not known any further. The
+        observation after them is the next one, or the final one if the episode ended or was not continued yet.
 
         Returns:
             Columns ``[batch_size, ...]``: those that were added, and
@@ -219,7 +219,7 @@ class Replay:
     def update_priorities(self, index: ArrayLike, priority: ArrayLike) -> None:
         """Set priorities, such as absolute TD errors, of steps.
 
-        Steps that are no longer stored, and those counted by `num_blind`, are passed over.
+        Steps that are no longer stored, and those counted by `num_blind`, are ignored.
 
         Args:
             index: int64 ``[num]``, as `sample` gave them; of steps given twice, the last counts.
@@ -238,9 +238,9 @@ class Replay:
     def sample_sequences(self, num: int, length: int, lookback: int = 0) -> Experience:
         """Draw segments of ``length`` steps.
 
-        A step is drawn uniformly from all, and how many steps of the segment come before it: so the first and the last
-        steps of an episode are drawn half as often as others, not less. Segments are shorter at an episode's start and
-        end, and where it is not known any further. They hold the columns as they were added, among them
+        A step is drawn uniformly from all, and so is its place in the segment: the first and the last steps of an
+        episode are drawn about half as often as others, but not less. Segments are shorter at an episode's start and
+        end, and where no further step is stored. They hold the columns as they were added, among them
         ``state_in/...``, whose first row in a segment is the state to begin with.
 
         Args:

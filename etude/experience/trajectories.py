@@ -47,7 +47,7 @@ class Added(NamedTuple):
     """Rows for which that was so until now. They may be among ``unseen``."""
 
 
-class Trajectories:
+class TrajectoryStore:
     """Steps by row: step n of all that were ever added is in row ``n % capacity``.
 
     The row ``capacity`` belongs to no step: it stands for what follows the last step of a trajectory, and holds zeros.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 METRICS_FILE = "metrics.jsonl"
 # Okabe & Ito's colours (2008), which colour-blind readers can tell apart; the ones that read badly on white left out.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#555555")
-_INK, _GRID = "#333333", "#DDDDDD"
+_INK = "#333333"
 
 
 class Curve(NamedTuple):
@@ -126,7 +126,15 @@ def _draw(panels: Mapping[tuple[str, str], Sequence[tuple[Curve, str]]], to: Pat
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    with rc_context({"font.size": 10, "text.color": _INK, "axes.labelcolor": _INK, "svg.hashsalt": "etude"}):
+    style: dict[Any, Any] = {
+        "text.color": _INK,
+        "axes.labelcolor": _INK,
+        "xtick.labelcolor": _INK,
+        "ytick.labelcolor": _INK,
+    }
+    style |= {"axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#999999"}
+    style |= {"axes.grid": True, "grid.color": "#DDDDDD", "axes.axisbelow": True, "svg.hashsalt": "etude"}
+    with rc_context(style):
         figure = Figure(figsize=(2.2 + 5.4 * len(panels), 4.4), dpi=160, layout="constrained", facecolor="white")
         FigureCanvasAgg(figure)
         axes = figure.subplots(1, len(panels), squeeze=False)[0]
@@ -157,13 +165,8 @@ def _draw_panel(ax: "Axes", quantity: str, clock: str, curves: Sequence[tuple[Cu
     ax.set_xlim(left=0)
     if any(not np.isnan(curve.low + curve.high).all() for curve, _ in curves):
         ax.set_title("mean of the latest episodes; band: least to greatest", loc="left", fontsize=8.5, color="#777777")
-    ax.grid(color=_GRID, linewidth=0.7)
-    ax.set_axisbelow(True)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.spines[["left", "bottom"]].set_color("#999999")
-    ax.tick_params(color="#999999", labelcolor=_INK)
     ax.margins(x=0.02, y=0.06)
-    ax.legend(frameon=False, loc="best", handlelength=1.6)
+    ax.legend(frameon=False, loc="best")
 
 
 def _draw_curve(ax: "Axes", curve: Curve, colour: str) -> None:
@@ -177,15 +180,6 @@ def _draw_curve(ax: "Axes", curve: Curve, colour: str) -> None:
         ax.plot(curve.x[known], curve.mean[known], color=colour, linewidth=1.8, marker=marker, label=label)
     tested = ~np.isnan(curve.evaluated)
     if tested.any():
-        name = f"{label}, evaluation" if known.any() else label
-        ax.plot(
-            curve.x[tested],
-            curve.evaluated[tested],
-            color=colour,
-            linestyle=":" if known.any() else "-",
-            linewidth=1.2,
-            marker="o",
-            markersize=4.5,
-            markerfacecolor="white",
-            label=name,
-        )
+        name, line = (f"{label}, evaluation", ":o") if known.any() else (label, "-o")
+        x, y = curve.x[tested], curve.evaluated[tested]
+        ax.plot(x, y, line, color=colour, linewidth=1.2, markersize=4.5, markerfacecolor="white", label=name)

@@ -16,7 +16,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -306,11 +306,11 @@ class TensorBoard(Sink):
             self._records = RecordWriter(AppendFile(self.path))
             self._event(file_version="brain.Event:2")
 
-    def _event(self, summary: list[dict[str, Any]] = [], step: int = 0, **fields: Any) -> None:  # noqa: B006
+    def _event(self, values: Sequence[Mapping[str, Any]] = (), step: int = 0, **fields: Any) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
 
         event = Event(wall_time=time.time(), step=int(step), **fields)
-        for value in summary:
+        for value in values:
             event.summary.value.add(**value)
         self._records.write(event.SerializeToString())
 
