@@ -312,7 +312,7 @@ class ActingAlgorithm(Algorithm[C]):
     def _set_runner(self, state: Mapping[str, Any]) -> None:
         if "rollouts" in state and len(state["rollouts"]) != len(self.students):
             raise CheckpointError(
-                f"the state's runner acted with {len(state['tracks'])} modules, but here are {len(self.students)}: "
+                f"the state's runner acted with {len(state['rollouts'])} modules, but here are {len(self.students)}: "
                 "leave it out, with not_components='runner'."
             )
         self._saved_runner = dict(state)

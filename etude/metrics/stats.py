@@ -124,8 +124,8 @@ class RunningStat:
             self.max = greatest if not self.count else float(np.maximum(self.max, greatest))
             self.count, self.sum = self.count + new.size, self.sum + float(new.sum())
 
-    def __len__(self) -> int:
-        return self.count
+    def __bool__(self) -> bool:
+        return self.count != 0
 
     @property
     def mean(self) -> float:
@@ -157,7 +157,7 @@ class _Entry:
 
     def figure(self, seconds: float) -> float | None:
         """What is made of the values; None if there are none to make it of."""
-        if not len(self.stat) and self.by not in ("sum", "throughput", "lifetime"):
+        if not self.stat and self.by not in ("sum", "throughput", "lifetime"):
             return None
         if self.by == "throughput":
             return float(self.stat.sum / seconds) if seconds > 0 else math.nan

@@ -236,7 +236,8 @@ class Rollout:
         rows, n = self.rows, self.rows.size
         if not n:
             return None
-        self._write_logp(slice(self._acted, self.pending))
+        acted = self._acted + np.flatnonzero(~self._ended(slice(self._acted, self.pending)))
+        self._write_logp(acted if len(acted) < self.pending - self._acted else slice(self._acted, self.pending))
         slots = rows.columns[SLOT][:n]
         order = np.argsort(slots.astype(np.uint16) if len(self._nowhere) < 1 << 16 else slots, kind="stable")
         slot, first, ended, at = slots[order], rows.flag(_FIRST)[order], self._ended(order), np.arange(n)

@@ -119,8 +119,10 @@ def test_what_was_left_out_and_the_steps_of_running_episodes_are_checked(run: Pa
         write(run, replaced(document, ("meta", "left_out"), other))
         with pytest.raises(CheckpointError, match=str(run)):
             etude.load(run)
-    begin = ("tree", "runner", "tracks", 0, "log")
-    for place in [place for place in places(document) if place[:-1] == begin]:
+    begin = ("tree", "runner", "rollouts", 0, "rows")
+    columns = [place for place in places(document) if place[:-1] == begin]
+    assert columns
+    for place in columns:
         for other in (
             {"$": "objects", "shape": [1], "items": [None]},
             {"$": "scalar", "dtype": "<f8", "hex": "00" * 8},

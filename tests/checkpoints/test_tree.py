@@ -206,7 +206,7 @@ def _forge(folder):
         (lambda f: (f / "checkpoint.json").write_text("[]"), "is not a checkpoint: .* does not say `format: etude-ch"),
         (
             _edit(lambda d: d.update(version=9, etude="7.0")),
-            "of version 9, written by Etude 7.0; Etude .* reads versions 1 to 4",
+            "of version 9, written by Etude 7.0; Etude .* reads versions 1 to 5",
         ),
         (_edit(lambda d: d.pop("state")), "is broken: it lacks `meta`, `tree` or `state`"),
         (_edit(lambda d: d.pop("tree")), "is broken: it lacks"),

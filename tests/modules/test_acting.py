@@ -52,10 +52,10 @@ def test_numpy_equals_torch(activation, separate, hidden, action_space, dependen
         obs = rows(n, seed=n)
         action, extras = fast.step(obs)
         wanted_action, wanted = slow.step(obs)
-        done, wanted_done = fast.finish(obs, extras, action), slow.finish(obs, wanted, wanted_action)
+        logp, wanted_logp = fast.logp(extras["dist_inputs"], action), slow.logp(wanted["dist_inputs"], wanted_action)
         np.testing.assert_allclose(extras["dist_inputs"], wanted["dist_inputs"], atol=1e-5, rtol=1e-5)
-        np.testing.assert_allclose(done["value"], wanted["value"], atol=1e-5, rtol=1e-5)
-        np.testing.assert_allclose(done["logp"], wanted_done["logp"], atol=1e-4, rtol=1e-4)
+        np.testing.assert_allclose(module.value_of(obs), wanted["value"], atol=1e-5, rtol=1e-5)
+        np.testing.assert_allclose(logp, wanted_logp, atol=1e-4, rtol=1e-4)
         for name in action:
             np.testing.assert_allclose(action[name], wanted_action[name], atol=1e-4, rtol=1e-4)
 
@@ -83,7 +83,7 @@ def test_updates_in_place_are_seen_at_once():
     action, extras = actor.step(obs)
     assert np.abs(extras["dist_inputs"] - before).max() > 0.01
     np.testing.assert_allclose(extras["dist_inputs"], output.dist_inputs.detach(), atol=1e-5)
-    np.testing.assert_allclose(actor.finish(obs, extras, action)["value"], output.value.detach(), atol=1e-5)
+    np.testing.assert_allclose(module.value_of(obs), output.value.detach(), atol=1e-5)
 
 
 def test_start_finds_parameters_that_moved():
@@ -100,7 +100,7 @@ def test_start_finds_parameters_that_moved():
     wanted = module(torch.from_numpy(obs["obs"]))
     action, extras = actor.step(obs)
     np.testing.assert_allclose(extras["dist_inputs"], wanted.dist_inputs.detach(), atol=1e-5)
-    np.testing.assert_allclose(actor.finish(obs, extras, action)["value"], wanted.value.detach(), atol=1e-5)
+    np.testing.assert_allclose(module.value_of(obs), wanted.value.detach(), atol=1e-5)
     flat *= 1.5
     wanted = module(torch.from_numpy(obs["obs"]))
     np.testing.assert_allclose(actor.step(obs)[1]["dist_inputs"], wanted.dist_inputs.detach(), atol=1e-5)
@@ -182,14 +182,13 @@ def test_what_is_recorded():
     for actor in (module.actor(explore=True), TorchActor(module, explore=True)):
         started(actor, 9)
         action, extras = actor.step(obs)
-        done = actor.finish(obs, extras, action)
-        everything = {**extras, **done}
-        assert set(everything) == {"dist_inputs", "logp", "value"}
-        assert all(column.dtype == np.float32 and len(column) == 9 for column in everything.values())
-        assert everything["value"].shape == everything["logp"].shape == (9,)
+        logp = actor.logp(extras["dist_inputs"], action)
+        assert set(extras) == ({"dist_inputs", "value"} if isinstance(actor, TorchActor) else {"dist_inputs"})
+        assert all(column.dtype == np.float32 and len(column) == 9 for column in (*extras.values(), logp))
+        assert logp.shape == (9,)
         logits = torch.from_numpy(extras["dist_inputs"])
         wanted = torch.distributions.Categorical(logits=logits).log_prob(torch.from_numpy(action["action"]))
-        np.testing.assert_allclose(everything["logp"], wanted, atol=1e-6)
+        np.testing.assert_allclose(logp, wanted, atol=1e-6)
 
 
 def test_a_step_before_start_says_so():

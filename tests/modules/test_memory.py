@@ -170,7 +170,7 @@ def test_gates_that_are_wide_open_or_shut(kind, far):
     np.testing.assert_allclose(columns["dist_inputs"], out.dist_inputs.detach(), atol=1e-5)
 
 
-def test_what_is_recorded_and_finished():
+def test_what_is_recorded():
     for value in (True, False):
         module = module_of("lstm", value=value)
         actor = module.actor(explore=True)
@@ -178,8 +178,7 @@ def test_what_is_recorded_and_finished():
         columns = acted(actor, module, obs)
         assert ("value" in columns) == value
         extras = {name: columns[name][:, 0] for name in ("dist_inputs", "value") if name in columns}
-        done = actor.finish({"obs": obs["obs"][:, 0]}, extras, {"action": columns["action"][:, 0]})
-        assert set(done) == {"logp"}
+        assert actor.logp(extras["dist_inputs"], {"action": columns["action"][:, 0]}).shape == (4,)
         for name, column in columns.items():
             assert len(column) == 4
             assert column.dtype == (np.int64 if name == "action" else np.float32)

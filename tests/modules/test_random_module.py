@@ -13,7 +13,7 @@ def drawn(action_space, rows, obs_space=SEEN, obs=None, seed=0, explore=True):
     actor = RandomModule(obs_space, action_space).actor(explore=explore)
     actor.start(np.random.default_rng(seed), rows)
     action, extras = actor.step({"obs": np.zeros((rows, 2), np.float32)} if obs is None else obs)
-    assert (extras, actor.finish({}, {}, {})) == ({}, {})
+    assert (extras, actor.logp(None, action)) == ({}, None)
     return action
 
 
