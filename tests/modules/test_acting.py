@@ -80,7 +80,7 @@ def test_updates_in_place_are_seen_at_once():
     (output.dist_inputs.sum() + output.value.sum()).backward()
     optimizer.step()
     output = module(torch.from_numpy(obs["obs"]))
-    action, extras = actor.step(obs)
+    _, extras = actor.step(obs)
     assert np.abs(extras["dist_inputs"] - before).max() > 0.01
     np.testing.assert_allclose(extras["dist_inputs"], output.dist_inputs.detach(), atol=1e-5)
     np.testing.assert_allclose(module.value_of(obs), output.value.detach(), atol=1e-5)
@@ -98,7 +98,7 @@ def test_start_finds_parameters_that_moved():
     flat *= 1.5
     started(actor, 5)
     wanted = module(torch.from_numpy(obs["obs"]))
-    action, extras = actor.step(obs)
+    _, extras = actor.step(obs)
     np.testing.assert_allclose(extras["dist_inputs"], wanted.dist_inputs.detach(), atol=1e-5)
     np.testing.assert_allclose(module.value_of(obs), wanted.value.detach(), atol=1e-5)
     flat *= 1.5
