@@ -21,7 +21,8 @@ demo: $(VENV)/installed
 
 test: lint
 	@$(call suite,)
-	@$(call suite,-m "learning and not cluster")
+	@$(call suite,-m "slow and not cluster")
+	@$(call suite,-m "learning and not cluster and not slow")
 	@$(call suite,-m cluster)
 
 lint: $(VENV)/installed-dev

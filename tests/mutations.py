@@ -226,7 +226,7 @@ def outcome(mutation: Mutation) -> tuple[bool, str]:
                 "-p",
                 "no:cacheprovider",
                 "-m",
-                "not cluster and not learning",
+                "not cluster and not learning and not slow",
                 *tests,
             ],
             cwd=HERE,

@@ -73,6 +73,7 @@ def runnable(path: Path, code: str) -> Any:
 RUNNABLE = [runnable(page, script) for page in PAGES if (script := script_of(blocks(page)))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", RUNNABLE, ids=id_of)
 def test_python_on_page_runs_and_prints_what_the_page_shows(page: Path, tmp_path: Path, preloaded: Preloaded) -> None:
     found = blocks(page)
@@ -157,6 +158,7 @@ def helps(preloaded: Preloaded) -> dict[str, str]:
     return dict(yaml.safe_load(run(preloaded, ROOT, code, *names)))
 
 
+@pytest.mark.slow
 def test_shell_lines_of_the_start_page_run(tmp_path: Path, preloaded: Preloaded) -> None:
     page = ROOT / "docs" / "index.md"
     assert len(shell_lines(page)) > 5
@@ -177,6 +179,7 @@ def test_yaml_holds_settings() -> None:
 EXAMPLES = [runnable(path, path.read_text(encoding="utf-8")) for path in sorted((ROOT / "examples").glob("*.py"))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_example_runs(example: Path, tmp_path: Path, preloaded: Preloaded) -> None:
     assert len(example.read_text(encoding="utf-8").splitlines()) < 95

@@ -16,6 +16,8 @@ import etude
 from etude.cli.main import main
 from etude.metrics import read_jsonl
 
+pytestmark = pytest.mark.slow
+
 HERE = os.path.dirname(__file__)
 SOONER = "import etude.interruption as i; i.GRACE, i.STUCK, i.LIMIT = 0.5, 1.5, 3.0"
 """The same in less time."""

@@ -17,7 +17,10 @@ import pytest
 import etude
 from etude.envs.registry import no_screen_needed
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # what other packages warn of is not ours
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),  # what other packages warn of is not ours
+]
 
 TRAINED, RESUMED = 900, 100
 

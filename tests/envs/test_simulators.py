@@ -20,7 +20,10 @@ from test_snapshot import through_a_file
 import etude
 from etude.envs.copies import CopiesArena
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of the simulators and what they draw with
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),  # of the simulators and what they draw with
+]
 
 MUJOCO: dict[str, Any] = {
     "Hopper": "Hopper-v5",

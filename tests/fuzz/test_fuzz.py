@@ -3,12 +3,14 @@
 
 import collections
 
+import pytest
 from formats import FORMATS
 from fuzz import run
 
 CASES = 80
 
 
+@pytest.mark.slow
 def test_broken_recordings_end_in_data_errors() -> None:
     found = list(run(list(FORMATS), 0, CASES))
     bad = [f"{name}, case {case}: {outcome}" for name, case, outcome in found if outcome not in ("good", "refused")]

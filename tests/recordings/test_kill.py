@@ -53,6 +53,7 @@ def look(folder):
     return sum(rows.values())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
 def test_killed_at_any_moment(tmp_path):
     folder, first, before = tmp_path / "r", 0, 0
