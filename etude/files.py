@@ -736,11 +736,12 @@ def replace(path: AnyPath, data: bytes) -> None:
 
 def put(path: AnyPath, parts: Iterable[Any]) -> None:
     """Write a new file from buffers, flushed to the disk if it is local; nothing is left of it if that fails."""
+    file = None if isinstance(path, RemotePath) else open(path, "xb")  # noqa: SIM115  one that is there already stays
     try:
-        if isinstance(path, RemotePath):
+        if file is None:
             path.put(parts)
             return
-        with open(path, "xb") as file:
+        with file:
             for part in parts:
                 file.write(part)
             file.flush()

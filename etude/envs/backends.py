@@ -15,6 +15,7 @@ import mmap
 import multiprocessing
 import os
 import pickle
+import runpy
 import signal
 import socket
 import subprocess
@@ -23,6 +24,7 @@ import tempfile
 import threading
 import time
 import traceback
+import types
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -33,7 +35,7 @@ from typing import Any, Final, NoReturn, Protocol
 import numpy as np
 
 from etude.envs import workers as worker_settings
-from etude.envs.buffers import CLOSING, TIMED, AgentLayout, Infos, SharedBuffers, check_alike
+from etude.envs.buffers import CLOSING, READY, TIMED, AgentLayout, Infos, SharedBuffers, check_alike
 from etude.envs.worker import NAP, EnvWorker, Spin, WakeEvent, wait_for, work
 from etude.envs.workers import RESET_FACTOR, EnvLimits, Workers
 from etude.errors import EnvError, EtudeError, SpaceError
@@ -272,6 +274,7 @@ class ProcessBackend:
         self._pid = os.getpid()
         self._why: dict[int, str] = {}
         self._died: list[tuple[int, str]] = []
+        self._running: set[int] = set()
         self._is_closed = False
         self._shared: SharedBuffers | None = None
         self._shared_fd = _nameless_file()
@@ -312,6 +315,7 @@ class ProcessBackend:
         numbers, per = range(self._settings.num_workers), self._settings.envs_per_worker
         for number in numbers:
             self._send(("start", number, None))
+            self._running.add(number)
         step = self._settings.seconds_a_step
         seconds = None if step is None else max(RESET_FACTOR * step, worker_settings.LEAST_TO_MAKE)
         deadline = None if seconds is None else time.monotonic() + per * seconds
@@ -325,6 +329,8 @@ class ProcessBackend:
         shared.words[TIMED] = step is not None
         for number in numbers:
             shared.start_worker(number)
+        shared.words[READY] = 1
+        for number in numbers:
             self._events[number].set()
         return shared
 
@@ -337,6 +343,9 @@ class ProcessBackend:
     def _layout_of(self, number: int, deadline: float | None) -> AgentLayout:
         reader = self._layouts[number]
         while not reader.poll():
+            died = dict(self._died)  # while another was waited for
+            if number in died:
+                raise EnvError(f"worker {number} {died[number]} while it made its envs.")
             timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
             ready = connection.wait([reader, self._server], timeout)
             if not ready:
@@ -347,9 +356,6 @@ class ProcessBackend:
                 )
             if reader not in ready:
                 self._hear_server()
-                died = dict(self._died)
-                if number in died and not reader.poll():
-                    raise EnvError(f"worker {number} {died[number]} while it made its envs.")
         try:
             message = reader.recv()
         except EOFError:
@@ -366,6 +372,7 @@ class ProcessBackend:
         self._events[worker].clear()
         self._shared.start_worker(worker)
         self._send(("start", worker, self._shared.layout.to_json()))
+        self._running.add(worker)
 
     def wake(self, worker: int) -> None:
         """See `Backend.wake`."""
@@ -384,6 +391,7 @@ class ProcessBackend:
             worker, code = self._server.recv()
         except (EOFError, OSError):
             raise _no_server() from None
+        self._running.discard(worker)
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
         self._died.append((worker, self._why.pop(worker, how)))
 
@@ -400,9 +408,11 @@ class ProcessBackend:
 
     def kill(self, worker: int, why: str) -> None:
         """See `Backend.kill`."""
+        if worker not in self._running:
+            return
         self._why[worker] = why
         self._send(("kill", worker))
-        while all(worker != dead for dead, _ in self._died):
+        while worker in self._running:
             self._hear_server()
 
     def kill_all(self) -> None:
@@ -467,13 +477,15 @@ def _preparation(name: str, *, needs_main: bool) -> dict[str, Any]:
         )
     wanted = ("sys_argv", "init_main_from_name", "init_main_from_path") if needs_main else ("sys_argv",)
     data = {key: value for key, value in spawn.get_preparation_data(name).items() if key in wanted}
-    if data.get("init_main_from_name", "").endswith("__main__"):  # which multiprocessing takes for nobody's
-        data = {"sys_argv": sys.argv, "init_main_from_path": path}
+    main_name = data.get("init_main_from_name", "")
+    if main_name.endswith("__main__"):  # which multiprocessing takes for nobody's
+        of_package = main_name.endswith(".__main__")
+        data = {"sys_argv": sys.argv} | ({_PACKAGE: main_name} if of_package else {"init_main_from_path": path})
     return data
 
 
 def _start_server(job: _WorkerJob) -> "subprocess.Popen[bytes]":
-    with tempfile.TemporaryFile() as file:
+    with open(_nameless_file(), "w+b") as file:
         pickle.dump(job, file)
         file.flush()
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited, until it can ignore Ctrl-C
@@ -505,6 +517,9 @@ def _nameless_file() -> int:
 
 # -- processes: the side of the server and the workers --------------------------------------------------------------
 
+
+_PACKAGE = "main_of_package"
+"""The ``package.__main__`` that is to be imported for what the maker needs of it."""
 
 _COMMAND = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from etude.envs.backends import serve; serve()"
 """What Python is to run; the arguments are `sys.path` and the number of the file with the job."""
@@ -549,7 +564,12 @@ def _load(job: _WorkerJob) -> Callable[[], Any] | str:
     global _is_importing_main
     _is_importing_main = True
     try:
+        package = job.preparation.pop(_PACKAGE, None)
         spawn.prepare(job.preparation)
+        if package is not None:
+            main = types.ModuleType("__mp_main__")
+            main.__dict__.update(runpy.run_module(package, run_name="__mp_main__", alter_sys=True))
+            sys.modules["__main__"] = sys.modules["__mp_main__"] = main
         make: Callable[[], Any] = pickle.loads(job.pickled)  # noqa: S301  the arena's own, never data
         return make
     except BaseException:  # noqa: BLE001  told to the arena; a script that is imported may do anything
@@ -630,6 +650,8 @@ class _Server:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             _lead_group(os.getpid())
             os.close(self._job.server_fd)
+            for fd in self._job.layout_fds[worker + 1 :] if layout is None else ():
+                os.close(fd)  # else nobody sees when the workers that they are of have ended
             make = _load(self._job) if self._maker is None else self._maker
             _run_worker(self._job, make, worker, layout)
             os._exit(0)
@@ -669,7 +691,7 @@ def _run_worker(job: _WorkerJob, make: Callable[[], Any] | str, number: int, lay
             return
         envs = range(number * job.envs_per_worker, (number + 1) * job.envs_per_worker)
         worker = EnvWorker(make, job.name, envs, job.limits)
-        stack.enter_context(contextlib.suppress(Exception))  # of envs that don't close: all is over
+        stack.enter_context(contextlib.suppress(BaseException))  # of envs that don't close: all is over
         stack.callback(worker.close)
         if layout is None:
             try:
@@ -687,6 +709,9 @@ def _run_worker(job: _WorkerJob, make: Callable[[], Any] | str, number: int, lay
         num_envs = job.num_workers * job.envs_per_worker
         memory = mmap.mmap(job.shared_fd, size)
         shared = SharedBuffers(AgentLayout.from_json(layout), num_envs, job.num_workers, memory)
+        while not shared.words[READY]:
+            if not sleep():
+                return
         spin = Spin() if hasattr(os, "sched_yield") else None
         work(worker, shared, number, arena_event, spin=spin, sleep=sleep)
 

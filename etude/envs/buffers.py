@@ -62,6 +62,8 @@ GOAL: Final = 2
 """... when the envs have done so many orders, since it was made."""
 TIMED: Final = 3
 """It wants to know when a worker began with what it does."""
+READY: Final = 4
+"""Workers may begin: all that they read is written."""
 
 NO_SEED: Final = -1
 
@@ -212,7 +214,7 @@ class SharedBuffers(StepBuffers):
         super().__init__(layout, num_envs, take)
         per_env = (num_envs,)
         # The arena writes these, and its workers read them.
-        self.words = take((4,), np.int64)
+        self.words = take((5,), np.int64)
         self.asked = take(per_env, np.int64)
         """The running number of the last order."""
         self.order = take(per_env, np.int64)

@@ -143,13 +143,14 @@ class CopiesArena:
             raise
         self._take(envs)
         turns, self._early = self._early, []
+        num_early = len(turns)
         if bits & ENDED:
             rows = np.flatnonzero(status & ENDED)
             turns += self._made.ended(envs[rows], status[rows], bits)
         self._open = self._made.shown(envs, status, bits)
         turns += self._open
         if self._cut:
-            turns[0].lost = np.concatenate(self._cut)
+            turns[num_early].lost = np.concatenate(self._cut)
             self._cut = []
         self._turns, self._shown = turns, envs
         return turns
@@ -209,22 +210,25 @@ class CopiesArena:
             self._broken.clear()
 
     def _fail(self, envs: Ints) -> None:
+        ending: EtudeError | None = None
         for env in envs.tolist():
             bits = int(self._buffers.status[env])
             self._drop(env, bits)
             self._break(env, bits)
             error = self._failures.env_failed(env, self._failure(env), is_wrong=bool(bits & WRONG))
-            if error is not None:
-                raise error
+            ending = ending or error
+        if ending is not None:
+            raise ending
 
     def _refuse(self, faults: Sequence[EnvFault]) -> None:
         """Let envs begin again that gave NaN or infinity."""
+        ending: EtudeError | None = None
         for env, bits, error in faults:
             self._drop(env, bits)
             self._break(env, bits)
-            ending = self._failures.gave_wrong(env, error, is_value=True)
-            if ending is not None:
-                raise ending
+            ending = self._failures.gave_wrong(env, error, is_value=True) or ending
+        if ending is not None:
+            raise ending
 
     def _break(self, env: int, bits: int) -> None:
         """Note that ``env`` must be made again, and what it had come to."""

@@ -211,13 +211,15 @@ class PoolArena(CopiesArena):
     def _look_after_workers(self) -> None:
         self._looked = time.monotonic()
         self._kill_hung()
+        ending: EtudeError | None = None
         for worker, how in self._backend.deaths():
             error = self._note_death(worker, how)
             for env in self._envs_of(worker):
                 self._break(env, self._give_up(env))
             self._backend.restart(worker)
-            if error is not None:
-                raise error
+            ending = ending or error
+        if ending is not None:
+            raise ending
 
     def _envs_of(self, worker: int) -> range:
         return range(worker * self._per, (worker + 1) * self._per)

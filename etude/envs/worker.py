@@ -100,6 +100,7 @@ class EnvWorker:
         """What each env said beside its last rows that end."""
         self._make_env, self._name, self._is_given, self._is_here = make, name, is_given, is_here
         self._max_steps = limits.max_steps
+        self._last_step = _ALWAYS if limits.max_steps is None else limits.max_steps
         self._check = _ALWAYS if limits.check == "always" else limits.check
         self._adapters: dict[int, EnvAdapter] = {}
         self._unchecked = dict.fromkeys(envs, 0)
@@ -274,7 +275,7 @@ class EnvWorker:
             check_flags(terminated, truncated)
             self._unchecked[env] -= 1
             check_value(view.obs_space, obs, col.OBS)
-        if not (terminated or truncated) and t != self._max_steps:
+        if not (terminated or truncated) and t < self._last_step:
             view.show(env, obs)
             self._reward[env] = reward
             self.infos[env] = infos
@@ -282,7 +283,7 @@ class EnvWorker:
         adapter.over, adapter.infos = True, infos
         view.end(env, obs)
         self._end_reward[env] = reward
-        cut = not terminated and t == self._max_steps
+        cut = not terminated and t >= self._last_step
         flags = (TERMINATED if terminated else 0) | (TRUNCATED if truncated or cut else 0)
         self.end_infos[env] = infos
         taken = self._keep_taken(env, view, infos.get(TAKEN_INFO)) if infos else 0

@@ -304,12 +304,15 @@ class TensorBoard(Sink):
         with _named_errors(self._what):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._records = RecordWriter(AppendFile(self.path))
-            self._event(file_version="brain.Event:2")
+        self._is_new = True
 
-    def _event(self, values: Sequence[Mapping[str, Any]] = (), step: int = 0, **fields: Any) -> None:
+    def _event(self, values: Sequence[Mapping[str, Any]] = (), step: int = 0) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
 
-        event = Event(wall_time=time.time(), step=int(step), **fields)
+        if self._is_new:
+            self._records.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+            self._is_new = False
+        event = Event(wall_time=time.time(), step=int(step))
         for value in values:
             event.summary.value.add(**value)
         self._records.write(event.SerializeToString())

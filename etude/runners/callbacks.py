@@ -564,7 +564,8 @@ class CallbackRunner:
         for rollout in self.rollouts.values():
             if rollout.rows.size:
                 slots = rollout.rows.columns[SLOT][: rollout.rows.size]
-                mine = [i for i, slot in enumerate(slots) if self._tracker.module_of[slot] == rollout.module_id]
+                is_its = np.array([module == rollout.module_id for module in self._tracker.module_of])
+                mine = np.flatnonzero(is_its[slots])
                 self._rows[slots[mine]] = mine  # where a slot has several rows, the last one counts
 
     def segments(self, parts: Iterable[Experience]) -> None:

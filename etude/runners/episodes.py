@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is known of running episodes, and what finished ones brought."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -218,14 +218,16 @@ class EpisodeTracker(Stateful):
             )
         return over, numbers
 
-    def cut(self, slots: Ints) -> tuple[Ints, Ints]:
-        """The envs of ``slots`` failed: gives these envs, and which of their episodes end so, and count for nothing."""
+    def running(self, slots: Ints) -> tuple[Ints, Ints]:
+        """The envs of ``slots``, and which of their episodes they are in."""
         envs = np.unique(self.env_of[slots])
-        numbers = self.number[envs]
-        for key in zip(envs.tolist(), numbers.tolist(), strict=True):
+        return envs, self.number[envs]
+
+    def cut(self, envs: Ints) -> None:
+        """These envs failed: their episodes end, and count for nothing."""
+        for key in zip(envs.tolist(), self.number[envs].tolist(), strict=True):
             self._parts.pop(key, None)
         self.clock[envs] = 0
-        return envs, numbers
 
     def abandon(self) -> None:
         """All running episodes end here, and count for nothing."""
@@ -263,11 +265,13 @@ class EpisodeTracker(Stateful):
     def settle(self, delivers: Delivers) -> None:
         """Steps are given out: so are the episodes that have ended, where ``delivers`` says so."""
         waiting = []
-        for i, ends in enumerate(self._ended):
-            which = delivers(ends.envs, ends.numbers, is_newest=i >= self._newest)
-            self._finished.append(ends if which.all() else ends.select(which))
-            if not which.all():
-                waiting.append(ends.select(~which))
+        for some, is_newest in ((self._ended[: self._newest], False), (self._ended[self._newest :], True)):
+            if some:
+                ends = _joined(some)
+                which = delivers(ends.envs, ends.numbers, is_newest=is_newest)
+                self._finished.append(ends if which.all() else ends.select(which))
+                if not which.all():
+                    waiting.append(ends.select(~which))
         self._ended, self._newest = waiting, 0  # only the newest wait
 
     def finished(self) -> set[Key]:
@@ -277,11 +281,11 @@ class EpisodeTracker(Stateful):
     def take_finished(self) -> Finished:
         """The episodes that ended since this was last asked."""
         none = _Ends(_NO_INTS, _NO_INTS, np.zeros(0), _NO_INTS, np.zeros(0), [])
-        given, self._finished = [none, *self._finished], []
-        envs, numbers, returns, lengths, durations = (np.concatenate([ends[i] for ends in given]) for i in range(5))
+        given, self._finished = _joined([none, *self._finished]), []
+        envs, numbers, returns, lengths, durations, ended = given
         by_agent: dict[str, list[float]] = {}
         by_module: dict[str, list[float]] = {}
-        for parts in (agents for ends in given for agents in ends.agents):
+        for parts in ended:
             own: dict[str, list[float]] = {}
             for part in parts:
                 if part.agent is not None:
@@ -317,6 +321,11 @@ class EpisodeTracker(Stateful):
         """Count episodes from 0 again, as envs that are new do, and give them other ids than before."""
         self.prefix = prefix
         self.number[:] = -1
+
+
+def _joined(parts: Sequence[_Ends]) -> _Ends:
+    agents = [agents for ends in parts for agents in ends.agents]
+    return _Ends._make([*(np.concatenate([ends[i] for ends in parts]) for i in range(5)), agents])
 
 
 def _plain(ends: _Ends) -> list[Any]:

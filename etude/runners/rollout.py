@@ -275,7 +275,7 @@ class Rollout:
         keep = open_ | (order >= self.pending) | (np.append(begins_slot[1:], True) & ~ended)
         keep[1:] |= open_[:-1]
         context = self.connectors.context
-        if context:
+        if context and keep.any():
             rows.flag(_GIVEN)[order[given_out]] = True
             kept = np.flatnonzero(keep)
             kept = kept[np.append(True, slot[kept[1:]] != slot[kept[:-1]])]
@@ -368,11 +368,14 @@ class Rollout:
             "rows": {name: column[: self.rows.size].copy() for name, column in self.rows.columns.items()},
             "pending": self.pending,
             "connectors": self.connectors.state_dict(),
-            "slots": {name: column.copy() for name, column in self._per_slot().items()},
+            **{
+                name: {key: column.copy() for key, column in columns.items()}
+                for name, columns in self._per_slot().items()
+            },
         }
 
-    def _per_slot(self) -> Columns:
-        return {"t": self._t, "number": self._number, **self._memory, **self._prev}
+    def _per_slot(self) -> dict[str, Columns]:
+        return {"first_rows": {"t": self._t, "number": self._number}, "memory": self._memory, "prev": self._prev}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state_dict` of as many slots; ValueError where it holds no such columns."""
@@ -383,8 +386,9 @@ class Rollout:
         self.rows = Rows()
         self.rows.append(max(sizes, default=0), state["rows"])
         self.pending = self._acted = min(max(0, int(state["pending"])), self.rows.size)
-        for name, column in self._per_slot().items():
-            column[...] = state["slots"][name]
+        for name, columns in self._per_slot().items():
+            for key, column in columns.items():
+                column[...] = state[name][key]
 
 
 def check_numbers(exp: Experience) -> None:

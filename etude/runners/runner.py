@@ -297,10 +297,11 @@ class Runner:
 
     def _fail(self, slots: Any) -> None:
         """The envs of these slots failed: their episodes end with the last step whose result came."""
-        envs, numbers = self._tracker.cut(slots)
+        envs, numbers = self._tracker.running(slots)
         if self._callbacks is not None:
             self._callbacks.cut(envs)
         self._limit.cut(envs, numbers)
+        self._tracker.cut(envs)
         for rollout in self.rollouts.values():
             rollout.fail(slots)
 
@@ -464,6 +465,7 @@ class Runner:
 
     def _renew(self) -> None:
         """Let new episodes begin in envs that know nothing of the earlier ones' numbers and random streams."""
+        self._shares = []
         self._tracker.renew(f"{self._rng.integers(1 << 63):016x}")
         self._must_reset, self._env_seed = True, int(self._rng.integers(2**31))
 

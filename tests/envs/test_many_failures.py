@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several workers or envs that fail together."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dying_envs import Breaks, Dies, made_in_the_first_worker_alone
+
+from etude.envs import InlineArena, PoolArena, Workers
+from etude.errors import EnvError
+
+
+def test_a_worker_that_dies_while_another_still_makes_its_envs_is_named() -> None:
+    with pytest.raises(EnvError, match="worker 1 exited with code 3 while it made its envs"):
+        PoolArena(made_in_the_first_worker_alone, Workers(num_workers=2))
+
+
+def test_an_arena_whose_workers_have_all_died_can_be_reset() -> None:
+    arena = PoolArena(Dies, Workers(num_workers=2, restart_failed=False, min_batch=2, step_timeout=20.0))
+    try:
+        for seed in range(2):
+            arena.reset(seed)
+            (turn,) = arena.recv()
+            arena.send(turn, {"action": np.zeros(2, np.int64)})
+            with pytest.raises(EnvError, match=r"worker \d exited with code 7"):
+                arena.recv()
+    finally:
+        arena.close()
+
+
+def test_all_envs_that_failed_together_are_made_again() -> None:
+    arena = InlineArena(Breaks, 2, Workers(restart_failed=False))
+    arena.reset(0)
+    (turn,) = arena.recv()
+    arena.send(turn, {"action": np.zeros(2, np.int64)})
+    with pytest.raises(EnvError, match="it breaks"):
+        arena.recv()
+    arena.reset(1)
+    assert len(arena.recv()[0].slots) == 2
+
+
+def test_the_main_file_of_a_package_may_define_envs(tmp_path: Path) -> None:
+    package = tmp_path / "some_package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "envs.py").write_text("import gymnasium\ndef base():\n    return gymnasium.make('CartPole-v1')\n")
+    (package / "__main__.py").write_text(
+        "from etude.envs import PoolArena, Workers\n"
+        "from .envs import base\n"
+        "def make():\n    return base()\n"
+        "if __name__ == '__main__':\n"
+        "    arena = PoolArena(make, Workers(num_workers=1))\n"
+        "    arena.reset(0)\n    print(len(arena.recv()[0].slots))\n    arena.close()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "some_package"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "1\n", done.stderr

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Agents that end before their env does, and envs that fail in the middle of an episode."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from etude.connectors import Pipeline
+from etude.envs import Workers, make_arena
+from etude.modules import Output, make_module
+from etude.runners import Callback, Runner
+
+BOX = spaces.Box(-1, 1, (2,), np.float32)
+
+
+class Two:
+    """Agents a and b: b ends at step 3, and the env at step 10. Every second episode fails at ``fails_at``."""
+
+    possible_agents = ("a", "b")
+    fails_at = 0
+    num_resets = 0
+
+    def observation_space(self, agent: str) -> Any:
+        return BOX
+
+    def action_space(self, agent: str) -> Any:
+        return spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.t = 0
+        type(self).num_resets += 1
+        self.number = self.num_resets
+        return {agent: np.zeros(2, np.float32) for agent in "ab"}, {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        if self.t == self.fails_at and self.number % 2 == 0:
+            raise RuntimeError("it fails")
+        live = "ab" if self.t <= 3 or self.fails_at else "a"
+        obs = {agent: np.zeros(2, np.float32) for agent in live}
+        ends = {"b": self.t == 3 and not self.fails_at, "__all__": self.t >= 10}
+        return obs, dict.fromkeys(live, 1.0), ends, {"__all__": False}, {}
+
+
+def test_an_agent_that_ends_early_leaves_nothing_for_its_connectors_to_look_back_at() -> None:
+    arena = make_arena(Two, 1)
+    kind = arena.kinds[0]
+    connectors = {name: Pipeline(["frame_stack:2"]) for name in "ab"}
+    modules = {name: make_module(None, *connectors[name].spaces(kind.obs_space, kind.action_space)) for name in "ab"}
+    runner = Runner(arena, modules, connectors, seed=0)
+    given: dict[Any, list[int]] = {"a": [], "b": []}
+    for _ in range(6):
+        for name, exp in runner.collect_each(num_steps=4).items():
+            exp.validate()
+            given[name].append(int(exp.trained().sum()))
+    assert sum(given["a"]) == 24
+    assert sum(given["b"]) == 9  # in episodes of 10, 10 and 4 steps
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_steps_of_episodes_that_fail_are_counted_and_known_to_callbacks() -> None:
+    seen = set()
+
+    class Notes(Callback):
+        def on_segment(self, segment: Any, episode: Any) -> None:
+            seen.add(episode.t)
+
+    failing = type("Failing", (Two,), {"fails_at": 8})
+    arena = make_arena(failing, 1, Workers(max_failure_rate=1.0, max_restarts=100))
+    kind = arena.kinds[0]
+    runner = Runner(arena, make_module(None, kind.obs_space, kind.action_space), seed=0, callbacks=[Notes()])
+    for i in range(3):
+        runner.collect(num_steps=17, whole_episodes=True)
+        assert runner.env_steps == 17 * (i + 1)
+    assert seen == {7, 10}
+
+
+class Counts(nn.Module):
+    """A net whose memory has a name that others may have, too."""
+
+    def __init__(self, obs_space: Any, action_space: Any) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def initial_state(self) -> Any:
+        return {"t": torch.zeros(1), "number": torch.zeros(1), "action": torch.zeros(1)}
+
+    def forward(self, obs: Any, state: Any) -> Output:
+        return Output(self.layer(obs), None, {name: part + obs.shape[1] for name, part in state.items()})
+
+
+def test_a_memory_may_have_any_names() -> None:
+    def runner() -> Runner:
+        arena = make_arena("CartPole-v1", 2)
+        kind = arena.kinds[0]
+        return Runner(arena, make_module(lambda *given: SeesFour(*given), kind.obs_space, kind.action_space), seed=0)
+
+    class SeesFour(Counts):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            self.layer = nn.Linear(4, 2)
+
+    one, other = runner(), runner()
+    one.collect(num_steps=10)
+    assert other.load_state_dict(one.state_dict()) == "snapshot"
+    expected, found = one.collect(num_steps=8), other.collect(num_steps=8)
+    np.testing.assert_array_equal(found.segments.t_start, expected.segments.t_start)
+    np.testing.assert_array_equal(found.segments.episode_id, expected.segments.episode_id)
+    np.testing.assert_array_equal(found.steps["state_in/t"], expected.steps["state_in/t"])
+    assert (expected.segments.t_start == 5).all()
