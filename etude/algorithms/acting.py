@@ -127,7 +127,7 @@ class ActingAlgorithm(Algorithm[C]):
         try:
             if saved is None:
                 self._begin_anew("the state of the runner was not loaded")
-            elif ("rollouts" in saved) == (self._away is None):
+            elif ("rollouts" if self._away is None else "lives") in saved:
                 self._resumed = self._runner.load_state_dict(saved)
             else:  # only the counts go on
                 self.env_steps, self.agent_steps = saved["steps"]
