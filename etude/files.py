@@ -736,17 +736,22 @@ def replace(path: AnyPath, data: bytes) -> None:
 
 def put(path: AnyPath, parts: Iterable[Any]) -> None:
     """Write a new file from buffers, flushed to the disk if it is local; nothing is left of it if that fails."""
-    file = None if isinstance(path, RemotePath) else open(path, "xb")  # noqa: SIM115  one that is there already stays
-    try:
-        if file is None:
+    if isinstance(path, RemotePath):
+        with _removed_on_failure(path):
             path.put(parts)
-            return
-        with file:
-            for part in parts:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
+        return
+    with open(path, "xb") as file, _removed_on_failure(path):  # one that is there already stays
+        for part in parts:
+            file.write(part)
+        file.flush()
+        os.fsync(file.fileno())
         sync(path.parent)  # the file's name must be on the disk before anything points to it
+
+
+@contextlib.contextmanager
+def _removed_on_failure(path: AnyPath) -> Iterator[None]:
+    try:
+        yield
     except BaseException:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)  # on a full disk, half a file would make matters worse

@@ -20,13 +20,17 @@ def test_a_worker_that_dies_while_another_still_makes_its_envs_is_named() -> Non
 
 def test_an_arena_whose_workers_have_all_died_can_be_reset() -> None:
     arena = PoolArena(Dies, Workers(num_workers=2, restart_failed=False, min_batch=2, step_timeout=20.0))
+
+    def play(seed: int) -> None:
+        arena.reset(seed)  # may tell of a worker that died after what was told last
+        (turn,) = arena.recv()
+        arena.send(turn, {"action": np.zeros(2, np.int64)})
+        arena.recv()
+
     try:
         for seed in range(4):
             with pytest.raises(EnvError, match=r"worker \d exited with code 7"):
-                arena.reset(seed)  # may tell of one that died after what was told last
-                (turn,) = arena.recv()
-                arena.send(turn, {"action": np.zeros(2, np.int64)})
-                arena.recv()
+                play(seed)
     finally:
         arena.close()
 
