@@ -215,8 +215,8 @@ class CopiesArena:
             bits = int(self._buffers.status[env])
             self._drop(env, bits)
             self._break(env, bits)
-            error = self._failures.env_failed(env, self._failure(env), is_wrong=bool(bits & WRONG))
-            ending = ending or error
+            if ending is None:  # the first that ends the run is told of; the others are made again with it
+                ending = self._failures.env_failed(env, self._failure(env), is_wrong=bool(bits & WRONG))
         if ending is not None:
             raise ending
 
@@ -226,7 +226,8 @@ class CopiesArena:
         for env, bits, error in faults:
             self._drop(env, bits)
             self._break(env, bits)
-            ending = self._failures.gave_wrong(env, error, is_value=True) or ending
+            if ending is None:
+                ending = self._failures.gave_wrong(env, error, is_value=True)
         if ending is not None:
             raise ending
 

@@ -213,11 +213,11 @@ class PoolArena(CopiesArena):
         self._kill_hung()
         ending: EtudeError | None = None
         for worker, how in self._backend.deaths():
-            error = self._note_death(worker, how)
+            if ending is None:
+                ending = self._note_death(worker, how)
             for env in self._envs_of(worker):
                 self._break(env, self._give_up(env))
             self._backend.restart(worker)
-            ending = ending or error
         if ending is not None:
             raise ending
 
