@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from etude.errors import SpaceError
-from etude.spaces import Flattener, Nester, check_value, leaf_dtype, leaf_shape, leaves, space_from_json, space_to_json
+from etude.spaces import (
+    Flattener,
+    Nester,
+    check_value,
+    leaf_dtype,
+    leaf_shape,
+    leaves,
+    outside_bounds,
+    space_from_json,
+    space_to_json,
+)
 
 shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=1, max_side=3)
 
@@ -169,11 +179,6 @@ BOX = spaces.Box(-1, 1, (2,), np.float32)
         (BOX, np.zeros(3, np.float32), r"`obs` has shape \(3,\), but its space Box.* has shape \(2,\)"),
         (BOX, np.array([0, np.nan], np.float32), r"`obs` holds NaN at \[1\]"),
         (
-            BOX,
-            np.array([0, 1.5], np.float32),
-            r"`obs` is 1\.5 at \[1\], outside its space's \[-1\.0, 1\.0\]\. Mend the env",
-        ),
-        (
             spaces.Box(0, 255, (1,), np.uint8),
             np.array([0.5]),
             "`obs` has dtype float64, but its space .* has dtype uint8",
@@ -211,15 +216,16 @@ def test_floats_may_be_outside_their_bounds_by_a_rounding_error(low, high, dtype
     box = spaces.Box(low, high, (2,), dtype)
     middle = np.clip(0.5, low, high)
     for value in inside:
-        check_value(box, np.array([middle, value], dtype), "obs")
+        assert outside_bounds(box, np.array([middle, value], dtype)).tolist() == [False, False]
     for value in outside:
-        with pytest.raises(SpaceError, match=r"`obs` is .* at \[1\], outside its space's"):
-            check_value(box, np.array([middle, value], dtype), "obs")
+        array = np.array([[middle, value], [value, middle]], dtype)
+        assert outside_bounds(box, array).tolist() == [[False, True], [True, False]]
+        check_value(box, array[0], "obs")
 
 
 def test_whole_numbers_may_not_be_outside_their_bounds():
-    with pytest.raises(SpaceError, match=r"`obs` is 100001 at \[0\], outside its space's"):
-        check_value(spaces.Box(0, 100_000, (1,), np.int32), np.array([100_001], np.int32), "obs")
+    box = spaces.Box(0, 100_000, (1,), np.int32)
+    assert outside_bounds(box, np.array([[100_001], [100_000], [-1]], np.int32)).tolist() == [[True], [False], [True]]
 
 
 # -- what a file may say --------------------------------------------------------------------------------------------

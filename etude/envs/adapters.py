@@ -153,7 +153,8 @@ def check_reward(reward: Any) -> None:
     if number.shape:
         raise EnvError(
             f"`reward` is {reward!r}, not a finite number: it has shape {number.shape}. Return one number, such as "
-            "float(reward[0])."
+            "float(reward[0]), or the weighted sum of several objectives. If these are rewards of several agents, give "
+            "the env PettingZoo's ParallelEnv API, whose observations, actions and rewards are dicts by agent."
         )
 
 

@@ -3,15 +3,21 @@
 
 import copy
 import dataclasses
-from typing import Any, NamedTuple, Protocol, TypeAlias
+import logging
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
+from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
+from etude import columns as col
 from etude.columns import Columns
-from etude.spaces import Space
+from etude.spaces import Space, leaves, outside_bounds
 
 Ints: TypeAlias = NDArray[np.int64]
+
+_log = logging.getLogger("etude.envs")
 
 
 class Kind(NamedTuple):
@@ -147,3 +153,64 @@ class Arena(Protocol):
 
     def close(self) -> None:
         """Close the envs and what they hold open."""
+
+
+class BoundsCheck:
+    """Warns of observations outside the bounds of their Box, once for each part of an observation.
+
+    Nothing here needs them to be inside, and many envs overstep a bound of theirs a little, so that the run goes on.
+
+    Args:
+        kinds: See `Arena.kinds`.
+        env_of: See `Arena.env_of`.
+        agents: See `Arena.agents`.
+        check: See `EnvLimits.check`.
+    """
+
+    def __init__(
+        self, kinds: Sequence[Kind], env_of: Ints, agents: Sequence[str | None], check: int | Literal["always"]
+    ) -> None:
+        self._env_of, self._agents = env_of, agents
+        self._rows_left = float("inf") if check == "always" else check * len(agents)
+        self._boxes: list[dict[str, Box]] = [
+            {
+                name: leaf
+                for name, leaf in leaves(kind.obs_space, col.OBS).items()
+                if isinstance(leaf, Box) and (np.isfinite(leaf.low).any() or np.isfinite(leaf.high).any())
+            }
+            for kind in kinds
+        ]
+        self.is_over = self._is_over()
+        """Whether there is nothing more to look at."""
+
+    def look_at(self, turns: Sequence[Turn]) -> None:
+        """Warn of what is outside in ``turns``."""
+        for turn in turns:
+            self._rows_left -= len(turn.slots)
+            rows = slice(None) if turn.blind is None else ~turn.blind
+            for name, box in list(self._boxes[turn.kind].items()):
+                outside = outside_bounds(box, turn.obs[name][rows])
+                if outside.any():
+                    self._warn(turn, rows, name, box, outside)
+        self.is_over = self._is_over()
+
+    def _is_over(self) -> bool:
+        return self._rows_left <= 0 or not any(self._boxes)
+
+    def _warn(self, turn: Turn, rows: Any, name: str, box: Box, outside: NDArray[np.bool_]) -> None:
+        row, *at = np.argwhere(outside)[0].tolist()
+        slot = int(turn.slots[rows][row])
+        agent = self._agents[slot]
+        _log.warning(
+            "env %d%s: `%s` is %s at %s, outside its space's bounds [%s, %s]. Training, evaluations and recordings use "
+            "such values as they are. If that is not what you want, correct the env or its space; "
+            "gymnasium.wrappers.TransformObservation changes both from outside.",
+            self._env_of[slot],
+            "" if agent is None else f", agent {agent!r}",
+            name,
+            turn.obs[name][rows][(row, *at)],
+            at,
+            box.low[tuple(at)],
+            box.high[tuple(at)],
+        )
+        del self._boxes[turn.kind][name]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from etude.columns import Columns
-from etude.envs.arena import Ints, Turn
+from etude.envs.arena import BoundsCheck, Ints, Turn
 from etude.envs.buffers import ENDED, FAILED, WRONG, EnvFault, FiniteCheck, Infos, StepBuffers, TurnBuilder
 from etude.envs.workers import Workers
 from etude.errors import EnvError, EtudeError, SpaceError
@@ -58,6 +58,7 @@ class CopiesArena:
                 self.agents[slot] = buffers.layout.agents[agent]
         self._made = TurnBuilder(buffers, infos)
         self._finite = FiniteCheck(buffers)
+        self._bounds = BoundsCheck(self.kinds, self.env_of, self.agents, workers.check)
         self._failures = FailurePolicy(workers, taken, self._not_steps, can_restart=can_restart)
         self._seeds = EnvSeeds(count)
         self._all = np.arange(count)
@@ -152,6 +153,8 @@ class CopiesArena:
         if self._cut:
             turns[num_early].lost = np.concatenate(self._cut)
             self._cut = []
+        if not self._bounds.is_over:
+            self._bounds.look_at(turns)
         self._turns, self._shown = turns, envs
         return turns
 

@@ -250,7 +250,7 @@ def filmed(env: Any, take: Callable[[Frame, bool], None], size: tuple[int, int] 
     except EtudeError as error:
         if camera.failure is None or camera.failure is error:
             raise
-        raise camera.failure from None  # whoever stepped the env took it for the env's
+        raise camera.failure from None  # the arena has reported it as the env's failure
     finally:
         del env.reset, env.step
         vars(env).update(before)

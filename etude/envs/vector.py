@@ -16,7 +16,7 @@ from etude import columns as col
 from etude.columns import Columns
 from etude.envs import env_state
 from etude.envs.adapters import not_five, reduced_spaces
-from etude.envs.arena import Kind, Turn, turn_from_state, turn_to_state
+from etude.envs.arena import BoundsCheck, Kind, Turn, turn_from_state, turn_to_state
 from etude.envs.registry import EnvLike, env_name, make_one, make_spec, named
 from etude.errors import EnvError, described
 from etude.settings import foreign_env
@@ -81,6 +81,7 @@ class VectorArena:
         self.env_of: NDArray[np.int64] = self._slots
         self.agents: list[str | None] = [None] * self.num_slots
         self.kinds: tuple[Kind, ...] = (Kind(self.obs_space, self.action_space, range(self.num_slots)),)
+        self._bounds = BoundsCheck(self.kinds, self.env_of, self.agents, check)
 
     def _autoreset_mode(self) -> AutoresetMode:
         mode = (self.env.metadata or {}).get("autoreset_mode")
@@ -142,6 +143,8 @@ class VectorArena:
         """See `Arena.recv`."""
         if not self._turns:
             raise EnvError("the arena was not reset: call reset() before recv().")
+        if not self._bounds.is_over:
+            self._bounds.look_at(self._turns)
         return self._turns
 
     def send(self, turn: Turn, action: Columns) -> None:

@@ -25,9 +25,10 @@ class EnvLimits:
     """Steps after which an episode is truncated, at least 1. None: only the env itself ends it."""
 
     check: int | Literal["always"] = 10
-    """How many of the first steps of each env are checked in full, at least 0: whether observations are within the
-    bounds of their spaces, and flags are True or False. Each costs some 10 microseconds for each part of the
-    observation. Shapes, dtypes, NaN and infinity are checked at every step."""
+    """How many of the first steps of each env are checked in full, at least 0: whether discrete observations are in
+    their spaces and flags are True or False, which are errors, and whether numbers are within the bounds of their Box,
+    of which a warning is logged. Each costs some 10 microseconds for each part of the observation. Shapes, dtypes, NaN
+    and infinity are checked at every step."""
 
     def __post_init__(self) -> None:
         check_range(

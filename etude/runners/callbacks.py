@@ -132,11 +132,11 @@ class RunningEpisode:
         """Yours, for notes from one call to the next. It is saved with a run where it holds plain data and arrays only;
         else a resumed run does not follow the episode any more."""
         self.values: dict[str, tuple[float, int]] = {}
-        """What was logged: sum and number of the values."""
+        """What was logged as numbers: their sum and how many there were."""
         self.histograms: dict[str, list[NDArray[np.float64]]] = {}
-        """Likewise: arrays of values."""
+        """What was logged as histograms: arrays of values."""
         self.media: dict[str, bytes] = {}
-        """Likewise: PNGs and GIFs, the newest of each name."""
+        """What was logged as pictures: PNGs and GIFs, the newest of each name."""
 
     # -- what is known of it ------------------------------------------------------------------------------------
 

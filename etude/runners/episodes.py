@@ -122,7 +122,7 @@ class EpisodeTracker(Stateful):
         self.clock: Ints = np.zeros(envs, np.int64)
         """``[num_envs]``: the steps of the env in its running episode, where agents have names."""
         self.results: Ints = np.zeros(envs, np.int64)
-        """``[num_envs]``: likewise, the steps of its agents."""
+        """``[num_envs]``: the steps of its agents in that episode."""
         self.advance: Ints = np.zeros(envs, np.int64)
         """``[num_envs]``: by how much the clocks went on with the newest turns."""
         self.moves = 0

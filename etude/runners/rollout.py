@@ -62,7 +62,7 @@ class Rows:
             columns[name][rows] = value
 
     def flag(self, name: str) -> Bools:
-        """A column of flags; False in all rows where there is none yet."""
+        """A column of flags. If there is none of this name, one is added, with False in all rows."""
         if name not in self.columns:
             self.columns[name] = np.zeros(self._capacity, bool)
         return self.columns[name]

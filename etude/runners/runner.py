@@ -6,7 +6,7 @@ import operator
 import warnings
 from collections.abc import Mapping, Sequence
 from time import perf_counter
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -30,6 +30,9 @@ PHASES = ("env", "observe", "infer", "act", "note")
 what was shown and done."""
 
 _log = logging.getLogger("etude.runners")
+
+LONG_EPISODE: Final = 50_000
+"""Steps of an episode after which a run that waits for its end says so. Those of Atari have 27,000 at most."""
 
 
 class Clock:
@@ -238,7 +241,7 @@ class Runner:
         while self._limit.is_open:
             self._act()
             self._receive()
-            if self._is_whole and not self._has_warned:
+            if self._limit.by_episode and not self._has_warned:
                 self._warn_of_long_episodes(wanted)
 
     def _reset(self) -> None:
@@ -323,8 +326,17 @@ class Runner:
             self.times["env"] += perf_counter() - begin
 
     def _warn_of_long_episodes(self, wanted: int) -> None:
+        if self._tracker.t.max() > LONG_EPISODE:
+            self._has_warned = True
+            _log.warning(
+                "an episode has had over %s steps, and its end is waited for. Without a time limit, a policy that "
+                "takes the most likely actions may repeat one for ever. Set a limit, such as "
+                "gymnasium.wrappers.TimeLimit or Workers(max_steps=...) in the config, or let the policy draw its "
+                "actions (explore).",
+                f"{LONG_EPISODE:,}",
+            )
         held = sum(rollout.rows.size for rollout in self.rollouts.values())
-        if held > max(10 * wanted, 1000):
+        if self._is_whole and held > max(10 * wanted, 1000):
             self._has_warned = True
             warnings.warn(
                 f"{held} steps of episodes that have not ended are held in memory, where {wanted} were asked for. If "

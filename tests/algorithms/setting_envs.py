@@ -121,10 +121,12 @@ class Tidy(Walk):
         Path(os.environ["ETUDE_TEST_OUT"], "closed").touch()
 
 
-class OutOfBounds(Walk):
-    """What it shows is now and then further out than its space says."""
+class NumberFlags(Walk):
+    """Says 0 and 1 where it should say False and True."""
 
-    observation_space = spaces.Box(-0.1, 0.1, (3,), np.float32)
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs, reward, int(terminated), int(truncated), info
 
 
 class Two:

@@ -114,10 +114,21 @@ def test_recv_before_reset() -> None:
         VectorArena("CartPole-v1").recv()
 
 
-def test_first_observation_outside_its_space() -> None:
+def test_first_observations_outside_their_bounds(caplog: pytest.LogCaptureFixture) -> None:
     env = Numbered()
     env.observation_space = gym.spaces.Box(5, 6, (3,), np.float32)
-    with pytest.raises(SpaceError, match="outside its space"):
+    arena = VectorArena(env)
+    arena.reset()
+    for _ in range(3):
+        assert len(arena.recv()) == 1
+    (record,) = [record for record in caplog.records if record.name == "etude.envs"]
+    assert "env 0: `obs` is 0.0 at [0], outside its space's bounds [5.0, 6.0]" in record.getMessage()
+
+
+def test_first_observation_that_is_not_in_its_discrete_space() -> None:
+    env = Numbered(kind="dict")
+    env.observation_space["t"] = gym.spaces.Discrete(5, start=3)
+    with pytest.raises(SpaceError, match=r"`obs/t` is \[0\], outside its space"):
         VectorArena(env).reset()
 
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from gymnasium import spaces
+from many_agent_envs import TwoJobs
 from pool_envs import DIE, END, EXIT, GO, HANG, KEYS, RAISE, RAISE_IN_RESET, Told, copies_of, dies, seed_of
 from test_pool_processes import assert_ends
 
@@ -555,6 +556,14 @@ class OutOfBounds(Lying):
     lie: ClassVar[dict[str, Any]] = {"obs": np.full(4, -3.0)}
 
 
+class NoSuchNumber(Lying):
+    observation_space = spaces.Discrete(3)  # type: ignore[assignment]
+    lie: ClassVar[dict[str, Any]] = {"obs": 3}
+
+    def obs(self) -> int:
+        return 1
+
+
 class WrongType(Lying):
     observation_space = spaces.Box(0, 10**9, (4,), np.int64)
     lie: ClassVar[dict[str, Any]] = {"obs": np.full(4, 0.5)}
@@ -578,7 +587,7 @@ class FlagNumber(Lying):
 LIARS: list[Any] = [
     (WrongShape, SpaceError, r"env \d: `obs` has shape \(5,\), but its space Box.* has shape \(4,\)"),
     (NotANumber, SpaceError, r"env \d: `obs` .*(?i:nan)"),
-    (OutOfBounds, SpaceError, r"env \d: `obs` is -3.0 at \[0\], outside its space's \[-1.0, 1000000000.0\]"),
+    (NoSuchNumber, SpaceError, r"env \d: `obs` is 3, outside its space Discrete\(3\)"),
     (WrongType, SpaceError, r"env \d: `obs` .*float64.*int64"),
     (NoReward, EnvError, r"env \d: `reward` is nan, not a finite number"),
     (RewardArray, EnvError, r"env \d: `reward` is array\(\[0., 0.\]\), not a finite number"),
@@ -611,10 +620,14 @@ def test_what_does_not_fit_is_shown_by_workers_too(mode: Any) -> None:
 
 
 def test_only_the_first_steps_are_checked() -> None:
-    tried(OutOfBounds, Workers(check=0))
-    tried(OutOfBounds, Workers(check=3))  # a reset and two steps
+    tried(NoSuchNumber, Workers(check=0))
+    tried(NoSuchNumber, Workers(check=3))  # a reset and two steps
     with pytest.raises(SpaceError):
-        tried(OutOfBounds, Workers(check=4))
+        tried(NoSuchNumber, Workers(check=4))
+
+
+class NoSuchNumberLate(NoSuchNumber):
+    since = 50
 
 
 class OutOfBoundsLate(OutOfBounds):
@@ -622,9 +635,61 @@ class OutOfBoundsLate(OutOfBounds):
 
 
 def test_all_steps_are_checked_where_that_is_asked() -> None:
-    tried(OutOfBoundsLate, Workers(), 60)
-    with pytest.raises(SpaceError, match=r"`obs` is -3.0"):
-        tried(OutOfBoundsLate, Workers(check="always"), 60)
+    tried(NoSuchNumberLate, Workers(), 60)
+    with pytest.raises(SpaceError, match=r"`obs` is 3, outside"):
+        tried(NoSuchNumberLate, Workers(check="always"), 60)
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "etude.envs"]
+
+
+@EACH_KIND
+def test_numbers_outside_the_bounds_of_their_box_are_warned_of_once(
+    mode: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried(OutOfBounds, Workers() if mode == "sync" else Workers(num_workers=2, mode=mode), 40)
+    (told,) = warnings_of(caplog)
+    assert "`obs` is -3.0 at [0], outside its space's bounds [-1.0, 1000000000.0]" in told
+    assert told.startswith(("env 0: ", "env 1: "))
+    assert "gymnasium.wrappers.TransformObservation" in told
+
+
+@pytest.mark.parametrize(
+    ("env", "check", "is_told"),
+    [
+        (OutOfBounds, 0, False),
+        (OutOfBounds, 3, False),
+        (OutOfBounds, 4, True),
+        (OutOfBoundsLate, 10, False),
+        (OutOfBoundsLate, "always", True),
+    ],
+)
+def test_bounds_are_looked_at_as_long_as_the_rest(
+    env: Any, check: Any, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried(env, Workers(check=check), 60)
+    assert len(warnings_of(caplog)) == is_told
+
+
+class OneOutOfBounds(TwoJobs):
+    """One of two agents is shown more than its space says."""
+
+    def draw(self) -> dict[str, Any]:
+        return super().draw() | {"aim": np.full(1, 2, np.float32)}
+
+
+def test_bounds_of_agents_are_warned_of_with_their_names(caplog: pytest.LogCaptureFixture) -> None:
+    arena = make_arena(OneOutOfBounds, 2)
+    arena.reset(seed=1)
+    for _ in range(12):
+        for turn in arena.recv():
+            if turn.waits:
+                space = arena.kinds[turn.kind].action_space
+                arena.send(turn, {"action": np.array([space.sample() for _ in turn.slots])})
+    arena.close()
+    (told,) = warnings_of(caplog)
+    assert told.startswith("env 0, agent 'aim': `obs` is 2.0 at [0], outside its space's bounds [-1.0, 1.0]")
 
 
 def test_a_worker_that_dies_while_it_makes_its_envs() -> None:

@@ -146,6 +146,21 @@ def test_an_episode_that_is_held_for_long_is_warned_of_once() -> None:
     runner.collect(num_steps=50, whole_episodes=True)
 
 
+def test_an_episode_whose_end_is_waited_for_is_warned_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("etude.runners.runner.LONG_EPISODE", 2500)
+    arena = make_arena(Endless, 1)
+    kind = arena.kinds[0]
+    runner = Runner(arena, make_module(None, kind.obs_space, kind.action_space), seed=0)
+    assert runner.collect(num_steps=2600).num_steps == 2600
+    assert not caplog.records
+    assert runner.collect(num_episodes=2).lengths.tolist() == [3000, 3000]
+    (record,) = caplog.records
+    assert "over 2,500 steps" in record.getMessage()
+    assert "Workers(max_steps=...)" in record.getMessage()
+
+
 def test_long_segments_are_cut_and_short_ones_dropped_and_counted() -> None:
     plain = runner_on(AutoresetMode.NEXT_STEP).collect(num_episodes=12)
     cut = runner_on(AutoresetMode.NEXT_STEP, lengths=Lengths(most=3)).collect(num_episodes=12)

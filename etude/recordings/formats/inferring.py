@@ -52,7 +52,7 @@ def inferred_space(
 
     - One whole number a step, never negative and at most 65,535: ``Discrete``, as large as the largest number asks for,
       next observations included.
-    - Several of them in an action: ``MultiDiscrete``, likewise at each place.
+    - Several of them in an action: ``MultiDiscrete``, each place of which is sized by the same rule.
     - Truth: ``Discrete(2)``, or ``MultiBinary`` where there are several.
     - All other numbers: a ``Box`` of their dtype without bounds.
     - Several columns: a ``Dict`` of these, or a ``Tuple`` where they are called 0, 1, 2 and so on.
