@@ -84,7 +84,7 @@ def _shares(options: Options, calls: int) -> dict[str, list[float]]:
         return call
 
     algorithm = PPO(PPOConfig(env=ENV, seed=0))
-    learner: Any = algorithm.student.learner
+    learner: Any = algorithm.learner.only
     learner.measure = charged(MOVEMENT, learner.measure)
     metered: Any = algorithm
     for name in ("take_finished", "_result"):

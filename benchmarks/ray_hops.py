@@ -14,10 +14,10 @@ from benchmarks.harness import ENV, ETUDE, Figure, Options, Row, milliseconds, r
 from benchmarks.ray_learners import EPOCHS, ROWS, SPACES, on_cluster, updates
 from etude import PPO, Experience, PPOConfig
 from etude.algorithms.engines import Ray
-from etude.ray.casting import News
 from etude.ray.fragments import put_together
 from etude.ray.learner_group import LearnerGroup
 from etude.ray.members import Fragment
+from etude.ray.policies import News
 from etude.ray.runner_actor import Order, Report, RunnerActor
 
 BARE, HERE = "a method that does nothing", "Etude, one learner in this process"

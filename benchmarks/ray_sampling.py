@@ -108,8 +108,8 @@ def _scaling(options: Options) -> Row:
 def _weights(options: Options, megabytes: int, width: int) -> Row:
     import ray
 
-    from etude.algorithms.students import MAIN
-    from etude.ray.casting import Broadcast, cast_of, weights_of
+    from etude.algorithms.policies import MAIN
+    from etude.ray.policies import Broadcast, acting_of, weights_of
     from etude.ray.runner_actor import RunnerActor, seed_of
 
     class Taking(RunnerActor):
@@ -132,17 +132,17 @@ def _weights(options: Options, megabytes: int, width: int) -> Row:
         remote(concurrency_groups={"pulse": 1})(Taking).remote(_plain(algorithm.config), i, "cpu") for i in (0, 1)
     ]
     ray.get([actor.open.remote() for actor in actors])
-    cast = ray.put(cast_of(algorithm.students, module_of=None, is_only=True))
-    ray.get([actor.begin.remote(cast, seed_of(1, 0, 0), 0, None) for actor in actors])
+    acting = ray.put(acting_of(algorithm))
+    ray.get([actor.begin.remote(acting, seed_of(1, 0, 0), 0, None) for actor in actors])
     bare = [remote(Bare).remote() for _ in actors]
-    broadcast, given = Broadcast(), weights_of(algorithm.students)
+    broadcast, given = Broadcast(), weights_of(algorithm.policies)
     updates = 0
 
     def ours() -> int:
         nonlocal updates
         updates += 1
         broadcast.put_again()
-        broadcast.refresh(algorithm.students)
+        broadcast.refresh(algorithm)
         ray.get([actor.take.remote(broadcast.ref, updates) for actor in actors])
         return 1
 

@@ -53,7 +53,7 @@ def modules(options: Options) -> Iterator[Row]:
     """The same for two modules of one learner, beside one."""
     one, exp = _prepared(compile=False)
     other, _ = _prepared(compile=False)
-    learner = Learner({"one": one.student.learner, "other": other.student.learner})
+    learner = Learner({"one": one.learner.only, "other": other.learner.only})
 
     def both() -> int:
         learner.update({"one": exp, "other": exp}, minibatch_size=MINIBATCH, epochs=EPOCHS)
@@ -77,7 +77,7 @@ def _prepared(*, compile: bool) -> tuple[PPO, Experience]:
     config = PPOConfig(env=ENV, seed=0, num_steps=STEPS, minibatch_size=MINIBATCH, epochs=EPOCHS, compile=compile)
     algorithm = PPO(config)
     exp = algorithm.connectors.offline(algorithm.runner.collect(num_steps=STEPS))
-    return algorithm, algorithm.to_learner.offline(exp, algorithm.module)
+    return algorithm, algorithm.learner.only.connectors.offline(exp, algorithm.module)
 
 
 def _etude_ppo(*, compile: bool) -> Work:
@@ -85,7 +85,7 @@ def _etude_ppo(*, compile: bool) -> Work:
     algorithm, exp = _prepared(compile=compile)
 
     def work() -> int:
-        algorithm.update(algorithm.student.learner, exp)
+        algorithm.update(algorithm.learner.only, exp)
         return EPOCHS * STEPS // MINIBATCH
 
     return work

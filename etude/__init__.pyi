@@ -97,6 +97,7 @@ from etude.learners import (
     ReplayDataset as ReplayDataset,
 )
 from etude.modules import Module as Module, NetworkConfig as NetworkConfig, Output as Output
+from etude.policies import Policy as Policy
 from etude.recordings import (
     RawRow as RawRow,
     Recording as Recording,

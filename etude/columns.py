@@ -69,3 +69,8 @@ def subtree(columns: Mapping[str, T], root: str) -> dict[str, T]:
 def renamed(columns: Mapping[str, T], root: str, new_root: str) -> dict[str, T]:
     """The columns under ``root``, with ``new_root`` in its place: ``obs/x`` becomes ``next_obs/x``."""
     return {new_root + name[len(root) :]: value for name, value in columns.items() if is_under(name, root)}
+
+
+def prefixed(columns: Mapping[str, T], root: str) -> dict[str, T]:
+    """``columns`` with a root before their names: ``h`` as ``state_in/h``."""
+    return {f"{root}{SEPARATOR}{name}": column for name, column in columns.items()}

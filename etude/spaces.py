@@ -126,6 +126,17 @@ def leaf_dtype(space: Space) -> np.dtype[Any]:
     return np.dtype(space.dtype)
 
 
+def alike(space: Space, other: Space) -> bool:
+    """Whether values of one space have the form of the other's; bounds may differ."""
+    parts, others = leaves(space, ""), leaves(other, "")
+    return parts.keys() == others.keys() and all(
+        type(part) is type(others[name])
+        and leaf_shape(part) == leaf_shape(others[name])
+        and (isinstance(part, spaces.Box) or part == others[name])
+        for name, part in parts.items()
+    )
+
+
 class Flattener:
     """Splits values of one space into flat columns. Make it once: calls then cost one look-up for each leaf."""
 

@@ -76,7 +76,7 @@ class CuriousPPO(etude.PPO):
 
     def assign(self, parts: dict[str, Any]) -> dict[str, Any]:
         """The agent learns from both kinds of reward, and curiosity from the same steps."""
-        exp, net = parts["agent"], self.students["curiosity"].module.net
+        exp, net = parts["agent"], self.policies["curiosity"].module.net
         columns = [exp.steps["obs"], exp.steps["action"], exp.next_obs()["obs"]]
         with torch.no_grad():
             surprise = net.surprise(*map(torch.as_tensor, columns)).numpy()

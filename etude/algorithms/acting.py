@@ -14,14 +14,15 @@ from etude.algorithms.base import Algorithm
 from etude.algorithms.cluster import Collector, Runners
 from etude.algorithms.components import Component
 from etude.algorithms.config import ActingConfig, ModuleLike
-from etude.algorithms.playing import by_student, copied, dropped_by, make_runner, workers_of
+from etude.algorithms.playing import by_module, dropped_by, make_runner, workers_of
+from etude.algorithms.policies import Spaces, modules_given, spaces_in
 from etude.algorithms.result import Evaluation
-from etude.algorithms.students import Spaces, Student, modules_given, spaces_in
 from etude.envs import Arena, EnvLike, env_name, make_arena
 from etude.errors import CheckpointError, EtudeError, SettingsError
 from etude.experience import Experience
 from etude.interruption import interruptible
 from etude.learners import load_weights
+from etude.policies import Policy
 from etude.runners import Lengths, ModuleOf, Runner
 
 C = TypeVar("C", bound=ActingConfig)
@@ -68,7 +69,7 @@ class ActingAlgorithm(Algorithm[C]):
                 self._fit_to(self._spaces_there())
             if self._arena is not None:
                 lengths = Lengths(self.config.min_trajectory_length, self.config.max_trajectory_length)
-                self._runner = make_runner(self.config, self._arena, self.students, self._seed, self.callbacks, lengths)
+                self._runner = make_runner(self.config, self._arena, self.policies, self._seed, self.callbacks, lengths)
             else:
                 self._runner = self._away
             self._go_on()
@@ -114,9 +115,9 @@ class ActingAlgorithm(Algorithm[C]):
     def _fit_to(self, spaces: dict[str, Spaces]) -> None:
         """Let the connectors of a loaded run fit an env with other spaces, if that was given."""
         assert self.config.env is not None
-        for name, student in self.students.items():
+        for name, policy in self.policies.items():
             if spaces[name] != self.spaces[name]:
-                self.students[name] = copied(student, spaces[name], env_name(self.config.env))
+                self.policies[name] = policy.fitted(*spaces[name], env_name(self.config.env))
         self.spaces = spaces
 
     def _go_on(self) -> None:
@@ -171,7 +172,7 @@ class ActingAlgorithm(Algorithm[C]):
         *,
         like: str | None = None,
         module_of: ModuleOf | None = None,
-    ) -> Student:
+    ) -> Policy:
         """Let a further module act and learn from the next iteration on. The running episodes are abandoned.
 
         Args:
@@ -188,13 +189,12 @@ class ActingAlgorithm(Algorithm[C]):
             self._check_league(like, is_there=True)
         known = self.spaces if like is None else {**self.spaces, module_id: self.spaces[like]}
         self._set_league({**modules_given(self.config), module_id: module}, module_of, known)
-        student = self.students[module_id] = self._make_student(module_id, module)
+        policy = self._add_policy(module_id, module)
         if like is not None:
-            load_weights(student.module, self.students[like].module.state_dict())
-            student.connectors.load_state_dict(self.students[like].connectors.state_dict())
-        self.learner.add_module(module_id, student.learner)
+            load_weights(policy.module, self.policies[like].module.state_dict())
+            policy.connectors.load_state_dict(self.policies[like].connectors.state_dict())
         self._recast()
-        return student
+        return policy
 
     def remove_module(self, module_id: str, *, module_of: ModuleOf | None = None) -> None:
         """Let a module act and learn no more. The running episodes are abandoned; the others learn as ever.
@@ -207,20 +207,20 @@ class ActingAlgorithm(Algorithm[C]):
             SettingsError: there is none of this id, or no other.
         """
         self._check_league(module_id, is_there=True)
-        if len(self.students) == 1:
+        if len(self.policies) == 1:
             raise SettingsError(f"{module_id!r} is the only module: add another before it is removed.")
         others = {name: net for name, net in modules_given(self.config).items() if name != module_id}
         self._set_league(others, module_of, self.spaces)
-        del self.students[module_id]
+        del self.policies[module_id]
         self.learner.remove_module(module_id)
         self._recast()
 
     def _check_league(self, module_id: str, *, is_there: bool) -> None:
         if self.config.modules is None:
             raise SettingsError("modules can be added and removed where the config names them: set `modules`.")
-        if (module_id in self.students) != is_there:
+        if (module_id in self.policies) != is_there:
             what = "no" if is_there else "already a"
-            raise SettingsError(f"there is {what} module {module_id!r}: there are {list(self.students)}.")
+            raise SettingsError(f"there is {what} module {module_id!r}: there are {list(self.policies)}.")
 
     def _set_league(
         self, modules: dict[str, ModuleLike | None], module_of: ModuleOf | None, known: Mapping[str, Spaces]
@@ -241,9 +241,7 @@ class ActingAlgorithm(Algorithm[C]):
         self.config, self.learner.modules_to_train = config, config.modules_to_train
 
     def _recast(self) -> None:
-        modules = {name: student.module for name, student in self.students.items()}
-        connectors = {name: student.connectors for name, student in self.students.items()}
-        self.runner.set_modules(modules, connectors, module_of=self.config.module_of)
+        self.runner.set_policies(self.policies, module_of=self.config.module_of)
         if self.learners is not None:
             self.learners.push()
 
@@ -256,7 +254,7 @@ class ActingAlgorithm(Algorithm[C]):
         """
         with self.timed("sample"), self.threads_held():
             given = self.runner.collect_each(num_steps=num_steps, whole_episodes=whole_episodes, explore=explore)
-        parts = by_student(given)
+        parts = by_module(given)
         if self.recorder.is_on and self._away is None:
             with self.timed("record"):
                 self.recorder.take(self, parts)
@@ -310,9 +308,9 @@ class ActingAlgorithm(Algorithm[C]):
         }
 
     def _set_runner(self, state: Mapping[str, Any]) -> None:
-        if "rollouts" in state and len(state["rollouts"]) != len(self.students):
+        if "rollouts" in state and len(state["rollouts"]) != len(self.policies):
             raise CheckpointError(
-                f"the state's runner acted with {len(state['rollouts'])} modules, but here are {len(self.students)}: "
+                f"the state's runner acted with {len(state['rollouts'])} modules, but here are {len(self.policies)}: "
                 "leave it out, with not_components='runner'."
             )
         self._saved_runner = dict(state)
@@ -325,7 +323,7 @@ class ActingAlgorithm(Algorithm[C]):
         """
         super().set_state(state)
         connectors = [name for name in state if name.startswith("connectors/")]
-        is_whole = "runner" in state and len(connectors) == len(self.students)
+        is_whole = "runner" in state and len(connectors) == len(self.policies)
         if "runner" not in state and not connectors:
             return
         if self._saved_runner is None:
@@ -333,9 +331,9 @@ class ActingAlgorithm(Algorithm[C]):
                 self._begin_anew(_TAKEN_APART)
             return
         if "rollouts" in self._saved_runner:
-            students = zip(self.students.values(), self._saved_runner["rollouts"], strict=True)
+            policies = zip(self.policies.values(), self._saved_runner["rollouts"], strict=True)
             self._saved_runner["rollouts"] = [
-                {**rollout, "connectors": student.connectors.state_dict()} for student, rollout in students
+                {**rollout, "connectors": policy.connectors.state_dict()} for policy, rollout in policies
             ]
         if not is_whole:
             self._saved_runner["arena"] = {"how": "new episodes", "why": _TAKEN_APART}

@@ -132,6 +132,6 @@ class APPO(OnPolicyAlgorithm[APPOConfig]):
         interval = self.config.target_interval
         if interval is None:
             return
-        learner = next(student.learner for student in self.students.values() if student.module is module)
+        learner = next(learner for learner in self.learner.modules.values() if learner.module is module)
         if learner.updates % interval == 0:
             of_kind(module, FollowedModule).follower.follow(self.config.tau)

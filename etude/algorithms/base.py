@@ -22,17 +22,18 @@ from etude.algorithms.config import AlgorithmConfig, ModuleLike, learners_of
 from etude.algorithms.engines import connect
 from etude.algorithms.figures import Figures
 from etude.algorithms.playing import play, runner_apart
+from etude.algorithms.policies import Spaces, make_learner, make_policy, modules_given, spawned
 from etude.algorithms.recorder import RecordConfig, Recorder
 from etude.algorithms.reporting import TIMES, counts_of, result_of
 from etude.algorithms.result import MIN_EPISODES, Evaluation, Result, Stop
 from etude.algorithms.slips import arguments_checked, how_to_train, no_such_attribute
-from etude.algorithms.students import Spaces, Student, make_student, modules_given, spawned
 from etude.checkpoints import Where
 from etude.connectors import Pipeline
 from etude.envs import EnvLike
 from etude.errors import SettingsError
 from etude.learners import Batch, Learner, Loss, Schedule, ScheduleBy, Update, check_device
 from etude.modules import Module, make_module
+from etude.policies import Policy
 from etude.runners import CallbackLike, Finished, Runner
 from etude.runners.callbacks import callback_from
 from etude.spaces import Space
@@ -119,13 +120,12 @@ class Algorithm(Generic[C]):
     def _build(self, weights: np.random.SeedSequence, learner: np.random.SeedSequence) -> None:
         config = self.config
         self._seeds = (weights, learner)
-        self.students = {name: self._make_student(name, given) for name, given in modules_given(config).items()}
-        """Each module with its connectors and its learner, by module id."""
-        self.learner = Learner(
-            {name: student.learner for name, student in self.students.items()},
-            modules_to_train=config.modules_to_train,
-        )
-        """What trains all modules."""
+        self.policies: dict[str, Policy] = {}
+        """What acts: each module with the connectors between it and its envs, by module id."""
+        self.learner = Learner(modules_to_train=config.modules_to_train)
+        """What trains all modules: ``learner.modules[module_id]`` trains one of them."""
+        for name, given in modules_given(config).items():
+            self._add_policy(name, given)
         self.callbacks = [callback_from(spec) for spec in config.callbacks]
         self.figures = Figures(self.window, self.config.smoothing)
         """Of the latest episodes."""
@@ -149,12 +149,14 @@ class Algorithm(Generic[C]):
         self._resumed: str | None = None
         self.setup()
 
-    def _make_student(self, name: str, given: ModuleLike | None) -> Student:
-        seeds = self._seeds
+    def _add_policy(self, name: str, given: ModuleLike | None) -> Policy:
+        weights, learner = self._seeds
         if self.config.modules is not None:  # a module has streams of its own, whoever is beside it
-            seeds = (spawned(seeds[0], name), spawned(seeds[1], name))
+            weights, learner = spawned(weights, name), spawned(learner, name)
         with self.settings_of(name):
-            return make_student(self, given, self.spaces[name], seeds, name)
+            policy = self.policies[name] = make_policy(self, given, self.spaces[name], weights)
+            self.learner.add_module(name, make_learner(self, policy.module, learner, name))
+        return policy
 
     @contextmanager
     def settings_of(self, module_id: str) -> Iterator[None]:
@@ -189,30 +191,25 @@ class Algorithm(Generic[C]):
         return self.cluster.evaluators(self) if self.cluster is not None and self.cluster.has_evaluators else None
 
     @property
-    def student(self) -> Student:
-        """The only module with what stands around it.
+    def policy(self) -> Policy:
+        """What acts: the only module with its connectors.
 
         Raises:
             SettingsError: there are several.
         """
-        if len(self.students) > 1:
-            raise SettingsError(f"there are the modules {list(self.students)}: say which, as .students[name].")
-        return next(iter(self.students.values()))
+        if len(self.policies) > 1:
+            raise SettingsError(f"there are the modules {list(self.policies)}: say which, as .policies[name].")
+        return next(iter(self.policies.values()))
 
     @property
     def module(self) -> Module:
         """The only module."""
-        return self.student.module
+        return self.policy.module
 
     @property
     def connectors(self) -> Pipeline:
         """What stands between env and the only module."""
-        return self.student.connectors
-
-    @property
-    def to_learner(self) -> Pipeline:
-        """The connectors of the only module's learner."""
-        return self.student.to_learner
+        return self.policy.connectors
 
     @property
     def updates(self) -> int:

@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from etude.algorithms.base import Algorithm
-from etude.algorithms.playing import alike
 from etude.connectors import ClipAction, Pipeline
-from etude.envs import Arena, EnvLike, make_arena
+from etude.envs import Arena, EnvLike, env_name, make_arena
 from etude.envs.registry import check_screen, no_screen_needed
 from etude.envs.render import (
     ClipFile,
@@ -33,10 +32,11 @@ from etude.errors import ModuleError, SettingsError
 from etude.experience import Experience
 from etude.modules import Module
 from etude.modules.random import RandomModule
+from etude.policies import Policy, PolicyLike
 from etude.runners import Runner
 
-Policy: TypeAlias = Algorithm[Any] | Module | None
-"""What acts: an algorithm with its connectors, a module by itself, or None for actions at random."""
+Playable: TypeAlias = Algorithm[Any] | PolicyLike | None
+"""What acts: an algorithm, a policy, a module without connectors, or None for actions at random."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class Clip:
 
 
 def clip(
-    policy: Policy,
+    policy: Playable,
     env: EnvLike | os.PathLike[str] | None = None,
     to: str | os.PathLike[str] | None = None,
     *,
@@ -113,7 +113,7 @@ def clip(
 
 
 def show(
-    policy: Policy,
+    policy: Playable,
     env: EnvLike | None = None,
     *,
     episodes: int = 1,
@@ -166,7 +166,7 @@ def _is_file(env: Any) -> bool:
 
 
 def _play(
-    policy: Policy, env: Any, episodes: int, *, explore: bool, seed: int | None, keep: bool
+    policy: Playable, env: Any, episodes: int, *, explore: bool, seed: int | None, keep: bool
 ) -> tuple[list[Experience], NDArray[np.float64]]:
     """The Experience of each episode, where it is to be kept, and their returns."""
     if episodes < 1:
@@ -193,7 +193,7 @@ def check_clips(algorithm: Algorithm[Any]) -> None:
 
 
 @contextlib.contextmanager
-def _seen(policy: Policy, env: Any, mode: RenderMode) -> Iterator[Any]:
+def _seen(policy: Playable, env: Any, mode: RenderMode) -> Iterator[Any]:
     """The env to play in, which is closed afterwards unless it was given."""
     where = env if env is not None or not isinstance(policy, Algorithm) else policy.config.env
     if where is None:
@@ -212,33 +212,27 @@ def _seen(policy: Policy, env: Any, mode: RenderMode) -> Iterator[Any]:
                 shown.close()
 
 
-def _runner(policy: Policy, env: Any, seed: int | None) -> Runner:
+def _runner(policy: Playable, env: Any, seed: int | None) -> Runner:
     if isinstance(policy, Algorithm):
         return policy.new_runner(env, 1, seed)
-    if policy is not None and not isinstance(policy, Module):
+    if policy is not None and not isinstance(policy, Policy | Module):
         raise ModuleError(
-            "a clip is of an Algorithm, of an etude.Module, or, with None, of actions at random, not of a "
-            f"{type(policy).__name__}."
+            "a clip is of an Algorithm, of an etude.Policy, of an etude.Module, or, with None, of actions at random, "
+            f"not of a {type(policy).__name__}."
         )
     arena = make_arena(env, 1)
     try:
-        return _random_runner(arena, seed) if policy is None else _module_runner(arena, policy, seed)
+        return _random_runner(arena, seed) if policy is None else _policy_runner(arena, policy, env, seed)
     except BaseException:
         arena.close()
         raise
 
 
-def _module_runner(arena: Arena, module: Module, seed: int | None) -> Runner:
-    connectors = Pipeline([ClipAction()])
-    for kind in arena.kinds:
-        connectors.spaces(kind.obs_space, kind.action_space)
-        if not (alike(kind.obs_space, module.obs_space) and kind.action_space == module.action_space):
-            raise SettingsError(
-                f"the env does not fit the module: it has the spaces {kind.obs_space} and {kind.action_space}, but the "
-                f"module was made for {module.obs_space} and {module.action_space}. Where connectors stood between "
-                "them, give the algorithm instead of its module."
-            )
-    return Runner(arena, module, connectors, seed=seed)
+def _policy_runner(arena: Arena, policy: PolicyLike, env: Any, seed: int | None) -> Runner:
+    if isinstance(policy, Module):
+        policy = Policy(policy, Pipeline([ClipAction()]))
+    kind = arena.kinds[0]
+    return Runner(arena, policy.fitted(kind.obs_space, kind.action_space, env_name(env)), seed=seed)
 
 
 def _random_runner(arena: Arena, seed: int | None) -> Runner:

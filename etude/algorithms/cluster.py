@@ -4,13 +4,12 @@
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+from etude.algorithms.policies import Spaces
 from etude.algorithms.result import Evaluation
-from etude.algorithms.students import Spaces
-from etude.connectors import Pipeline
 from etude.experience import Experience
 from etude.learners import Update
 from etude.learners.updates import Figures
-from etude.modules import Module
+from etude.policies import PolicyLike
 from etude.runners import Finished, ModuleOf
 
 if TYPE_CHECKING:
@@ -48,12 +47,8 @@ class Collector(Protocol):
     def begin_anew(self) -> None:
         """Abandon the running episodes."""
 
-    def set_modules(
-        self,
-        modules: Module | Mapping[str, Module],
-        connectors: Pipeline | Mapping[str, Pipeline] | None = None,
-        *,
-        module_of: ModuleOf | None = None,
+    def set_policies(
+        self, policies: PolicyLike | Mapping[str, PolicyLike], *, module_of: ModuleOf | None = None
     ) -> None:
         """Let these act from now on."""
 
@@ -73,7 +68,7 @@ class Runners(Collector, Protocol):
     def spaces(
         self, module_ids: list[str], module_of: ModuleOf | None, known: Mapping[str, Spaces] | None = None
     ) -> dict[str, Spaces]:
-        """See `etude.algorithms.students.spaces_in`."""
+        """See `etude.algorithms.policies.spaces_in`."""
 
 
 class Learners(Protocol):

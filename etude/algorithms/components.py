@@ -5,10 +5,10 @@ import operator
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from etude.algorithms.students import Student
 from etude.errors import CheckpointError, EtudeError
 from etude.learners import ModuleLearner
 from etude.modules.module import load_weights
+from etude.policies import Policy
 
 if TYPE_CHECKING:
     from etude.algorithms.base import Algorithm
@@ -29,7 +29,7 @@ class Component(NamedTuple):
     set: Callable[[Any], None]
 
 
-def components_of(name: str, student: Student) -> dict[str, Component]:
+def components_of(name: str, policy: Policy, learner: ModuleLearner) -> dict[str, Component]:
     """Those of one module, called ``name``.
 
     ``modules/NAME``: ``weights``, and their ``seq_no``: the gradient steps that this run had made with them (for
@@ -37,15 +37,14 @@ def components_of(name: str, student: Student) -> dict[str, Component]:
     optimizer. ``learners/NAME``: counts of gradient steps, and the random stream. ``connectors/NAME``: what those to
     the ``env`` and those of the ``learner`` have learned.
     """
-    learner = student.learner
 
     def connectors() -> dict[str, Any]:
-        return {"env": student.connectors.state_dict(), "learner": student.to_learner.state_dict()}
+        return {"env": policy.connectors.state_dict(), "learner": learner.connectors.state_dict()}
 
     def set_connectors(state: Mapping[str, Any]) -> None:
         if state["env"] is not None:  # version 1 has none where a recording was not opened yet
-            student.connectors.load_state_dict(state["env"])
-        student.to_learner.load_state_dict(state["learner"])
+            policy.connectors.load_state_dict(state["env"])
+        learner.connectors.load_state_dict(state["learner"])
 
     return {
         f"{MODULES}{name}": Component(
@@ -66,7 +65,7 @@ def components_of(name: str, student: Student) -> dict[str, Component]:
 
 def shared_components(algorithm: "Algorithm[Any]") -> dict[str, Component]:
     """Those that every algorithm has: of its modules, of what it records, its counts and its figures."""
-    own = [components_of(name, student) for name, student in algorithm.students.items()]
+    own = [components_of(name, algorithm.policies[name], own) for name, own in algorithm.learner.modules.items()]
     recorder, figures = algorithm.recorder, algorithm.figures
 
     def set_counters(counters: Mapping[str, Any]) -> None:

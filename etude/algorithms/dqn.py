@@ -160,9 +160,9 @@ class DQN(OffPolicyAlgorithm[DQNConfig]):
 
     def before_collect(self, env_steps: int) -> None:
         """Sets epsilon to its schedule's value."""
-        for name, student in self.students.items():
+        for name, policy in self.policies.items():
             with self.settings_of(name):
-                of_kind(student.module, QModule).dist.epsilon = value_at(self.config.epsilon, env_steps)
+                of_kind(policy.module, QModule).dist.epsilon = value_at(self.config.epsilon, env_steps)
 
     def loss(self, module: Module, batch: Batch) -> Loss:
         """Huber's loss of the errors r + discount * max Q_target(next_obs, .) - Q(obs, action).
@@ -183,14 +183,14 @@ class DQN(OffPolicyAlgorithm[DQNConfig]):
 
     def after_step(self, module: Module) -> None:
         """Moves the target network."""
-        learner = next(student.learner for student in self.students.values() if student.module is module)
+        learner = next(learner for learner in self.learner.modules.values() if learner.module is module)
         if learner.updates % self.config.target_interval == 0:
             of_kind(module, QModule).follower.follow(self.config.tau)
 
     def training_step(self) -> Update:
         """As for every off-policy algorithm; epsilon is among the metrics."""
         update, epsilons = super().training_step(), {}
-        for name in self.students:
+        for name in self.policies:
             with self.settings_of(name):
                 epsilons[name] = {"epsilon": value_at(self.config.epsilon, self.env_steps)}
         return Update(update.losses, update.metrics | together(epsilons, several=len(epsilons) > 1))

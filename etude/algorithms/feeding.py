@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from etude.algorithms.given_batches import check_batch
-from etude.algorithms.students import Student
 from etude.connectors import Connector, overrides
 from etude.errors import DataError
 from etude.experience import Experience
+from etude.modules import Module
 from etude.recordings.layers import CONNECTORS, READ, SHUFFLE, Spent
 from etude.recordings.pipeline import DataPipeline
 from etude.runners import Episode, ModuleOf
@@ -94,7 +94,7 @@ class Feed:
 
     Args:
         batches: Columns, or Experience for a module with a memory or connectors that look along time.
-        student: Who learns.
+        module: Learns.
         fresh: Connectors of its learner that see each batch just before it is learned from.
         pipeline: Where the batches come from, if there is one.
         elsewhere: Connectors that ask the module before batches come here.
@@ -103,14 +103,14 @@ class Feed:
     def __init__(
         self,
         batches: Iterable[Any],
-        student: Student,
+        module: Module,
         fresh: Sequence[Connector] = (),
         pipeline: DataPipeline | None = None,
         elsewhere: Elsewhere | None = None,
     ) -> None:
         self._batches = iter(batches)
-        self._check = None if pipeline is not None else partial(check_batch, module=student.module)
-        self._module, self._fresh, self.pipeline = student.module, fresh, pipeline
+        self._check = None if pipeline is not None else partial(check_batch, module=module)
+        self._module, self._fresh, self.pipeline = module, fresh, pipeline
         self.elsewhere = elsewhere
         self.waited = 0.0
         """Seconds that the learner was not learning."""

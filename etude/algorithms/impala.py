@@ -113,6 +113,6 @@ class IMPALA(OnPolicyAlgorithm[IMPALAConfig]):
         """As for every on-policy algorithm; the learner's connectors work anew before each further epoch."""
         updates = [self.go_over(learner, exp, epochs=1)]
         for _ in range(self.config.epochs - 1):
-            exp = self.students[learner.name].to_learner.offline(exp, learner.module)
+            exp = self.learner.modules[learner.name].connectors.offline(exp, learner.module)
             updates.append(self.go_over(learner, exp, epochs=1))
         return mean_of(updates)

@@ -8,7 +8,7 @@ from typing import Any
 from etude.algorithms import saving
 from etude.algorithms.base import Algorithm
 from etude.algorithms.config import AlgorithmConfig
-from etude.algorithms.students import Spaces, modules_given
+from etude.algorithms.policies import Spaces, modules_given
 from etude.checkpoints import Where, load_tree
 from etude.errors import CheckpointError, SpaceError
 from etude.spaces import leaves, space_from_json

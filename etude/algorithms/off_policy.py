@@ -12,9 +12,9 @@ from etude.algorithms.acting import ActingAlgorithm
 from etude.algorithms.cluster import Learners
 from etude.algorithms.components import Component
 from etude.algorithms.config import ActingConfig
+from etude.algorithms.policies import Spaces, spawned
 from etude.algorithms.replayed import looked_ahead, seen, split
 from etude.algorithms.reporting import together
-from etude.algorithms.students import Spaces, spawned
 from etude.columns import Columns
 from etude.errors import SettingsError
 from etude.experience import Experience
@@ -135,23 +135,23 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         """What each module has lived through, by module id."""
         self._owed: dict[str, float] = {}
         """What is left of a gradient step of each module."""
-        self._fit_to_students()
+        self._fit_to_policies()
         super().setup()
 
-    def _fit_to_students(self) -> None:
+    def _fit_to_policies(self) -> None:
         """Have a replay for each module, and know its connectors."""
         held = self.replays
         self.replays = {}
-        for name in self.students:
+        for name in self.policies:
             with self.settings_of(name):
                 self.replays[name] = held[name] if name in held else self._new_replay(name)
-        parts = {name: split(student.connectors) for name, student in self.students.items()}
+        parts = {name: split(policy.connectors) for name, policy in self.policies.items()}
         self._before = {name: before for name, (before, _) in parts.items()}
         self._behind = {name: behind for name, (_, behind) in parts.items()}
         self._told(self.env_steps)
 
     def _new_replay(self, name: str) -> Replay:
-        config, module = self.config, self.students[name].module
+        config, module = self.config, self.policies[name].module
         if module.recurrent and config.prioritized:
             raise SettingsError(
                 f"`prioritized` is set, but {type(module.net).__name__} is recurrent: it learns from sequences, which "
@@ -167,16 +167,16 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
 
     def _recast(self) -> None:
         super()._recast()
-        self._fit_to_students()
+        self._fit_to_policies()
 
     def _fit_to(self, spaces: dict[str, Spaces]) -> None:
         super()._fit_to(spaces)
-        self._fit_to_students()
+        self._fit_to_policies()
 
     @property
     def replay(self) -> Replay:
         """That of the only module."""
-        return self.replays[next(name for name, student in self.students.items() if student is self.student)]
+        return self.replays[self.learner.only.name]
 
     def before_collect(self, env_steps: int) -> None:
         """Called before steps are collected: for what changes how the modules explore.
@@ -212,7 +212,7 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
                     for name, update in self.make_updates(due).items():
                         done.setdefault(name, []).append(update)
         updates = {name: mean_of(several) for name, several in done.items()}
-        several = len(self.students) > 1
+        several = len(self.policies) > 1
         sizes = {name: {"replay_steps": float(replay.num_steps)} for name, replay in self.replays.items()}
         return Update(
             together({name: update.losses for name, update in updates.items()}, several=several),
@@ -225,7 +225,7 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
     def _due(self, before: int) -> dict[str, int]:
         """How many gradient steps of each module the env steps since ``before`` bring."""
         due = {}
-        for name in self.students:
+        for name in self.policies:
             with self.settings_of(name):
                 config = self.config
                 learned_from = max(0, self.env_steps - max(before, config.learning_starts))
@@ -237,17 +237,17 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         """Put what modules have lived through into their replays, and let their connectors learn from it."""
         with self.timed("store"):
             for name, exp in parts.items():
-                student = self.students[name]
+                learner = self.learner.modules[name]
                 before = self._before[name].offline(exp)
-                added = student.to_learner.offline(before, student.module)
+                added = learner.connectors.offline(before, learner.module)
                 with self.settings_of(name):
                     self.replays[name].add(self._kept(name, exp, added))
-                student.connectors.update(exp)
-                student.to_learner.update(before)
+                self.policies[name].connectors.update(exp)
+                learner.connectors.update(before)
 
     def _kept(self, name: str, exp: Experience, added: Experience) -> Experience:
         roots = set(self.stored)
-        if self.students[name].module.recurrent and self.config.sequence_start == "stored":
+        if self.policies[name].module.recurrent and self.config.sequence_start == "stored":
             roots.add(col.STATE_IN)
         kept = {
             name: column
@@ -259,14 +259,14 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
     def make_updates(self, num_updates: int | Mapping[str, int]) -> dict[str, Update]:
         """Make so many gradient steps of each module that is trained and has a batch to draw."""
         if isinstance(num_updates, int):
-            num_updates = dict.fromkeys(self.students, num_updates)
+            num_updates = dict.fromkeys(self.policies, num_updates)
         updates, learners = {}, self.learners
         for name, replay in self.learner.chosen(self.replays).items():
             with self.settings_of(name):
                 if num_updates[name] and replay.can_sample(self.config.batch_size):
                     num = num_updates[name] * self.config.accumulate
                     if learners is None:
-                        learner = self.students[name].learner
+                        learner = self.learner.modules[name]
                         updates[name] = learner.update_from(self._batches(name, learner, num))
                     else:
                         updates[name] = self._learned_away(learners, name, num)
@@ -275,7 +275,7 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
     def _drawn(self, name: str) -> tuple[Columns, Columns | Experience]:
         """A batch from a replay, and the same as the module sees it: of a recurrent one, sequences."""
         config, behind, replay = self.config, self._behind[name], self.replays[name]
-        if self.students[name].module.recurrent:
+        if self.policies[name].module.recurrent:
             num = max(1, config.batch_size // config.max_seq_len)
             while True:  # until there is a step that something is known to follow
                 exp = behind.offline(replay.sample_sequences(num, config.max_seq_len, config.burn_in))
@@ -327,7 +327,7 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         return {**super().components(), **replays, "owed": owed}
 
     def _set_owed(self, owed: Mapping[str, float] | float) -> None:
-        each = owed if isinstance(owed, Mapping) else dict.fromkeys(self.students, owed)  # one number in older ones
+        each = owed if isinstance(owed, Mapping) else dict.fromkeys(self.policies, owed)  # one number in older ones
         self._owed = {name: float(left) for name, left in each.items()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:

@@ -2,7 +2,6 @@
 """OfflineAlgorithm: learn from a recording."""
 
 import copy
-import dataclasses
 import time
 from collections.abc import Iterable, Mapping
 from functools import cached_property
@@ -13,15 +12,16 @@ from etude.algorithms.base import Algorithm
 from etude.algorithms.beside import Beside
 from etude.algorithms.components import Component
 from etude.algorithms.config import OfflineConfig
-from etude.algorithms.playing import by_student, dropped_by, runner_for
+from etude.algorithms.playing import by_module, dropped_by, runner_for
+from etude.algorithms.policies import Spaces, modules_given, spaces_in
 from etude.algorithms.reporting import together
 from etude.algorithms.result import Stop
-from etude.algorithms.students import Spaces, modules_given, spaces_in
 from etude.envs import make_arena
 from etude.errors import DataError, SettingsError
 from etude.files import shown
 from etude.interruption import interruptible
 from etude.learners import ScheduleBy, Update
+from etude.policies import Policy
 
 if TYPE_CHECKING:
     from etude.algorithms.feeding import Feed
@@ -117,10 +117,10 @@ class OfflineAlgorithm(Algorithm[C]):
         if batches is None:
             self._given = None
             return
-        given = batches if isinstance(batches, Mapping) else {next(iter(self.students)): batches}
-        if given.keys() != self.students.keys():
-            raise SettingsError(f"there are batches for {sorted(given)}, but the modules are {sorted(self.students)}.")
-        self._given = {name: Feed(own, self.students[name]) for name, own in given.items()}
+        given = batches if isinstance(batches, Mapping) else {next(iter(self.policies)): batches}
+        if given.keys() != self.policies.keys():
+            raise SettingsError(f"there are batches for {sorted(given)}, but the modules are {sorted(self.policies)}.")
+        self._given = {name: Feed(own, self.policies[name].module) for name, own in given.items()}
 
     def training_step(self) -> Update:
         """``updates_per_iteration`` gradient steps of each module, and an evaluation when it is due."""
@@ -148,7 +148,7 @@ class OfflineAlgorithm(Algorithm[C]):
         if self.config.env is not None and interval and (self.iteration + 1) % interval == 0:
             with self.untimed(), self.timed("evaluate"):
                 self._evaluate()
-        several = len(self.students) > 1
+        several = len(self.policies) > 1
         return Update(
             together({name: update.losses for name, update in updates.items()}, several=several),
             together({name: update.metrics for name, update in updates.items()}, several=several)
@@ -169,7 +169,7 @@ class OfflineAlgorithm(Algorithm[C]):
         with self.settings_of(name):
             num = self.config.updates_per_iteration * self.config.accumulate
             if learners is None:
-                return self.students[name].learner.update_from(feed.take(num))
+                return self.learner.modules[name].update_from(feed.take(num))
             return learners.update_from(name, feed.take(num), self.env_steps)[0]
 
     @interruptible
@@ -185,19 +185,21 @@ class OfflineAlgorithm(Algorithm[C]):
             try:
                 parts = runner.collect_each(num_episodes=num, explore=False)
                 self.take_finished(runner.take_finished())
-                self.recorder.take(self, by_student(parts), tag=f"@{self.updates}")  # all name their episodes alike
+                self.recorder.take(self, by_module(parts), tag=f"@{self.updates}")  # all name their episodes alike
             finally:
                 runner.close()
             return
         if self._beside is not None:
             self.take_finished(self._beside.finished())
-            self.recorder.take(self, by_student(self._beside.parts), tag=f"@{self._beside.updates}")
-        students = {
-            name: dataclasses.replace(student, module=copy.deepcopy(student.module))
-            for name, student in self.students.items()
+            self.recorder.take(self, by_module(self._beside.parts), tag=f"@{self._beside.updates}")
+        policies = {
+            name: Policy(
+                copy.deepcopy(own.module), own.connectors, obs_space=own.obs_space, action_space=own.action_space
+            )
+            for name, own in self.policies.items()
         }
         assert self.config.env is not None
-        runner = runner_for(self.config, self.config.env, num, students, self._seed, self.callbacks)
+        runner = runner_for(self.config, self.config.env, num, policies, self._seed, self.callbacks)
         self._beside = Beside(runner, num, self.updates)
 
     def opening(self) -> "Opening":
@@ -205,7 +207,7 @@ class OfflineAlgorithm(Algorithm[C]):
         from etude.algorithms.opening_feeds import Opening
 
         return Opening(
-            self.recording, self.name, self.columns, tuple(self.students), self._seed, self._has_seen_data, self._epochs
+            self.recording, self.name, self.columns, tuple(self.policies), self._seed, self._has_seen_data, self._epochs
         )
 
     def _opened(self) -> "dict[str, Feed]":
@@ -214,9 +216,9 @@ class OfflineAlgorithm(Algorithm[C]):
             feeds = self.cluster.feeds(self)
         else:
             opening, feeds = self.opening(), {}
-            for name, student in self.students.items():
+            for name, policy in self.policies.items():
                 with self.settings_of(name):
-                    feeds[name] = opening.feed(name, student, self.config)
+                    feeds[name] = opening.feed(name, policy, self.learner.modules[name], self.config)
         self._has_seen_data = True
         return feeds
 

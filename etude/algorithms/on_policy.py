@@ -30,7 +30,7 @@ class OnPolicyAlgorithm(ActingAlgorithm[C]):
             counts.update(self.counts)
             self.before_update(self.env_steps)
             updates = self._learned(self.learner.chosen(self.assign(parts)))
-        several = len(self.students) > 1
+        several = len(self.policies) > 1
         return Update(
             together({name: update.losses for name, update in updates.items()}, several=several),
             together({name: update.metrics for name, update in updates.items()}, several=several)
@@ -48,8 +48,8 @@ class OnPolicyAlgorithm(ActingAlgorithm[C]):
             batch = self.prepared(name, seen)
             with self.timed("update"):
                 updates[name] = self.learn(name, batch)
-            self.students[name].connectors.update(exp)
-            self.students[name].to_learner.update(seen)
+            self.policies[name].connectors.update(exp)
+            self.learner.modules[name].connectors.update(seen)
         return updates
 
     def _learned_away(self, learners: Learners, parts: Mapping[str, Experience]) -> dict[str, Update] | None:
@@ -64,25 +64,25 @@ class OnPolicyAlgorithm(ActingAlgorithm[C]):
             with self.timed("update"):
                 updates = learners.update(batches, self.env_steps)
             for name, exp in seen.items():
-                self.students[name].to_learner.update(exp)
+                self.learner.modules[name].connectors.update(exp)
         for name, exp in parts.items():
-            self.students[name].connectors.update(exp)
+            self.policies[name].connectors.update(exp)
         return updates
 
     def _seen(self, name: str, exp: Experience) -> Experience:
         with self.timed("connect"):
-            return self.students[name].connectors.offline(exp)
+            return self.policies[name].connectors.offline(exp)
 
     def prepared(self, name: str, seen: Experience) -> Experience:
         """What a module learns from, of what it saw."""
-        student = self.students[name]
-        with self.timed("connect"), student.learner.with_threads():
-            return student.to_learner.offline(seen, student.module)
+        learner = self.learner.modules[name]
+        with self.timed("connect"), learner.with_threads():
+            return learner.connectors.offline(seen, learner.module)
 
     @arguments_checked
     def learn(self, name: str, batch: Experience) -> Update:
         """Let one module learn from what its connectors have prepared."""
-        learner, module = self.students[name].learner, self.students[name].module
+        learner, module = self.learner.modules[name], self.policies[name].module
         with self.settings_of(name):
             return self.update(learner, batch) if module.own_loss is None else self.go_over(learner, batch)
 

@@ -3,7 +3,7 @@
 
 import dataclasses
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Literal
 
@@ -13,13 +13,15 @@ from gymnasium.spaces import Tuple
 from etude import columns as col
 from etude.algorithms.config import OfflineConfig
 from etude.algorithms.feeding import Feed, SegmentsOf
-from etude.algorithms.students import Student
 from etude.connectors import Connector, Pipeline, overrides
 from etude.connectors.pipeline import state_from_json
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience
 from etude.files import shown
+from etude.learners import ModuleLearner
 from etude.learners.batch import as_tensors
+from etude.modules import Module
+from etude.policies import Policy
 from etude.recordings import Recording
 from etude.recordings.batches import DERIVED
 from etude.recordings.parted import PIECE_ROWS, InMemory, Parted
@@ -82,9 +84,9 @@ class Opening:
     def __post_init__(self) -> None:
         self._read: dict[tuple[str, ...], Experience] = {}
 
-    def feed(self, name: str, student: Student, config: OfflineConfig) -> Feed:
+    def feed(self, name: str, policy: Policy, learner: ModuleLearner, config: OfflineConfig) -> Feed:
         """What feeds one module, from where its learner stands; see `plan` for what is raised."""
-        plan = self.plan(name, student, config)
+        plan = self.plan(name, policy, learner, config)
         pipeline = DataPipeline(
             plan.source,
             plan.columns,
@@ -97,24 +99,26 @@ class Opening:
             epoch_size=plan.epoch_size,
             to_device=None if config.device == "cpu" else partial(as_tensors, device=config.device),
         )
-        return Feed(pipeline.batches(plan.start), student, plan.fresh, pipeline)
+        return Feed(pipeline.batches(plan.start), policy.module, plan.fresh, pipeline)
 
-    def plan(self, name: str, student: Student, config: OfflineConfig, *, loads_here: bool = True) -> Plan:
+    def plan(
+        self, name: str, policy: Policy, learner: ModuleLearner, config: OfflineConfig, *, loads_here: bool = True
+    ) -> Plan:
         """How one module is fed. Connectors that learn from the recording do so here.
 
         Raises:
             SettingsError: the settings, the module and the connectors do not go together.
             DataError: the recording can't be read, or does not hold what is wanted.
         """
-        early, fresh = _parted(student.to_learner)
+        early, fresh = _parted(learner.connectors)
         select = None
         if config.modules is not None and (len(self.module_ids) > 1 or config.module_of is not None):
             select = SegmentsOf(name, self.module_ids, config.module_of)
         where = None if config.filter is None else RowFilter(config.filter)
-        prepare = Preparation(student.connectors, Pipeline(early), select=select, where=where, own=config.prelearner)
+        prepare = Preparation(policy.connectors, Pipeline(early), select=select, where=where, own=config.prelearner)
         held = self._held(config, fresh)
-        make, size = self._made(config, student, fresh)
-        columns = self._columns(config, student, early)
+        make, size = self._made(config, policy.module, fresh)
+        columns = self._columns(config, (*policy.connectors.connectors, *learner.connectors.connectors), early)
         source = self._source(config, columns, held if loads_here else "nothing")
         if not self.was_seen:
             self._learn(name, config, prepare, source, columns)
@@ -127,7 +131,7 @@ class Opening:
             prepare=prepare,
             make=make,
             size=size,
-            by_segments=student.module.recurrent,
+            by_segments=policy.module.recurrent,
             fresh=fresh,
             held=held,
             flow=Flow(
@@ -138,13 +142,13 @@ class Opening:
                 seed=seed,
             ),
             epoch_size=self.epochs.get(name),
-            start=student.learner.updates * config.accumulate,
+            start=learner.updates * config.accumulate,
         )
 
-    def _made(self, config: OfflineConfig, student: Student, fresh: list[Connector]) -> tuple[Steps | Cuts, int]:
+    def _made(self, config: OfflineConfig, module: Module, fresh: list[Connector]) -> tuple[Steps | Cuts, int]:
         """Whether batches are of steps or of segments, and how many of these."""
         length = config.max_segment_length
-        if not student.module.recurrent:
+        if not module.recurrent:
             return Cuts(length) if fresh else Steps(self.roots), config.batch_size
         derived = [root for root in self.roots if root in DERIVED]
         if fresh or derived:
@@ -154,12 +158,14 @@ class Opening:
             )
         return Cuts(length, config.burn_in), max(1, config.batch_size // length)
 
-    def _columns(self, config: OfflineConfig, student: Student, early: list[Connector]) -> tuple[str, ...]:
+    def _columns(
+        self, config: OfflineConfig, connectors: Iterable[Connector], early: list[Connector]
+    ) -> tuple[str, ...]:
         """The step columns to read."""
         wanted = dict.fromkeys(root for root in self.roots if root not in DERIVED)
         if col.NEXT_OBS in self.roots:
             wanted[col.OBS] = None
-        looking = [c for c in (*student.connectors.connectors, *student.to_learner.connectors) if _looks(c)]
+        looking = [c for c in connectors if _looks(c)]
         there = self.recording.columns
         if config.prelearner is not None or any(connector.needs is None for connector in looking):
             return tuple(name for name in there if name in wanted or name not in _MADE_UP)

@@ -8,19 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import Env
-from gymnasium.spaces import Box
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from etude.algorithms.config import ActingConfig, AlgorithmConfig
+from etude.algorithms.policies import MAIN, spaces_in
 from etude.algorithms.result import Evaluation
-from etude.algorithms.students import MAIN, Spaces, Student, spaces_in
 from etude.connectors import Connector, Drop, Pipeline
 from etude.envs import Arena, EnvLike, Workers, env_name, make_arena
 from etude.errors import SettingsError
 from etude.experience import Experience
+from etude.policies import Policy
 from etude.runners import CallbackLike, Finished, Lengths, Runner
-from etude.spaces import Space, leaf_shape, leaves
 
 if TYPE_CHECKING:
     from etude.algorithms.base import Algorithm
@@ -60,7 +59,7 @@ def played(
             parts.append(runner.take_finished())
             faulty += int(runner.stats().get("faulty_episodes", 0))
             if to is not None:
-                to(by_student(experience))
+                to(by_module(experience))
     finally:
         runner.close()
     return parts, faulty
@@ -112,22 +111,20 @@ def _spreads(parts: Sequence[Mapping[str, NDArray[np.float64]]]) -> dict[str, di
 def make_runner(
     config: AlgorithmConfig,
     arena: Arena,
-    students: Mapping[str, Student],
+    policies: Mapping[str, Policy],
     seed: int | None,
     callbacks: Sequence[CallbackLike],
     lengths: Lengths | None = None,
 ) -> Runner:
-    """A runner of an algorithm's modules and connectors."""
+    """A runner of an algorithm's policies."""
     count_by = config.count_steps_by if isinstance(config, ActingConfig) else "env_steps"
     shared: dict[str, Any] = {"seed": seed, "count_steps_by": count_by, "callbacks": callbacks, "lengths": lengths}
     if config.modules is None:
-        return Runner(arena, students[MAIN].module, students[MAIN].connectors, **shared)
-    modules = {name: student.module for name, student in students.items()}
-    connectors = {name: student.connectors for name, student in students.items()}
-    return Runner(arena, modules, connectors, module_of=config.module_of, **shared)
+        return Runner(arena, policies[MAIN], **shared)
+    return Runner(arena, policies, module_of=config.module_of, **shared)
 
 
-def by_student(parts: Mapping[str | None, Experience]) -> dict[str, Experience]:
+def by_module(parts: Mapping[str | None, Experience]) -> dict[str, Experience]:
     """What a runner from `make_runner` collected, by module id."""
     return {MAIN if name is None else name: exp for name, exp in parts.items()}
 
@@ -154,14 +151,14 @@ def runner_apart(
             f"config.env is one {type(where).__name__} object, which training is in the middle of: give evaluate "
             "and record an env=... of their own, or a function that makes envs to the config."
         )
-    return runner_for(algorithm.config, where, num_episodes, algorithm.students, seed, callbacks)
+    return runner_for(algorithm.config, where, num_episodes, algorithm.policies, seed, callbacks)
 
 
 def runner_for(
     config: AlgorithmConfig,
     env: EnvLike,
     num_episodes: int,
-    students: Mapping[str, Student],
+    policies: Mapping[str, Policy],
     seed: int | None,
     callbacks: Sequence[CallbackLike] = (),
 ) -> Runner:
@@ -180,8 +177,8 @@ def runner_for(
             workers = dataclasses.replace(workers, **{name: getattr(given, name) for name in _RULES})
     arena = make_arena(env, num_envs, workers, exact=False, drop=dropped_by(config))
     try:
-        spaces = spaces_in(arena, list(students), config.module_of)
-        own = {name: copied(student, spaces[name], env_name(env)) for name, student in students.items()}
+        spaces = spaces_in(arena, list(policies), config.module_of)
+        own = {name: policy.fitted(*spaces[name], env_name(env)) for name, policy in policies.items()}
     except BaseException:
         arena.close()
         raise
@@ -196,33 +193,6 @@ def _in_processes(workers: Workers, num_envs: int) -> Workers:
     count = max(n for n in range(1, workers.num_workers + 1) if num_envs % n == 0)
     lock_step: dict[str, Any] = {"min_batch": num_envs, "max_batch": None, "max_wait": None}
     return dataclasses.replace(workers, num_workers=count, envs_per_worker=num_envs // count, **lock_step)
-
-
-def copied(student: Student, spaces: Spaces, env: str) -> Student:
-    """A student with connectors of its own, to act on ``spaces``."""
-    connectors, module = student.connectors.copy(), student.module
-    learned = connectors.state_dict()
-    seen, acted = connectors.spaces(*spaces)
-    if not (alike(seen, module.obs_space) and acted == module.action_space):
-        raise SettingsError(
-            f"the env {env} does not fit the module: behind the connectors it has the spaces {seen} "
-            f"and {acted}, but the module was made for {module.obs_space} and {module.action_space}. "
-            "Where the actions of a recording are in other units than the env's, a connector such as "
-            "rescale_action goes between."
-        )
-    connectors.load_state_dict(learned)
-    return dataclasses.replace(student, connectors=connectors)
-
-
-def alike(space: Space, other: Space) -> bool:
-    """Whether values of one space have the form of the other's; bounds may differ."""
-    parts, others = leaves(space, ""), leaves(other, "")
-    return parts.keys() == others.keys() and all(
-        type(part) is type(others[name])
-        and leaf_shape(part) == leaf_shape(others[name])
-        and (isinstance(part, Box) or part == others[name])
-        for name, part in parts.items()
-    )
 
 
 def dropped_by(config: AlgorithmConfig) -> list[str]:

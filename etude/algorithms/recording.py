@@ -10,8 +10,8 @@ import numpy as np
 from etude.algorithms import saving
 from etude.algorithms.base import Algorithm
 from etude.algorithms.playing import play
+from etude.algorithms.policies import MAIN, Spaces, spaces_in
 from etude.algorithms.result import Evaluation
-from etude.algorithms.students import MAIN, Spaces, spaces_in
 from etude.connectors.pipeline import learns, state_to_json
 from etude.envs import EnvLike, env_name
 from etude.errors import DataError
@@ -44,7 +44,7 @@ def record(
     where = env if env is not None else algorithm.config.env
     assert where is not None  # new_runner has seen to that
     try:
-        kinds = kinds_of(algorithm, spaces_in(runner.arena, list(algorithm.students), algorithm.config.module_of))
+        kinds = kinds_of(algorithm, spaces_in(runner.arena, list(algorithm.policies), algorithm.config.module_of))
         writers = ModuleWriters(
             folder,
             kinds,
@@ -81,7 +81,7 @@ def kinds_of(algorithm: Algorithm[Any], spaces: Mapping[str, Spaces] | None = No
         spaces: Those on the env's side, where it is not the env of training.
     """
     given = algorithm.spaces if spaces is None else spaces
-    return {name: (given[name][0], student.module.action_space) for name, student in algorithm.students.items()}
+    return {name: (given[name][0], policy.module.action_space) for name, policy in algorithm.policies.items()}
 
 
 def meta_of(algorithm: Algorithm[Any], *, explore: bool, seed: int | None) -> dict[str, Any]:
@@ -90,14 +90,14 @@ def meta_of(algorithm: Algorithm[Any], *, explore: bool, seed: int | None) -> di
     ``filter`` is what `etude.connectors.pipeline.state_to_json` gives, by module id where there are ``modules``; it is
     there where a connector learns.
     """
-    students = algorithm.students
+    policies = algorithm.policies
     several = algorithm.config.modules is not None
-    nets = {name: saving.name_of(type(student.module.net)) for name, student in students.items()}
-    learned = {name: state_to_json(s.connectors) for name, s in students.items() if learns(s.connectors)}
+    nets = {name: saving.name_of(type(policy.module.net)) for name, policy in policies.items()}
+    learned = {name: state_to_json(p.connectors) for name, p in policies.items() if learns(p.connectors)}
     meta: dict[str, Any] = {
         "algorithm": saving.name_of(type(algorithm)),
         "module": nets if several else nets[MAIN],
-        "connectors": [repr(connector) for connector in next(iter(students.values())).connectors.connectors],
+        "connectors": [repr(connector) for connector in next(iter(policies.values())).connectors.connectors],
         "explore": explore,
         "seed": seed,
         "updates": algorithm.updates,

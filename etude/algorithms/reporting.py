@@ -17,7 +17,7 @@ TIMES = "times/"
 
 def counts_of(algorithm: "Algorithm[Any]") -> Counts:
     """The steps of an algorithm until now."""
-    trained = {name: student.learner.steps_trained for name, student in algorithm.students.items()}
+    trained = {name: learner.steps_trained for name, learner in algorithm.learner.modules.items()}
     return Counts(algorithm.env_steps, algorithm.agent_steps, trained)
 
 
@@ -25,15 +25,18 @@ def result_of(
     algorithm: "Algorithm[Any]", update: Update, before: Counts | None = None, *, resumed: str | None = None
 ) -> Result:
     """What an iteration brought since ``before``; None: how things stand without one."""
-    metrics, students = algorithm.metrics, algorithm.students
+    metrics, learners = algorithm.metrics, algorithm.learner.modules
     if before is not None:
         log_trained(metrics, before, counts_of(algorithm))
     logged = metrics.peek() if before is None else metrics.reduce()
     times = {name.removeprefix(TIMES): logged.pop(name) for name in list(logged) if name.startswith(TIMES)}
     sampling = times.get("sample", 0.0)
     sampled = 0 if before is None else algorithm.env_steps - before.env_steps
-    parameters = parameter_counts({name: student.module for name, student in students.items()})
-    rates = {name: _rates(student.learner) | student.metrics() for name, student in students.items()}
+    parameters = parameter_counts({name: policy.module for name, policy in algorithm.policies.items()})
+    rates = {
+        name: _rates(learner) | algorithm.policies[name].connectors.metrics() | learner.connectors.metrics()
+        for name, learner in learners.items()
+    }
     return Result(
         iteration=algorithm.iteration,
         env_steps=algorithm.env_steps,

@@ -219,9 +219,9 @@ class SAC(OffPolicyAlgorithm[SACConfig]):
 
     def before_collect(self, env_steps: int) -> None:
         """Lets modules act at random until learning starts."""
-        for name, student in self.students.items():
+        for name, policy in self.policies.items():
             with self.settings_of(name):
-                of_kind(student.module, SoftModule).acts_at_random = env_steps < self.config.learning_starts
+                of_kind(policy.module, SoftModule).acts_at_random = env_steps < self.config.learning_starts
 
     def loss(self, module: Module, batch: Batch) -> Loss:
         """Haarnoja et al. 2018: critics by eq. 5 and 6, policy by eq. 9, temperature by eq. 18 on its logarithm.

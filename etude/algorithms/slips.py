@@ -97,18 +97,16 @@ def how_to_train(algorithm: Any, values: Any = ()) -> str:
 
 
 _ACTING = (
-    "To play whole episodes, call evaluate() or record(). In a loop of your own, where there are no connectors, "
-    "algorithm.module.actor(explore=False).step({'obs': obs[None]}) gives actions; see docs/training.md"
+    "In a loop of your own, algorithm.policy.act(obs) gives actions; where there are several modules, "
+    "algorithm.policies[name].act(obs). To play whole episodes, call evaluate() or record()"
 )
-_NETWORK = (
-    "The network and its spaces are algorithm.module; where there are several, algorithm.students has them by name"
-)
+_NETWORK = "The network and its spaces are algorithm.module; where there are several, algorithm.policies[name].module"
 _LOADING = "load(path) takes the state of a checkpoint; etude.load(path) makes the algorithm from one"
 
 _ATTRIBUTES = {
     "predict act get_action get_actions compute_action compute_single_action compute_actions select_action "
     "choose_action sample_action infer": _ACTING,
-    "policy get_policy model net network actor q_net policy_net agent actor_critic": _NETWORK,
+    "get_policy model net network actor q_net policy_net agent actor_critic": _NETWORK,
     "restore load_checkpoint from_checkpoint load_model set_parameters load_state_dict": _LOADING,
     "save_model save_checkpoint save_to_path export": "save(path) writes a checkpoint",
     "stop shutdown cleanup": "close() ends what the algorithm has started",
@@ -117,7 +115,7 @@ _ATTRIBUTES = {
     "test eval play rollout enjoy evaluate_policy": "evaluate() plays whole episodes and gives their returns",
     "env get_env envs vec_env": "What was given as the env is algorithm.config.env",
     "replay_buffer buffer memory": "The replay of DQN and SAC is algorithm.replay",
-    "optimizer optimizers": "The optimizers are algorithm.student.learner.optimizers",
+    "optimizer optimizers": "The optimizers are algorithm.learner.only.optimizers",
     "logger set_logger": "fit() and iterate() give results; etude.metrics has places that they can be written to",
 }
 """What other libraries' algorithms have, and what is there instead."""

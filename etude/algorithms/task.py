@@ -13,9 +13,9 @@ from etude import columns as col
 from etude.algorithms.acting import ActingAlgorithm
 from etude.algorithms.components import Component
 from etude.algorithms.config import ActingConfig, ModuleLike, learners_of
+from etude.algorithms.policies import Spaces, spawned
 from etude.algorithms.reporting import together
 from etude.algorithms.slips import arguments_checked
-from etude.algorithms.students import Spaces, spawned
 from etude.algorithms.task_module import TaskModule
 from etude.envs import EnvLike
 from etude.errors import DataError, SettingsError
@@ -175,13 +175,13 @@ class Task(ActingAlgorithm[C]):
     def datasets(self) -> dict[str, ReplayDataset]:
         """What each module learns from, by module id: those of modules that came since are empty."""
         there = self._datasets
-        self._datasets = {name: there[name] if name in there else self._new_dataset(name) for name in self.students}
+        self._datasets = {name: there[name] if name in there else self._new_dataset(name) for name in self.policies}
         return self._datasets
 
     @property
     def dataset(self) -> ReplayDataset:
         """What the only module learns from."""
-        return self.datasets[self.student.learner.name]
+        return self.datasets[self.learner.only.name]
 
     def _new_dataset(self, module_id: str) -> ReplayDataset:
         with self.settings_of(module_id):
@@ -205,15 +205,19 @@ class Task(ActingAlgorithm[C]):
         self.before_update(self.env_steps)
         updates = {}
         for name, exp in self.learner.chosen(parts).items():
-            student, dataset = self.students[name], self.datasets[name]
+            connectors, learner, dataset = (
+                self.policies[name].connectors,
+                self.learner.modules[name],
+                self.datasets[name],
+            )
             with self.timed("connect"), self.settings_of(name):
-                seen = student.connectors.offline(exp)
-                dataset.add(self._postprocessed(student.to_learner.offline(seen, student.module)))
+                seen = connectors.offline(exp)
+                dataset.add(self._postprocessed(learner.connectors.offline(seen, learner.module)))
             with self.timed("update"), self.settings_of(name):
-                updates[name] = self._update(student.learner, dataset)
-            student.connectors.update(exp)
-            student.to_learner.update(seen)
-        several = len(self.students) > 1
+                updates[name] = self._update(learner, dataset)
+            connectors.update(exp)
+            learner.connectors.update(seen)
+        several = len(self.policies) > 1
         return Update(
             together({name: update.losses for name, update in updates.items()}, several=several),
             together({name: update.metrics for name, update in updates.items()}, several=several) | self.counts,

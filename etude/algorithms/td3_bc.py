@@ -225,6 +225,6 @@ class TD3BC(OfflineAlgorithm[TD3BCConfig]):
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go on from `get_state`."""
         super().set_state(state)
-        for name, student in self.students.items():
+        for name, policy in self.policies.items():
             with self.settings_of(name):
-                of_kind(student.module, DeterministicModule).update_due(self.config.policy_delay)
+                of_kind(policy.module, DeterministicModule).update_due(self.config.policy_delay)

@@ -10,13 +10,12 @@ from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.algorithms.base import Algorithm
-from etude.algorithms.playing import alike
 from etude.errors import DataError
 from etude.evaluation.held_out import where
 from etude.experience import Experience, Segments
 from etude.recordings import Recording
 from etude.runners import Episode
-from etude.spaces import Space, leaf_shape, leaves
+from etude.spaces import Space, alike, leaf_shape, leaves
 
 
 def module_of_segments(algorithm: Algorithm[Any]) -> Callable[[Segments], NDArray[np.object_]]:
@@ -25,7 +24,7 @@ def module_of_segments(algorithm: Algorithm[Any]) -> Callable[[Segments], NDArra
     Where there is one module, all are its own. Else it is the one that ``module_of`` names; without it, the one that
     acted, by the recording; where that does not say, the one of the agent's name.
     """
-    ids, choose = list(algorithm.students), algorithm.config.module_of
+    ids, choose = list(algorithm.policies), algorithm.config.module_of
 
     def named(segments: Segments) -> NDArray[np.object_]:
         out = np.empty(len(segments), object)
@@ -45,8 +44,7 @@ def module_of_segments(algorithm: Algorithm[Any]) -> Callable[[Segments], NDArra
 
 def check_spaces(algorithm: Algorithm[Any], name: str, data: Recording | Experience) -> None:
     """Raise a DataError where the data are not of the kind that the module sees and does."""
-    student = algorithm.students[name]
-    wanted_obs, wanted_action = algorithm.spaces[name][0], student.module.action_space
+    wanted_obs, wanted_action = algorithm.spaces[name][0], algorithm.policies[name].module.action_space
     if isinstance(data, Recording):
         if not alike(data.obs_space, wanted_obs):
             raise _misfit(data, "observations", data.obs_space, name, wanted_obs)

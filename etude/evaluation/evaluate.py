@@ -84,12 +84,12 @@ def evaluate_on(
             where it is needed.
         SettingsError: an argument is out of range; or a method needs what the policy does not have.
     """
-    if len(algorithm.students) > 1:
+    if len(algorithm.policies) > 1:
         raise SettingsError(
-            f"there are the modules {list(algorithm.students)}: evaluate_each_on gives a result for each of them."
+            f"there are the modules {list(algorithm.policies)}: evaluate_each_on gives a result for each of them."
         )
     asked = _asked(methods, gamma, confidence, seed, explore, behaviour, resamples, fqe)
-    held, name = opened(data, on_bad), next(iter(algorithm.students))
+    held, name = opened(data, on_bad), next(iter(algorithm.policies))
     found = _evaluated(algorithm, name, held, asked)
     if found is None:
         raise _nothing(held)
@@ -117,7 +117,7 @@ def evaluate_each_on(
     """
     asked = _asked(methods, gamma, confidence, seed, explore, behaviour, resamples, fqe)
     held = opened(data, on_bad)
-    found = {name: _evaluated(algorithm, name, held, asked) for name in algorithm.students}
+    found = {name: _evaluated(algorithm, name, held, asked) for name in algorithm.policies}
     results = {name: result for name, result in found.items() if result is not None}
     if not results:
         raise _nothing(held)
@@ -167,18 +167,18 @@ def _evaluated(
     algorithm: Algorithm[Any], name: str, data: Recording | Experience, asked: EvaluateOn
 ) -> OffPolicyEvaluation | None:
     """The result of one module; None where it has no whole episode."""
-    student = algorithm.students[name]
-    target = Target(student.module, student.connectors, explore=asked.explore)
+    policy = algorithm.policies[name]
+    target = Target(policy.module, policy.connectors, explore=asked.explore)
     check_spaces(algorithm, name, data)
     if asked.weighs:
         target.check_density()
-    if asked.values and student.module.recurrent:
+    if asked.values and policy.module.recurrent:
         raise SettingsError(
             f"module {name!r} is recurrent, but dm, dr, wdr and fqe fit values of single observations: take other "
             "methods, such as wis and wpdis."
         )
-    held = HeldOut(data, _columns(data, student.connectors, asked), *_owners(algorithm, name))
-    with _resting(student.module), algorithm.threads_held():
+    held = HeldOut(data, _columns(data, policy.connectors, asked), *_owners(algorithm, name))
+    with _resting(policy.module), algorithm.threads_held():
         return _result(name, target, held, where(data), asked)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from etude.connectors import Pipeline
 from etude.errors import EtudeError, SettingsError
 from etude.experience import Experience
 from etude.experience.arrays import Array
@@ -60,6 +61,7 @@ class ModuleLearner:
     Args:
         module: What is trained, in place. Its parameters are moved into flat memory when they get their optimizer.
         loss: ``loss(module, batch) -> Loss``.
+        connectors: Add to experience what the loss needs, before `update`: whoever calls it sends it through them.
         name: The module's id, for messages.
         lr: Learning rate, or a `Schedule` of it; or one of these for each named optimizer.
         own_lr: Where there is one optimizer, other learning rates for the parameters that only the policy's loss
@@ -99,6 +101,7 @@ class ModuleLearner:
         module: Module,
         loss: LossFn,
         *,
+        connectors: Pipeline | None = None,
         name: str = "main",
         lr: Schedule | Mapping[str, Schedule] = 3e-4,
         own_lr: Mapping[str, Schedule] | None = None,
@@ -122,6 +125,7 @@ class ModuleLearner:
     ) -> None:
         self.module = module
         self.loss: LossFn = checked(loss)
+        self.connectors = Pipeline() if connectors is None else connectors
         self.name = name
         self.grad_clip = grad_clip
         self.grad_clip_by: ClipBy = grad_clip_by

@@ -10,9 +10,9 @@ from etude.algorithms.engines import Ray
 from etude.algorithms.feeding import Feed
 from etude.algorithms.offline import OfflineAlgorithm
 from etude.algorithms.opening_feeds import Plan
-from etude.algorithms.students import Student
 from etude.connectors import Pipeline
 from etude.experience import Experience
+from etude.learners import ModuleLearner
 from etude.learners.batch import as_tensors
 from etude.ray.data_flow import Flowing, flowing
 from etude.ray.data_modules import Publisher
@@ -79,8 +79,8 @@ class Shard:
         out = {}
         for name, flow in self.flowing.items():
             with algorithm.settings_of(name):
-                student, device = algorithm.students[name], algorithm.config.device
-                out[name] = _feed(flow, self.index, student, device, RecordingElsewhere(flow.num_parts, []), None)
+                learner, device = algorithm.learner.modules[name], algorithm.config.device
+                out[name] = _feed(flow, self.index, learner, device, RecordingElsewhere(flow.num_parts, []), None)
         return out
 
 
@@ -94,9 +94,9 @@ def open_feeds(algorithm: OfflineAlgorithm[Any], settings: Ray) -> dict[str, Fee
     out = {}
     for name, plan in _plans(algorithm).items():
         with algorithm.settings_of(name):
-            student, device = algorithm.students[name], algorithm.config.device
-            flow = flowing(plan, student, settings.data, 0, None, len(algorithm.students))
-            out[name] = _feed(flow, 0, student, device, algorithm.recording, plan)
+            learner, device = algorithm.learner.modules[name], algorithm.config.device
+            flow = flowing(plan, learner, settings.data, 0, None, len(algorithm.policies))
+            out[name] = _feed(flow, 0, learner, device, algorithm.recording, plan)
     return out
 
 
@@ -116,8 +116,8 @@ def open_shards(algorithm: OfflineAlgorithm[Any], settings: Ray, nodes: list[str
     flows = {}
     for name, plan in _plans(algorithm).items():
         with algorithm.settings_of(name):
-            student = algorithm.students[name]
-            flows[name] = flowing(plan, student, settings.data, num, nodes, len(algorithm.students))
+            learner = algorithm.learner.modules[name]
+            flows[name] = flowing(plan, learner, settings.data, num, nodes, len(algorithm.policies))
     return [
         Shard(i, {name: dataclasses.replace(flow, blocks=[flow.blocks[i]]) for name, flow in flows.items()})
         for i in range(num)
@@ -187,13 +187,14 @@ def unshared(tolds: Sequence[Told]) -> int:
 def _plans(algorithm: OfflineAlgorithm[Any]) -> dict[str, Plan]:
     opening = algorithm.opening()
     plans = {}
-    for name, student in algorithm.students.items():
+    for name, policy in algorithm.policies.items():
         with algorithm.settings_of(name):
-            plans[name] = opening.plan(name, student, algorithm.config, loads_here=False)
+            learner = algorithm.learner.modules[name]
+            plans[name] = opening.plan(name, policy, learner, algorithm.config, loads_here=False)
     return plans
 
 
-def _feed(flow: Flowing, index: int, student: Student, device: str, source: Any, plan: Plan | None) -> Feed:
+def _feed(flow: Flowing, index: int, learner: ModuleLearner, device: str, source: Any, plan: Plan | None) -> Feed:
     """A module's, in the process of who learns; with a plan, parts of which no block has come can be looked at."""
     crew = RayCrew(flow.blocks[0], None if plan is None else plan.job)
     if isinstance(source, RecordingElsewhere):
@@ -212,8 +213,8 @@ def _feed(flow: Flowing, index: int, student: Student, device: str, source: Any,
         to_device=None if device == "cpu" else partial(as_tensors, device=device),
         crew=crew,
     )
-    fresh = student.to_learner.connectors[flow.fresh_from :]
+    fresh = learner.connectors.connectors[flow.fresh_from :]
     elsewhere = None
     if flow.board is not None:
-        elsewhere = Publisher(student.learner, flow.board, flow.period, publishes=index == 0)
-    return Feed(pipeline.batches(flow.start), student, fresh, pipeline, elsewhere)
+        elsewhere = Publisher(learner, flow.board, flow.period, publishes=index == 0)
+    return Feed(pipeline.batches(flow.start), learner.module, fresh, pipeline, elsewhere)

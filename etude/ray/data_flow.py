@@ -13,10 +13,10 @@ from ray.data import ActorPoolStrategy, Dataset, ExecutionResources
 
 from etude.algorithms.engines import RayData
 from etude.algorithms.opening_feeds import Plan
-from etude.algorithms.students import Student
 from etude.connectors import Connector, overrides
 from etude.errors import SettingsError
 from etude.experience import Experience
+from etude.learners import ModuleLearner
 from etude.ray.data_modules import Asking, Board, Worker
 from etude.ray.data_source import TASK_BYTES, Epochs, RecordingSource, Shared, named, prepared
 from etude.ray.data_stream import Blocks
@@ -56,13 +56,13 @@ class Flowing:
 
 
 def flowing(
-    plan: Plan, student: Student, data: RayData, num_learners: int, nodes: list[str] | None, num_modules: int
+    plan: Plan, learner: ModuleLearner, data: RayData, num_learners: int, nodes: list[str] | None, num_modules: int
 ) -> Flowing:
     """Make the datasets; nothing is read before somebody takes a batch.
 
     Args:
         plan: As on the local engine.
-        student: The module, as it is now.
+        learner: The module's, as it is now.
         data: Settings.
         num_learners: 0: this process learns.
         nodes: See `etude.ray.data.open_shards`.
@@ -71,9 +71,9 @@ def flowing(
     Raises:
         SettingsError: the settings do not go together.
     """
-    connectors = student.to_learner.connectors
+    connectors = learner.connectors.connectors
     first_fresh = len(connectors) - len(plan.fresh)
-    asking = _asking(plan.fresh, student, data)
+    asking = _asking(plan.fresh, learner, data)
     holds = plan.held == "prepared" and asking is None
     num = max(1, num_learners)
     size, by_segments = _share(plan, num)
@@ -110,7 +110,7 @@ def flowing(
     )
 
 
-def _asking(fresh: list[Connector], student: Student, data: RayData) -> Asking | None:
+def _asking(fresh: list[Connector], learner: ModuleLearner, data: RayData) -> Asking | None:
     """Those of the connectors that ask the module, and work in actors where it is set so."""
     if data.module_sync_period is None:
         return None
@@ -123,8 +123,8 @@ def _asking(fresh: list[Connector], student: Student, data: RayData) -> Asking |
                 f"`ray.data.module_sync_period` is set, but {connector.name} learns from the data and would have to "
                 "in several places: leave it out."
             )
-    module = copy.deepcopy(student.module).cpu()
-    return Asking(module, list(fresh[: last + 1]), student.learner.updates)
+    module = copy.deepcopy(learner.module).cpu()
+    return Asking(module, list(fresh[: last + 1]), learner.updates)
 
 
 def _share(plan: Plan, num: int) -> tuple[int, bool]:

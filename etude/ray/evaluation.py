@@ -15,9 +15,9 @@ from etude.algorithms.engines import Ray
 from etude.algorithms.playing import evaluation_of, played, runner_for
 from etude.algorithms.result import Evaluation
 from etude.errors import EngineError, SettingsError
-from etude.ray.casting import Cast, cast_of, sent
 from etude.ray.faults import cause_of, first_line, raise_from, was_lost
 from etude.ray.fragments import merged
+from etude.ray.policies import Acting, acting_of, sent
 from etude.ray.pulse import Pulse, hung
 from etude.ray.start import check_connected, connection
 from etude.runners import Finished, Runner
@@ -42,15 +42,14 @@ class EvaluationActor:
         self._config = config
         self._runner: Runner | None = None
 
-    def play(self, acting: Cast, num_episodes: int, seed: int) -> tuple[Finished, int, float]:
+    def play(self, acting: Acting, num_episodes: int, seed: int) -> tuple[Finished, int, float]:
         """What so many episodes brought, how many broke off beside them, and the seconds that they took."""
         begin = time.perf_counter()
         config, env = self._config, self._config.env
         assert env is not None
-        modules = None if acting.is_only else tuple(acting.roles)
+        modules = None if acting.is_only else tuple(acting.policies)
         config = dataclasses.replace(config, modules=modules, module_of=acting.module_of)
-        roles: Any = acting.roles  # of students, nothing but these is asked here
-        self._runner = runner = runner_for(config, env, num_episodes, roles, seed)
+        self._runner = runner = runner_for(config, env, num_episodes, acting.policies, seed)
         try:
             parts, faulty = played(runner, num_episodes, explore=False)
         finally:
@@ -114,9 +113,7 @@ class EvaluationRunners:
     def _start(self, num_episodes: int, seed: int | None) -> None:
         """Let the modules play as they are now; returns while they do."""
         algorithm = self._algorithm
-        config = algorithm.config
-        cast = cast_of(algorithm.students, module_of=config.module_of, is_only=config.modules is None)
-        ref, self._updates = ray.put(cast), algorithm.updates
+        ref, self._updates = ray.put(acting_of(algorithm)), algorithm.updates
         seeds = np.random.SeedSequence(seed).generate_state(len(self._actors), np.uint64) >> np.uint64(1)
         self._since = time.monotonic()
         for i, actor in enumerate(self._actors):

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from etude.algorithms.base import Algorithm
 from etude.algorithms.config import AlgorithmConfig
 from etude.algorithms.on_policy import OnPolicyAlgorithm
-from etude.algorithms.students import Spaces
+from etude.algorithms.policies import Spaces
 from etude.experience import Experience
 from etude.learners import Update
 from etude.learners.team import Team
-from etude.ray.casting import Weights, weights_of
+from etude.ray.policies import Weights, weights_of
 from etude.ray.states import as_arrays, known_by, set_known
 from etude.threads import for_acting, hold
 
@@ -64,9 +64,9 @@ class LearnerActor:
     def join(self) -> None:
         """Learn in a team with the others of the process group that this process is in."""
         team = Team()
-        for student in self._algorithm.students.values():
-            student.learner.team = team
-            for connector in student.to_learner.connectors:
+        for learner in self._algorithm.learner.modules.values():
+            learner.team = team
+            for connector in learner.connectors.connectors:
                 connector.sum_over_learners = team.sum_array_
 
     # -- what it knows ------------------------------------------------------------------------------------------
@@ -74,16 +74,16 @@ class LearnerActor:
     def load(self, state: Mapping[str, Any]) -> None:
         """Take over all that learners know, by module id: see `known_by`."""
         for name, own in state.items():
-            set_known(self._algorithm.students[name], own)
+            set_known(self._algorithm.learner.modules[name], own)
 
     def weights(self) -> Weights:
         """By module id, what its ``state_dict()`` holds."""
-        return weights_of(self._algorithm.students)
+        return weights_of(self._algorithm.policies)
 
     def rest(self) -> dict[str, Any]:
         """By module id, what else its learner knows; and its connectors, where they learn here."""
         there = self._connects or bool(self._feeds)
-        return {name: known_by(student, connectors=there) for name, student in self._algorithm.students.items()}
+        return {name: known_by(own, connectors=there) for name, own in self._algorithm.learner.modules.items()}
 
     # -- learning -----------------------------------------------------------------------------------------------
 
@@ -103,7 +103,7 @@ class LearnerActor:
         updates = {}
         for name, exp in seen.items():
             updates[name] = algorithm.learn(name, algorithm.prepared(name, exp))
-            algorithm.students[name].to_learner.update(exp)
+            algorithm.learner.modules[name].connectors.update(exp)
         return updates
 
     def update_from(
@@ -111,7 +111,7 @@ class LearnerActor:
     ) -> tuple[Update, list[dict[str, Any]]]:
         """Learn from this learner's share of each batch; also gives what the loss kept of each, by row."""
         self._stand(standing)
-        learner, kept = self._algorithm.students[module_id].learner, list[dict[str, Any]]()
+        learner, kept = self._algorithm.learner.modules[module_id], list[dict[str, Any]]()
 
         def given() -> Iterator[Any]:
             for batch in batches:
@@ -138,7 +138,7 @@ class LearnerActor:
         for name in module_ids:
             with self._algorithm.settings_of(name):
                 batches = self._feeds[name].take(num_updates * self._algorithm.config.accumulate)
-                updates[name] = self._algorithm.students[name].learner.update_from(batches)
+                updates[name] = self._algorithm.learner.modules[name].update_from(batches)
         data, bottleneck = report(self._feeds, time.perf_counter() - begin, 0)
         return Trained(updates, data, bottleneck, told(self._feeds))
 
@@ -146,7 +146,7 @@ class LearnerActor:
         algorithm = self._algorithm
         algorithm.learner.set_env_steps(standing.env_steps)
         for name, rates in standing.rates.items():
-            algorithm.students[name].learner.lr.update(rates)
+            algorithm.learner.modules[name].lr.update(rates)
         algorithm.env_steps = standing.env_steps
         algorithm.before_update(standing.env_steps)
         vars(algorithm).update(standing.plain)

@@ -16,10 +16,10 @@ from etude.errors import EngineError
 from etude.experience import Experience
 from etude.learners import Update
 from etude.learners.updates import Figures
-from etude.ray.casting import sent
 from etude.ray.faults import first_line
 from etude.ray.learner_actor import Standing, Trained
 from etude.ray.learner_group import Asked, Learned, LearnerGroup, LearnerLost
+from etude.ray.policies import changes_of, sent
 from etude.ray.shares import shares_of, shares_of_batch
 from etude.ray.start import check_connected, connection
 from etude.ray.states import from_arrays, known_by, set_known
@@ -74,7 +74,7 @@ class Learners:
 
     @property
     def weights_ref(self) -> Any:
-        """A reference to the newest weights, as `etude.ray.casting.Weights`; None where those here are others."""
+        """A reference to the newest weights, as `etude.ray.policies.Weights`; None where those here are others."""
         return self._weights_ref if self._known == self._marks() else None
 
     # -- learning -----------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ class Learners:
 
     def _shares(self, name: str, exp: Experience) -> list[Experience]:
         algorithm, num = self._algorithm, self._settings.num_learners
-        if not algorithm.students[name].module.recurrent:
+        if not algorithm.policies[name].module.recurrent:
             return shares_of(exp, num)
         with algorithm.settings_of(name):
             config = cast(OnPolicyConfig, algorithm.config)
@@ -147,7 +147,7 @@ class Learners:
         Raises:
             EngineError: as `update`; so are others.
         """
-        num, recurrent = self._settings.num_learners, self._algorithm.students[module_id].module.recurrent
+        num, recurrent = self._settings.num_learners, self._algorithm.policies[module_id].module.recurrent
         shares = [shares_of_batch(batch, num, recurrent=recurrent) for batch in batches]
         refs = [ray.put([of_batch[i] for of_batch in shares]) for i in range(num)]
         timeout, standing = self._settings.learner_timeout, self._standing(env_steps)
@@ -172,7 +172,7 @@ class Learners:
                 shards = open_shards(algorithm, self._settings, group.nodes)
                 group.call("open", own=shards, timeout=self._settings.learner_timeout)
                 self._is_fed = algorithm._has_seen_data = True
-            names = list(algorithm.learner.chosen(algorithm.students))
+            names = list(algorithm.learner.chosen(algorithm.policies))
             timeout = self._settings.learner_timeout
             return group.learn("train", num_updates, names, self._standing(algorithm.env_steps), timeout=timeout)
 
@@ -194,14 +194,14 @@ class Learners:
         for own in done:
             for k, counts in own.told.bad.items():
                 algorithm.recording.count(k, counts)
-        for name in algorithm.students:
+        for name in algorithm.policies:
             sizes = [own.told.epochs.get(name) for own in done]
             if None not in sizes:
                 algorithm._epochs[name] = sum(size for size in sizes if size is not None)
 
     def _standing(self, env_steps: int) -> Standing:
         algorithm = self._algorithm
-        rates = {name: dict(student.learner.lr) for name, student in algorithm.students.items()}
+        rates = {name: dict(own.lr) for name, own in algorithm.learner.modules.items()}
         plain = {
             name: value
             for name, value in vars(algorithm).items()
@@ -235,10 +235,7 @@ class Learners:
 
     def _marks(self) -> Any:
         """Changes when weights here are changed in place."""
-        return {
-            name: sum(tensor._version for tensor in (*student.module.parameters(), *student.module.buffers()))
-            for name, student in self._algorithm.students.items()
-        }
+        return {name: changes_of(policy.module) for name, policy in self._algorithm.policies.items()}
 
     def _together(self, ask: Callable[[LearnerGroup], Learned], asked: Asked | None = None) -> list[Any]:
         """Let a group learn, if that was not ``asked`` already, and take over what it has learned."""
@@ -249,8 +246,8 @@ class Learners:
             return ask(group) if before is None else group.learned(before, self._settings.learner_timeout)
 
         done = self._insist(learned, is_ready=asked is not None)
-        for name, student in self._algorithm.students.items():
-            set_known(student, {**done.rest[name], "module": done.weights[name]})
+        for name, learner in self._algorithm.learner.modules.items():
+            set_known(learner, {**done.rest[name], "module": done.weights[name]})
         self._known, self._weights_ref = self._marks(), done.weights_ref
         return done.answers
 
@@ -276,8 +273,8 @@ class Learners:
             self._group = LearnerGroup(settings, (type(algorithm), config, algorithm.spaces))
             self._known = None
         if self._known is None or self._known != self._marks():
-            students = algorithm.students
-            state = {name: known_by(student, module=True, connectors=True) for name, student in students.items()}
+            learners = algorithm.learner.modules
+            state = {name: known_by(own, module=True, connectors=True) for name, own in learners.items()}
             self._group.call("load", ray.put(state), timeout=settings.learner_timeout)
             self._known = self._marks()
         return self._group

@@ -5,17 +5,18 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import ray
 
 from etude.algorithms.config import ActingConfig
-from etude.algorithms.playing import by_student, dropped_by, make_runner, workers_of
-from etude.algorithms.students import Spaces, spaces_in
+from etude.algorithms.playing import by_module, dropped_by, make_runner, workers_of
+from etude.algorithms.policies import Spaces, spaces_in
 from etude.envs import Arena, make_arena
 from etude.experience import Experience
-from etude.ray.casting import Cast, News, Role, Weights, known_as, set_learned, set_plain_attributes
+from etude.policies import Policy
+from etude.ray.policies import Acting, News, Weights, known_as, set_learned, set_plain_attributes
 from etude.ray.states import from_arrays
 from etude.runners import Finished, Lengths, ModuleOf, Runner
 from etude.runners.callbacks import callback_from
@@ -76,7 +77,7 @@ class RunnerActor:
         self._arena: Arena | None = None
         self._runner: Runner | None = None
         self._recorder: RunnerRecorder | None = None
-        self._roles: dict[str, Role] = {}
+        self._policies: dict[str, Policy] = {}
         self._is_only = True
         self._seq_nos: dict[str | None, int] = {}
         self._told = (0, 0, 0)  # env steps, agent steps and turns that were reported
@@ -97,11 +98,11 @@ class RunnerActor:
     def spaces(
         self, module_ids: list[str], module_of: ModuleOf | None, known: Mapping[str, Spaces] | None
     ) -> dict[str, Spaces]:
-        """See `etude.algorithms.students.spaces_in`."""
+        """See `etude.algorithms.policies.spaces_in`."""
         assert self._arena is not None
         return spaces_in(self._arena, module_ids, module_of, known)
 
-    def begin(self, acting: Cast, seed: int, life: int, record: "RecordJob | None") -> None:
+    def begin(self, acting: Acting, seed: int, life: int, record: "RecordJob | None") -> None:
         """Let these modules act, in new episodes.
 
         Args:
@@ -111,21 +112,20 @@ class RunnerActor:
             record: What to record; None is nothing.
         """
         assert self._arena is not None
-        for role in acting.roles.values():
-            role.module.to(self._device)
-            role.connectors.start(self._arena.num_slots)
-        self._roles, self._is_only = acting.roles, acting.is_only
+        for policy in acting.policies.values():
+            policy.module.to(self._device)
+            policy.connectors.start(self._arena.num_slots)
+        self._policies, self._is_only = acting.policies, acting.is_only
         config = dataclasses.replace(
             self._config,
             module=None,
-            modules=None if acting.is_only else tuple(acting.roles),
+            modules=None if acting.is_only else tuple(acting.policies),
             module_of=acting.module_of,
             overrides=None,
             modules_to_train=None,
         )
         lengths = Lengths(config.min_trajectory_length, config.max_trajectory_length)
-        students = cast("dict[str, Any]", acting.roles)  # of which no more is asked here than roles have
-        self._runner = make_runner(config, self._arena, students, seed, self._callbacks, lengths)
+        self._runner = make_runner(config, self._arena, acting.policies, seed, self._callbacks, lengths)
         self._seq_nos = {known_as(n, is_only=acting.is_only): seq_no for n, seq_no in acting.seq_nos.items()}
         self._told = (0, 0, 0)
         self._times = {}
@@ -151,7 +151,7 @@ class RunnerActor:
             num_steps=order.num_steps, whole_episodes=order.whole_episodes, explore=order.explore
         )
         if self._recorder is not None:
-            self._recorder.take(by_student(parts), order.meta)
+            self._recorder.take(by_module(parts), order.meta)
         return self._report(runner, perf_counter() - begin), parts
 
     def _take(self, weights: Weights, seq_nos: Mapping[str, int]) -> None:
@@ -163,9 +163,9 @@ class RunnerActor:
                 self._seq_nos[module_id] = seq_no
 
     def _hear(self, news: News) -> None:
-        for name, role in self._roles.items():
-            set_learned(role.connectors, news.learned.get(name, {}))
-            set_plain_attributes(role.module, news.plain.get(name, {}))
+        for name, policy in self._policies.items():
+            set_learned(policy.connectors, news.learned.get(name, {}))
+            set_plain_attributes(policy.module, news.plain.get(name, {}))
 
     def _report(self, runner: Runner, seconds: float) -> Report:
         env_steps, agent_steps, turns = self._told

@@ -7,11 +7,10 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from etude.algorithms.engines import Ray
-from etude.algorithms.students import Spaces
-from etude.connectors import Pipeline
+from etude.algorithms.policies import Spaces
 from etude.errors import EngineError
 from etude.experience import Experience
-from etude.modules import Module
+from etude.policies import PolicyLike
 from etude.ray.dealing import deal, find_late, size_for
 from etude.ray.fragments import put_together
 from etude.ray.members import Fragment
@@ -69,14 +68,10 @@ class Runners:
         """
         return self._stage.spaces(module_ids, module_of, known)
 
-    def set_modules(
-        self,
-        modules: Module | Mapping[str, Module],
-        connectors: Pipeline | Mapping[str, Pipeline] | None = None,
-        *,
-        module_of: ModuleOf | None = None,
+    def set_policies(
+        self, policies: PolicyLike | Mapping[str, PolicyLike], *, module_of: ModuleOf | None = None
     ) -> None:
-        """Let the algorithm's modules act from now on, which these are. The running episodes are abandoned."""
+        """Let the algorithm's policies act from now on, which these are. The running episodes are abandoned."""
         self.begin_anew()
 
     def begin_anew(self) -> None:

@@ -12,11 +12,11 @@ import ray
 from ray.exceptions import RayError
 
 from etude.algorithms.engines import Ray
-from etude.algorithms.students import Spaces
+from etude.algorithms.policies import Spaces
 from etude.errors import DataError
-from etude.ray.casting import Broadcast, cast_of, known_as, sent
 from etude.ray.crew import Crew
 from etude.ray.members import Fragment, Member
+from etude.ray.policies import Broadcast, acting_of, known_as, sent
 from etude.ray.runner_actor import Order, RunnerActor, seed_of
 from etude.ray.start import check_connected, connection, room
 from etude.runners import ModuleOf
@@ -111,7 +111,7 @@ class Stage:
         if self.crew.must_send_again:
             self.crew.must_send_again, ref = False, None
             broadcast.put_again()
-        broadcast.refresh(algorithm.students, ref)
+        broadcast.refresh(algorithm, ref)
         if any(broadcast.seq_nos.get(name, 0) < seq_no for name, seq_no in before.items()):
             self.begin_anew()  # an earlier state was loaded: runners would take its weights for old ones
         if self._cast_ref is None:
@@ -123,9 +123,7 @@ class Stage:
             from etude.ray.recording import SharedRecording  # needs pyarrow, which acting does not
 
             self._recording = SharedRecording(self._algorithm, goes_on=own.path == self.recorded_before)
-        config = self._algorithm.config
-        acting = cast_of(self._algorithm.students, module_of=config.module_of, is_only=config.modules is None)
-        self._cast_ref, self._cast_version = ray.put(acting), self._broadcast.version
+        self._cast_ref, self._cast_version = ray.put(acting_of(self._algorithm)), self._broadcast.version
         for member in self.crew.members:
             self._begin(member)
         begin = self._waited = monotonic()

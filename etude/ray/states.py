@@ -9,27 +9,27 @@ from typing import Any
 import numpy as np
 import torch
 
-from etude.algorithms.students import Student
+from etude.learners import ModuleLearner
 
 
-def known_by(student: Student, *, module: bool = False, connectors: bool = False) -> dict[str, Any]:
-    """What a module's learner knows, with arrays for tensors; see `ModuleLearner.state_dict`.
+def known_by(learner: ModuleLearner, *, module: bool = False, connectors: bool = False) -> dict[str, Any]:
+    """What the learner of a module knows, with arrays for tensors; see `ModuleLearner.state_dict`.
 
     Args:
-        student: The module's.
+        learner: The module's.
         module: With the weights.
         connectors: Also what its connectors have learned.
     """
-    state = {name: value for name, value in student.learner.state_dict().items() if module or name != "module"}
-    own = {"connectors": student.to_learner.state_dict()} if connectors else {}
+    state = {name: value for name, value in learner.state_dict().items() if module or name != "module"}
+    own = {"connectors": learner.connectors.state_dict()} if connectors else {}
     return as_arrays(state) | own  # type: ignore[no-any-return]
 
 
-def set_known(student: Student, known: Mapping[str, Any]) -> None:
+def set_known(learner: ModuleLearner, known: Mapping[str, Any]) -> None:
     """Go on from what `known_by` gave, weights included."""
-    student.learner.load_state_dict(from_arrays({n: value for n, value in known.items() if n != "connectors"}))
+    learner.load_state_dict(from_arrays({n: value for n, value in known.items() if n != "connectors"}))
     if "connectors" in known:
-        student.to_learner.load_state_dict(copy.deepcopy(known["connectors"]))  # which may be written to
+        learner.connectors.load_state_dict(copy.deepcopy(known["connectors"]))  # which may be written to
 
 
 def as_arrays(state: Any) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rollout: what slots showed one module and what it did about it, and how that becomes Experience."""
+"""Rollout: what slots showed one policy and what it did about it, and how that becomes Experience."""
 
 from collections.abc import Mapping
 from time import perf_counter
@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.columns import Columns
-from etude.connectors import Inputs, Pipeline
+from etude.connectors import Inputs
 from etude.envs import Turn
 from etude.errors import DataError, EnvError, EtudeError, ModuleError
 from etude.experience import Experience, Segments
 from etude.experience.arrays import ranges
 from etude.experience.experience import check_finite, offsets_of
-from etude.modules import Actor, Module
+from etude.modules import Actor
+from etude.policies import Policy
 from etude.runners.episodes import EpisodeTracker
 from etude.runners.limits import Limit
 from etude.spaces import leaf_dtype, leaf_shape, leaves
@@ -77,21 +78,20 @@ class Rows:
 
 
 class Rollout:
-    """Acts with one module for any slots, and keeps a row of each turn that one of them has.
+    """Acts with one policy for any slots, and keeps a row of each turn that one of them has.
 
     A row holds what the slot showed, what its action before brought, and what the module did about it: a step is a row
     with the reward of the slot's next row.
 
     Args:
-        module: Acts.
-        connectors: Stand between it and its envs.
-        module_id: Its name; None for the only one.
+        policy: Acts.
+        module_id: The name of its module; None for the only one.
         num_slots: Slots of the arena.
     """
 
-    def __init__(self, module: Module, connectors: Pipeline, module_id: str | None, num_slots: int) -> None:
-        self.module = module
-        self.connectors = connectors
+    def __init__(self, policy: Policy, module_id: str | None, num_slots: int) -> None:
+        self.module = module = policy.module
+        self.connectors = connectors = policy.connectors
         self.module_id = module_id
         self.rows = Rows()
         self.pending = 0
@@ -203,7 +203,7 @@ class Rollout:
         return action
 
     def _state_in(self, turn: Turn) -> Columns:
-        state = {f"{col.STATE_IN}/{name}": column.take(turn.slots, axis=0) for name, column in self._memory.items()}
+        state = col.prefixed({name: c.take(turn.slots, axis=0) for name, c in self._memory.items()}, col.STATE_IN)
         if turn.first is not None and turn.first.any():
             initial = self.module.initial_state()
             for name, column in state.items():

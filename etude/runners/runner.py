@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runner: Arena + Modules + Connectors → Experience."""
+"""Runner: Arena + Policies → Experience."""
 
 import logging
 import operator
@@ -12,13 +12,12 @@ import numpy as np
 import torch
 
 from etude.columns import Columns
-from etude.connectors import Pipeline
 from etude.envs import Arena
 from etude.errors import EtudeError
 from etude.experience import Experience
 from etude.interruption import interruptible
-from etude.modules import Module
 from etude.modules.module import load_weights
+from etude.policies import Policy, PolicyLike
 from etude.runners.callbacks import CallbackLike, CallbackRunner, callback_from
 from etude.runners.episodes import EpisodeTracker, Finished
 from etude.runners.limits import CountBy, EpisodeLimit, Lengths, Limit, StepLimit, WholeEpisodeLimit
@@ -57,13 +56,12 @@ class Clock:
 
 
 class Runner:
-    """Lets modules act in an arena and gives what it brought as Experience.
+    """Lets policies act in an arena and gives what it brought as Experience.
 
     Args:
         arena: Where to act. It is reset, with a seed derived from ``seed``, when first collected from.
-        modules: What acts: one module for all slots, or several by id. They are used as they are: an update of their
-            weights is seen by the next collection.
-        connectors: What stands between the two; by module id where there are several.
+        policies: What acts: one for all slots, or several by the id of their module. They are used as they are: an
+            update of their weights is seen by the next collection.
         module_of: Which module acts for an agent, asked when the agent begins an episode; see `ModuleOf`.
         seed: Of the arena, the actions drawn and the episodes' ids. None draws one from the operating system.
         count_steps_by: What a step is where several agents share an env: one of the env's, or one of an agent's.
@@ -76,8 +74,7 @@ class Runner:
     def __init__(
         self,
         arena: Arena,
-        modules: Module | Mapping[str, Module],
-        connectors: Pipeline | Mapping[str, Pipeline] | None = None,
+        policies: PolicyLike | Mapping[str, PolicyLike],
         *,
         module_of: ModuleOf | None = None,
         seed: int | None = None,
@@ -111,48 +108,28 @@ class Runner:
         them draws, in ``render``."""
         self.turns = 0
         """Turns since the runner was made."""
-        self.rollouts: dict[str | None, Rollout] = {}
+        self.policies: dict[str | None, Policy] = {}
         """By module id; None is that of the only one."""
-        self._set_modules(modules, connectors, module_of)
+        self.rollouts: dict[str | None, Rollout] = {}
+        """Likewise: what each was shown and did."""
+        self._set_policies(policies, module_of)
         called = [callback_from(callback) for callback in callbacks]
         self._callbacks = CallbackRunner(called, arena, self._tracker, self._clock, self.rollouts) if called else None
 
-    def _set_modules(
-        self,
-        modules: Module | Mapping[str, Module],
-        connectors: Pipeline | Mapping[str, Pipeline] | None,
-        module_of: ModuleOf | None,
-    ) -> None:
-        by_id: Mapping[Any, Module] = {None: modules} if isinstance(modules, Module) else modules
-        self.rollouts = {}
-        for module_id, module in by_id.items():
-            pipeline = connectors.get(module_id) if isinstance(connectors, Mapping) else connectors
-            pipeline = Pipeline([]) if pipeline is None else pipeline
-            self.rollouts[module_id] = Rollout(module, pipeline, module_id, self.arena.num_slots)
+    def _set_policies(self, policies: PolicyLike | Mapping[str, PolicyLike], module_of: ModuleOf | None) -> None:
+        by_id: Mapping[Any, PolicyLike] = policies if isinstance(policies, Mapping) else {None: policies}
+        self.policies = {name: own if isinstance(own, Policy) else Policy(own) for name, own in by_id.items()}
+        self.rollouts = {name: Rollout(own, name, self.arena.num_slots) for name, own in self.policies.items()}
         self._mapping = PolicyMapping(self.rollouts, module_of, self.arena, self._tracker)
 
-    def set_modules(
-        self,
-        modules: Module | Mapping[str, Module],
-        connectors: Pipeline | Mapping[str, Pipeline] | None = None,
-        *,
-        module_of: ModuleOf | None = None,
+    def set_policies(
+        self, policies: PolicyLike | Mapping[str, PolicyLike], *, module_of: ModuleOf | None = None
     ) -> None:
-        """Let these modules act from now on, as when the runner was made. The running episodes are abandoned."""
-        self._set_modules(modules, connectors, module_of)
+        """Let these policies act from now on, as when the runner was made. The running episodes are abandoned."""
+        self._set_policies(policies, module_of)
         if self._callbacks is not None:
             self._callbacks.rollouts = self.rollouts
         self.begin_anew()
-
-    @property
-    def connectors(self) -> Pipeline:
-        """Those of the only module, or of the first."""
-        return next(iter(self.rollouts.values())).connectors
-
-    @property
-    def module(self) -> Module:
-        """The only module, or the first."""
-        return next(iter(self.rollouts.values())).module
 
     # -- collecting ---------------------------------------------------------------------------------------------
 

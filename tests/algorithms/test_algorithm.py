@@ -306,7 +306,7 @@ class LearnsItself(PPO):
 
     def training_step(self) -> Update:
         (exp,) = self.collect(num_steps=64).values()
-        return self.go_over(self.student.learner, self.prepared("main", exp))
+        return self.go_over(self.learner.only, self.prepared("main", exp))
 
 
 class LearnsAsEver(PPO):
@@ -357,7 +357,7 @@ def test_learner_connectors_learn_from_each_iteration_and_are_saved(tmp_path: Pa
             return [RewardSum(), *super().learner_connectors()]
 
     algorithm = Counts(PPOConfig(env=Toil, num_envs=2, num_steps=50, seed=1))
-    counter = algorithm.to_learner.connectors[0]
+    counter = algorithm.learner.only.connectors.connectors[0]
     assert isinstance(counter, RewardSum)
     algorithm.train()
     once = counter.total
@@ -366,7 +366,7 @@ def test_learner_connectors_learn_from_each_iteration_and_are_saved(tmp_path: Pa
     assert counter.total != once
     other = Counts(PPOConfig(env=Toil, num_envs=2, num_steps=50, seed=1))
     other.set_state(algorithm.get_state())
-    assert other.to_learner.connectors[0].state_dict() == {"total": counter.total}
+    assert other.learner.only.connectors.connectors[0].state_dict() == {"total": counter.total}
 
 
 def test_learner_connectors_may_not_change_what_the_module_sees() -> None:

@@ -103,7 +103,7 @@ def test_the_target_network_follows_after_so_many_steps(tau: float) -> None:
         moved(module)
         taken.append((before, weights_of(module.net), weights_of(module.target)))
 
-    algorithm.student.learner.after_step = after_step
+    algorithm.learner.only.after_step = after_step
     start = weights_of(module.net)
     torch.testing.assert_close(weights_of(module.target), start, rtol=0, atol=0)
     for _ in range(2):
@@ -158,7 +158,7 @@ def test_modules_have_settings_of_their_own() -> None:
     overrides = {"listener": {"target_interval": 3, "clip": 0.1}}
     algorithm = APPO(config(env=Signalling, modules=("speaker", "listener"), overrides=overrides))
     result = algorithm.train()
-    speaker, listener = (algorithm.students[name].module for name in ("speaker", "listener"))
+    speaker, listener = (algorithm.policies[name].module for name in ("speaker", "listener"))
     assert not isinstance(speaker, FollowedModule)
     assert isinstance(listener, FollowedModule)
     assert not torch.equal(weights_of(listener.target), weights_of(listener.net))

@@ -303,7 +303,7 @@ def test_states_move_to_where_the_module_is(tmp_path: Path) -> None:
 def test_a_load_that_fails_changes_nothing(tmp_path: Path) -> None:
     other = ppo(2)
     params = list(other.module.parameters())
-    other.student.learner.optimizers.clear()
+    other.learner.only.optimizers.clear()
     other.learner.register_optimizer("main", "own", torch.optim.SGD, params, 0.1)
     other.train()
     other.save(tmp_path)

@@ -73,7 +73,7 @@ def test_losses_of_discrete_actions_are_those_of_the_paper() -> None:
 def test_targets_of_discrete_actions_are_moving_averages() -> None:
     algorithm, net = made(CHOICE, tau=0.1, dueling=True)
     before = [p.clone() for p in net.target.net.parameters()]
-    algorithm.student.learner.update_from([columns(net)])
+    algorithm.learner.only.update_from([columns(net)])
     for p, old, new in zip(net.target.net.parameters(), before, net.net.parameters(), strict=True):
         torch.testing.assert_close(p, 0.9 * old + 0.1 * new)
 
@@ -222,7 +222,7 @@ def test_many_actions_of_images_are_those_one_by_one() -> None:
 )
 def test_other_ways_to_step(given: dict[str, Any]) -> None:
     algorithm, net = made(BOX, **given)
-    update = algorithm.student.learner.update_from([columns(net)] * 4)
+    update = algorithm.learner.only.update_from([columns(net)] * 4)
     assert all(np.isfinite(value) for value in (update.losses | update.metrics).values())
     assert ("alpha" in update.losses) == ("threshold" in given)
     assert ("temperature" in update.losses) == ("temperature" not in given)
@@ -231,8 +231,8 @@ def test_other_ways_to_step(given: dict[str, Any]) -> None:
 def test_a_learned_alpha_holds_the_gap_where_it_is_told() -> None:
     high, low = (made(BOX, threshold=threshold, lr=1e-2) for threshold in (50.0, -50.0))
     step = columns(high[1])
-    assert high[0].student.learner.update_from([step] * 20).metrics["alpha"] < 5
-    assert low[0].student.learner.update_from([step] * 20).metrics["alpha"] > 5
+    assert high[0].learner.only.update_from([step] * 20).metrics["alpha"] < 5
+    assert low[0].learner.only.update_from([step] * 20).metrics["alpha"] > 5
 
 
 # -- what is learned --------------------------------------------------------------------------------------------------

@@ -341,7 +341,7 @@ def trace(cls: Any, given: dict[str, Any], out: Path, iterations: int = 2, *, is
     finally:
         if algorithm is not None:
             algorithm.close()
-    weights = [student.module.state_dict() for student in algorithm.students.values()]
+    weights = [policy.module.state_dict() for policy in algorithm.policies.values()]
     digest = hashlib.sha256(b"".join(w.numpy().tobytes() for own in weights for w in own.values())).hexdigest()
     shapes = [[tuple(w.shape) for w in own.values()] for own in weights]
     files = sorted((str(path.relative_to(out)), path.stat().st_size) for path in out.rglob("*") if path.is_file())

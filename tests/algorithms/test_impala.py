@@ -64,7 +64,7 @@ def test_with_one_minibatch_an_iteration_is_one_gradient_step_from_all_of_it() -
     first, second = algorithm.train(), algorithm.train()
     assert (first.updates, second.updates, second.env_steps) == (1, 2, 666)
     assert first.losses.keys() == {"policy", "value", "entropy"}
-    assert algorithm.student.learner.steps_trained == 666
+    assert algorithm.learner.only.steps_trained == 666
     assert first.metrics["rho"] == pytest.approx(1, abs=1e-4)
     assert first.metrics["kl"] == pytest.approx(0, abs=1e-4)
 
@@ -162,9 +162,9 @@ def test_modules_have_settings_of_their_own() -> None:
     overrides = {"listener": {"rho_bar": 2.0, "epochs": 2, "entropy_weight": 0.0}}
     algorithm = IMPALA(config(env=Signalling, modules=both, overrides=overrides))
     result = algorithm.train()
-    caps = [algorithm.students[name].to_learner.connectors[0].rho_bar for name in both]  # type: ignore[attr-defined]
+    caps = [algorithm.learner.modules[name].connectors.connectors[0].rho_bar for name in both]  # type: ignore[attr-defined]
     assert caps == [1.0, 2.0]
-    assert [algorithm.students[name].learner.updates for name in both] == [1, 2]
+    assert [algorithm.learner.modules[name].updates for name in both] == [1, 2]
     assert ("speaker/entropy" in result.losses, "listener/entropy" in result.losses) == (True, False)
 
 

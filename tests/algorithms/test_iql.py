@@ -78,7 +78,7 @@ def test_losses_and_their_gradients_are_those_of_the_paper(
 def test_targets_are_moving_averages_and_nothing_else_trains_them() -> None:
     algorithm, net = made(CHOICE, tau=0.1)
     before = [p.clone() for p in net.target_critic.parameters()]
-    algorithm.student.learner.update_from([columns(random_batch(net, CHOICE, 3))])
+    algorithm.learner.only.update_from([columns(random_batch(net, CHOICE, 3))])
     for p, old, new in zip(net.target_critic.parameters(), before, net.critic.parameters(), strict=True):
         torch.testing.assert_close(p, 0.9 * old + 0.1 * new)
         assert not torch.equal(old, new)
@@ -108,14 +108,14 @@ def test_any_actions_can_be_learned(action_space: Any) -> None:
     rng = np.random.default_rng(0)
     obs, following = rng.normal(size=(2, 8, 3)).astype(np.float32)
     step = {"obs": obs, "next_obs": following, "reward": np.ones(8), "terminated": np.zeros(8, bool), **action}
-    update = algorithm.student.learner.update_from([step] * 3)
+    update = algorithm.learner.only.update_from([step] * 3)
     assert all(np.isfinite(value) for value in update.losses.values())
 
 
 @pytest.mark.parametrize("given", [{"precision": "bfloat16"}, {"accumulate": 2}, {"squash": True}])
 def test_other_ways_to_step(given: dict[str, Any]) -> None:
     algorithm, net = made(BOX, **given)
-    update = algorithm.student.learner.update_from([columns(random_batch(net, BOX, 3))] * 4)
+    update = algorithm.learner.only.update_from([columns(random_batch(net, BOX, 3))] * 4)
     assert all(np.isfinite(value) for value in update.losses.values())
 
 
@@ -257,5 +257,5 @@ class OneNet(nn.Module):
 
 def test_a_network_of_ones_own() -> None:
     algorithm, net = made(CHOICE, module=OneNet)
-    update = algorithm.student.learner.update_from([columns(random_batch(net, CHOICE, 3))] * 2)
+    update = algorithm.learner.only.update_from([columns(random_batch(net, CHOICE, 3))] * 2)
     assert set(update.losses) == {"policy", "value", "critic"}

@@ -62,21 +62,21 @@ def config(**given: Any) -> PPOConfig:
 
 
 def weights(algorithm: Any, name: str) -> torch.Tensor:
-    return torch.cat([p.detach().reshape(-1).clone() for p in algorithm.students[name].module.parameters()])
+    return torch.cat([p.detach().reshape(-1).clone() for p in algorithm.policies[name].module.parameters()])
 
 
 def test_a_module_comes_and_goes() -> None:
     algorithm = PPO(config())
     algorithm.train()
     steps = algorithm.env_steps
-    student = algorithm.add_module("third", like="last", module_of=all_three)
+    policy = algorithm.add_module("third", like="last", module_of=all_three)
     assert torch.equal(weights(algorithm, "third"), weights(algorithm, "last"))
-    assert algorithm.students["third"] is student
+    assert algorithm.policies["third"] is policy
     result = algorithm.train()
     assert result.env_steps == steps + 128
     assert {name.partition("/")[0] for name in result.losses} == {"first", "last", "third"}
     assert {"third/lr"} <= result.metrics.keys()
-    assert student.learner.updates > 0
+    assert algorithm.learner.modules["third"].updates > 0
     algorithm.remove_module("third", module_of=first_and_last)
     result = algorithm.train()
     assert {name.partition("/")[0] for name in result.losses} == {"first", "last"}
@@ -89,11 +89,11 @@ def test_a_module_that_was_added_is_in_checkpoints(tmp_path: Path) -> None:
     algorithm.train()
     algorithm.save(tmp_path)
     loaded = etude.load(tmp_path, env=Duel, module_of=all_three)
-    assert list(loaded.students) == ["first", "last", "third"]
+    assert list(loaded.policies) == ["first", "last", "third"]
     for _ in range(2):
         one, other = algorithm.train(), loaded.train()
         assert one.losses == other.losses
-    for name in algorithm.students:
+    for name in algorithm.policies:
         assert torch.equal(weights(algorithm, name), weights(loaded, name))
 
 
@@ -134,7 +134,7 @@ def test_as_many_gradient_steps_for_modules_with_unequal_data() -> None:
 
     algorithm = PPO(config(module_of=lopsided, num_minibatches=3))
     algorithm.train()
-    assert {name: student.learner.updates for name, student in algorithm.students.items()} == {"first": 6, "last": 6}
+    assert {name: own.updates for name, own in algorithm.learner.modules.items()} == {"first": 6, "last": 6}
 
 
 class Own(nn.Module):
@@ -202,8 +202,8 @@ def test_agents_with_different_spaces_in_a_league() -> None:
     algorithm = PPO(PPOConfig(env=Signalling, modules=("speaker", "listener"), num_envs=2, num_steps=64, seed=0))
     with pytest.raises(SettingsError, match="module 'other' acts for no agent in the first episodes"):
         algorithm.add_module("other", module_of=swapping)
-    student = algorithm.add_module("other", like="listener", module_of=swapping)
-    assert student.module.action_space == algorithm.students["listener"].module.action_space
+    policy = algorithm.add_module("other", like="listener", module_of=swapping)
+    assert policy.module.action_space == algorithm.policies["listener"].module.action_space
     assert algorithm.train().losses.keys() >= {"other/policy"}
 
 
@@ -220,9 +220,9 @@ def test_settings_of_single_modules() -> None:
     before = weights(algorithm, "first")
     algorithm.train()
     assert algorithm.config.gamma == 0.99
-    assert {name: student.learner.updates for name, student in algorithm.students.items()} == {"first": 4, "last": 8}
+    assert {name: own.updates for name, own in algorithm.learner.modules.items()} == {"first": 4, "last": 8}
     assert torch.equal(weights(algorithm, "first"), before)
-    assert next(algorithm.students["first"].module.parameters()).shape[0] == 8
+    assert next(algorithm.policies["first"].module.parameters()).shape[0] == 8
     assert (seen["first"][0], seen["last"][0]) == (0.99, 0.0)
     exp = seen["last"][1]  # without discount and trace, a step is worth what it brings
     np.testing.assert_allclose(exp.steps["value_target"], exp.steps["reward"], atol=1e-6)

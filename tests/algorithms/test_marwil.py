@@ -68,7 +68,7 @@ def episodes() -> Experience:
 
 def average(algorithm: MARWIL) -> float | None:
     """The moving average of squared advantages."""
-    weights = algorithm.to_learner.connectors[-1]
+    weights = algorithm.learner.only.connectors.connectors[-1]
     assert isinstance(weights, AdvantageWeights)
     return weights.mean_square
 
@@ -208,7 +208,7 @@ class Stale(MARWIL):
 
     def setup(self) -> None:
         super().setup()
-        of_old = self.to_learner.connectors[0]
+        of_old = self.learner.only.connectors.connectors[0]
         assert isinstance(of_old, OfOld)
         of_old.module = copy.deepcopy(self.module)
 
@@ -284,7 +284,7 @@ def test_with_beta_0_it_is_bc_to_the_last_bit(recording: str, mode: Any) -> None
     weights, others = bc.module.state_dict(), marwil.module.state_dict()
     assert weights.keys() == others.keys()
     assert all(torch.equal(weights[name], others[name]) for name in weights)
-    assert not marwil.to_learner.connectors
+    assert not marwil.learner.only.connectors.connectors
     weighed = MARWIL(MARWILConfig(**same, beta=1e-3)).module.state_dict()
     assert weighed.keys() > weights.keys()
 

@@ -164,7 +164,7 @@ def test_one_that_learns_is_applied_to_batches_as_it_is_now() -> None:
     algorithm = dqn(env=Counts, n_step=1, connectors=("normalize_obs",))
     algorithm.train()
     assert set(algorithm.replay.sample(200)["obs"][:, 0]) == set(range(10))  # raw
-    batches = algorithm._batches("main", algorithm.student.learner, 1)
+    batches = algorithm._batches("main", algorithm.learner.only, 1)
     batch = next(batches)
     normalize = algorithm.connectors.connectors[-1]
     mean, squares, count = (normalize.state_dict()["obs"][name] for name in ("mean", "squares", "count"))
@@ -289,7 +289,7 @@ def test_gradient_steps_are_counted_as_such_where_they_gather(num_steps: int, ac
 
     class Counting(DQN):
         def after_step(self, module: Any) -> None:
-            calls.append(self.student.learner.updates)
+            calls.append(self.learner.only.updates)
             super().after_step(module)
 
     given = {"num_envs": 1, "num_steps": num_steps, "iteration_steps": 60, "learning_starts": 20, "batch_size": 8}
@@ -298,7 +298,7 @@ def test_gradient_steps_are_counted_as_such_where_they_gather(num_steps: int, ac
     result = algorithm.train()
     assert calls == list(range(1, 21))
     assert result.updates == 20
-    assert algorithm.student.learner.steps_trained == 20 * 8 * accumulate
+    assert algorithm.learner.only.steps_trained == 20 * 8 * accumulate
 
 
 @pytest.mark.parametrize("connectors", [("frame_stack:2",), ("prev_action_reward",), ("normalize_obs",)])
@@ -345,5 +345,5 @@ def test_settings_of_single_modules_hold_off_policy_too() -> None:
     given = {"num_envs": 1, "learning_starts": 0, "batch_size": 4, "iteration_steps": 40, "network": NET}
     algorithm = Looking(DQNConfig(env=Pair, modules=("left", "right"), overrides=overrides, seed=0, **given))
     algorithm.train()
-    assert {name: seen[id(s.module)] for name, s in algorithm.students.items()} == {"left": 0.5, "right": 0.99}
+    assert {name: seen[id(s.module)] for name, s in algorithm.policies.items()} == {"left": 0.5, "right": 0.99}
     assert (algorithm.replays["left"].gamma, algorithm.replays["left"].n_step) == (0.5, 1)

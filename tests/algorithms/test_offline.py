@@ -101,7 +101,7 @@ def test_each_module_learns_from_its_agents(make: Any, mode: Any, tmp_path: Path
     data = written(tmp_path / "data", shouting())
     both = make(data=data, mode=mode, modules=("low", "high"), **SHORT)
     result = both.train()
-    low, high = (sure(both.students[name].module) for name in ("low", "high"))
+    low, high = (sure(both.policies[name].module) for name in ("low", "high"))
     assert low < 0.2 < 0.8 < high
     assert {name.partition("/")[0] for name in result.losses} == {"low", "high"}
     together = make(data=data, mode=mode, **SHORT)
@@ -118,14 +118,14 @@ def test_module_of_says_who_learns_from_whom(tmp_path: Path) -> None:
 
     swapped = BC(BCConfig(data=data, modules=("nought", "one"), module_of=other, **SHORT))
     swapped.train()
-    assert sure(swapped.students["nought"].module) < 0.1 < 0.9 < sure(swapped.students["one"].module)
+    assert sure(swapped.policies["nought"].module) < 0.1 < 0.9 < sure(swapped.policies["one"].module)
 
 
 def test_the_recorded_module_says_so_where_there_is_no_module_of(tmp_path: Path) -> None:
     exp = shouting(module_id=np.array(["a", "b"] * 20, object))
     algorithm = BC(BCConfig(data=written(tmp_path / "data", exp), modules=("a", "b"), **SHORT))
     algorithm.train()
-    assert sure(algorithm.students["a"].module) < 0.1 < 0.9 < sure(algorithm.students["b"].module)
+    assert sure(algorithm.policies["a"].module) < 0.1 < 0.9 < sure(algorithm.policies["b"].module)
 
 
 def test_what_one_module_learns_does_not_depend_on_others(tmp_path: Path) -> None:
@@ -134,9 +134,9 @@ def test_what_one_module_learns_does_not_depend_on_others(tmp_path: Path) -> Non
     alone = BC(BCConfig(data=data, modules=("low", "high"), modules_to_train=("high",), **SHORT))
     both.train()
     alone.train()
-    for a, b in zip(*(x.students["high"].module.parameters() for x in (both, alone)), strict=True):
+    for a, b in zip(*(x.policies["high"].module.parameters() for x in (both, alone)), strict=True):
         assert torch.equal(a, b)
-    assert alone.students["low"].learner.updates == 0
+    assert alone.learner.modules["low"].updates == 0
 
 
 def test_segments_of_no_module_are_an_error_that_lists_both(tmp_path: Path) -> None:

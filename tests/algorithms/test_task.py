@@ -284,12 +284,12 @@ def test_each_of_several_modules_learns_from_its_own() -> None:
 
     own = {"listener": {"num_samples": 3}}
     task = Talk(small(modules=("speaker", "listener"), num_samples=2, overrides=own))
-    before = [p.clone() for s in task.students.values() for p in s.module.parameters()]
+    before = [p.clone() for s in task.policies.values() for p in s.module.parameters()]
     result = task.train()
     assert set(result.losses) == {"speaker/loss", "listener/loss"}
     assert task.datasets["speaker"][0]["obs"].shape == (2, 4)
     assert task.datasets["listener"][0]["obs"].shape == (3,)
-    after = [p for s in task.students.values() for p in s.module.parameters()]
+    after = [p for s in task.policies.values() for p in s.module.parameters()]
     assert all(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
     held = task.datasets["listener"]
     task.add_module("third", like="speaker", module_of=lambda agent, episode: {"speaker": "third"}.get(agent, agent))

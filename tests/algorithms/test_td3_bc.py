@@ -80,7 +80,7 @@ def test_policy_and_targets_move_in_every_third_step_alone(compiled: bool) -> No
     moves = []
     for _ in range(6):
         before = {name: [p.clone() for p in part.parameters()] for name, part in watched.items()}
-        losses = algorithm.student.learner.update_from([columns(net)]).losses
+        losses = algorithm.learner.only.update_from([columns(net)]).losses
         now = [n for n, part in watched.items() if any(map(differ, before[n], part.parameters()))]
         assert ("actor" in losses) == ("actor" in now)
         moves.append(now)
@@ -113,7 +113,7 @@ def test_what_acts_is_the_policy_with_noise_where_it_explores() -> None:
 @pytest.mark.parametrize("given", [{"precision": "bfloat16"}, {"accumulate": 2}, {"policy_delay": 1}])
 def test_other_ways_to_step(given: dict[str, Any]) -> None:
     algorithm, net = made(**given)
-    update = algorithm.student.learner.update_from([columns(net)] * 4)
+    update = algorithm.learner.only.update_from([columns(net)] * 4)
     assert set(update.losses) == {"actor", "critic"}
     assert all(np.isfinite(value) for value in update.losses.values())
 

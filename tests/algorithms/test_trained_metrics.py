@@ -36,7 +36,7 @@ def test_steps_trained_of_one_agent() -> None:
         metrics = algorithm.train().metrics
         assert [metrics[kind] for kind in KINDS] == [300, 300]
         assert [metrics[f"{kind}_lifetime"] for kind in KINDS] == [300 * iteration] * 2
-    assert algorithm.student.learner.steps_trained == 600
+    assert algorithm.learner.only.steps_trained == 600
     assert not any(name.endswith("/steps_trained") for name in metrics)
 
 
@@ -90,10 +90,10 @@ def test_parameters_are_counted_by_whether_they_are_trained() -> None:
     assert metrics["parameters/trainable"] == size_of(algorithm.module) > 0
     assert metrics["parameters/frozen"] == 0
     several = two()
-    for parameter in several.students["speaker"].module.parameters():
+    for parameter in several.policies["speaker"].module.parameters():
         parameter.requires_grad_(False)
     metrics = next(several.iterate(Stop(updates=0))).metrics
-    sizes = {name: size_of(student.module) for name, student in several.students.items()}
+    sizes = {name: size_of(policy.module) for name, policy in several.policies.items()}
     assert (metrics["parameters/trainable"], metrics["parameters/frozen"]) == (sizes["listener"], sizes["speaker"])
     assert (metrics["speaker/parameters/trainable"], metrics["speaker/parameters/frozen"]) == (0, sizes["speaker"])
     assert metrics["listener/parameters/trainable"] == sizes["listener"]

@@ -433,7 +433,7 @@ def test_modules_added_for_agents_that_speak_are_given_by_name(tmp_path: Path) -
     """Modules by id alone need no code of one's own, whatever they are called."""
     ids = ("os:abort", "sitting_here:run")
     PPO(PPOConfig(env=Signalling, modules=ids, module_of=by_name, num_envs=2, num_steps=16)).save(tmp_path)
-    assert tuple(etude.load(tmp_path, env=Signalling, module_of=by_name).students) == ids
+    assert tuple(etude.load(tmp_path, env=Signalling, module_of=by_name).policies) == ids
 
 
 def by_name(agent: Any, episode: Any) -> str:

@@ -62,7 +62,7 @@ def test_figures_are_by_module() -> None:
     assert (result.env_steps, result.agent_steps) == (256, 512)
     assert {name.partition("/")[0] for name in result.losses} == {"speaker", "listener"}
     assert {"speaker/lr", "listener/lr"} <= result.metrics.keys()
-    updates = [student.learner.updates for student in algorithm.students.values()]
+    updates = [own.updates for own in algorithm.learner.modules.values()]
     assert result.updates == sum(updates)
     with pytest.raises(SettingsError, match=r"there are the modules \['speaker', 'listener'\]: say which"):
         _ = algorithm.module
@@ -83,9 +83,9 @@ def test_modules_see_the_spaces_of_their_agents() -> None:
     algorithm = PPO(config())
     arena = make_arena(Signalling, 1)
     by_agent = {agent: kind for kind in arena.kinds for agent in (arena.agents[slot] for slot in kind.slots)}
-    for name, student in algorithm.students.items():
-        assert student.module.obs_space == by_agent[name].obs_space
-        assert student.module.action_space == by_agent[name].action_space
+    for name, policy in algorithm.policies.items():
+        assert policy.module.obs_space == by_agent[name].obs_space
+        assert policy.module.action_space == by_agent[name].action_space
 
 
 def test_one_module_can_not_act_for_agents_with_different_spaces() -> None:

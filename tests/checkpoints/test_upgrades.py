@@ -109,7 +109,7 @@ def test_offline_algorithms_of_version_1():
 def test_a_run_of_version_2_goes_on(tmp_path):
     algorithm = etude.load(SECOND)
     assert algorithm.config.mode == "stream"  # it said in_memory=False
-    gae, weights = algorithm.to_learner.connectors
+    gae, weights = algorithm.learner.only.connectors.connectors
     assert (gae.name, weights.mean_square) == ("gae", 79.36725457916259)
     assert (algorithm.iteration, algorithm.updates) == (1, 3)
     etude.PPO(etude.PPOConfig(env="CartPole-v1", num_envs=2, num_steps=64, seed=0)).record(

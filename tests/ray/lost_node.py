@@ -79,7 +79,7 @@ def runner_goes(cluster: Cluster, other: Any) -> None:
     counts |= {"made": made, "env_steps": algorithm.env_steps}
     print(json.dumps(counts))
     broadcast = algorithm.runner._stage._broadcast  # type: ignore[attr-defined]
-    broadcast.refresh(algorithm.students)
+    broadcast.refresh(algorithm)
     broadcast.ref, broadcast.version = lost, broadcast.version + 1
     (member,) = algorithm.runner._stage.crew.members  # type: ignore[attr-defined]
     ray.wait([ask.report for ask in member.asks], num_returns=2)

@@ -77,12 +77,12 @@ def test_a_module_that_comes_meets_those_that_have_learned_what_was_under_way() 
     with closing(APPO(dataclasses.replace(config, engine=Ray(num_runners=1, num_learners=1)))) as algorithm:
         algorithm.train()
         before = algorithm.updates
-        student = algorithm.add_module("b", like="a", module_of=lambda agent, episode: "b")
+        policy = algorithm.add_module("b", like="a", module_of=lambda agent, episode: "b")
         assert algorithm.updates == before + 1
-        for name, value in algorithm.students["a"].module.state_dict().items():
-            np.testing.assert_array_equal(value, student.module.state_dict()[name])
+        for name, value in algorithm.policies["a"].module.state_dict().items():
+            np.testing.assert_array_equal(value, policy.module.state_dict()[name])
         algorithm.train()
-        assert algorithm.students["b"].learner.updates >= 1
+        assert algorithm.learner.modules["b"].updates >= 1
 
 
 def test_what_was_counted_before_there_was_something_to_tell_is_told() -> None:

@@ -80,7 +80,7 @@ def assert_same(ours: list[Any], theirs: list[Any]) -> None:
 
 def both(algorithm: Any, num: int, settings: Ray | None = None) -> tuple[list[Any], list[Any]]:
     """The same batches from Ray Data and from the local engine."""
-    local = algorithm.opening().feed("main", algorithm.students["main"], algorithm.config)
+    local = algorithm.opening().feed("main", algorithm.policy, algorithm.learner.only, algorithm.config)
     feed = open_feeds(algorithm, settings or Ray())["main"]
     try:
         return taken(feed, num), taken(local, num)
@@ -250,7 +250,7 @@ def test_what_is_bad_is_counted(tmp_path: Path, cluster: None) -> None:
     taken(feed, 60)
     feed.close()
     local = bc(path, mode="stream", on_bad="skip", connectors=(), prelearner=late)
-    theirs = local.opening().feed("main", local.students["main"], local.config)
+    theirs = local.opening().feed("main", local.policy, local.learner.only, local.config)
     taken(theirs, 60)
     theirs.close()
     assert algorithm.recording.left_out == local.recording.left_out != {}
@@ -263,7 +263,7 @@ def test_a_run_goes_on_with_the_next_batch(data: str) -> None:
     wanted = taken(feed, 60)[50:]
     feed.close()
     algorithm._epochs = {"main": feed.pipeline.epoch_size}
-    algorithm.students["main"].learner.updates = 50
+    algorithm.learner.modules["main"].updates = 50
     feed = open_feeds(algorithm, Ray())["main"]
     assert_same(taken(feed, 10), wanted)
     feed.close()
@@ -412,7 +412,7 @@ def segments(exp: Experience) -> list[tuple[str, int, int, bool]]:
 def test_connectors_that_ask_the_module_work_at_the_learner(data: str) -> None:
     feed = open_feeds(marwil(data), Ray())["main"]
     local = marwil(data)
-    theirs = local.opening().feed("main", local.students["main"], local.config)
+    theirs = local.opening().feed("main", local.policy, local.learner.only, local.config)
     assert_same(taken(feed, 20), taken(theirs, 20))
     feed.close()
     theirs.close()
@@ -421,15 +421,15 @@ def test_connectors_that_ask_the_module_work_at_the_learner(data: str) -> None:
 def test_copies_of_the_module_take_newer_weights(data: str) -> None:
     algorithm = marwil(data)
     feed = open_feeds(algorithm, Ray(data=RayData(module_sync_period=2)))["main"]
-    student = algorithm.students["main"]
+    learner = algorithm.learner.only
     seen = []
     for batch in feed.take(2_000):
         assert "module_updates" not in batch
         seen += feed.elsewhere.staleness()
-        for parameter in student.module.parameters():
+        for parameter in learner.module.parameters():
             parameter.data.fill_(0.0)  # what it now says of a state is nothing
-        student.learner.updates += 1
-        if seen[-1] < student.learner.updates - 1 and not np.asarray(batch["value"]).any():
+        learner.updates += 1
+        if seen[-1] < learner.updates - 1 and not np.asarray(batch["value"]).any():
             break
     else:
         raise AssertionError("no newer weights have come")

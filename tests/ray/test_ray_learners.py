@@ -98,7 +98,7 @@ def learned(algorithm: Any, exp: Experience, name: str = "main") -> Update:
 
 def check_alike(one: Any, other: Any, name: str = "main") -> None:
     """The same weights, optimizers and counts."""
-    own, others = one.students[name].learner, other.students[name].learner
+    own, others = one.learner.modules[name], other.learner.modules[name]
     assert (own.updates, own.skipped, own.steps_trained) == (others.updates, others.skipped, others.steps_trained)
     for key, value in own.module.state_dict().items():
         torch.testing.assert_close(value, others.module.state_dict()[key], atol=2e-6, rtol=1e-4)
@@ -118,7 +118,7 @@ def pair(cluster: None) -> Iterator[tuple[Any, Learners]]:
 @pytest.fixture
 def two(pair: tuple[Any, Learners]) -> tuple[Any, Learners]:
     algorithm, learners = pair
-    algorithm.students["main"].learner.load_state_dict(made().students["main"].learner.state_dict())
+    algorithm.learner.modules["main"].load_state_dict(made().learner.modules["main"].state_dict())
     algorithm.learner.set_env_steps(0)
     algorithm.weight, algorithm.died = 1.0, ""
     learners.stats()
@@ -158,8 +158,8 @@ def test_what_changes_here_goes_to_the_learners(two: tuple[Any, Learners]) -> No
     algorithm.weight = 7.0
     algorithm.learner.only.lr["all"] = 0.5
     one = made()
-    one.students["main"].learner.load_state_dict(algorithm.students["main"].learner.state_dict())
-    one.students["main"].learner.lr["all"] = 0.5
+    one.learner.modules["main"].load_state_dict(algorithm.learner.modules["main"].state_dict())
+    one.learner.modules["main"].lr["all"] = 0.5
     assert learners.update({"main": experience(30)}, 0)["main"].metrics["weight"] == 7.0
     one.learn("main", experience(30))
     check_alike(algorithm, one)
@@ -182,7 +182,7 @@ def test_a_recurrent_module_and_several_with_unequal_data(cluster: None) -> None
     names = tuple(config.modules or ())
     algorithm, one = made(config=config, modules=names), made(config=config, modules=names)
     parts = {
-        "long": experience(70, module=algorithm.students["long"].module),
+        "long": experience(70, module=algorithm.policies["long"].module),
         "single": experience(1),
         "stopping": experience(45),
         "empty": experience(9)[:0],
@@ -199,7 +199,7 @@ def test_a_recurrent_module_and_several_with_unequal_data(cluster: None) -> None
         if name in ("long", "single", "stopping"):
             learned(one, parts[name], name)
         check_alike(algorithm, one, name)
-    assert 1 < one.students["stopping"].learner.updates < 20
+    assert 1 < one.learner.modules["stopping"].updates < 20
 
 
 def test_dqn_learns_from_batches_and_says_errors_by_row(cluster: None) -> None:
@@ -218,7 +218,7 @@ def test_dqn_learns_from_batches_and_says_errors_by_row(cluster: None) -> None:
         }
         for _ in range(5)
     ]
-    learner, errors = one.students["main"].learner, []
+    learner, errors = one.learner.modules["main"], []
 
     def given() -> Iterator[Any]:
         for batch in batches:

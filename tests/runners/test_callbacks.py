@@ -21,6 +21,7 @@ from etude.envs import InlineArena, PoolArena, Turn, VectorArena, Workers
 from etude.errors import DataError, EnvError, EtudeError, SettingsError
 from etude.experience import Experience
 from etude.modules import make_module
+from etude.policies import Policy
 from etude.runners import Callback, GameReturns, Lengths, Runner, RunningEpisode
 
 MODES = tuple(AutoresetMode)
@@ -101,7 +102,7 @@ def test_the_env_the_modules_and_the_clock_are_there() -> None:
     runner.collect(num_steps=30)
     assert isinstance(env, SyncVectorEnv)
     assert all(found is env.envs[i] for found, _, _, i in seen)
-    assert all(modules == {None: runner.module} and duration > 0 for _, modules, duration, _ in seen)
+    assert all(modules == {None: runner.policies[None].module} and duration > 0 for _, modules, duration, _ in seen)
     seen.clear()
     lending = LendingVectorEnv(2, AutoresetMode.NEXT_STEP)
     runner_on(VectorArena(lending, 2), [Look]).collect(num_steps=4)
@@ -286,7 +287,7 @@ def test_segments_come_with_their_lookback() -> None:
     arena = VectorArena("CartPole-v1", 2)
     pipeline = Pipeline(["frame_stack:3"])
     module = make_module(None, *pipeline.spaces(arena.obs_space, arena.action_space))
-    runner = Runner(arena, module, pipeline, seed=1, callbacks=[Lookback()])
+    runner = Runner(arena, Policy(module, pipeline), seed=1, callbacks=[Lookback()])
     runner.collect(num_steps=6)
     runner.collect(num_steps=6)
     assert lookbacks == [0, 0, 2, 2]

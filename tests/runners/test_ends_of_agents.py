@@ -12,6 +12,7 @@ from torch import nn
 from etude.connectors import Pipeline
 from etude.envs import Workers, make_arena
 from etude.modules import Output, make_module
+from etude.policies import Policy
 from etude.runners import Callback, Runner
 
 BOX = spaces.Box(-1, 1, (2,), np.float32)
@@ -51,7 +52,8 @@ def test_an_agent_that_ends_early_leaves_nothing_for_its_connectors_to_look_back
     kind = arena.kinds[0]
     connectors = {name: Pipeline(["frame_stack:2"]) for name in "ab"}
     modules = {name: make_module(None, *connectors[name].spaces(kind.obs_space, kind.action_space)) for name in "ab"}
-    runner = Runner(arena, modules, connectors, seed=0)
+    policies = {name: Policy(modules[name], connectors[name]) for name in "ab"}
+    runner = Runner(arena, policies, seed=0)
     given: dict[Any, list[int]] = {"a": [], "b": []}
     for _ in range(6):
         for name, exp in runner.collect_each(num_steps=4).items():

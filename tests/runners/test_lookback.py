@@ -18,6 +18,7 @@ from etude.envs import VectorArena
 from etude.experience import Experience
 from etude.learners.batch import as_tensors
 from etude.modules import Module, Output, make_module
+from etude.policies import Policy
 from etude.runners import Runner
 
 
@@ -60,7 +61,7 @@ def make_runner(kind: str, env: Any, num_envs: int, net: Any = None) -> Runner:
         for parameter in module.parameters():
             if not isinstance(parameter, nn.UninitializedParameter):
                 parameter.normal_(0, 0.3)
-    return Runner(arena, module, pipeline, seed=1)
+    return Runner(arena, Policy(module, pipeline), seed=1)
 
 
 def assert_recomputed(module: Module, exp: Experience, seen: Experience) -> None:
@@ -81,16 +82,16 @@ def assert_recomputed(module: Module, exp: Experience, seen: Experience) -> None
 def test_values_and_logp_are_those_of_what_offline_makes(kind: str, net: Any, mode: AutoresetMode) -> None:
     runner = make_runner(kind, LendingVectorEnv(3, mode), 3, net)
     norm = kind == "normalize"
-    context = runner.connectors.context
+    context = runner.policies[None].connectors.context
     for num_steps in (6, 6, 60) if norm and mode is not AutoresetMode.NEXT_STEP else (1, 2, 5, 3, 1, 40, 4, 1):
         exp = runner.collect(num_steps=num_steps)
         exp.validate()
         assert exp.trained().sum() == num_steps
         begins = exp.segments.t_start + exp.segments.lookback
         np.testing.assert_array_equal(exp.segments.lookback, np.minimum(context, begins))
-        assert_recomputed(runner.module, exp, runner.connectors.offline(exp))
+        assert_recomputed(runner.policies[None].module, exp, runner.policies[None].connectors.offline(exp))
         if norm and mode is not AutoresetMode.NEXT_STEP:  # else a step made before would be normalised otherwise
-            runner.connectors.update(exp)
+            runner.policies[None].connectors.update(exp)
 
 
 def seen_by_step(runner: Runner, pieces: list[int]) -> tuple[dict[Any, Any], dict[Any, Any]]:
@@ -99,7 +100,7 @@ def seen_by_step(runner: Runner, pieces: list[int]) -> tuple[dict[Any, Any], dic
     finals: dict[Any, Any] = {}
     for num_steps in pieces:
         exp = runner.collect(num_steps=num_steps, explore=False)
-        seen = runner.connectors.offline(exp)
+        seen = runner.policies[None].connectors.offline(exp)
         names = [name for name in seen.steps if name.startswith("obs")]
         for row in np.flatnonzero(exp.trained()):
             steps[tuple(exp.steps["obs"][row])] = np.concatenate([seen.steps[n][row] for n in names])
@@ -135,7 +136,8 @@ def test_connectors_are_shown_the_step_before_and_nothing_at_the_start_of_an_epi
     env = LendingVectorEnv(2, AutoresetMode.NEXT_STEP)
     arena = VectorArena(env, 2)
     pipeline = Pipeline([Looks()])
-    runner = Runner(arena, make_module(None, *pipeline.spaces(arena.obs_space, arena.action_space)), pipeline, seed=1)
+    module = make_module(None, *pipeline.spaces(arena.obs_space, arena.action_space))
+    runner = Runner(arena, Policy(module, pipeline), seed=1)
     exp = Experience.concat([runner.collect(num_steps=n) for n in (5, 30, 7)])
     acted = {tuple(obs): action for obs, action in zip(exp.steps["obs"], exp.steps["action"], strict=True)}
     looked = 0

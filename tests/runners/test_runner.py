@@ -17,6 +17,7 @@ from etude.envs import Arena, Columns, InlineArena, PoolArena, Turn, VectorArena
 from etude.errors import EtudeError
 from etude.experience import Experience
 from etude.modules import make_module
+from etude.policies import Policy
 from etude.runners import Runner
 
 VECTOR_ENVS: dict[str, Callable[[int, AutoresetMode], Any]] = {
@@ -203,7 +204,7 @@ def test_equal_seeds_give_equal_experience_bit_for_bit() -> None:
     def collected(seed: int) -> list[Experience]:
         arena = VectorArena("CartPole-v1", 5)
         runner = Runner(arena, make_module(None, arena.obs_space, arena.action_space), seed=seed)
-        for p in runner.module.parameters():
+        for p in runner.policies[None].module.parameters():
             p.data.fill_(0.1)
         return [runner.collect(num_steps=99), runner.collect(num_episodes=7), runner.collect(num_steps=31)]
 
@@ -246,5 +247,5 @@ def test_messages(runner_on: Make, asked: dict[str, int], message: str) -> None:
 
 def test_given_connectors_may_be_none() -> None:
     arena = VectorArena("CartPole-v1", 2)
-    runner = Runner(arena, module_for(arena), Pipeline([]), seed=1)
+    runner = Runner(arena, Policy(module_for(arena), Pipeline([])), seed=1)
     assert runner.collect(num_steps=3).num_steps == 3

@@ -14,6 +14,7 @@ from etude.envs import VectorArena
 from etude.errors import CheckpointError
 from etude.experience import Experience
 from etude.modules import make_module
+from etude.policies import Policy
 from etude.runners import Runner
 
 CONNECTORS = ("frame_stack:2", "normalize_obs", "prev_action_reward")
@@ -24,7 +25,7 @@ def make_runner(env: Any, num_envs: int, connectors: Any = (), seed: int = 1) ->
     pipeline = Pipeline(connectors)
     spaces = pipeline.spaces(arena.obs_space, arena.action_space)
     torch.manual_seed(0)
-    return Runner(arena, make_module(None, *spaces), pipeline, seed=seed)
+    return Runner(arena, Policy(make_module(None, *spaces), pipeline), seed=seed)
 
 
 def assert_equal(a: Experience, b: Experience) -> None:
@@ -42,7 +43,7 @@ def go_on(runner: Runner) -> list[Experience]:
     parts = []
     for num_steps in (5, 40, 1, 33):
         parts.append(runner.collect(num_steps=num_steps))
-        runner.connectors.update(parts[-1])
+        runner.policies[None].connectors.update(parts[-1])
     return [*parts, runner.collect(num_episodes=3), runner.collect(num_steps=4)]
 
 
@@ -60,7 +61,7 @@ ENVS: dict[str, Any] = {
 def test_a_fresh_runner_goes_on_bit_for_bit(name: str, connectors: Any, tmp_path: Path) -> None:
     runner = make_runner(ENVS[name](), 3, connectors)
     for num_steps in (17, 22):
-        runner.connectors.update(runner.collect(num_steps=num_steps))
+        runner.policies[None].connectors.update(runner.collect(num_steps=num_steps))
     save_tree(tmp_path, runner.state_dict())
     expected = [*go_on(runner), runner.take_finished()]
     other = make_runner(ENVS[name](), 3, connectors, seed=2)
@@ -95,7 +96,7 @@ def test_what_cannot_be_captured_begins_anew_with_ids_of_its_own() -> None:
 
 def test_other_numbers_of_slots_begin_anew_and_keep_what_connectors_learned() -> None:
     runner = make_runner("CartPole-v1", 4, CONNECTORS)
-    runner.connectors.update(runner.collect(num_steps=50))
+    runner.policies[None].connectors.update(runner.collect(num_steps=50))
     other = make_runner("CartPole-v1", 3, CONNECTORS)
     assert other.load_state_dict(runner.state_dict()) == "new episodes: there were 4 slots, and now there are 3"
     exp = other.collect(num_steps=20)

@@ -18,6 +18,7 @@ from etude.envs import VectorArena, make_arena
 from etude.errors import SettingsError
 from etude.experience import Experience
 from etude.modules import make_module
+from etude.policies import Policy
 from etude.runners import Lengths, Runner
 
 
@@ -180,7 +181,7 @@ def test_pieces_that_go_on_have_lookback_for_connectors() -> None:
     arena = VectorArena("CartPole-v1", 2)
     pipeline = Pipeline(["frame_stack:3"])
     module = make_module(None, *pipeline.spaces(arena.obs_space, arena.action_space))
-    runner = Runner(arena, module, pipeline, seed=1, lengths=Lengths(most=5))
+    runner = Runner(arena, Policy(module, pipeline), seed=1, lengths=Lengths(most=5))
     for _ in range(3):
         exp = runner.collect(num_steps=60)
         trained = exp.trained()

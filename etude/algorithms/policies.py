@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Students: each module of an algorithm, with what stands around it."""
+"""The policies of an algorithm, and the learner of each: how they are made from the settings."""
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from etude.envs import Arena
 from etude.errors import SettingsError
 from etude.learners import ModuleLearner, Schedule, seeded
 from etude.modules import Module
+from etude.policies import Policy
 from etude.runners import Episode, ModuleOf
 from etude.spaces import Space
 
@@ -26,36 +26,16 @@ Spaces = tuple[Space, Space]
 """Of observations and of actions."""
 
 
-@dataclasses.dataclass(slots=True)
-class Student:
-    """One module, the connectors between it and its envs, and what it learns by."""
-
-    module: Module
-    connectors: Pipeline
-    learner: ModuleLearner
-    to_learner: Pipeline
-    """The learner's connectors."""
-
-    def metrics(self) -> dict[str, float]:
-        """What the connectors report."""
-        return self.connectors.metrics() | self.to_learner.metrics()
-
-
-def make_student(
-    algorithm: "Algorithm[Any]",
-    given: ModuleLike | None,
-    spaces: Spaces,
-    seeds: tuple[np.random.SeedSequence, np.random.SeedSequence],
-    name: str = MAIN,
-) -> Student:
-    """Make one module and what stands around it.
+def make_policy(
+    algorithm: "Algorithm[Any]", given: ModuleLike | None, spaces: Spaces, seed: np.random.SeedSequence
+) -> Policy:
+    """Make a module, and the connectors of the settings before it.
 
     Args:
-        algorithm: Says how modules are made, what they learn by, and with which settings.
+        algorithm: Says how modules are made, and with which settings.
         given: The user's network; None for the built-in one.
         spaces: On the env's side.
-        seeds: Of the weights and of the order of minibatches.
-        name: The module's id.
+        seed: Of the weights.
 
     Raises:
         SettingsError: a connector stands in the wrong place.
@@ -70,15 +50,34 @@ def make_student(
                 f"`connectors` stand between env and module, where {connector.name} has nothing to do: an "
                 "algorithm names it in its learner_connectors()."
             )
-    with seeded(int(seeds[0].generate_state(1)[0]), "cpu"):
+    with seeded(int(seed.generate_state(1)[0]), "cpu"):
         seen, acted = connectors.spaces(*spaces)
         module = algorithm.make_module(given, seen, acted)
-    module = module.to(config.device)
+    return Policy(module.to(config.device), connectors, obs_space=spaces[0], action_space=spaces[1])
+
+
+def make_learner(
+    algorithm: "Algorithm[Any]", module: Module, seed: np.random.SeedSequence, name: str = MAIN
+) -> ModuleLearner:
+    """Make what a module learns by.
+
+    Args:
+        algorithm: Says what it learns by, and with which settings.
+        module: Learns.
+        seed: Of the order of minibatches.
+        name: The module's id.
+
+    Raises:
+        SettingsError: a connector stands in the wrong place.
+    """
+    config = algorithm.config
     groups = algorithm.parameter_groups(module)
     lr, own_lr = _rates(algorithm, groups)
-    learner = ModuleLearner(
+    own = module.own_loss is not None
+    return ModuleLearner(
         module,
         module.own_loss or algorithm.loss,
+        connectors=_to_learner(module.own_learner_connectors() if own else algorithm.learner_connectors(), module),
         name=name,
         lr=lr,
         own_lr=own_lr,
@@ -100,13 +99,10 @@ def make_student(
         compile=config.compile,
         device=config.device,
         threads=config.threads,
-        seed=seeds[1],
+        seed=seed,
         on_gradients=_hook(algorithm, "on_gradients"),
         after_step=_hook(algorithm, "after_step"),
     )
-    own = module.own_loss is not None
-    to_learner = module.own_learner_connectors() if own else algorithm.learner_connectors()
-    return Student(module, connectors, learner, _to_learner(to_learner, module))
 
 
 _RATES = {"actor_lr": "actor", "critic_lr": "critic", "temperature_lr": "temperature", "alpha_lr": "alpha"}

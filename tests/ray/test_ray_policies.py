@@ -12,7 +12,6 @@ from torch import nn
 
 from etude import columns as col
 from etude.algorithms.dqn import QModule
-from etude.algorithms.students import Student
 from etude.algorithms.task import Task, TaskConfig
 from etude.connectors import Connector, Pipeline
 from etude.connectors.connector import Inputs
@@ -22,7 +21,8 @@ from etude.modules import make_module
 from etude.modules.critics import TargetNetwork
 
 pytest.importorskip("ray")
-from etude.ray.casting import learned_of, plain_attributes, portable, set_learned, set_plain_attributes, weights_of
+from etude.policies import Policy
+from etude.ray.policies import learned_of, plain_attributes, portable, set_learned, set_plain_attributes, weights_of
 from etude.ray.states import from_arrays
 
 OBS, ACTION = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
@@ -140,8 +140,7 @@ def test_connectors_learn_from_afar_and_remember_their_slots() -> None:
 def test_weights_of_a_kind_that_numpy_lacks_travel_as_well() -> None:
     module = make_module(None, OBS, ACTION)
     module.register_buffer("scale", torch.tensor([1.5, -2.0], dtype=torch.bfloat16))
-    student = Student(module, Pipeline([]), None, Pipeline([]))  # type: ignore[arg-type]
-    sent = from_arrays(pickle.loads(pickle.dumps(weights_of({"main": student}))))["main"]  # noqa: S301
+    sent = from_arrays(pickle.loads(pickle.dumps(weights_of({"main": Policy(module)}))))["main"]  # noqa: S301
     assert sent.keys() == module.state_dict().keys()
     for name, value in module.state_dict().items():
         torch.testing.assert_close(sent[name], value, rtol=0, atol=0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runners are sent: modules and connectors once, then what has changed of what acting depends on."""
+"""What runners are sent: policies once, then what has changed of what acting depends on."""
 
 import copy
 import dataclasses
@@ -11,13 +11,16 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
+from etude.algorithms.base import Algorithm
 from etude.algorithms.config import AlgorithmConfig
-from etude.algorithms.students import MAIN, Student
+from etude.algorithms.policies import MAIN
 from etude.algorithms.task_module import TaskModule
 from etude.connectors import Pipeline
 from etude.connectors.pipeline import overrides
 from etude.errors import SettingsError
+from etude.learners import Learner
 from etude.modules import Module
+from etude.policies import Policy
 from etude.ray.faults import first_line
 from etude.ray.states import as_arrays
 from etude.runners import ModuleOf
@@ -27,19 +30,11 @@ Weights: TypeAlias = dict[str, dict[str, NDArray[Any]]]
 """By module id, what its ``state_dict()`` holds; see `as_arrays`."""
 
 
-@dataclasses.dataclass(slots=True)
-class Role:
-    """One module, and the connectors between it and its envs."""
-
-    module: Module
-    connectors: Pipeline
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
-class Cast:
+class Acting:
     """All that act, and for whom."""
 
-    roles: dict[str, Role]
+    policies: dict[str, Policy]
     """By module id."""
     is_only: bool
     """There is one module, without an id."""
@@ -57,14 +52,14 @@ class News(NamedTuple):
     """Attributes that acting may depend on, see `plain_attributes`."""
 
 
-def cast_of(students: Mapping[str, Student], *, module_of: ModuleOf | None, is_only: bool) -> Cast:
-    """The modules and connectors of an algorithm, to be sent: copies on the CPU, without what belongs to learning."""
-    roles = {}
-    for name, student in students.items():
-        student.connectors.start(0)  # here nobody acts: their states hold what was learned, and nothing of slots
-        roles[name] = Role(portable(student.module), student.connectors)
-    seq_nos = {name: student.learner.updates for name, student in students.items()}
-    return Cast(roles, is_only, module_of, seq_nos)
+def acting_of(algorithm: Algorithm[Any]) -> Acting:
+    """The policies of an algorithm, to be sent: copies on the CPU, without what belongs to learning."""
+    config, policies = algorithm.config, {}
+    for name, own in algorithm.policies.items():
+        own.connectors.start(0)  # here nobody acts: their states hold what was learned, and nothing of slots
+        spaces = {"obs_space": own.obs_space, "action_space": own.action_space}
+        policies[name] = Policy(portable(own.module), own.connectors, **spaces)
+    return Acting(policies, config.modules is None, config.module_of, seq_nos_of(algorithm.learner))
 
 
 def sent(config: AlgorithmConfig, **changes: Any) -> Any:
@@ -163,23 +158,23 @@ class Broadcast:
         self._is_lost = False
         self._known = b""
 
-    def refresh(self, students: Mapping[str, Student], ref: Any = None) -> None:
+    def refresh(self, algorithm: Algorithm[Any], ref: Any = None) -> None:
         """See what has changed.
 
         Args:
-            students: Whose modules and connectors.
+            algorithm: Whose policies.
             ref: Of their `Weights` as they are now, where these lie in the store already.
         """
-        seq_nos = {name: student.learner.updates for name, student in students.items()}
-        marks = {name: (seq_nos[name], _mark(student.module)) for name, student in students.items()}
+        policies, seq_nos = algorithm.policies, seq_nos_of(algorithm.learner)
+        marks = {name: (seq_nos[name], changes_of(policy.module)) for name, policy in policies.items()}
         if marks != self._marks:
             self._marks, self.seq_nos = marks, seq_nos
-            self.ref = ray.put(weights_of(students)) if ref is None or self._is_lost else ref
+            self.ref = ray.put(weights_of(policies)) if ref is None or self._is_lost else ref
             self._is_lost = False
             self.version += 1
         news = News(
-            {name: learned_of(student.connectors) for name, student in students.items()},
-            {name: plain_attributes(student.module) for name, student in students.items()},
+            {name: learned_of(policy.connectors) for name, policy in policies.items()},
+            {name: plain_attributes(policy.module) for name, policy in policies.items()},
         )
         known = pickle.dumps(news)
         if known != self._known:
@@ -191,13 +186,18 @@ class Broadcast:
         self._marks, self._is_lost = None, True
 
 
-def weights_of(students: Mapping[str, Student]) -> Weights:
+def weights_of(policies: Mapping[str, Policy]) -> Weights:
     """The weights of all modules; views where they are on the CPU."""
-    return {name: as_arrays(student.module.state_dict()) for name, student in students.items()}
+    return {name: as_arrays(policy.module.state_dict()) for name, policy in policies.items()}
 
 
-def _mark(module: Module) -> int:
-    """Changes when weights are changed in place, gradient steps or not."""
+def seq_nos_of(learner: Learner) -> dict[str, int]:
+    """The gradient steps that made the weights of each module, by its id."""
+    return {name: own.updates for name, own in learner.modules.items()}
+
+
+def changes_of(module: Module) -> int:
+    """A number that changes when weights are changed in place, by gradient steps or not."""
     return sum(tensor._version for tensor in (*module.parameters(), *module.buffers()))
 
 

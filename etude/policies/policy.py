@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Policy: Module + connectors. What acts, is saved and is given around."""
+
+import copy
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from etude import columns as col
+from etude.columns import Columns
+from etude.connectors import Connector, Inputs, Pipeline
+from etude.connectors.pipeline import overrides
+from etude.errors import SettingsError, SpaceError
+from etude.modules import Actor, Module
+from etude.spaces import Flattener, Nester, Space, alike, leaf_dtype, leaf_shape, leaves
+
+PolicyState: TypeAlias = dict[str, Any]
+"""What a policy remembers of running episodes: plain data and arrays ``[B, ...]``, from `Policy.initial_state`."""
+
+
+class Policy:
+    """A module and the connectors between it and its env: gives the env's actions for the env's observations.
+
+    Args:
+        module: Chooses.
+        connectors: Change observations on their way to the module, and its actions on their way back.
+        obs_space: Of the env's observations, before the connectors; None is what the module sees.
+        action_space: Of the env's actions, behind the connectors; None is what the module chooses from.
+    """
+
+    def __init__(
+        self,
+        module: Module,
+        connectors: Pipeline | None = None,
+        *,
+        obs_space: Space | None = None,
+        action_space: Space | None = None,
+    ) -> None:
+        self.module = module
+        self.connectors = Pipeline() if connectors is None else connectors
+        self.obs_space = module.obs_space if obs_space is None else obs_space
+        self.action_space = module.action_space if action_space is None else action_space
+        self._actors: dict[bool, Actor] = {}
+
+    @property
+    def remembers(self) -> bool:
+        """An action depends on earlier steps of the episode: `act` must be given the state."""
+        return self.module.recurrent or any(map(_has_memory, self.connectors.connectors))
+
+    # -- acting by hand -----------------------------------------------------------------------------------------
+
+    def initial_state(self, num_rows: int | None = None) -> PolicyState:
+        """What `act` begins an episode with; {} where nothing is remembered.
+
+        Args:
+            num_rows: Of the batches of observations; None: `act` is given single ones.
+        """
+        if not self.remembers:
+            return {}
+        rows = 1 if num_rows is None else num_rows
+        actions = leaves(self.module.action_space, col.ACTION)
+        pipeline = self._own_pipeline()
+        pipeline.start(rows)
+        return {
+            "first": np.ones(rows, bool),
+            "action": {n: np.zeros((rows, *leaf_shape(leaf)), leaf_dtype(leaf)) for n, leaf in actions.items()},
+            "memory": {name: np.repeat(part[None], rows, 0) for name, part in self.module.initial_state().items()},
+            "connectors": _slots_of(pipeline),
+        }
+
+    def act(
+        self,
+        obs: Any,
+        state: PolicyState | None = None,
+        *,
+        reward: ArrayLike | None = None,
+        first: ArrayLike | None = None,
+        explore: bool = False,
+        rng: np.random.Generator | None = None,
+    ) -> Any:
+        """The action for an observation, or the actions for a batch of them; the shapes tell which it is.
+
+        Args:
+            obs: As the env gives it, nested as `obs_space`: one observation, or arrays ``[B, *shape]``.
+            state: What is remembered of the episode: `initial_state` at its start, then what came with the action
+                before. It is not written to. A policy that remembers nothing works without.
+            reward: Of the step before, one number or ``[B]``: for policies that see it (`PrevActionReward`).
+            first: Rows of a batch that begin an episode, bool ``[B]``, as envs of a vector do while others go on: what
+                the state holds of them is forgotten.
+            explore: Draw the action from the module's distribution; else it is the most likely one.
+            rng: Draws it; None: a generator with a seed of the operating system's.
+
+        Returns:
+            The action, nested as `action_space`. With a state: a tuple of it and the next state.
+
+        Raises:
+            SpaceError: the observation is not of `obs_space`.
+            SettingsError: the policy remembers, and there is no state, or one of another number of rows; or it sees the
+                reward of the step before, and there is none.
+        """
+        seen, is_batch = self._columns_of(obs)
+        rows = len(next(iter(seen.values())))
+        actor, pipeline = self._actor(explore, rng, rows), self.connectors
+        if not self.remembers:
+            if pipeline.observes:
+                nothing = np.zeros(rows)
+                seen = pipeline.online(Inputs(np.arange(rows), seen, np.ones(rows, bool), {}, nothing)).obs
+            action = self._nested(actor.step(seen)[0], is_batch)
+            return action if state is None else (action, {})
+        inputs, memory, pipeline = self._resumed(seen, state, reward, first)
+        if pipeline.observes:
+            seen = pipeline.online(inputs).obs
+        chosen, extras = actor.step(seen, col.prefixed(memory, col.STATE_IN) or None)
+        after: PolicyState = {
+            "first": np.zeros(rows, bool),
+            "action": chosen,
+            "memory": {name: extras[f"{col.STATE_OUT}{col.SEPARATOR}{name}"] for name in memory},
+            "connectors": _slots_of(pipeline),
+        }
+        return self._nested(chosen, is_batch), after
+
+    def _actor(self, explore: bool, rng: np.random.Generator | None, rows: int) -> Actor:
+        if explore not in self._actors:
+            self._actors[explore] = self.module.actor(explore=explore)
+        self.module.eval()  # nothing is dropped out while acting; the learner goes back to training mode
+        actor = self._actors[explore]
+        if explore:
+            rng = np.random.default_rng() if rng is None else rng
+        actor.start(_NOTHING_IS_DRAWN if rng is None else rng, rows)
+        return actor
+
+    def _columns_of(self, obs: Any) -> tuple[Columns, bool]:
+        """The columns ``[B, ...]`` of an observation or of a batch of them, and whether it is a batch."""
+        flatten = Flattener(self.obs_space, col.OBS)
+        try:
+            given = {name: np.asarray(value) for name, value in flatten(obs).items()}
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise SpaceError(f"the observation does not fit its space {self.obs_space}: {error!r}.") from error
+        extra = {name: given[name].ndim - len(leaf_shape(leaf)) for name, leaf in flatten.leaves.items()}
+        is_batch = set(extra.values()) == {1}
+        rows = {len(value) for value in given.values()} if is_batch else {1}
+        columns: Columns = {}
+        for name, leaf in flatten.leaves.items():
+            value = given[name] if is_batch else given[name][None]
+            if len(rows) > 1 or value.shape[1:] != leaf_shape(leaf):
+                raise SpaceError(
+                    f"`{name}` has shape {given[name].shape}, but its space {leaf} has shape {leaf_shape(leaf)}: give "
+                    "one observation, or arrays of observations with the batch's axis in front, all of one length."
+                )
+            if not np.can_cast(value.dtype, leaf_dtype(leaf), "same_kind"):
+                raise SpaceError(f"`{name}` has dtype {value.dtype}, but its space {leaf} has {leaf_dtype(leaf)}.")
+            columns[name] = value.astype(leaf_dtype(leaf), copy=False)
+        return columns, is_batch
+
+    def _resumed(
+        self, obs: Columns, state: PolicyState | None, reward: ArrayLike | None, first: ArrayLike | None
+    ) -> tuple[Inputs, Columns, Pipeline]:
+        """What a policy that remembers acts on: the rows of a turn, the module's memory, and the connectors."""
+        rows = len(next(iter(obs.values())))
+        if state is None or len(state.get("first", ())) != rows:
+            raise SettingsError(
+                f"this policy remembers earlier steps: give it the state of {rows} rows, policy.initial_state("
+                f"{rows if rows > 1 else ''}) at the start of an episode, then what act gave: "
+                "`action, state = policy.act(obs, state)`."
+            )
+        begins = state["first"] if first is None else state["first"] | np.asarray(first, bool)
+        readers = [c.name for c in self.connectors.connectors if _has_memory(c) and col.REWARD in (c.needs or ())]
+        if readers and reward is None and not begins.all():
+            raise SettingsError(f"{readers[0]} sees the reward of the step before: policy.act(obs, state, reward=...).")
+        earned = np.zeros(rows) if reward is None else np.broadcast_to(np.asarray(reward, np.float64), (rows,))
+        initial = self.module.initial_state()
+        memory = {name: _with_rows(part, begins, initial[name]) for name, part in state["memory"].items()}
+        action = {name: _with_rows(part, begins, 0) for name, part in state["action"].items()}
+        pipeline = self._own_pipeline()
+        for i, kept in state["connectors"].items():
+            pipeline.connectors[int(i)].load_state_dict(kept)
+        return Inputs(np.arange(rows), obs, begins, action, np.where(begins, 0.0, earned)), memory, pipeline
+
+    def _own_pipeline(self) -> Pipeline:
+        """The connectors, but copies of those that keep something of each slot: a runner may act with the others."""
+        return Pipeline([copy.deepcopy(c) if _has_slots(c) else c for c in self.connectors.connectors])
+
+    def _nested(self, chosen: Columns, is_batch: bool) -> Any:
+        action = self.connectors.act(chosen) if self.connectors.acts else chosen
+        if not is_batch:
+            action = {name: column[0] for name, column in action.items()}
+        return Nester(self.action_space, col.ACTION)(action)
+
+    # -- being given around -------------------------------------------------------------------------------------
+
+    def fitted(self, obs_space: Space, action_space: Space, where: str) -> "Policy":
+        """The same module, with connectors of its own, for an env with these spaces.
+
+        Raises:
+            SettingsError: behind the connectors, they are not those that the module was made for; it names ``where``.
+        """
+        connectors, module = self.connectors.copy(), self.module
+        learned = connectors.state_dict()
+        seen, acted = connectors.spaces(obs_space, action_space)
+        if not (alike(seen, module.obs_space) and acted == module.action_space):
+            raise SettingsError(
+                f"the env {where} does not fit the module: behind the connectors it has the spaces {seen} "
+                f"and {acted}, but the module was made for {module.obs_space} and {module.action_space}. "
+                "Where the actions of a recording are in other units than the env's, a connector such as "
+                "rescale_action goes between."
+            )
+        connectors.load_state_dict(learned)
+        return Policy(module, connectors, obs_space=obs_space, action_space=action_space)
+
+
+PolicyLike: TypeAlias = Policy | Module
+"""A policy; or a module, which stands for a policy without connectors."""
+
+_NOTHING_IS_DRAWN = np.random.default_rng(0)
+
+
+def _has_slots(connector: Connector) -> bool:
+    return overrides(connector, "start")
+
+
+def _has_memory(connector: Connector) -> bool:
+    return bool(connector.context) or _has_slots(connector)
+
+
+def _slots_of(pipeline: Pipeline) -> dict[str, Any]:
+    return {str(i): c.state_dict() for i, c in enumerate(pipeline.connectors) if _has_slots(c)}
+
+
+def _with_rows(column: NDArray[Any], rows: NDArray[np.bool_], value: Any) -> NDArray[Any]:
+    """A copy of a column with a value in some rows."""
+    column = np.array(column)
+    column[rows] = value
+    return column

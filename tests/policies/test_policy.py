@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Policies by hand: what `act` gives is what a runner does with the same module, connectors and observations."""
+
+from contextlib import closing
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.wrappers import TransformReward
+
+import etude
+from etude.connectors import Connector, Pipeline
+from etude.errors import SettingsError, SpaceError
+from etude.modules import make_module
+from etude.modules.network import NetworkConfig
+from etude.policies import Policy
+
+KINDS: dict[str, Any] = {
+    "plain": {},
+    "normalized": {"connectors": ("normalize_obs",)},
+    "stacked": {"connectors": ("normalize_obs", "frame_stack:3")},
+    "previous": {"connectors": ("prev_action_reward",)},
+    "recurrent": {"network": NetworkConfig(recurrent="lstm")},
+    "all": {
+        "connectors": ("prev_action_reward", "frame_stack:2"),
+        "network": NetworkConfig(recurrent="gru"),
+    },
+}
+
+
+def rewarded() -> gym.Env[Any, Any]:
+    """CartPole whose rewards differ from step to step."""
+    return TransformReward(gym.make("CartPole-v1"), lambda reward: float(reward) * 0.25)
+
+
+def trained(kind: str, env: Any = rewarded, **settings: Any) -> etude.PPO:
+    config: dict[str, Any] = {"num_envs": 2, "num_steps": 64, "epochs": 1, "seed": 5, **KINDS[kind], **settings}
+    algorithm = etude.PPO(etude.PPOConfig(env=env, **config))
+    algorithm.train()
+    return algorithm
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_acts_as_a_runner_does(kind: str) -> None:
+    with closing(trained(kind)) as ppo:
+        runner = ppo.new_runner(None, 1, seed=7)
+        exp = runner.collect(num_episodes=1, explore=False)
+        runner.close()
+        policy, state = ppo.policy, ppo.policy.initial_state()
+        acted = []
+        for obs, reward in zip(exp.steps["obs"], [0.0, *exp.steps["reward"][:-1]], strict=True):
+            action, state = policy.act(obs, state, reward=reward)
+            acted.append(action)
+        assert exp.num_steps > 5
+        np.testing.assert_array_equal(np.array(acted), exp.steps["action"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_acts_as_its_rows_do_and_rows_that_begin_forget(kind: str) -> None:
+    with closing(trained(kind)) as ppo:
+        policy, rng = ppo.policy, np.random.default_rng(0)
+        obs, rewards = rng.normal(size=(8, 3, 4)).astype(np.float32), rng.normal(size=(8, 3))
+        first = np.zeros((8, 3), bool)
+        first[5, 1] = True
+        state, singles = policy.initial_state(3), [policy.initial_state() for _ in range(3)]
+        for t in range(8):
+            actions, state = policy.act(obs[t], state, reward=rewards[t], first=first[t])
+            for i in range(3):
+                begun = policy.initial_state() if first[t, i] else singles[i]
+                action, singles[i] = policy.act(obs[t, i], begun, reward=rewards[t, i])
+                assert action == actions[i]
+
+
+def test_a_state_is_not_written_to_and_a_runner_is_not_disturbed() -> None:
+    with closing(trained("all")) as ppo, closing(trained("all")) as undisturbed:
+        policy = ppo.policy
+        state = policy.initial_state(2)
+        obs, reward = np.ones((2, 4), np.float32), np.ones(2)
+        _, state = policy.act(obs, state, reward=reward)
+        again = [policy.act(obs, state, reward=reward) for _ in range(2)]
+        for a, b in zip(_arrays(again[0][1]), _arrays(again[1][1]), strict=True):
+            np.testing.assert_array_equal(a, b)
+        assert ppo.train().losses == undisturbed.train().losses
+
+
+def _arrays(tree: Any) -> list[np.ndarray]:
+    if isinstance(tree, dict):
+        return [array for part in tree.values() for array in _arrays(part)]
+    return [np.asarray(tree)]
+
+
+def test_drawn_actions_are_those_of_the_distribution() -> None:
+    with closing(trained("plain")) as ppo:
+        obs = np.zeros((20_000, 4), np.float32)
+        drawn = ppo.policy.act(obs, explore=True, rng=np.random.default_rng(3))
+        again = ppo.policy.act(obs, explore=True, rng=np.random.default_rng(3))
+        np.testing.assert_array_equal(drawn, again)
+        logits = ppo.module.actor(explore=False)
+        logits.start(np.random.default_rng(0), 1)
+        inputs = logits.step({"obs": obs[:1]})[1]["dist_inputs"][0].astype(np.float64)
+        wanted = np.exp(inputs[1]) / np.exp(inputs).sum()
+        assert abs(drawn.mean() - wanted) < 4 * np.sqrt(wanted * (1 - wanted) / len(obs))
+
+
+class Rooms(gym.Env[Any, Any]):
+    """Nested observations and actions."""
+
+    observation_space = spaces.Dict({"at": spaces.Discrete(5), "view": spaces.Box(0, 1, (2, 2), np.float32)})
+    action_space = spaces.Dict({"go": spaces.Discrete(3), "push": spaces.Box(-2, 2, (2,), np.float32)})
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return self._obs(), {}
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action), action
+        return self._obs(), 1.0, False, False, {}
+
+    def _obs(self) -> Any:
+        return {"at": self.np_random.integers(5), "view": self.np_random.random((2, 2), np.float32)}
+
+
+def test_nested_spaces_and_the_bounds_of_actions() -> None:
+    env = gym.wrappers.TimeLimit(Rooms(), 10)
+    with closing(trained("plain", lambda: gym.wrappers.TimeLimit(Rooms(), 10), connectors=("rescale_action",))) as ppo:
+        obs, _ = env.reset(seed=0)
+        for _ in range(5):
+            action = ppo.policy.act(obs, explore=True, rng=np.random.default_rng(1))
+            obs, *_ = env.step(ppo.policy.act(obs))
+        batch = {"at": np.zeros(6, np.int64), "view": np.zeros((6, 2, 2), np.float32)}
+        actions = ppo.policy.act(batch)
+    assert env.action_space.contains(action)
+    assert actions["go"].shape == (6,) and actions["push"].shape == (6, 2)
+    assert (np.abs(actions["push"]) <= 2).all()
+
+
+def test_several_policies_each_by_its_id() -> None:
+    config = etude.PPOConfig(env="CartPole-v1", modules=["a", "b"], module_of=lambda agent, episode: "a", num_steps=32)
+    with closing(etude.PPO(config)) as ppo:
+        assert list(ppo.policies) == ["a", "b"]
+        assert ppo.policies["b"].act(np.zeros(4, np.float32)) in (0, 1)
+        with pytest.raises(SettingsError, match=r"\.policies\[name\]"):
+            _ = ppo.policy
+
+
+def test_one_without_memory_needs_no_state_but_takes_one() -> None:
+    with closing(trained("normalized")) as ppo:
+        policy = ppo.policy
+        assert policy.initial_state() == {} and not policy.remembers
+        obs = np.ones(4, np.float32)
+        action, state = policy.act(obs, policy.initial_state())
+        assert (action, state) == (policy.act(obs), {})
+
+
+@pytest.mark.parametrize(
+    ("obs", "said"),
+    [
+        (np.zeros(3, np.float32), r"`obs` has shape \(3,\), but its space"),
+        (np.zeros((2, 2, 4), np.float32), r"`obs` has shape \(2, 2, 4\)"),
+        (np.zeros(4, complex), "`obs` has dtype complex128"),
+        ({"obs": 1}, "does not fit its space|dtype|shape"),
+        ("left", "dtype|shape"),
+    ],
+)
+def test_what_is_no_observation_is_told(obs: Any, said: str) -> None:
+    policy = Policy(make_module(None, spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(2)))
+    with pytest.raises(SpaceError, match=said):
+        policy.act(obs)
+
+
+def test_parts_of_different_lengths_are_told() -> None:
+    policy = Policy(make_module(None, Rooms.observation_space, spaces.Discrete(2)))
+    with pytest.raises(SpaceError, match="all of one length"):
+        policy.act({"at": np.zeros(3, np.int64), "view": np.zeros((2, 2, 2), np.float32)})
+    with pytest.raises(SpaceError, match="does not fit its space"):
+        policy.act({"at": 1})
+
+
+def test_what_is_missing_of_the_steps_before_is_told() -> None:
+    with closing(trained("recurrent")) as ppo, closing(trained("previous")) as previous:
+        obs = np.zeros((2, 4), np.float32)
+        with pytest.raises(SettingsError, match=r"policy\.initial_state\(2\)"):
+            ppo.policy.act(obs)
+        with pytest.raises(SettingsError, match="the state of 2 rows"):
+            ppo.policy.act(obs, ppo.policy.initial_state())
+        state = previous.policy.initial_state(2)
+        _, state = previous.policy.act(obs, state)
+        with pytest.raises(SettingsError, match=r"prev_action_reward sees the reward.*reward=\.\.\."):
+            previous.policy.act(obs, state)
+
+
+class Counts(Connector):
+    """A connector of a user's own that keeps something of each slot: steps since the episode began."""
+
+    def spaces(self, obs_space: Any, action_space: Any) -> Any:
+        return spaces.Box(-np.inf, np.inf, (obs_space.shape[0] + 1,), np.float32), action_space
+
+    def start(self, num_slots: int) -> None:
+        self.steps = np.zeros(num_slots)
+
+    def online(self, inputs: Any) -> Any:
+        self.steps[inputs.slots] = np.where(inputs.first, 0, self.steps[inputs.slots] + 1)
+        count = self.steps[inputs.slots][:, None].astype(np.float32)
+        return inputs.with_obs({"obs": np.concatenate([inputs.obs["obs"], count], axis=1)})
+
+    def state_dict(self) -> Any:
+        return {"steps": self.steps.copy()}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.steps = np.array(state["steps"])
+
+
+def test_connectors_of_ones_own_that_keep_something_of_each_slot() -> None:
+    pipeline = Pipeline([Counts()])
+    box = spaces.Box(-1, 1, (2,), np.float32)
+    seen, chosen = pipeline.spaces(box, spaces.Discrete(2))
+    policy = Policy(make_module(None, seen, chosen), pipeline, obs_space=box)
+    assert policy.remembers
+    _, state = policy.act(np.zeros(2, np.float32), policy.initial_state())
+    for t in range(1, 4):
+        _, state = policy.act(np.zeros(2, np.float32), state)
+        assert state["connectors"]["0"]["steps"].tolist() == [t]
