@@ -132,7 +132,8 @@ def test_nested_spaces_and_the_bounds_of_actions() -> None:
         batch = {"at": np.zeros(6, np.int64), "view": np.zeros((6, 2, 2), np.float32)}
         actions = ppo.policy.act(batch)
     assert env.action_space.contains(action)
-    assert actions["go"].shape == (6,) and actions["push"].shape == (6, 2)
+    assert actions["go"].shape == (6,)
+    assert actions["push"].shape == (6, 2)
     assert (np.abs(actions["push"]) <= 2).all()
 
 
@@ -148,7 +149,8 @@ def test_several_policies_each_by_its_id() -> None:
 def test_one_without_memory_needs_no_state_but_takes_one() -> None:
     with closing(trained("normalized")) as ppo:
         policy = ppo.policy
-        assert policy.initial_state() == {} and not policy.remembers
+        assert policy.initial_state() == {}
+        assert not policy.remembers
         obs = np.ones(4, np.float32)
         action, state = policy.act(obs, policy.initial_state())
         assert (action, state) == (policy.act(obs), {})
