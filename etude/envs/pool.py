@@ -10,7 +10,7 @@ import numpy as np
 
 from etude.envs import workers as worker_settings
 from etude.envs.arena import Ints
-from etude.envs.backends import Backend, ProcessBackend, ThreadBackend
+from etude.envs.backends import ProcessBackend, ThreadBackend
 from etude.envs.buffers import ASLEEP, ENDED, GOAL, MAKE, NO_SEED, RESET, STEP
 from etude.envs.copies import ANY, CopiesArena
 from etude.envs.registry import EnvLike, env_maker, env_name
@@ -49,8 +49,8 @@ class PoolArena(CopiesArena):
                 f"one {type(env).__name__} object can't be {workers.num_workers * workers.envs_per_worker} envs, nor "
                 "in a worker: give a function that makes one, or ask for one env and no workers."
             )
-        kind = ThreadBackend if workers.mode == "thread" else ProcessBackend
-        self._backend: Backend = kind(make, env_name(env), workers)
+        kind: Any = ThreadBackend if workers.mode == "thread" else ProcessBackend
+        self._backend: ThreadBackend | ProcessBackend = kind(make, env_name(env), workers)
         try:
             self._shared = shared = self._backend.open()
         except BaseException:

@@ -51,6 +51,7 @@ from etude.envs.buffers import (
     SharedBuffers,
     StepBuffers,
     check_alike,
+    same_object,
 )
 from etude.envs.multi_agent import adapt_env
 from etude.envs.workers import EnvLimits
@@ -133,7 +134,7 @@ class EnvWorker:
             _close_failed(old)
         adapter = adapt_env(self._make_env())
         if any(adapter.env is other.env for other in self._adapters.values()):
-            raise EnvError(f"the same {type(adapter.env).__name__} object is given each time: let a new one be made.")
+            raise same_object(adapter.env)
         self._adapters[env] = adapter
         self._unchecked[env] = self._check
         return adapter
