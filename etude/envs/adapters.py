@@ -4,7 +4,7 @@
 import re
 import traceback
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, final
 
 import gymnasium as gym
 import numpy as np
@@ -35,82 +35,48 @@ class AgentStep(NamedTuple):
     """The action that the env took instead of the one sent, nested as the action space; None: it took that one."""
 
 
-class EnvAdapter(Protocol):
-    """One running env, whatever its API. `reset` first; `step` while it is not ``over``.
+class EnvAdapter:
+    """One running env, whatever its API.
 
     Its state is kept in plain attributes, so that a snapshot finds it.
+
+    Args:
+        env: What the user brought.
+        agents: Every agent that may ever appear, in a fixed order; ``(None,)`` where there is one without a name.
+        obs_spaces: The space of each agent's observations.
+        action_spaces: The space of each agent's actions.
     """
 
-    agents: tuple[str | None, ...]
-    """Every agent that may ever appear, in a fixed order; ``(None,)`` where there is one without a name."""
-    obs_spaces: tuple[Space, ...]
-    """The space of each agent's observations."""
-    action_spaces: tuple[Space, ...]
-    """The space of each agent's actions."""
-    env: Any
-    """What the user brought."""
-    env_t: int
-    """Steps made in the running episode."""
-    over: bool
-    """The episode has ended for all agents: it must be reset before the next step."""
-    infos: Any
-    """What the env said beside its last step or reset, as it said it."""
-
-    def reset(self, seed: int | None) -> list[AgentStep]:
-        """Begin an episode: a ``first`` row for each agent that waits. At least one does."""
-
-    def step(self, actions: dict[int, Any]) -> list[AgentStep]:
-        """Act for exactly those agents whose last row waits; actions are nested as their spaces.
-
-        A row for each agent that waits now, of which there is one unless the env is over, and one for each that ended;
-        agents without a row are shown something later.
-        """
-
-    def truncate(self, rows: list[AgentStep]) -> list[AgentStep]:
-        """Stop the episode after the step that gave ``rows``, since it was long enough; then it is over.
-
-        The same rows, but all of them ends, without those that are ``first``; and an end for each other agent whose
-        episode runs, with the reward that it was not yet given.
-        """
+    def __init__(
+        self,
+        env: Any,
+        agents: tuple[str | None, ...],
+        obs_spaces: tuple[Space, ...],
+        action_spaces: tuple[Space, ...],
+    ) -> None:
+        self.env, self.agents, self.obs_spaces, self.action_spaces = env, agents, obs_spaces, action_spaces
+        self.env_t = 0
+        """Steps made in the running episode."""
+        self.over = True
+        """The episode has ended for all agents: it must be reset before the next step."""
+        self.infos: Any = None
+        """What the env said beside its last step or reset, as it said it."""
 
     def close(self) -> None:
-        """Close the env."""
+        """Close the env, if it can be."""
+        if callable(close := getattr(self.env, "close", None)):
+            close()
 
 
-class GymAdapter:
-    """The adapter of a Gymnasium env: one agent without a name, which waits after every step."""
+@final
+class GymAdapter(EnvAdapter):
+    """The adapter of a Gymnasium env: one agent without a name, which waits after every step.
+
+    The worker calls the env's own methods, as `AgentStep` rows would take a third of a simple env's time.
+    """
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
-        self.agents: tuple[str | None, ...] = (None,)
-        self.obs_spaces: tuple[Space, ...] = (env.observation_space,)
-        self.action_spaces: tuple[Space, ...] = (env.action_space,)
-        self.env = env
-        self.env_t = 0
-        self.over = True
-        self.infos: Any = None
-
-    def reset(self, seed: int | None) -> list[AgentStep]:
-        """See `EnvAdapter.reset`."""
-        obs, self.infos = self.env.reset(seed=seed)
-        self.env_t, self.over = 0, False
-        return [AgentStep(0, obs, 0.0, False, False, True)]
-
-    def step(self, actions: dict[int, Any]) -> list[AgentStep]:
-        """See `EnvAdapter.step`."""
-        obs, reward, terminated, truncated, self.infos = self.env.step(actions[0])
-        self.env_t += 1
-        self.over = bool(terminated or truncated)
-        taken = self.infos.get(TAKEN) if self.infos else None
-        return [AgentStep(0, obs, float(reward), bool(terminated), bool(truncated), False, taken)]
-
-    def truncate(self, rows: list[AgentStep]) -> list[AgentStep]:
-        """See `EnvAdapter.truncate`."""
-        self.over = True
-        return [row._replace(truncated=True) for row in rows]
-
-    def close(self) -> None:
-        """See `EnvAdapter.close`."""
-        self.env.close()
+        super().__init__(env, (None,), (env.observation_space,), (env.action_space,))
 
 
 class ReducedEnv(NamedTuple):

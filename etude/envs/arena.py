@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.columns import Columns
+from etude.envs.env_state import order_of
 from etude.spaces import Space, leaves, outside_bounds
 
 Ints: TypeAlias = NDArray[np.int64]
@@ -78,8 +79,12 @@ class Turn:
 
 
 def turn_to_state(turn: Turn) -> dict[str, Any]:
-    """A turn as plain data of its own, without ``infos``."""
-    return copy.deepcopy({name: getattr(turn, name) for name in _FIELDS if name != "infos"})
+    """A turn as plain data of its own, without ``infos``.
+
+    ``orders`` are how its observations lie in memory, by name: products of matrices round differently by it.
+    """
+    orders = {name: order_of(np.asarray(column)) for name, column in turn.obs.items()}
+    return copy.deepcopy({name: getattr(turn, name) for name in _FIELDS if name != "infos"}) | {"orders": orders}
 
 
 def turn_from_state(state: dict[str, Any]) -> Turn:
@@ -88,7 +93,9 @@ def turn_from_state(state: dict[str, Any]) -> Turn:
     Raises:
         ValueError: its columns do not have as many rows as it has slots.
     """
-    turn = Turn(**state)
+    orders = state.get("orders", {})
+    turn = Turn(**{name: value for name, value in state.items() if name != "orders"})
+    turn.obs = {name: np.array(column, order=orders.get(name, "C")) for name, column in turn.obs.items()}
     if turn.taken is not None:
         turn.taken = (turn.taken[0], turn.taken[1])
     own = [getattr(turn, name) for name in _FIELDS if name not in _NOT_ROWS]

@@ -30,12 +30,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from multiprocessing import connection, spawn
 from multiprocessing.connection import Connection
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn
 
 import numpy as np
 
 from etude.envs import workers as worker_settings
-from etude.envs.buffers import CLOSING, READY, TIMED, AgentLayout, Infos, SharedBuffers, check_alike
+from etude.envs.buffers import CLOSING, READY, TIMED, AgentLayout, Infos, SharedBuffers, check_alike, same_object
 from etude.envs.worker import NAP, EnvWorker, Spin, WakeEvent, wait_for, work
 from etude.envs.workers import RESET_FACTOR, EnvLimits, Workers
 from etude.errors import EnvError, EtudeError, SpaceError
@@ -45,66 +45,55 @@ _ENDING: Final = 5.0
 """Seconds for the server process to end once the workers have; then it is killed."""
 
 
-class Backend(Protocol):
-    """The workers of an arena."""
+class _Backend:
+    """What the workers of an arena have in common, whatever they are."""
 
-    spin: Spin | None
-    """How the arena waits before it sleeps."""
-    infos: Infos | None
+    def __init__(self, workers: Workers) -> None:
+        self._settings, self._per = workers, workers.envs_per_worker
+        self._numbers = range(workers.num_workers)
+        self._arena_event = WakeEvent()
+        self._events = [WakeEvent() for _ in self._numbers]
+        self._why: dict[int, str] = {}  # by worker, how it came to its end, where that is known here
 
-    def open(self) -> SharedBuffers:
-        """Make all envs.
+    def _share(self, layouts: list[AgentLayout], map_memory: Callable[[int], Any] | None = None) -> SharedBuffers:
+        """Step buffers for envs with these layouts, by worker, in which all workers begin to make their envs.
 
         Raises:
-            EnvError: that fails, or the envs are not alike.
+            EnvError: the envs are not alike.
         """
+        for number, layout in enumerate(layouts):
+            check_alike(layouts[0], layout, number * self._per)
+        sizes = layouts[0], len(layouts) * self._per, len(layouts)
+        shared = SharedBuffers(*sizes)
+        if map_memory is not None:
+            shared = SharedBuffers(*sizes, map_memory(shared.size))
+        shared.words[TIMED] = self._settings.seconds_a_step is not None
+        for number in self._numbers:
+            shared.start_worker(number)
+        shared.words[READY] = 1
+        return shared
 
     def wake(self, worker: int) -> None:
         """There are orders for a worker that sleeps."""
-
-    def wait(self, seconds: float) -> bool:
-        """Sleep until woken, at most so long; True: there may be `deaths`."""
-
-    def env_at(self, env: int) -> Any:
-        """See `Arena.env_at`."""
-
-    def deaths(self) -> list[tuple[int, str]]:
-        """The workers that have died since this was last asked, and how."""
-
-    def kill(self, worker: int, why: str) -> None:
-        """Make an end of a worker that hangs: it is among `deaths` then.
-
-        Raises:
-            EnvError: that is not possible.
-        """
-
-    def restart(self, worker: int) -> None:
-        """Have a worker in place of one that died. It has no envs yet."""
-
-    def close(self) -> None:
-        """Close the envs and end the workers."""
+        self._events[worker].set()
 
 
-class ThreadBackend:
+class ThreadBackend(_Backend):
     """Each worker is a thread of this process."""
 
     spin: Spin | None = None  # it would hold Python's lock
+    """How the arena waits before it sleeps."""
 
     def __init__(self, make: Callable[[], Any], name: str, workers: Workers) -> None:
-        self._make, self._name, self._settings = make, name, workers
-        self._per = workers.envs_per_worker
-        numbers = range(workers.num_workers)
+        super().__init__(workers)
+        self._make, self._name = make, name
         self._said: tuple[dict[int, Any], dict[int, Any]] = ({}, {})
         self.infos: Infos | None = self._said
-        self._workers = [self._new_worker(i) for i in numbers]
-        self._events = [WakeEvent() for _ in numbers]
-        self._arena_event = WakeEvent()
+        self._workers = [self._new_worker(i) for i in self._numbers]
         self._woken = wait_for([self._arena_event.reader])
-        self._layouts: list[Future[AgentLayout]] = [Future() for _ in numbers]
+        self._layouts: list[Future[AgentLayout]] = [Future() for _ in self._numbers]
         self._shared: Future[SharedBuffers | None] = Future()
-        self._threads = [self._new_thread(i) for i in numbers]
-        self._why: dict[int, str] = {}
-        """By worker: what ended its thread."""
+        self._threads = [self._new_thread(i) for i in self._numbers]
 
     def _new_worker(self, number: int) -> EnvWorker:
         envs = range(number * self._per, (number + 1) * self._per)
@@ -116,19 +105,18 @@ class ThreadBackend:
         return threading.Thread(target=self._run, args=(number,), name=f"etude-worker-{number}", daemon=True)
 
     def open(self) -> SharedBuffers:
-        """See `Backend.open`."""
+        """Make all envs.
+
+        Raises:
+            EnvError: that fails, or the envs are not alike.
+        """
         for thread in self._threads:
             thread.start()
         layouts = [layout.result() for layout in self._layouts]
         envs = [adapter.env for worker in self._workers for adapter in worker.adapters()]
         if len({id(env) for env in envs}) < len(envs):
-            raise EnvError(f"the same {type(envs[0]).__name__} object is given each time: let a new one be made.")
-        for i, layout in enumerate(layouts):
-            check_alike(layouts[0], layout, i * self._per)
-        shared = SharedBuffers(layouts[0], len(envs), len(self._workers))
-        shared.words[TIMED] = self._settings.seconds_a_step is not None
-        for number in range(len(self._workers)):
-            shared.start_worker(number)
+            raise same_object(envs[0])
+        shared = self._share(layouts)
         self._shared.set_result(shared)
         return shared
 
@@ -156,12 +144,8 @@ class ThreadBackend:
             worker.close()
         self._arena_event.set()
 
-    def wake(self, worker: int) -> None:
-        """See `Backend.wake`."""
-        self._events[worker].set()
-
     def wait(self, seconds: float) -> bool:
-        """See `Backend.wait`."""
+        """Sleep until woken, at most so long; True: there may be `deaths`."""
         if self._woken(seconds):
             self._arena_event.clear()
         return bool(self._why)
@@ -171,16 +155,23 @@ class ThreadBackend:
         return self._workers[env // self._per].env_at(env)
 
     def deaths(self) -> list[tuple[int, str]]:
-        """See `Backend.deaths`: nothing that an env raises ends a thread, but another thread may."""
+        """The workers that have died since this was last asked, and how.
+
+        Nothing that an env raises ends a thread, but another thread may.
+        """
         dead = [i for i, thread in enumerate(self._threads) if i in self._why or not thread.is_alive()]
         return [(number, self._why.pop(number, "has ended")) for number in dead]
 
     def kill(self, worker: int, why: str) -> None:
-        """See `Backend.kill`."""
+        """A worker that hangs can't be killed here.
+
+        Raises:
+            EnvError: always.
+        """
         raise EnvError(f"worker {worker} {why}. It is a thread, which can't be killed: use mode='process'.")
 
     def restart(self, worker: int) -> None:
-        """See `Backend.restart`."""
+        """Have a worker in place of one that died. It has no envs yet."""
         shared = self._shared.result()
         assert shared is not None
         self._workers[worker] = self._new_worker(worker)
@@ -189,7 +180,7 @@ class ThreadBackend:
         self._threads[worker].start()
 
     def close(self) -> None:
-        """See `Backend.close`. A thread that hangs is left behind."""
+        """Close the envs and end the workers. A thread that hangs is left behind."""
         if not self._shared.done():
             self._shared.set_result(None)
         elif (shared := self._shared.result()) is not None:
@@ -241,21 +232,19 @@ class _WorkerJob:
     arena_event: tuple[int, int]
     events: list[tuple[int, int]]
     """By worker, what wakes it."""
-    layout_fds: list[int]
-    """By worker, where it sends the layout of its envs' agents to, or why there is none."""
 
     def fds(self) -> list[int]:
         """All files that the server inherits."""
         events = [fd for ends in (self.arena_event, *self.events) for fd in ends]
-        return [self.server_fd, self.alive_fd, self.shared_fd, *events, *self.layout_fds]
+        return [self.server_fd, self.alive_fd, self.shared_fd, *events]
 
 
-class ProcessBackend:
+class ProcessBackend(_Backend):
     """Each worker is a process, forked by a server process that has only imported what they need.
 
     What crosses at each step goes through memory that all map, which has no name and is gone with its processes. A
     worker with nothing to do blocks on a socket. The workers end when the arena closes, and when its process ends in
-    whatever way.
+    whatever way. Methods without a docstring are those of `ThreadBackend`.
     """
 
     infos: Infos | None = None
@@ -266,24 +255,19 @@ class ProcessBackend:
                 "a worker imports your script to find what makes its envs, and the script starts workers itself. Put "
                 'what it does, other than imports and definitions, under `if __name__ == "__main__":`.'
             )
-        self._settings = workers
-        self.spin = Spin() if hasattr(os, "sched_yield") else None
-        numbers = range(workers.num_workers)
         pickled = _pickled(make, name)
         preparation = _preparation(name, needs_main=b"__main__" in pickled)
+        super().__init__(workers)
+        self.spin = _spin()
         self._pid = os.getpid()
-        self._why: dict[int, str] = {}
+        self._layouts: dict[int, AgentLayout] = {}
         self._died: list[tuple[int, str]] = []
         self._running: set[int] = set()
         self._is_closed = False
         self._shared: SharedBuffers | None = None
         self._shared_fd = _nameless_file()
-        self._arena_event = WakeEvent()
-        self._events = [WakeEvent() for _ in numbers]
         self._alive, alive = socket.socketpair()
         self._server, server = multiprocessing.Pipe()
-        layouts = [multiprocessing.Pipe(duplex=False) for _ in numbers]
-        self._layouts = [reader for reader, _ in layouts]
         job = _WorkerJob(
             name=name,
             preparation=preparation,
@@ -291,48 +275,47 @@ class ProcessBackend:
             limits=EnvLimits(max_steps=workers.max_steps, check=workers.check),
             arena_pid=self._pid,
             num_workers=workers.num_workers,
-            envs_per_worker=workers.envs_per_worker,
+            envs_per_worker=self._per,
             cleanup_time=workers.cleanup_time,
             server_fd=server.fileno(),
             alive_fd=alive.fileno(),
             shared_fd=self._shared_fd,
             arena_event=_fds(self._arena_event),
             events=[_fds(event) for event in self._events],
-            layout_fds=[writer.fileno() for _, writer in layouts],
         )
-        try:
+        with server, alive:
             self._process = _start_server(job)
-        finally:
-            server.close()
-            alive.close()
-            for _, writer in layouts:
-                writer.close()
         self._wait = wait_for([self._arena_event.reader, self._server])
         _OPEN.add(self)
 
     def open(self) -> SharedBuffers:
-        """See `Backend.open`."""
-        numbers, per = range(self._settings.num_workers), self._settings.envs_per_worker
-        for number in numbers:
-            self._send(("start", number, None))
-            self._running.add(number)
+        for number in self._numbers:
+            self._start(number, None)
         step = self._settings.seconds_a_step
         seconds = None if step is None else max(RESET_FACTOR * step, worker_settings.LEAST_TO_MAKE)
-        deadline = None if seconds is None else time.monotonic() + per * seconds
-        layouts = [self._layout_of(number, deadline) for number in numbers]
-        for number, layout in enumerate(layouts):
-            check_alike(layouts[0], layout, number * per)
-        size = SharedBuffers(layouts[0], len(numbers) * per, len(numbers)).size
+        deadline = None if seconds is None else time.monotonic() + self._per * seconds
+        while waits_for := [number for number in self._numbers if number not in self._layouts]:
+            if not self._server.poll(None if deadline is None else max(0.0, deadline - time.monotonic())):
+                raise EnvError(
+                    f"worker {waits_for[0]} hung: it has not made its envs. Each may take {RESET_FACTOR} times "
+                    f"`step_timeout` ({step:g} s), and {worker_settings.LEAST_TO_MAKE:g} s at least: raise that if it "
+                    "needs longer."
+                )
+            self._hear_server()
+            for number, how in self._died:
+                raise EnvError(f"worker {number} {how} while it made its envs.")
+        self._shared = self._share([self._layouts[number] for number in self._numbers], self._map_memory)
+        for event in self._events:
+            event.set()
+        return self._shared
+
+    def _map_memory(self, size: int) -> mmap.mmap:
         os.ftruncate(self._shared_fd, size)
-        memory = mmap.mmap(self._shared_fd, size)
-        self._shared = shared = SharedBuffers(layouts[0], len(numbers) * per, len(numbers), memory)
-        shared.words[TIMED] = step is not None
-        for number in numbers:
-            shared.start_worker(number)
-        shared.words[READY] = 1
-        for number in numbers:
-            self._events[number].set()
-        return shared
+        return mmap.mmap(self._shared_fd, size)
+
+    def _start(self, worker: int, layout: AgentLayout | None) -> None:
+        self._send(("start", worker, None if layout is None else layout.to_json()))
+        self._running.add(worker)
 
     def _send(self, message: tuple[Any, ...]) -> None:
         try:
@@ -340,74 +323,48 @@ class ProcessBackend:
         except OSError:
             raise _no_server() from None
 
-    def _layout_of(self, number: int, deadline: float | None) -> AgentLayout:
-        reader = self._layouts[number]
-        while not reader.poll():
-            died = dict(self._died)  # while another was waited for
-            if number in died:
-                raise EnvError(f"worker {number} {died[number]} while it made its envs.")
-            timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-            ready = connection.wait([reader, self._server], timeout)
-            if not ready:
-                raise EnvError(
-                    f"worker {number} hung: it has not made its envs. Each may take {RESET_FACTOR} times "
-                    f"`step_timeout` ({self._settings.seconds_a_step:g} s), and {worker_settings.LEAST_TO_MAKE:g} s at "
-                    "least: raise that if it needs longer."
-                )
-            if reader not in ready:
-                self._hear_server()
-        try:
-            message = reader.recv()
-        except EOFError:
-            while number not in (died := dict(self._died)):
-                self._hear_server()
-            raise EnvError(f"worker {number} {died[number]} while it made its envs.") from None
-        if "error" in message:
-            raise (SpaceError if message["is_space"] else EnvError)(message["error"])
-        return AgentLayout.from_json(message)
-
     def restart(self, worker: int) -> None:
-        """See `Backend.restart`."""
         assert self._shared is not None
         self._events[worker].clear()
         self._shared.start_worker(worker)
-        self._send(("start", worker, self._shared.layout.to_json()))
-        self._running.add(worker)
-
-    def wake(self, worker: int) -> None:
-        """See `Backend.wake`."""
-        self._events[worker].set()
+        self._start(worker, self._shared.layout)
 
     def wait(self, seconds: float) -> bool:
-        """See `Backend.wait`."""
         ready = self._wait(seconds)
         if self._arena_event.reader.fileno() in ready:
             self._arena_event.clear()
         return self._server.fileno() in ready
 
     def _hear_server(self) -> None:
-        """Wait for the next death of a worker."""
+        """Wait for what a worker says of its envs, or the next death of a worker.
+
+        Raises:
+            EnvError: its envs can't be made, or the server has ended.
+        """
         try:
-            worker, code = self._server.recv()
+            worker, said = self._server.recv()
         except (EOFError, OSError):
             raise _no_server() from None
-        self._running.discard(worker)
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        self._died.append((worker, self._why.pop(worker, how)))
+        if isinstance(said, int):
+            self._running.discard(worker)
+            how = f"was killed by {signal.Signals(-said).name}" if said < 0 else f"exited with code {said}"
+            self._died.append((worker, self._why.pop(worker, how)))
+        elif "error" in said:
+            raise (SpaceError if said["is_space"] else EnvError)(said["error"])
+        else:
+            self._layouts[worker] = AgentLayout.from_json(said)
 
     def env_at(self, env: int) -> Any:
-        """See `Arena.env_at`."""
         return None
 
     def deaths(self) -> list[tuple[int, str]]:
-        """See `Backend.deaths`."""
         while self._server.poll():
             self._hear_server()
         died, self._died = self._died, []
         return died
 
     def kill(self, worker: int, why: str) -> None:
-        """See `Backend.kill`."""
+        """Make an end of a worker that hangs: it is among `deaths` then."""
         if worker not in self._running:
             return
         self._why[worker] = why
@@ -421,7 +378,6 @@ class ProcessBackend:
             self._process.terminate()
 
     def close(self) -> None:
-        """See `Backend.close`."""
         if os.getpid() != self._pid or self._is_closed:
             return
         self._is_closed = True
@@ -438,7 +394,7 @@ class ProcessBackend:
         finally:
             self._process.kill()
             self._process.wait()
-            ends: list[Any] = [self._alive, self._server, *self._layouts, self._arena_event, *self._events]
+            ends: list[Any] = [self._alive, self._server, self._arena_event, *self._events]
             for end in ends:
                 end.close()
             os.close(self._shared_fd)
@@ -582,7 +538,7 @@ class _Server:
     def __init__(self, job: _WorkerJob, maker: Callable[[], Any] | str | None) -> None:
         self._job, self._maker = job, maker
         self._arena: Connection[Any, Any] = Connection(job.server_fd)
-        self._workers: dict[int, Any] = {}
+        self._workers: dict[int, tuple[Any, Connection[Any, Any]]] = {}  # each with what its layout comes from
         signal.signal(signal.SIGTERM, self._end_at_once)
         self._libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
@@ -595,17 +551,23 @@ class _Server:
         while self._workers and time.monotonic() < deadline:
             self._wait(max(0.0, deadline - time.monotonic()))
         self._kill_all()
-        for process in self._workers.values():
+        for process, _ in self._workers.values():
             process.join()
 
     def _wait(self, seconds: float, *others: Any) -> list[Any]:
-        """Wait for ``others`` or the end of a worker, and tell the arena which workers have ended, and how."""
-        ready = connection.wait([*others, *(process.sentinel for process in self._workers.values())], seconds)
-        for worker, process in list(self._workers.items()):
-            code = process.exitcode
+        """Wait for ``others``, a layout or the end of a worker, and tell the arena of layouts and ends."""
+        ends = [end for process, layout in self._workers.values() for end in (process.sentinel, layout)]
+        ready = connection.wait([*others, *(end for end in ends if not getattr(end, "closed", False))], seconds)
+        for worker, (process, layout) in list(self._workers.items()):
+            code = process.exitcode  # asked first: what it said before its end is told before that
+            with contextlib.suppress(OSError):
+                if not layout.closed and layout.poll():
+                    with layout, contextlib.suppress(EOFError):
+                        self._arena.send((worker, layout.recv()))
             if code is not None:
                 if code:  # its envs were not closed: what they have started goes with it
                     _kill_group(process.pid)
+                layout.close()
                 del self._workers[worker]
                 with contextlib.suppress(OSError):
                     self._arena.send((worker, code))
@@ -618,30 +580,30 @@ class _Server:
             return False
         if what == "end":
             return False
+        worker = worker_and_layout[0]
         if what == "kill":
-            if (process := self._workers.get(worker_and_layout[0])) is not None:
-                _kill_group(process.pid)
+            if worker in self._workers:
+                _kill_group(self._workers[worker][0].pid)
             return True
         assert _FORK is not None
-        worker, layout = worker_and_layout
-        process = _FORK.Process(target=self._be_worker, args=(worker, layout, os.getpid()))
-        process.start()
+        reader, writer = _FORK.Pipe(duplex=False)
+        with writer:
+            process = _FORK.Process(target=self._be_worker, args=(*worker_and_layout, writer, os.getpid()))
+            process.start()
         assert process.pid is not None
         _lead_group(process.pid)
-        self._workers[worker] = process
-        if layout is None:
-            os.close(self._job.layout_fds[worker])
+        self._workers[worker] = process, reader
         return True
 
     def _kill_all(self) -> None:
-        for process in self._workers.values():
+        for process, _ in self._workers.values():
             _kill_group(process.pid)
 
     def _end_at_once(self, *_: object) -> NoReturn:
         self._kill_all()
         os._exit(1)
 
-    def _be_worker(self, worker: int, layout: Any, server: int) -> NoReturn:
+    def _be_worker(self, worker: int, layout: Any, to_server: "Connection[Any, Any]", server: int) -> NoReturn:
         try:
             if self._libc is not None:
                 self._libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: die with the server
@@ -650,10 +612,8 @@ class _Server:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             _lead_group(os.getpid())
             os.close(self._job.server_fd)
-            for fd in self._job.layout_fds[worker + 1 :] if layout is None else ():
-                os.close(fd)  # else nobody sees when the workers that they are of have ended
             make = _load(self._job) if self._maker is None else self._maker
-            _run_worker(self._job, make, worker, layout)
+            _run_worker(self._job, make, worker, layout, to_server)
             os._exit(0)
         except BaseException:
             traceback.print_exc()
@@ -673,7 +633,9 @@ def _kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def _run_worker(job: _WorkerJob, make: Callable[[], Any] | str, number: int, layout: Any) -> None:
+def _run_worker(
+    job: _WorkerJob, make: Callable[[], Any] | str, number: int, layout: Any, to_server: "Connection[Any, Any]"
+) -> None:
     """Be a worker until the arena closes or is gone. With a ``layout``, it is one in place of another that died."""
     np.random.seed()  # else all forked workers draw the same from it
     event, arena_event = _event(job.events[number]), _event(job.arena_event)
@@ -687,7 +649,7 @@ def _run_worker(job: _WorkerJob, make: Callable[[], Any] | str, number: int, lay
     with contextlib.ExitStack() as stack:
         stack.callback(sys.stdout.flush)
         if isinstance(make, str):
-            _tell(job, number, {"error": make, "is_space": False})
+            to_server.send({"error": make, "is_space": False})
             return
         envs = range(number * job.envs_per_worker, (number + 1) * job.envs_per_worker)
         worker = EnvWorker(make, job.name, envs, job.limits)
@@ -700,9 +662,10 @@ def _run_worker(job: _WorkerJob, make: Callable[[], Any] | str, number: int, lay
                 text, cause = str(error), error.__cause__
                 if cause is not None:
                     text += "\n" + "".join(traceback.format_exception(cause)).rstrip()
-                _tell(job, number, {"error": text, "is_space": isinstance(error, SpaceError)})
+                to_server.send({"error": text, "is_space": isinstance(error, SpaceError)})
                 return
-            _tell(job, number, layout)
+            to_server.send(layout)
+        to_server.close()
         while not (size := os.fstat(job.shared_fd).st_size):
             if not sleep():
                 return
@@ -712,16 +675,13 @@ def _run_worker(job: _WorkerJob, make: Callable[[], Any] | str, number: int, lay
         while not shared.words[READY]:
             if not sleep():
                 return
-        spin = Spin() if hasattr(os, "sched_yield") else None
-        work(worker, shared, number, arena_event, spin=spin, sleep=sleep)
+        work(worker, shared, number, arena_event, spin=_spin(), sleep=sleep)
+
+
+def _spin() -> Spin | None:
+    return Spin() if hasattr(os, "sched_yield") else None
 
 
 def _event(fds: tuple[int, int]) -> WakeEvent:
     reader, writer = (socket.socket(fileno=fd) for fd in fds)
     return WakeEvent((reader, writer))
-
-
-def _tell(job: _WorkerJob, number: int, message: dict[str, Any]) -> None:
-    """Send the arena the layout of a worker's envs, or why there is none."""
-    with Connection(job.layout_fds[number], readable=False) as to_arena:
-        to_arena.send(message)

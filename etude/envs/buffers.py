@@ -53,6 +53,8 @@ TERMINATED: Final = 128
 TRUNCATED: Final = 256
 BLIND: Final = 512
 """The env never gave the row's observation: a bit of the row."""
+BEGUN: Final = 1024
+"""It was reset or made, which is no step."""
 
 # What an arena says to all its workers.
 CLOSING: Final = 0
@@ -470,7 +472,7 @@ class EnvFault(NamedTuple):
 
     env: int
     status: int
-    """What remains of its status, as bits: the ends of agents, if these are not concerned."""
+    """What remains of its status, as bits, without the rows that are concerned."""
     error: EtudeError
 
 
@@ -496,9 +498,9 @@ class FiniteCheck:
         found = []
         for env, bits in zip(envs.tolist(), status.tolist(), strict=True):
             if bits & ENDED and (error := self._fault_of(env, is_end=True)):
-                found.append(EnvFault(env, 0, error))
+                found.append(EnvFault(env, WRONG, error))
             elif bits & SHOWN and (error := self._fault_of(env, is_end=False)):
-                found.append(EnvFault(env, bits if bits & ENDED else 0, error))
+                found.append(EnvFault(env, bits | WRONG, error))
         return found
 
     def _fault_of(self, env: int, *, is_end: bool) -> EtudeError | None:

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from etude.columns import Columns
 from etude.envs.arena import BoundsCheck, Ints, Turn
-from etude.envs.buffers import ENDED, FAILED, WRONG, EnvFault, FiniteCheck, Infos, StepBuffers, TurnBuilder
+from etude.envs.buffers import BEGUN, ENDED, FAILED, WRONG, EnvFault, FiniteCheck, Infos, StepBuffers, TurnBuilder
 from etude.envs.workers import Workers
 from etude.errors import EnvError, EtudeError, SpaceError
+from etude.stateful import Stateful
 
 WINDOW: Final = 1000
 """The steps over which `Workers.max_failure_rate` is taken."""
@@ -40,12 +41,8 @@ class CopiesArena:
     ``infos`` of a turn are by env, as its last step or reset gave them; worker processes keep theirs to themselves.
     """
 
-    def __init__(
-        self, buffers: StepBuffers, infos: Infos | None, workers: Workers, taken: Any, *, can_restart: bool
-    ) -> None:
+    def __init__(self, buffers: StepBuffers, infos: Infos | None, workers: Workers, *, can_restart: bool) -> None:
         self._buffers = buffers
-        self._taken = taken  # what envs have done since the arena was made, of what was taken
-        self._not_steps = np.zeros(buffers.num_envs, np.int64)  # of that
         self.num_envs = count = buffers.num_envs
         self.kinds = buffers.layout.kinds(count)
         slots = buffers.layout.slots(count)
@@ -59,7 +56,8 @@ class CopiesArena:
         self._made = TurnBuilder(buffers, infos)
         self._finite = FiniteCheck(buffers)
         self._bounds = BoundsCheck(self.kinds, self.env_of, self.agents, workers.check)
-        self._failures = FailurePolicy(workers, taken, self._not_steps, can_restart=can_restart)
+        self._steps = np.zeros(count, np.int64)  # of each env, since the arena was made
+        self._failures = FailurePolicy(workers, self._steps, can_restart=can_restart)
         self._seeds = EnvSeeds(count)
         self._all = np.arange(count)
         self._counted = np.zeros(count, np.int64)  # the steps that stats told of
@@ -95,13 +93,8 @@ class CopiesArena:
         """Envs that have done what they were to do, their statuses, and all the bits in these; waits for ``batch``."""
         raise NotImplementedError
 
-    def _take(self, envs: Ints) -> None:
-        """Count what ``envs``, which are ready, have done."""
-        raise NotImplementedError
-
-    def _drop(self, env: int, status: int) -> None:
-        """Count what ``env`` has done in vain: it is no step, unless some agents ended in it."""
-        raise NotImplementedError
+    def _take(self, envs: Ints, bits: int) -> None:
+        """Note that what ``envs`` have done is dealt with; ``bits`` are in one or the other's status."""
 
     def _failure(self, env: int) -> EtudeError:
         """The error with which ``env`` failed."""
@@ -121,8 +114,8 @@ class CopiesArena:
         while self._is_pending():
             envs, status, _ = self._ready(self.num_envs)
             has_failed = (status & FAILED) != 0
-            self._fail(envs[has_failed])
-            self._take(envs[~has_failed])
+            self._fail(self._errors_of(envs[has_failed]))
+            self._count(envs[~has_failed], status[~has_failed])
         self._turns, self._open, self._early, self._cut = [], [], [], []
         self._failures.forget()
         self._buffers.episode += self._made.running.any(axis=1)
@@ -142,7 +135,7 @@ class CopiesArena:
         except EtudeError as error:
             self._error = error
             raise
-        self._take(envs)
+        self._count(envs, status, bits)
         turns, self._early = self._early, []
         num_early = len(turns)
         if bits & ENDED:
@@ -180,8 +173,7 @@ class CopiesArena:
     def stats(self) -> dict[str, float]:
         """See `Arena.stats`."""
         failures = self._failures
-        lifetime = failures.lifetime()
-        made, self._counted = lifetime - self._counted, lifetime
+        made, self._counted = self._steps - self._counted, self._steps.copy()
         stats = {"faulty_episodes": float(self._faulty), "restarts": float(failures.restarts)}
         stats["lost_steps"] = float(failures.lost_steps - self._lost_told)
         self._faulty, failures.restarts, self._lost_told = 0, 0, failures.lost_steps
@@ -203,41 +195,44 @@ class CopiesArena:
         while True:
             envs, status, bits = self._ready()
             if bits & FAILED:
-                self._fail(envs[(status & FAILED) != 0])
+                self._fail(self._errors_of(envs[(status & FAILED) != 0]))
             elif not self._finite.all(bits):
-                self._refuse(self._finite.faults(envs, status))
+                self._fail(self._finite.faults(envs, status))
             if not self._broken:
                 return envs, status, bits
             for env in self._broken:
                 self._remake(env, self._seeds.again(env))
             self._broken.clear()
 
-    def _fail(self, envs: Ints) -> None:
-        ending: EtudeError | None = None
-        for env in envs.tolist():
-            bits = int(self._buffers.status[env])
-            self._drop(env, bits)
-            self._break(env, bits)
-            if ending is None:  # the first that ends the run is told of; the others are made again with it
-                ending = self._failures.env_failed(env, self._failure(env), is_wrong=bool(bits & WRONG))
-        if ending is not None:
-            raise ending
+    def _count(self, envs: Ints, status: Ints, bits: int = BEGUN) -> None:
+        """Note what ``envs`` have done; ``bits`` are in one or the other's status."""
+        self._take(envs, bits)
+        if len(envs) == self.num_envs and not bits & BEGUN:
+            self._steps += 1
+        else:
+            self._steps[envs] += (status & BEGUN) == 0
 
-    def _refuse(self, faults: Sequence[EnvFault]) -> None:
-        """Let envs begin again that gave NaN or infinity."""
+    def _errors_of(self, envs: Ints) -> list[EnvFault]:
+        return [EnvFault(env, int(self._buffers.status[env]), self._failure(env)) for env in envs.tolist()]
+
+    def _fail(self, faults: Sequence[EnvFault]) -> None:
+        """Let envs begin again that failed, or gave NaN or infinity; or raise the error that ends the run."""
+        self._take(np.array([fault.env for fault in faults], np.int64), BEGUN)
         ending: EtudeError | None = None
-        for env, bits, error in faults:
-            self._drop(env, bits)
-            self._break(env, bits)
-            if ending is None:
-                ending = self._failures.gave_wrong(env, error, is_value=True)
+        for fault in faults:
+            self._break(fault.env, fault.status)
+            if ending is None:  # the first that ends the run is told of; the others are made again with it
+                ending = self._failures.env_failed(fault)
         if ending is not None:
             raise ending
 
     def _break(self, env: int, bits: int) -> None:
-        """Note that ``env`` must be made again, and what it had come to."""
+        """Note that ``env`` must be made again, and what it had come to: the ends of agents, or nothing."""
         if bits & ENDED:
             self._early += self._made.ended(np.array([env]), np.array([bits]), bits)
+            self._steps[env] += 1
+        elif not bits & BEGUN:
+            self._failures.lost_steps += 1
         lost = self._made.lose(env)
         if len(lost):
             self._cut.append(lost)
@@ -254,35 +249,28 @@ def _closed() -> EnvError:
     return EnvError("the arena is closed.")
 
 
-class EnvSeeds:
+class EnvSeeds(Stateful):
     """The seeds of envs, as `CopiesArena` says."""
 
+    _state = ("entropy", "made_again")
+
     def __init__(self, num_envs: int) -> None:
-        self._entropy: Any = np.random.SeedSequence().entropy
-        self._made_again = np.zeros(num_envs, np.int64)
+        self.entropy = str(np.random.SeedSequence().entropy)  # as text: it may be larger than a file's numbers
+        self.made_again = np.zeros(num_envs, np.int64)
 
     def start(self, seed: int) -> Ints:
         """``[num_envs]``: the seeds of all envs."""
-        self._entropy = seed
-        self._made_again[:] = 0
-        return np.array([self._of(env) for env in range(len(self._made_again))])
+        self.entropy = str(seed)
+        self.made_again[:] = 0
+        return np.array([self._of(env) for env in range(len(self.made_again))])
 
     def again(self, env: int) -> int:
         """The seed of ``env`` that is made again."""
-        self._made_again[env] += 1
-        return self._of(env, int(self._made_again[env]))
+        self.made_again[env] += 1
+        return self._of(env, int(self.made_again[env]))
 
     def _of(self, *key: int) -> int:
-        return int(np.random.SeedSequence(self._entropy, spawn_key=key).generate_state(1)[0] >> 1)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Plain data; goes into `load_state_dict`."""
-        return {"entropy": str(self._entropy), "made_again": self._made_again.copy()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict`."""
-        self._entropy = int(state["entropy"])
-        self._made_again[:] = state["made_again"]
+        return int(np.random.SeedSequence(int(self.entropy), spawn_key=key).generate_state(1)[0] >> 1)
 
 
 class FailurePolicy:
@@ -290,14 +278,13 @@ class FailurePolicy:
 
     Args:
         workers: How many failures are allowed.
-        taken: ``[num_envs]``, or one number for all: what each env has done, written by the arena.
-        not_steps: ``[num_envs]``: of that, what was no step.
+        steps: ``[num_envs]``: the steps of each env since the arena was made, written by the arena.
         can_restart: Whether envs that failed can be made again.
     """
 
-    def __init__(self, workers: Workers, taken: Ints, not_steps: Ints, *, can_restart: bool) -> None:
-        self._workers, self._taken, self._not_steps = workers, taken, not_steps
-        num_envs = len(not_steps)
+    def __init__(self, workers: Workers, steps: Ints, *, can_restart: bool) -> None:
+        self._workers, self.steps = workers, steps
+        num_envs = len(steps)
         self._may_restart = workers.restart_failed and can_restart
         self._in_a_row = np.zeros(num_envs, np.int64)  # failures of an env, without a step of it between
         self._steps_then = np.full(num_envs, -1)  # the steps of an env at its last failure
@@ -313,39 +300,26 @@ class FailurePolicy:
         self.lost_steps = 0
         """Steps that were made in vain; the arena counts them."""
 
-    def lifetime(self) -> Ints:
-        """``[num_envs]``: the steps of each env since the arena was made."""
-        steps: Ints = self._taken - self._not_steps
-        return steps
-
     def forget(self) -> None:
         """Count failures anew."""
         self._in_a_row[:] = 0
         self._wrong_at[:] = -1
         self._recent.clear()
 
-    def env_failed(self, env: int, error: EtudeError, *, is_wrong: bool) -> EtudeError | None:
-        """Note that ``env`` failed: None, and it may begin again; else the error that ends the run.
+    def env_failed(self, fault: EnvFault) -> EtudeError | None:
+        """Note that an env failed: None, and it may begin again; else the error that ends the run.
 
-        Args:
-            env: Which.
-            error: How it failed.
-            is_wrong: It broke its contract.
+        Where it broke its contract, the run ends if that is the rule: no env has got further before it failed, and all
+        have failed in the same step, or this one twice. Once is enough if it is not only a value that is wrong.
         """
-        if is_wrong:
-            return self.gave_wrong(env, error, is_value=isinstance(error, SpaceError))
-        return self.note([env], error, quiet=not self.lifetime().any())  # it may never begin: then that is said
-
-    def gave_wrong(self, env: int, error: EtudeError, *, is_value: bool) -> EtudeError | None:
-        """Note that ``env`` broke its contract, see `env_failed`.
-
-        The run ends if that is the rule: no env has got further before it failed, and all have failed in the same step,
-        or this one twice. Once is enough if it is not only a value that is wrong (``is_value``).
-        """
-        steps = self.lifetime() - self._steps_then.clip(0)  # of each env, since its last failure
+        env, bits, error = fault
+        if not bits & WRONG:  # it may never begin: then that is said
+            return self.note([env], error, quiet=not self.steps.any())
+        steps = self.steps - self._steps_then.clip(0)  # of each env, since its last failure
         k = int(steps[env])
         if not self._may_restart or int(steps.max()) > k or self._furthest > k:
             return self.note([env], error)
+        is_value = isinstance(error, SpaceError) or not bits & FAILED
         is_rule = not is_value or self._wrong_at[env] == k or self._workers.max_restarts == 0
         self._wrong_at[env], self._wrong[env] = k, error
         self._count([env])
@@ -379,7 +353,7 @@ class FailurePolicy:
         return None
 
     def _count(self, envs: list[int]) -> None:
-        steps = self.lifetime()[envs]
+        steps = self.steps[envs]
         self._furthest = max(self._furthest, int((steps - self._steps_then[envs].clip(0)).max()))
         self._in_a_row[envs] = np.where(steps == self._steps_then[envs], self._in_a_row[envs] + 1, 1)
         self._steps_then[envs] = steps
@@ -391,7 +365,7 @@ class FailurePolicy:
 
     def _attempts(self) -> int:
         """The steps that were made, and the failures."""
-        return int(self.lifetime().sum()) + self._count_all
+        return int(self.steps.sum()) + self._count_all
 
     def _warn(self, text: str) -> None:
         """Tell of the first failure of each kind in full; of the others, each time that there are ten times as many."""
@@ -411,6 +385,6 @@ class FailurePolicy:
             _log.warning(
                 "the envs have failed %s times in %s steps, and were made again: %s steps were lost.",
                 f"{self._count_all:,}",
-                f"{int(self.lifetime().sum()):,}",
+                f"{int(self.steps.sum()):,}",
                 f"{self.lost_steps:,}",
             )

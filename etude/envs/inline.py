@@ -9,7 +9,7 @@ import numpy as np
 from etude.envs import env_state
 from etude.envs.adapters import EnvAdapter
 from etude.envs.arena import Ints, turn_from_state, turn_to_state
-from etude.envs.buffers import ENDED, StepBuffers
+from etude.envs.buffers import StepBuffers
 from etude.envs.copies import CopiesArena
 from etude.envs.registry import EnvLike, env_maker, env_name
 from etude.envs.worker import EnvWorker
@@ -48,13 +48,8 @@ class InlineArena(CopiesArena):
         try:
             buffers = StepBuffers(self._worker.make_all(), num_envs)
             self._worker.attach(buffers)
-            super().__init__(
-                buffers,
-                (self._worker.infos, self._worker.end_infos),
-                limits,
-                np.zeros((), np.int64),
-                can_restart=not is_given,
-            )
+            infos = self._worker.infos, self._worker.end_infos
+            super().__init__(buffers, infos, limits, can_restart=not is_given)
         except BaseException:
             self._worker.close()
             raise
@@ -63,7 +58,6 @@ class InlineArena(CopiesArena):
         self._begins: dict[int, tuple[int | None, bool]] = {}  # envs that are to begin: their seeds, and if made again
         self._is_step_due = False
         self._next = 0  # the env that steps next: Ctrl-C may come between two
-        self._begun: set[int] = set()  # the envs whose last deed was no step
 
     # -- running envs -------------------------------------------------------------------------------------------
 
@@ -89,30 +83,12 @@ class InlineArena(CopiesArena):
             if not begin:
                 return self._all, self._buffers.status, bits
         for env, (seed, make) in list(self._begins.items()):
-            self._begun.add(env)
             status[env] = self._worker.begin(env, seed, make=make)
             del self._begins[env]
         return self._all, self._buffers.status, int(np.bitwise_or.reduce(self._buffers.status))
 
     def _is_pending(self) -> bool:
         return self._is_step_due or bool(self._begins)
-
-    def _take(self, envs: Ints) -> None:
-        self._taken += 1
-        if self._begun or len(envs) < self.num_envs:
-            is_step = np.zeros(self.num_envs, bool)
-            is_step[envs] = True
-            is_step[list(self._begun)] = False
-            self._not_steps += ~is_step
-            self._begun.clear()
-
-    def _drop(self, env: int, status: int) -> None:
-        if env in self._begun:
-            return
-        if status & ENDED:
-            self._not_steps[env] -= 1
-        else:
-            self._failures.lost_steps += 1
 
     def _failure(self, env: int) -> EtudeError:
         return self._worker.failures.pop(env)

@@ -61,50 +61,6 @@ class MultiAgentEnv(Protocol):
         """
 
 
-def adapt_env(env: Any) -> EnvAdapter:
-    """The `EnvAdapter` of one env object, which may be a `ReducedEnv`.
-
-    Raises:
-        EnvError: it is of no kind that Etude knows; the message says what it is.
-        SpaceError: it is `ReducedEnv`, and no agent sees such a part.
-    """
-    if isinstance(env, ReducedEnv):
-        adapter = adapt_env(env.env)
-        adapter.obs_spaces = reduced_spaces(adapter.obs_spaces, env.drop)
-        return adapter
-    api = api_of(env)
-    if api is not None:
-        return ParallelAdapter(env) if api == "parallel" else AECAdapter(env)
-    if has_agent_dicts(env):  # before gymnasium.Env, which some frameworks' multi-agent envs inherit
-        return DictAdapter(env)
-    if isinstance(env, gym.Env):
-        return GymAdapter(env)
-    if foreign := foreign_env(env):
-        raise EnvError(foreign)
-    raise EnvError(
-        f"{type(env).__module__}.{type(env).__qualname__} is no env: neither a gymnasium.Env, nor a PettingZoo "
-        "ParallelEnv or AECEnv, nor has it `possible_agents`, `reset` and `step` as etude's MultiAgentEnv. Let it "
-        "inherit from gymnasium.Env, its reset return `(obs, info)`, and its step five values, `(obs, reward, "
-        "terminated, truncated, info)`; an env of the old Gym can be wrapped in shimmy.GymV21CompatibilityV0(env=env)."
-    )
-
-
-def has_agent_dicts(env: object) -> bool:
-    """Whether an env has the looks of a `MultiAgentEnv`."""
-    return hasattr(env, "possible_agents") and all(callable(getattr(env, name, None)) for name in ("reset", "step"))
-
-
-def api_of(env: object) -> Literal["parallel", "aec"] | None:
-    """Which of PettingZoo's two kinds an env is; None: it is none of them. PettingZoo is not imported for this."""
-    for cls in type(env).__mro__:
-        if cls.__module__.partition(".")[0] == "pettingzoo":
-            if cls.__name__ == "ParallelEnv":
-                return "parallel"
-            if cls.__name__ == "AECEnv":
-                return "aec"
-    return None
-
-
 # -- the agents of one env ------------------------------------------------------------------------------------------
 
 _AWAY, _IN, _ENDED = range(3)  # not yet shown anything; between its first row and its end; after its end
@@ -293,38 +249,45 @@ def check_dicts(given: Any, after_reset: bool, env_name: str) -> None:
 # -- one adapter for each API ---------------------------------------------------------------------------------------
 
 
-class _ManyAgents:
-    """What adapters of envs with several agents have in common."""
+class ManyAgentsAdapter(EnvAdapter):
+    """The adapter of an env with several agents. `reset` first; `step` while it is not ``over``.
+
+    Raises:
+        EnvError: the env does not say who its agents are, or what their spaces are.
+    """
 
     def __init__(self, env: Any, name: str) -> None:
-        self.env = env
-        self.env_t = 0
-        self.over = True
-        self.infos: Any = {}
-        self._who = AgentStates(env, name)
-        self.agents: tuple[str | None, ...] = self._who.names
-        self.obs_spaces, self.action_spaces = self._who.obs_spaces, self._who.action_spaces
+        self._who = who = AgentStates(env, name)
+        super().__init__(env, who.names, who.obs_spaces, who.action_spaces)
         self._is_checked = False
 
+    def reset(self, seed: int | None) -> list[AgentStep]:
+        """Begin an episode: a ``first`` row for each agent that waits. At least one does."""
+        raise NotImplementedError
+
+    def step(self, actions: dict[int, Any]) -> list[AgentStep]:
+        """Act for exactly those agents whose last row waits; actions are nested as their spaces.
+
+        A row for each agent that waits now, of which there is one unless the env is over, and one for each that ended;
+        agents without a row are shown something later.
+        """
+        raise NotImplementedError
+
     def truncate(self, rows: list[AgentStep]) -> list[AgentStep]:
-        """See `EnvAdapter.truncate`: agents without a row end without an observation."""
+        """Stop the episode after the step that gave ``rows``, since it was long enough; then it is over.
+
+        The same rows, but all of them ends, without those that are ``first``; and an end for each other agent whose
+        episode runs, with the reward that it was not yet given, and without an observation.
+        """
         self.over = True
         return self._who.stop(rows)
 
-    def close(self) -> None:
-        """Close the env, if it can be."""
-        if callable(close := getattr(self.env, "close", None)):
-            close()
 
-
-class DictAdapter(_ManyAgents):
+class DictAdapter(ManyAgentsAdapter):
     """The adapter of an env that follows `MultiAgentEnv`.
 
     Where nobody acts next, the env is stepped with ``{}`` until somebody does, and an episode that ends before anybody
     acts is passed over.
-
-    Raises:
-        EnvError: the env does not say who its agents are, or what their spaces are.
     """
 
     def __init__(self, env: Any) -> None:
@@ -393,12 +356,8 @@ class DictAdapter(_ManyAgents):
         return ()
 
 
-class ParallelAdapter(_ManyAgents):
-    """The adapter of a PettingZoo ``ParallelEnv``: all its agents act in each step.
-
-    Raises:
-        EnvError: the env does not say who its agents may be, or what their spaces are.
-    """
+class ParallelAdapter(ManyAgentsAdapter):
+    """The adapter of a PettingZoo ``ParallelEnv``: all its agents act in each step."""
 
     def __init__(self, env: Any) -> None:
         super().__init__(env, _name(env))
@@ -443,15 +402,12 @@ class ParallelAdapter(_ManyAgents):
         return rows
 
 
-class AECAdapter(_ManyAgents):
+class AECAdapter(ManyAgentsAdapter):
     """The adapter of a PettingZoo ``AECEnv``: its agents act one after the other.
 
     A step of the env is one of an agent that lives; those with which ended agents leave are made here and not counted.
     Rewards are summed from ``env.rewards``, after each step, which is what PettingZoo's own test of an env compares
     ``env.last()`` with: so none is lost of agents that leave without another turn, or are stopped.
-
-    Raises:
-        EnvError: the env does not say who its agents may be, or what their spaces are.
     """
 
     def __init__(self, env: Any) -> None:
@@ -477,7 +433,7 @@ class AECAdapter(_ManyAgents):
         return self._rows()
 
     def truncate(self, rows: list[AgentStep]) -> list[AgentStep]:
-        """See `EnvAdapter.truncate`: the env is asked what agents see whose turn it is not."""
+        """See `ManyAgentsAdapter.truncate`: the env is asked what agents see whose turn it is not."""
         env, who = self.env, self._who
         rows = copy.deepcopy(rows)
         shown = {row.agent for row in rows}
@@ -541,3 +497,50 @@ def _left(agent: Any, env_name: str) -> EnvError:
         f"{env_name}: agent {agent!r} is no longer in env.agents, but was neither terminated nor truncated: set one of "
         "these for it in the step in which it leaves."
     )
+
+
+# -- which adapter an env gets ----------------------------------------------------------------------------------------
+
+
+def adapt_env(env: Any) -> GymAdapter | ManyAgentsAdapter:
+    """The adapter of one env object, which may be a `ReducedEnv`.
+
+    Raises:
+        EnvError: it is of no kind that Etude knows; the message says what it is.
+        SpaceError: it is `ReducedEnv`, and no agent sees such a part.
+    """
+    if isinstance(env, ReducedEnv):
+        adapter = adapt_env(env.env)
+        adapter.obs_spaces = reduced_spaces(adapter.obs_spaces, env.drop)
+        return adapter
+    api = api_of(env)
+    if api is not None:
+        return ParallelAdapter(env) if api == "parallel" else AECAdapter(env)
+    if has_agent_dicts(env):  # before gymnasium.Env, which some frameworks' multi-agent envs inherit
+        return DictAdapter(env)
+    if isinstance(env, gym.Env):
+        return GymAdapter(env)
+    if foreign := foreign_env(env):
+        raise EnvError(foreign)
+    raise EnvError(
+        f"{type(env).__module__}.{type(env).__qualname__} is no env: neither a gymnasium.Env, nor a PettingZoo "
+        "ParallelEnv or AECEnv, nor has it `possible_agents`, `reset` and `step` as etude's MultiAgentEnv. Let it "
+        "inherit from gymnasium.Env, its reset return `(obs, info)`, and its step five values, `(obs, reward, "
+        "terminated, truncated, info)`; an env of the old Gym can be wrapped in shimmy.GymV21CompatibilityV0(env=env)."
+    )
+
+
+def has_agent_dicts(env: object) -> bool:
+    """Whether an env has the looks of a `MultiAgentEnv`."""
+    return hasattr(env, "possible_agents") and all(callable(getattr(env, name, None)) for name in ("reset", "step"))
+
+
+def api_of(env: object) -> Literal["parallel", "aec"] | None:
+    """Which of PettingZoo's two kinds an env is; None: it is none of them. PettingZoo is not imported for this."""
+    for cls in type(env).__mro__:
+        if cls.__module__.partition(".")[0] == "pettingzoo":
+            if cls.__name__ == "ParallelEnv":
+                return "parallel"
+            if cls.__name__ == "AECEnv":
+                return "aec"
+    return None

@@ -10,8 +10,8 @@ import numpy as np
 
 from etude.envs import workers as worker_settings
 from etude.envs.arena import Ints
-from etude.envs.backends import Backend, ProcessBackend, ThreadBackend
-from etude.envs.buffers import ASLEEP, ENDED, GOAL, MAKE, NO_SEED, RESET, STEP
+from etude.envs.backends import ProcessBackend, ThreadBackend
+from etude.envs.buffers import ASLEEP, BEGUN, GOAL, MAKE, NO_SEED, RESET, STEP
 from etude.envs.copies import ANY, CopiesArena
 from etude.envs.registry import EnvLike, env_maker, env_name
 from etude.envs.worker import NAP, fence
@@ -49,16 +49,16 @@ class PoolArena(CopiesArena):
                 f"one {type(env).__name__} object can't be {workers.num_workers * workers.envs_per_worker} envs, nor "
                 "in a worker: give a function that makes one, or ask for one env and no workers."
             )
-        kind = ThreadBackend if workers.mode == "thread" else ProcessBackend
-        self._backend: Backend = kind(make, env_name(env), workers)
+        kind: Any = ThreadBackend if workers.mode == "thread" else ProcessBackend
+        self._backend: ThreadBackend | ProcessBackend = kind(make, env_name(env), workers)
         try:
             self._shared = shared = self._backend.open()
         except BaseException:
             self._backend.close()
             raise
         self._close_backend = weakref.finalize(self, self._backend.close)
-        taken = np.zeros(shared.num_envs, np.int64)  # the running number of each env's last order that was taken
-        super().__init__(shared, self._backend.infos, workers, taken, can_restart=True)
+        super().__init__(shared, self._backend.infos, workers, can_restart=True)
+        self._taken = np.zeros(shared.num_envs, np.int64)  # the running number of each env's last order that was taken
         self._workers = workers
         self._per = workers.envs_per_worker
         self._min_batch = min(workers.min_batch or -(-self.num_envs // 2), workers.max_batch or self.num_envs)
@@ -68,7 +68,6 @@ class PoolArena(CopiesArena):
         self._hung: set[int] = set()  # workers that were killed for it
         # Each env has at most one order that is not done, or done and not taken.
         self._num_taken = self._num_asked = 0
-        self._num_no_steps = 0  # the orders, not yet taken, that are no steps
         self._deadline: float | None = None  # for what is ready now
         self._total = shared.total.data
         self._cross = fence()
@@ -80,12 +79,10 @@ class PoolArena(CopiesArena):
         shared.order[:] = RESET
         shared.order[list(self._broken)] = MAKE
         shared.seed[:] = NO_SEED if seeds is None else seeds
-        self._num_no_steps = self.num_envs
         self._step(self._all)
 
     def _remake(self, env: int, seed: int) -> None:
         self._shared.order[env], self._shared.seed[env] = MAKE, seed
-        self._num_no_steps += 1
         self._step(self._all[env : env + 1])
 
     def _step(self, envs: Ints) -> None:
@@ -106,35 +103,26 @@ class PoolArena(CopiesArena):
         self._num_asked, self._num_taken = int(self._shared.asked.sum()), int(self._taken.sum())
         return self._num_asked > self._num_taken
 
-    def _take(self, envs: Ints) -> None:
+    def _take(self, envs: Ints, bits: int) -> None:
         if len(envs) == self.num_envs:
             self._taken += 1
         else:
             self._taken[envs] += 1
         self._num_taken += len(envs)
-        if self._num_no_steps:
-            is_step = self._shared.order[envs] == STEP
-            self._not_steps[envs] += ~is_step
-            self._num_no_steps -= len(envs) - int(np.count_nonzero(is_step))
+        if bits & BEGUN:
             self._shared.order[envs] = STEP
-
-    def _drop(self, env: int, status: int) -> None:
-        is_lost = not status & ENDED and self._shared.order[env] == STEP
-        self._not_steps[env] += is_lost
-        self._failures.lost_steps += int(is_lost)
-        self._take(self._all[env : env + 1])
 
     def _give_up(self, env: int) -> int:
         """Let nothing be pending of an env whose worker is dead; gives the status of what it has done nevertheless."""
         shared = self._shared
         if shared.asked[env] == self._taken[env]:
-            return 0
+            return BEGUN
         status = int(shared.status[env])
         if shared.done[env] == self._taken[env]:
-            status = 0
+            status = 0 if shared.order[env] == STEP else BEGUN
             shared.done[env] = shared.asked[env]
             shared.total[env // self._per] += 1
-        self._drop(env, status)
+        self._take(self._all[env : env + 1], BEGUN)
         return status
 
     def _failure(self, env: int) -> EtudeError:
@@ -203,7 +191,7 @@ class PoolArena(CopiesArena):
         limit = self._workers.max_batch
         if limit is None or len(done) <= limit:
             return done
-        fewest = np.argsort(self._failures.lifetime()[done], kind="stable")[:limit]
+        fewest = np.argsort(self._steps[done], kind="stable")[:limit]
         return np.sort(done[fewest])
 
     # -- workers that die or hang -------------------------------------------------------------------------------
@@ -230,7 +218,7 @@ class PoolArena(CopiesArena):
         if env < 0:
             return self._failures.note(list(self._envs_of(worker)), EnvError(f"worker {worker} {how}, between steps."))
         doing = ("a step", "a reset", "the making")[self._shared.doing[worker]]
-        may_hang_always = worker in self._hung and not self._failures.lifetime().any()
+        may_hang_always = worker in self._hung and not self._steps.any()
         self._hung.discard(worker)
         error = EnvError(f"worker {worker} {how}, in {doing} of env {env}.")
         return self._failures.note([env], error, most=1 if may_hang_always else ANY)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """VectorArena: Gymnasium's vector envs as an Arena; every autoreset mode gives the same steps."""
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
@@ -17,9 +18,8 @@ from etude.columns import Columns
 from etude.envs import env_state
 from etude.envs.adapters import not_five, reduced_spaces
 from etude.envs.arena import BoundsCheck, Kind, Turn, turn_from_state, turn_to_state
-from etude.envs.registry import EnvLike, env_name, make_one, make_spec, named
+from etude.envs.registry import env_maker, env_name, make_one, named
 from etude.errors import EnvError, described
-from etude.settings import foreign_env
 from etude.spaces import Flattener, Nester, check_value, leaf_dtype, leaf_shape
 
 _EQUAL: Final = {
@@ -36,7 +36,7 @@ _told: set[str] = set()  # the ids of vectorised versions that were passed over
 
 
 class VectorArena:
-    """All copies of an env step together, in this process. See `Arena` for the methods.
+    """The copies of a vector env, which step together in this process. See `Arena` for the methods.
 
     Args:
         env: See `make_vector_env`.
@@ -53,7 +53,7 @@ class VectorArena:
 
     def __init__(
         self,
-        env: EnvLike,
+        env: str | VectorEnv[Any, Any, Any] | Callable[[], Any],
         num_envs: int = 1,
         *,
         exact: bool = True,
@@ -62,7 +62,7 @@ class VectorArena:
         drop: Sequence[str] = (),
     ) -> None:
         self.env: VectorEnv[Any, Any, Any] = make_vector_env(env, num_envs, exact=exact, max_steps=max_steps)
-        self._is_given = isinstance(env, gym.Env | VectorEnv)
+        self._is_given = isinstance(env, VectorEnv)
         self.num_slots: int = self.env.num_envs
         self.obs_space = reduced_spaces((self.env.single_observation_space,), tuple(drop))[0]
         self.action_space = self.env.single_action_space
@@ -92,7 +92,7 @@ class VectorArena:
             )
         return AutoresetMode(mode)
 
-    def _own_limit(self, env: EnvLike, max_steps: int | None) -> int | None:
+    def _own_limit(self, env: Any, max_steps: int | None) -> int | None:
         """``max_steps``, where episodes must be truncated here; None where the env does it, or nothing is to be done.
 
         Raises:
@@ -234,7 +234,7 @@ class VectorArena:
         if not self._turns:
             return {"how": "new episodes", "why": "the arena was not reset"}
         return env_state.capture_env(self.env) | {
-            "turns": [_turn_state(turn) for turn in self._turns],
+            "turns": [turn_to_state(turn) for turn in self._turns],
             "reset_due": None if self._reset_due is None else self._reset_due.copy(),
             "t": self._t.copy(),
         }
@@ -249,7 +249,7 @@ class VectorArena:
         except env_state.CannotRestoreError as error:
             self.reset()
             return f"new episodes: {error}"
-        self._turns = [_turn_from(turn) for turn in state["turns"]]
+        self._turns = [turn_from_state(turn) for turn in state["turns"]]
         due = state["reset_due"]
         self._reset_due = None if due is None else np.asarray(due, bool).reshape(self.num_slots)
         self._t[:] = state.get("t", 0)
@@ -269,7 +269,7 @@ class VectorArena:
         return {}
 
     def close(self) -> None:
-        """See `Arena.close`. An Env or VectorEnv that was given ready-made is left to its giver."""
+        """See `Arena.close`. A VectorEnv that was given ready-made is left to its giver."""
         if not self._is_given:
             self.env.close()
 
@@ -310,73 +310,54 @@ def _taken_in(turn: Turn, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], C
     return np.searchsorted(rows, turn.taken[0][there]), {name: c[there] for name, c in turn.taken[1].items()}
 
 
-def _turn_state(turn: Turn) -> dict[str, Any]:
-    orders = {name: env_state.order_of(np.asarray(column)) for name, column in turn.obs.items()}
-    return turn_to_state(turn) | {"orders": orders}
-
-
-def _turn_from(state: dict[str, Any]) -> Turn:
-    turn = turn_from_state({name: value for name, value in state.items() if name != "orders"})
-    turn.obs = {name: np.array(column, order=state["orders"][name]) for name, column in turn.obs.items()}
-    return turn
-
-
 # -- making vector envs ---------------------------------------------------------------------------------------------
 
 
 def make_vector_env(
-    env: EnvLike, num_envs: int, *, exact: bool = True, max_steps: int | None = None
+    env: str | VectorEnv[Any, Any, Any] | Callable[[], Any],
+    num_envs: int,
+    *,
+    exact: bool = True,
+    max_steps: int | None = None,
 ) -> VectorEnv[Any, Any, Any]:
     """A vector env of ``num_envs`` copies.
 
     Args:
-        env: A registered id; ``module:factory`` or ``module:EnvId``; a function or class that makes an ``Env`` or a
-            ``VectorEnv``; one ``Env`` (then ``num_envs`` must be 1); or a ready ``VectorEnv``, used as it is.
-        num_envs: How many copies, at least 1. From two on, CartPole's own vectorised version is used.
-        exact: A ready ``VectorEnv`` must have ``num_envs`` copies; else it is taken with as many as it has.
+        env: A ready ``VectorEnv``, used as it is; a function or class that makes one, or ``module:function``; or the id
+            of an env whose own vectorised version acts by the same rules, as CartPole's does.
+        num_envs: How many copies, at least 1.
+        exact: A ``VectorEnv`` must have ``num_envs`` copies; else it is taken with as many as it has.
         max_steps: Steps after which an env's own vectorised version truncates an episode, if it knows such a limit.
 
     Raises:
-        EnvError: the id is not registered (the nearest one is named), the module or its factory can't be found, an env
-            fails while it is made, or a single ``Env`` is asked to be several.
+        EnvError: the id is not registered (the nearest one is named), the module or its function can't be found, or
+            what is made is no vector env.
     """
     if num_envs < 1:
         raise EnvError(f"num_envs must be at least 1, not {num_envs}.")
-    if isinstance(env, VectorEnv):
-        if exact and env.num_envs != num_envs:
-            raise EnvError(f"the vector env has {env.num_envs} envs, but num_envs is {num_envs}: make them equal.")
-        return env
-    if isinstance(env, gym.Env):
-        if num_envs != 1:
-            raise EnvError(
-                f"one {type(env).__name__} object can't be {num_envs} envs: give a function that makes one, or ask "
-                "for num_envs=1."
-            )
-        single = env
-        return _sync([lambda: single])
-    if isinstance(env, str):
-        return _from_name(env, num_envs, exact, max_steps)
-    if callable(env):
-        return _from_factory(env, num_envs, exact)
-    raise EnvError(
-        foreign_env(env) or f"an env is an id, a function, an Env or a VectorEnv, not a {type(env).__name__}."
-    )
-
-
-def _sync(factories: list[Callable[[], gym.Env[Any, Any]]]) -> VectorEnv[Any, Any, Any]:
-    return SyncVectorEnv(factories, autoreset_mode=AutoresetMode.NEXT_STEP)
+    name = env_name(env)
+    if isinstance(env, str) and (spec := vector_spec(env, num_envs)) is not None:
+        limits: dict[str, Any] = {"num_envs": num_envs, "vectorization_mode": "vector_entry_point"}
+        if max_steps is not None and spec.max_episode_steps is not None:
+            limits["max_episode_steps"] = min(max_steps, spec.max_episode_steps)
+        env = functools.partial(gym.make_vec, spec, **limits)
+    made = env if isinstance(env, VectorEnv) else make_one(env_maker(env)[0], name)
+    if not isinstance(made, VectorEnv):
+        raise EnvError(f"{name} gives a {type(made).__name__}, not a VectorEnv: make_arena steps copies of one env.")
+    if exact and made.num_envs != num_envs:
+        raise EnvError(f"the vector env has {made.num_envs} envs, but num_envs is {num_envs}: make them equal.")
+    return made
 
 
 def vector_spec(name: str, num_envs: int) -> EnvSpec | None:
     """What makes a vectorised version of the env that ``id`` or ``module:id`` names; None if there is none that acts by
-    the same rules, or no benefit.
+    the same rules.
 
     Raises:
         EnvError: there is no such env.
     """
     spec = named(name)
-    # One copy alone steps more than twice as fast as a plain env than as a vector of length one (CartPole).
-    if num_envs == 1 or not isinstance(spec, EnvSpec) or not spec.vector_entry_point:
+    if not isinstance(spec, EnvSpec) or not spec.vector_entry_point:
         return None
     if isinstance(spec.entry_point, str) and _EQUAL.get(spec.entry_point) == spec.vector_entry_point:
         return None if spec.additional_wrappers else spec
@@ -392,34 +373,3 @@ def vector_spec(name: str, num_envs: int) -> EnvSpec | None:
             num_envs,
         )
     return None
-
-
-def _from_name(name: str, num_envs: int, exact: bool, max_steps: int | None) -> VectorEnv[Any, Any, Any]:
-    spec = named(name)
-    if not isinstance(spec, EnvSpec):
-        return _from_factory(spec, num_envs, exact)
-    try:
-        if vector_spec(name, num_envs) is not None:
-            limits: dict[str, Any] = {}
-            if max_steps is not None and spec.max_episode_steps is not None:
-                limits["max_episode_steps"] = min(max_steps, spec.max_episode_steps)
-            return gym.make_vec(spec, num_envs=num_envs, vectorization_mode="vector_entry_point", **limits)
-        return _sync([lambda: make_spec(spec)] * num_envs)
-    except (KeyboardInterrupt, EnvError):
-        raise
-    except BaseException as error:
-        raise EnvError(f"env {name!r} can't be made: {described(error)}") from error
-
-
-def _from_factory(factory: Callable[[], Any], num_envs: int, exact: bool) -> VectorEnv[Any, Any, Any]:
-    name = env_name(factory)
-    first = make_one(factory, name)
-    if isinstance(first, VectorEnv):
-        return make_vector_env(first, num_envs, exact=exact)
-    if not isinstance(first, gym.Env):
-        raise EnvError(f"{name} made a {type(first).__name__}, not a gymnasium.Env or VectorEnv.")
-    copies = [first, *(make_one(factory, name) for _ in range(num_envs - 1))]
-    if len({id(copy) for copy in copies}) < num_envs:
-        raise EnvError(f"{name} gives the same {type(first).__name__} object each time: let it make a new one.")
-    made = iter(copies)
-    return _sync([lambda: next(made)] * num_envs)

@@ -29,6 +29,7 @@ from etude.envs.adapters import (
 )
 from etude.envs.buffers import (
     ASLEEP,
+    BEGUN,
     BLIND,
     CLOSING,
     ENDED,
@@ -51,8 +52,9 @@ from etude.envs.buffers import (
     SharedBuffers,
     StepBuffers,
     check_alike,
+    same_object,
 )
-from etude.envs.multi_agent import adapt_env
+from etude.envs.multi_agent import ManyAgentsAdapter, adapt_env
 from etude.envs.workers import EnvLimits
 from etude.errors import EnvError, EtudeError, SpaceError, described
 from etude.spaces import check_value
@@ -102,7 +104,7 @@ class EnvWorker:
         self._max_steps = limits.max_steps
         self._last_step = _ALWAYS if limits.max_steps is None else limits.max_steps
         self._check = _ALWAYS if limits.check == "always" else limits.check
-        self._adapters: dict[int, EnvAdapter] = {}
+        self._adapters: dict[int, GymAdapter | ManyAgentsAdapter] = {}
         self._unchecked = dict.fromkeys(envs, 0)
         self._ended = 0
 
@@ -127,13 +129,13 @@ class EnvWorker:
             check_alike(layouts[0], layout, env)
         return layouts[0]
 
-    def _make(self, env: int) -> EnvAdapter:
+    def _make(self, env: int) -> GymAdapter | ManyAgentsAdapter:
         old = self._adapters.pop(env, None)
         if old is not None and not self._is_given:
             _close_failed(old)
         adapter = adapt_env(self._make_env())
         if any(adapter.env is other.env for other in self._adapters.values()):
-            raise EnvError(f"the same {type(adapter.env).__name__} object is given each time: let a new one be made.")
+            raise same_object(adapter.env)
         self._adapters[env] = adapter
         self._unchecked[env] = self._check
         return adapter
@@ -177,7 +179,7 @@ class EnvWorker:
             for adapter in reversed(adapters):
                 stack.callback(adapter.close)
 
-    def adapters(self) -> list[EnvAdapter]:
+    def adapters(self) -> list[GymAdapter | ManyAgentsAdapter]:
         """Those there are, in order."""
         return [self._adapters[env] for env in self.envs]
 
@@ -211,11 +213,11 @@ class EnvWorker:
                 check_alike(self._layout, AgentLayout.of(adapter), env)
                 if self._note_reset is not None:
                     self._note_reset()
-            return self._reset(env, adapter, seed)
+            return BEGUN | self._reset(env, adapter, seed)
         except BaseException as error:
             if self._passes(error):
                 raise
-            return self._failed(env, "a reset" if env in self._adapters else "being made", error)
+            return BEGUN | self._failed(env, "a reset" if env in self._adapters else "being made", error)
 
     def _failed(self, env: int, doing: str, error: BaseException) -> int:
         """The status of an env that raised an error, which is kept to be told."""
@@ -233,7 +235,7 @@ class EnvWorker:
         ended, self._ended = self._ended, 0
         return ended
 
-    def _begin_next(self, env: int, adapter: EnvAdapter, ended: int) -> int:
+    def _begin_next(self, env: int, adapter: GymAdapter | ManyAgentsAdapter, ended: int) -> int:
         """Reset an env whose episode is over, after rows that ``ended`` describes."""
         self._ended = ended  # true whether or not the reset fails
         if self._note_reset is not None:
@@ -241,7 +243,7 @@ class EnvWorker:
         status = self._reset(env, adapter, None)
         return status | self._take_ended()
 
-    def _reset(self, env: int, adapter: EnvAdapter, seed: int | None) -> int:
+    def _reset(self, env: int, adapter: GymAdapter | ManyAgentsAdapter, seed: int | None) -> int:
         if type(adapter) is GymAdapter:
             return self._reset_gym(env, adapter, seed)
         rows = adapter.reset(seed)
@@ -289,7 +291,7 @@ class EnvWorker:
         taken = self._keep_taken(env, view, infos.get(TAKEN_INFO)) if infos else 0
         return self._begin_next(env, adapter, ENDED | OVER | flags | taken)
 
-    def _step(self, env: int, adapter: EnvAdapter) -> int:
+    def _step(self, env: int, adapter: ManyAgentsAdapter) -> int:
         views = self._views
         rows = adapter.step({agent: views[agent].read(env) for agent in self._waiting[env]})
         if self._max_steps is not None and adapter.env_t >= self._max_steps and not adapter.over:
@@ -308,7 +310,7 @@ class EnvWorker:
 
     # -- rows ---------------------------------------------------------------------------------------------------
 
-    def _write(self, env: int, adapter: EnvAdapter, rows: Iterable[AgentStep]) -> int:
+    def _write(self, env: int, adapter: ManyAgentsAdapter, rows: Iterable[AgentStep]) -> int:
         status = 0
         waiting = []
         self._buffers.flags[env] = 0

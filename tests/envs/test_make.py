@@ -8,7 +8,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from some_envs import LendingVectorEnv, Numbered, fails, make_lending, make_numbered, makes_text
 from test_snapshot import play
 
-from etude.envs import VectorArena, env_name, make_vector_env
+from etude.envs import VectorArena, env_name, make_arena, make_vector_env
 from etude.errors import EnvError, SpaceError
 
 
@@ -16,17 +16,15 @@ from etude.errors import EnvError, SpaceError
     ("env", "num_envs", "wanted"),
     [
         ("CartPole-v1", 3, "CartPoleVectorEnv"),
-        ("Acrobot-v1", 2, "SyncVectorEnv"),
-        ("gymnasium.envs.classic_control:Pendulum-v1", 2, "SyncVectorEnv"),
-        ("some_envs:make_numbered", 2, "SyncVectorEnv"),
+        ("CartPole-v1", 1, "CartPoleVectorEnv"),
         ("some_envs:make_lending", 4, "LendingVectorEnv"),
-        (make_numbered, 3, "SyncVectorEnv"),
-        (Numbered, 1, "SyncVectorEnv"),
-        (Numbered(), 1, "SyncVectorEnv"),
+        (make_lending, 4, "LendingVectorEnv"),
         (LendingVectorEnv(2, AutoresetMode.DISABLED), 2, "LendingVectorEnv"),
+        (lambda: SyncVectorEnv([Numbered, Numbered]), 2, "SyncVectorEnv"),
+        (SyncVectorEnv([Numbered, Numbered]), 2, "SyncVectorEnv"),
     ],
 )
-def test_arena_over_whatever_is_an_env(env: Any, num_envs: int, wanted: str) -> None:
+def test_arena_over_whatever_is_a_vector_env(env: Any, num_envs: int, wanted: str) -> None:
     arena = VectorArena(env, num_envs)
     assert isinstance(arena.env, VectorEnv)
     assert type(arena.env.unwrapped).__name__ == wanted
@@ -46,7 +44,7 @@ def test_factory_makes_each_copy() -> None:
         made.append(Numbered())
         return made[-1]
 
-    VectorArena(factory, 3)
+    make_arena(factory, 3)
     assert len(made) == 3
 
 
@@ -65,25 +63,42 @@ def fails_silently() -> None:
         ("some_envs:fails", 1, r"some_envs:fails fails to make an env: RuntimeError: no licence"),
         (fails, 2, r"fails to make an env: RuntimeError: no licence"),
         (fails_silently, 2, r"to make an env: LookupError in .*test_make.py, line \d+: `raise LookupError`"),
-        (makes_text, 1, r"made a str, not a gymnasium.Env or VectorEnv"),
-        (Numbered(), 2, r"one Numbered object can't be 2 envs: give a function that makes one"),
+        (makes_text, 1, r"builtins.str is no env: neither a gymnasium.Env"),
+        (Numbered(), 2, r"one Numbered object can't be 2 envs.*: give a function that makes one"),
         (make_lending, 2, r"the vector env has 4 envs, but num_envs is 2"),
-        (3, 1, r"an env is an id, a function, an Env or a VectorEnv, not a int"),
+        (3, 1, r"builtins.int is no env: neither a gymnasium.Env"),
         ("CartPole-v1", 0, r"num_envs must be at least 1, not 0"),
     ],
 )
 def test_messages(env: Any, num_envs: int, message: str) -> None:
+    with pytest.raises(EnvError, match=message):
+        make_arena(env, num_envs)
+
+
+@pytest.mark.parametrize(
+    ("env", "num_envs", "message"),
+    [
+        ("CartPol-v1", 1, r"no env 'CartPol-v1' is registered .* Nearest: 'CartPole-v1'"),
+        ("Acrobot-v1", 2, r"Acrobot-v1 gives a TimeLimit.*, not a VectorEnv: make_arena steps copies of one env"),
+        (makes_text, 1, r"some_envs:makes_text gives a str, not a VectorEnv"),
+        (Numbered(), 1, r"some_envs:Numbered gives a Numbered, not a VectorEnv"),
+        (fails, 2, r"fails to make an env: RuntimeError: no licence"),
+        (make_lending, 2, r"the vector env has 4 envs, but num_envs is 2"),
+        ("CartPole-v1", 0, r"num_envs must be at least 1, not 0"),
+    ],
+)
+def test_what_is_no_vector_env(env: Any, num_envs: int, message: str) -> None:
     with pytest.raises(EnvError, match=message):
         VectorArena(env, num_envs)
 
 
 def test_a_factory_that_gives_one_env_twice_or_fails_later_is_refused() -> None:
     env = Numbered()
-    with pytest.raises(EnvError, match="gives the same Numbered object each time"):
-        VectorArena(lambda: env, 2)
+    with pytest.raises(EnvError, match="the same Numbered object is given each time"):
+        make_arena(lambda: env, 2)
     made = iter([Numbered()])
     with pytest.raises(EnvError, match="fails to make an env: StopIteration"):
-        VectorArena(lambda: next(made), 2)
+        make_arena(lambda: next(made), 2)
 
 
 def test_a_ready_vector_env_brings_its_own_number_where_that_is_allowed() -> None:
@@ -109,15 +124,17 @@ def test_same_step_needs_the_last_observations() -> None:
         play(arena, 9, seed=0)
 
 
-def test_recv_before_reset() -> None:
+@pytest.mark.parametrize("kind", [VectorArena, make_arena])
+def test_recv_before_reset(kind: Any) -> None:
     with pytest.raises(EnvError, match=r"was not reset: call reset\(\) before recv\(\)"):
-        VectorArena("CartPole-v1").recv()
+        kind("CartPole-v1", 1).recv()
 
 
-def test_first_observations_outside_their_bounds(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("is_vector", [True, False])
+def test_first_observations_outside_their_bounds(is_vector: bool, caplog: pytest.LogCaptureFixture) -> None:
     env = Numbered()
     env.observation_space = gym.spaces.Box(5, 6, (3,), np.float32)
-    arena = VectorArena(env)
+    arena = make_arena(SyncVectorEnv([lambda: env]) if is_vector else env, 1)
     arena.reset()
     for _ in range(3):
         assert len(arena.recv()) == 1
@@ -125,11 +142,18 @@ def test_first_observations_outside_their_bounds(caplog: pytest.LogCaptureFixtur
     assert "env 0: `obs` is 0.0 at [0], outside its space's bounds [5.0, 6.0]" in record.getMessage()
 
 
-def test_first_observation_that_is_not_in_its_discrete_space() -> None:
+@pytest.mark.parametrize("is_vector", [True, False])
+def test_first_observation_that_is_not_in_its_discrete_space(is_vector: bool) -> None:
     env = Numbered(kind="dict")
     env.observation_space["t"] = gym.spaces.Discrete(5, start=3)
-    with pytest.raises(SpaceError, match=r"`obs/t` is \[0\], outside its space"):
-        VectorArena(env).reset()
+    arena = make_arena(SyncVectorEnv([lambda: env]) if is_vector else env, 1)
+
+    def begin() -> None:
+        arena.reset()
+        arena.recv()
+
+    with pytest.raises(SpaceError, match=r"`obs/t` is \[?0\]?, outside its space"):
+        begin()
 
 
 def test_what_was_given_ready_made_is_not_closed() -> None:

@@ -16,9 +16,9 @@ from many_agent_envs import CartPoles, Nim, TwoJobs
 from many_agent_scripts import Rounds, Scene, ScriptedDicts
 from pettingzoo.utils import conversions, wrappers
 
-from etude.envs.adapters import AgentStep, EnvAdapter, GymAdapter
+from etude.envs.adapters import AgentStep, GymAdapter
 from etude.envs.env_state import capture_env, restore_env
-from etude.envs.multi_agent import AECAdapter, DictAdapter, ParallelAdapter, adapt_env
+from etude.envs.multi_agent import AECAdapter, DictAdapter, ManyAgentsAdapter, ParallelAdapter, adapt_env
 from etude.errors import EnvError
 
 
@@ -81,7 +81,7 @@ def test_seed_fixes_the_episode(make: Any) -> None:
     assert observed() == observed()
 
 
-def action_for(copy: EnvAdapter, agent: int) -> Any:
+def action_for(copy: ManyAgentsAdapter, agent: int) -> Any:
     return 0 if isinstance(copy.action_spaces[agent], spaces.Discrete) else np.zeros(1, np.float32)
 
 

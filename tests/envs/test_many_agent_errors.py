@@ -12,8 +12,7 @@ from gymnasium import spaces
 from many_agent_envs import Nim, TwoJobs
 from many_agent_scripts import Scene, ScriptedDicts, ScriptedParallel
 
-from etude.envs.adapters import EnvAdapter
-from etude.envs.multi_agent import MAX_IDLE, AECAdapter, DictAdapter, ParallelAdapter, adapt_env
+from etude.envs.multi_agent import MAX_IDLE, AECAdapter, DictAdapter, ManyAgentsAdapter, ParallelAdapter, adapt_env
 from etude.errors import EnvError
 
 
@@ -25,7 +24,7 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def refused(match: str, copy: EnvAdapter, steps: int = 1) -> None:
+def refused(match: str, copy: ManyAgentsAdapter, steps: int = 1) -> None:
     with pytest.raises(EnvError, match=match):  # noqa: PT012
         copy.reset(0)
         for _ in range(steps):
@@ -79,7 +78,7 @@ OBS: dict[Any, Any] = {"a": np.zeros(2), "b": np.zeros(2)}
         (ParallelAdapter(Broken(start=({}, None))), "reset must return"),
     ],
 )
-def test_broken_step_is_refused(copy: EnvAdapter, match: str) -> None:
+def test_broken_step_is_refused(copy: ManyAgentsAdapter, match: str) -> None:
     if isinstance(copy, DictAdapter):
         copy.env.script = [*copy.env.script, *copy.env.script[1:] * MAX_IDLE]
     refused(match, copy)

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from many_agent_scripts import Event, Rounds, Scene, Script, ScriptedDicts, ScriptedParallel
 from pettingzoo.utils import conversions, wrappers
 
-from etude.envs.adapters import EnvAdapter
-from etude.envs.multi_agent import AECAdapter, DictAdapter, ParallelAdapter
+from etude.envs.multi_agent import AECAdapter, DictAdapter, ManyAgentsAdapter, ParallelAdapter
 from etude.errors import EnvError
 
 NAMES = ("a", "b", "c", "d")
@@ -29,7 +28,7 @@ class Seen(NamedTuple):
     taken: Any = None
 
 
-def play(copy: EnvAdapter, *, stop_at: int | None = None, limit: int = 200) -> dict[str | None, list[Seen]]:
+def play(copy: ManyAgentsAdapter, *, stop_at: int | None = None, limit: int = 200) -> dict[str | None, list[Seen]]:
     """One episode: the rows of each agent in their order, and checks of what holds for every copy.
 
     Actions are numbered, so that the env can log whose they were.

@@ -75,7 +75,7 @@ class Driver:
     def check(self, *slots: int) -> None:
         """These slots noticed nothing."""
         made = [sum(row[0] in ("on", "end") for row in shown) for shown in self.rows]
-        assert self.arena._failures.lifetime().tolist() == made
+        assert self.arena._steps.tolist() == made
         for slot in slots:
             assert self.told(slot) == [("first" if t == 0 else "on", 1, t) for t in range(len(self.rows[slot]))]
             assert self.keys[slot] == [seed_of(5, slot) % KEYS]

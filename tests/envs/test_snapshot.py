@@ -11,12 +11,12 @@ from gymnasium.vector import AutoresetMode
 from some_envs import Growing, Juggler, LendingVectorEnv, Numbered, Simulated, Stateful, numbered
 
 from etude.checkpoints import load_tree, save_tree
-from etude.envs import VectorArena
+from etude.envs import Arena, VectorArena, make_arena
 from etude.envs.arena import Turn
 
 
-def play(arena: VectorArena, steps: int, seed: int) -> list[Turn]:
-    space = gym.vector.utils.batch_space(arena.action_space, arena.num_slots)
+def play(arena: Arena, steps: int, seed: int) -> list[Turn]:
+    space = gym.vector.utils.batch_space(arena.kinds[0].action_space, arena.num_slots)
     space.seed(seed)
     turns = []
     for _ in range(steps):
@@ -27,6 +27,7 @@ def play(arena: VectorArena, steps: int, seed: int) -> list[Turn]:
 
 def assert_same(turns: list[Turn], others: list[Turn]) -> None:
     for turn, other in zip(turns, others, strict=True):
+        assert turn.obs.keys() == other.obs.keys()
         for name in turn.obs:
             np.testing.assert_array_equal(turn.obs[name], other.obs[name])
         assert turn.waits == other.waits
@@ -42,20 +43,20 @@ def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
 
 MAKERS = {
     "CartPole": lambda: VectorArena("CartPole-v1", 3),
-    "CartPole in turn, TimeLimit": lambda: VectorArena(lambda: gym.make("CartPole-v1", max_episode_steps=12), 3),
-    "wrapped": lambda: VectorArena(
+    "CartPole in turn, TimeLimit": lambda: make_arena(lambda: gym.make("CartPole-v1", max_episode_steps=12), 3),
+    "wrapped": lambda: make_arena(
         lambda: gym.wrappers.RecordEpisodeStatistics(gym.wrappers.TimeAwareObservation(gym.make("CartPole-v1"))), 2
     ),
-    "Pendulum": lambda: VectorArena("Pendulum-v1", 2),
-    "Acrobot": lambda: VectorArena("Acrobot-v1", 2),
-    "Taxi": lambda: VectorArena("Taxi-v4", 2),
-    "FrozenLake": lambda: VectorArena("FrozenLake-v1", 2),
-    "CliffWalking": lambda: VectorArena("CliffWalking-v1", 2),
-    "Blackjack": lambda: VectorArena("Blackjack-v1", 2),
+    "Pendulum": lambda: make_arena("Pendulum-v1", 2),
+    "Acrobot": lambda: make_arena("Acrobot-v1", 2),
+    "Taxi": lambda: make_arena("Taxi-v4", 2),
+    "FrozenLake": lambda: make_arena("FrozenLake-v1", 2),
+    "CliffWalking": lambda: make_arena("CliffWalking-v1", 2),
+    "Blackjack": lambda: make_arena("Blackjack-v1", 2),
     "same step": lambda: VectorArena(numbered(3, AutoresetMode.SAME_STEP), 3),
     "disabled": lambda: VectorArena(numbered(3, AutoresetMode.DISABLED), 3),
     "lending": lambda: VectorArena(LendingVectorEnv(3, AutoresetMode.SAME_STEP), 3),
-    "juggler": lambda: VectorArena(Juggler, 2),
+    "juggler": lambda: make_arena(Juggler, 2),
 }
 
 
@@ -73,7 +74,7 @@ def test_a_fresh_arena_goes_on_bit_for_bit(name: str) -> None:
 
 
 def test_an_arena_that_has_played_goes_back() -> None:
-    arena = VectorArena("FrozenLake-v1", 2)
+    arena = make_arena("FrozenLake-v1", 2)
     arena.reset(seed=5)
     play(arena, 5, seed=0)
     state = arena.state_dict()
@@ -83,39 +84,39 @@ def test_an_arena_that_has_played_goes_back() -> None:
 
 
 def test_an_envs_own_state_is_used_and_its_random_stream_goes_on() -> None:
-    arena = VectorArena(Stateful, 2)
+    arena = make_arena(Stateful, 2)
     arena.reset(seed=5)
     play(arena, 5, seed=0)
     state = through_a_file(arena.state_dict())
     expected = play(arena, 30, seed=1)
-    other = VectorArena(Stateful, 2)
+    other = make_arena(Stateful, 2)
     assert other.load_state_dict(state) == "get_state"
     assert_same(expected, play(other, 30, seed=1))
 
 
 def test_what_is_no_plain_data_is_named() -> None:
-    arena = VectorArena(Simulated, 1)
+    arena = make_arena(Simulated, 1)
     arena.reset(seed=5)
     state = through_a_file(arena.state_dict())
     assert state["how"] == "new episodes"
-    how = VectorArena(Simulated, 1).load_state_dict(state)
-    assert how.startswith("new episodes: SyncVectorEnv.envs[0].simulator is a builtins:range_iterator")
+    how = make_arena(Simulated, 1).load_state_dict(state)
+    assert how.startswith("new episodes: list[0].env.simulator is a builtins:range_iterator")
 
 
 def test_objects_that_a_new_env_does_not_have_are_not_made_up() -> None:
-    arena = VectorArena(Growing, 1)
+    arena = make_arena(Growing, 1)
     arena.reset()
     play(arena, 2, seed=0)
-    how = VectorArena(Growing, 1).load_state_dict(arena.state_dict())
+    how = make_arena(Growing, 1).load_state_dict(arena.state_dict())
     assert "enemies[0] was a some_envs:Ball, and a new env has none there" in how
 
 
 def test_the_state_of_another_env_is_refused() -> None:
-    arena = VectorArena("Acrobot-v1", 1)
+    arena = make_arena("Acrobot-v1", 1)
     arena.reset()
-    how = VectorArena(Numbered, 1).load_state_dict(arena.state_dict())
+    how = make_arena(Numbered, 1).load_state_dict(arena.state_dict())
     assert how.startswith("new episodes: ")
-    assert "envs[0] was a gymnasium.wrappers.common:TimeLimit" in how
+    assert "list[0].env was a gymnasium.wrappers.common:TimeLimit" in how
 
 
 def nodes_in(state: Any) -> list[dict[str, Any]]:
@@ -138,7 +139,7 @@ class Equipped(Numbered):
 
 
 def test_a_made_up_state_neither_changes_modules_nor_makes_objects() -> None:
-    arena = VectorArena(Equipped, 1)
+    arena = make_arena(Equipped, 1)
     arena.reset()
     saved, names = arena.state_dict(), dict(vars(string))
     tool = f"{__name__}:Tool"
@@ -150,7 +151,7 @@ def test_a_made_up_state_neither_changes_modules_nor_makes_objects() -> None:
         node = next(node for node in nodes_in(state) if node.get(key) == value)
         node.clear()
         node.update(made_up)
-        other, made = VectorArena(Equipped, 1), Tool.made
+        other, made = make_arena(Equipped, 1), Tool.made
         assert other.load_state_dict(state).startswith("new episodes: ")
         assert Tool.made == made
         assert vars(string) == names
@@ -165,7 +166,7 @@ def test_state_hidden_in_c_is_not_passed_over() -> None:
             super().__init__()
             self.thing = Hidden(3)
 
-    arena = VectorArena(Holder, 1)
+    arena = make_arena(Holder, 1)
     arena.reset()
     assert "Hidden" in arena.state_dict()["why"]
 
@@ -179,12 +180,12 @@ def test_many_references_to_one_thing_take_one_place() -> None:
                 cells.append([cells[-1], cells[-1]])
             self.cells = cells
 
-    arena = VectorArena(Grid, 1)
+    arena = make_arena(Grid, 1)
     arena.reset()
     state = through_a_file(arena.state_dict())
-    other = VectorArena(Grid, 1)
+    other = make_arena(Grid, 1)
     assert other.load_state_dict(state) == "snapshot"
-    cells = other.env.envs[0].cells
+    cells = other.env_at(0).cells
     assert cells[5][0] is cells[5][1]
     assert cells[5][0] is cells[4]
 

@@ -14,7 +14,7 @@ from some_envs import LendingVectorEnv, length_of, reward_of
 from torch import nn
 
 from etude.connectors import ClipAction, FrameStack, NormalizeObs, Pipeline, PrevActionReward
-from etude.envs import VectorArena
+from etude.envs import VectorArena, make_arena
 from etude.experience import Experience
 from etude.learners.batch import as_tensors
 from etude.modules import Module, Output, make_module
@@ -52,9 +52,9 @@ PIPELINES: dict[str, Any] = {
 
 
 def make_runner(kind: str, env: Any, num_envs: int, net: Any = None) -> Runner:
-    arena = VectorArena(env, num_envs)
+    arena = make_arena(env, num_envs)
     pipeline = Pipeline(PIPELINES[kind]())
-    spaces = pipeline.spaces(arena.obs_space, arena.action_space)
+    spaces = pipeline.spaces(*arena.kinds[0][:2])
     torch.manual_seed(0)
     module = make_module(net, *spaces)
     with torch.no_grad():

@@ -147,8 +147,8 @@ def test_short_episodes_are_not_favoured() -> None:
             return self.obs(), 1.0, self.t >= (20 if self.copy % 2 else 2), False, {}
 
     made = iter(range(100))
-    arena = VectorArena(lambda: Mixed(next(made)), 4)
-    exp = Runner(arena, module_for(arena), seed=0).collect(num_episodes=12)
+    arena = InlineArena(lambda: Mixed(next(made)), 4)
+    exp = Runner(arena, module_for(arena.kinds[0]), seed=0).collect(num_episodes=12)
     assert sorted(exp.lengths.tolist()) == [2] * 6 + [20] * 6
 
 

@@ -10,7 +10,7 @@ from some_envs import LendingVectorEnv, Simulated, Stateful
 
 from etude.checkpoints import load_tree, save_tree
 from etude.connectors import Pipeline
-from etude.envs import VectorArena
+from etude.envs import make_arena
 from etude.errors import CheckpointError
 from etude.experience import Experience
 from etude.modules import make_module
@@ -21,9 +21,9 @@ CONNECTORS = ("frame_stack:2", "normalize_obs", "prev_action_reward")
 
 
 def make_runner(env: Any, num_envs: int, connectors: Any = (), seed: int = 1) -> Runner:
-    arena = VectorArena(env, num_envs)
+    arena = make_arena(env, num_envs)
     pipeline = Pipeline(connectors)
-    spaces = pipeline.spaces(arena.obs_space, arena.action_space)
+    spaces = pipeline.spaces(*arena.kinds[0][:2])
     torch.manual_seed(0)
     return Runner(arena, Policy(make_module(None, *spaces), pipeline), seed=seed)
 
@@ -88,7 +88,7 @@ def test_what_cannot_be_captured_begins_anew_with_ids_of_its_own() -> None:
     before = runner.collect(num_steps=9)
     other = make_runner(Simulated, 2)
     how = other.load_state_dict(runner.state_dict())
-    assert how.startswith("new episodes: SyncVectorEnv.envs[0].simulator is a builtins:range_iterator")
+    assert how.startswith("new episodes: list[0].env.simulator is a builtins:range_iterator")
     after = other.collect(num_steps=9)
     assert (after.segments.t_start == 0).all()
     assert not set(before.segments.episode_id) & set(after.segments.episode_id)
