@@ -42,6 +42,9 @@ class ActingAlgorithm(Algorithm[C]):
     collects_beside: ClassVar[bool] = False
     """On a cluster, runners go on acting while it learns: it can learn from steps that older weights have made."""
 
+    learns_on_device: ClassVar[bool] = False
+    """Where the env gives tensors, `collect` gives experience on their device; else it is copied to the host."""
+
     _arena: Arena | None = None
     _away: Runners | None = None
     """The envs and what acts in them, where these are not here but on a cluster."""
@@ -255,6 +258,8 @@ class ActingAlgorithm(Algorithm[C]):
         with self.timed("sample"), self.threads_held():
             given = self.runner.collect_each(num_steps=num_steps, whole_episodes=whole_episodes, explore=explore)
         parts = by_module(given)
+        if self._arena is not None and self._arena.device is not None and not self.learns_on_device:
+            parts = {name: exp.numpy() for name, exp in parts.items()}
         if self.recorder.is_on and self._away is None:
             with self.timed("record"):
                 self.recorder.take(self, parts)

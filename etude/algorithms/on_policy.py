@@ -20,6 +20,7 @@ class OnPolicyAlgorithm(ActingAlgorithm[C]):
     """Learns from the steps that its own module has just made. Define `loss` and `learner_connectors`."""
 
     Config = OnPolicyConfig
+    learns_on_device = True
 
     def training_step(self) -> Update:
         """Collect, prepare, update: one iteration."""
@@ -71,7 +72,8 @@ class OnPolicyAlgorithm(ActingAlgorithm[C]):
 
     def _seen(self, name: str, exp: Experience) -> Experience:
         with self.timed("connect"):
-            return self.policies[name].connectors.offline(exp)
+            seen = self.policies[name].connectors.offline(exp)
+            return seen if self.learner.modules[name].connectors.takes_tensors else seen.numpy()
 
     def prepared(self, name: str, seen: Experience) -> Experience:
         """What a module learns from, of what it saw."""

@@ -1,42 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
 """Actions on their way from module to env."""
 
-from typing import Any
-
-import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.columns import Columns
 from etude.connectors.connector import Connector, map_leaves
 from etude.errors import SpaceError
+from etude.experience.arrays import Array, Constant, clip
 from etude.spaces import Space, leaf_dtype, leaves
 
 
 class _BoundedActions(Connector):
     """Changes the parts of an action that are bounded Boxes of floats."""
 
+    takes_tensors = True
+
     def __init__(self) -> None:
-        self._bounds: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}
+        self._bounds: dict[str, tuple[Constant, Constant]] = {}
 
     def act(self, action: Columns) -> Columns:
         if not self._bounds:
             return action
-        return {n: self._bounded(a, *self._bounds[n]) if n in self._bounds else a for n, a in action.items()}
+        return {n: self._bounded(a, *self._bounds_of(n, a)) if n in self._bounds else a for n, a in action.items()}
 
-    def _bounded(self, action: NDArray[Any], low: NDArray[Any], high: NDArray[Any]) -> NDArray[Any]:
+    def _bounds_of(self, name: str, action: Array) -> tuple[Array, Array]:
+        low, high = self._bounds[name]
+        return low.like(action), high.like(action)
+
+    def _bounded(self, action: Array, low: Array, high: Array) -> Array:
         raise NotImplementedError
+
+
+def _bounds(box: spaces.Box) -> tuple[Constant, Constant]:
+    return Constant(box.low), Constant(box.high)
 
 
 def _float_boxes(action_space: Space) -> dict[str, spaces.Box]:
     found = leaves(action_space, col.ACTION)
     return {name: leaf for name, leaf in found.items() if isinstance(leaf, spaces.Box) and leaf_dtype(leaf).kind == "f"}
-
-
-def _clipped(values: NDArray[Any], low: Any, high: Any) -> NDArray[Any]:
-    clipped: NDArray[Any] = np.minimum(np.maximum(values, low), high)  # np.clip takes longer
-    return clipped
 
 
 class ClipAction(_BoundedActions):
@@ -45,13 +47,11 @@ class ClipAction(_BoundedActions):
     def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
         """The module's spaces are the env's."""
         boxes = _float_boxes(action_space).items()
-        self._bounds = {
-            n: (box.low, box.high) for n, box in boxes if box.bounded_below.any() or box.bounded_above.any()
-        }
+        self._bounds = {n: _bounds(box) for n, box in boxes if box.bounded_below.any() or box.bounded_above.any()}
         return obs_space, action_space
 
-    def _bounded(self, action: NDArray[Any], low: NDArray[Any], high: NDArray[Any]) -> NDArray[Any]:
-        return _clipped(action, low, high)
+    def _bounded(self, action: Array, low: Array, high: Array) -> Array:
+        return clip(action, low, high)
 
 
 class RescaleAction(_BoundedActions):
@@ -73,7 +73,7 @@ class RescaleAction(_BoundedActions):
                     f"RescaleAction can't stretch [-1, 1] to `{name}`, which is not bounded on all sides: {box}. "
                     "Bound it in the env, or leave the connector out."
                 )
-        self._bounds = {name: (box.low, box.high) for name, box in boxes.items()}
+        self._bounds = {name: _bounds(box) for name, box in boxes.items()}
 
         def change(name: str, leaf: Space) -> Space:
             box = boxes.get(name)
@@ -81,15 +81,16 @@ class RescaleAction(_BoundedActions):
 
         return obs_space, map_leaves(action_space, change, col.ACTION)
 
-    def _bounded(self, action: NDArray[Any], low: NDArray[Any], high: NDArray[Any]) -> NDArray[Any]:
-        share = (_clipped(action, -1, 1) + 1) * 0.5
+    def _bounded(self, action: Array, low: Array, high: Array) -> Array:
+        share = (clip(action, -1, 1) + 1) * 0.5
         # weighted like this, wide bounds do not overflow and both ends are met; rounding may still pass a bound
-        return _clipped(low * (1 - share) + high * share, low, high)
+        return clip(low * (1 - share) + high * share, low, high)
 
     def unact(self, action: Columns) -> Columns:
         """Shrinks to [-1, 1]; where the bounds of the env's Box coincide, 0."""
         out = dict(action)
-        for name, (low, high) in self._bounds.items():
-            width = np.where(high > low, high - low, 1)
-            out[name] = np.where(high > low, 2 * (action[name] - low) / width - 1, 0).astype(action[name].dtype)
+        for name in self._bounds:
+            low, high = self._bounds_of(name, action[name])
+            is_wide = high > low
+            out[name] = (2 * (action[name] - low) / (high - low + ~is_wide) - 1) * is_wide
         return out

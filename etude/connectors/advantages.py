@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from etude import columns as col
-from etude.connectors.connector import Connector, column
+from etude.connectors.connector import Connector, array_column, column
 from etude.errors import DataError, ModuleError
-from etude.experience import Experience, returns
+from etude.experience import Experience, arrays, returns
+from etude.experience.arrays import Array, cast
 from etude.modules.module import Module
 from etude.settings import check_range
 
@@ -31,6 +32,7 @@ class GAE(Connector):
     """
 
     needs = (col.OBS, col.REWARD)
+    takes_tensors = True
     uses_module = True
 
     def __init__(self, gamma: float = 0.99, lambda_: float = 0.95) -> None:
@@ -44,9 +46,9 @@ class GAE(Connector):
         Raises:
             DataError: values are needed, and there is no module to give them.
         """
-        reward = column(exp, col.REWARD, "GAE").astype(np.float32)
+        reward = cast(array_column(exp, col.REWARD, "GAE"), np.float32)
         if col.VALUE in exp.steps:
-            value = np.asarray(exp.steps[col.VALUE]).astype(np.float32, copy=False)
+            value = cast(exp.steps[col.VALUE], np.float32)
         else:
             value = _values(module, exp, None, "GAE")
         bootstrap = bootstraps(module, exp, value, "GAE")
@@ -54,7 +56,7 @@ class GAE(Connector):
         return exp.with_steps(value=value, advantage=advantage, value_target=target)
 
 
-def bootstraps(module: Module | None, exp: Experience, value: NDArray[np.float32], who: str) -> NDArray[np.float32]:
+def bootstraps(module: Module | None, exp: Experience, value: Array, who: str) -> Array:
     """float32 ``[num_segments]``: what follows each segment is worth.
 
     Nothing where it terminated, else the module's value of ``final_obs``; where that is not known, the value of the
@@ -69,7 +71,7 @@ def bootstraps(module: Module | None, exp: Experience, value: NDArray[np.float32
     Raises:
         DataError: there is no module to be asked.
     """
-    bootstrap = np.zeros(exp.num_segments, np.float32)
+    bootstrap = arrays.zeros(exp.num_segments, value)
     goes_on = ~exp.segments.terminated
     bootstrap[goes_on] = value[exp.offsets[1:][goes_on] - 1]
     known = np.flatnonzero(goes_on & exp.segments.has_final_obs)
@@ -78,19 +80,19 @@ def bootstraps(module: Module | None, exp: Experience, value: NDArray[np.float32
     return bootstrap
 
 
-def _values(module: Module | None, exp: Experience, ends: NDArray[np.int64] | None, who: str) -> NDArray[np.float32]:
+def _values(module: Module | None, exp: Experience, ends: NDArray[np.int64] | None, who: str) -> Array:
     """The values of what follows the segments ``ends``; None: of all steps."""
     if module is None:
         of = "the observations that segments were cut or truncated at"
         of = "the steps, which have no column `value`" if ends is None else of
         raise DataError(f"{who} needs a module for the values of {of}: call offline(exp, module).")
     if ends is not None:
-        final_obs = {name: np.asarray(final).take(ends, axis=0) for name, final in exp.final_obs.items()}
+        final_obs = {name: arrays.take(final, ends) for name, final in exp.final_obs.items()}
         if not module.recurrent:
             return module.value_of(final_obs)
     rows = slice(None) if ends is None else exp.offsets[1:][ends] - 1
     obs, state = (
-        {name: np.asarray(column)[rows] for name, column in col.subtree(exp.steps, root).items()}
+        {name: column[rows] for name, column in col.subtree(exp.steps, root).items()}
         for root in (col.OBS, col.STATE_IN)
     )
     return module.value_of(obs, state) if ends is None else module.value_after(obs, state, final_obs)
@@ -100,17 +102,18 @@ class NormalizeAdvantages(Connector):
     """Brings the column ``advantage`` to mean 0 and deviation 1 over all steps that are trained on; float32."""
 
     needs = ()
+    takes_tensors = True
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
         """Normalises; statistics are over all of ``exp`` but lookback, and of all learners' shares, in float64."""
-        advantage = column(exp, col.ADVANTAGE, "NormalizeAdvantages")
-        trained = advantage[exp.trained()].astype(np.float64)
+        advantage = array_column(exp, col.ADVANTAGE, "NormalizeAdvantages")
+        trained = cast(advantage[exp.trained()], np.float64)
         mean, num = _mean_over(trained, self.sum_over_learners)
         if not num:
             return exp
-        variance, _ = _mean_over(np.square(trained - mean), self.sum_over_learners)
+        variance, _ = _mean_over((trained - mean) ** 2, self.sum_over_learners)
         scaled = (advantage - mean) / (math.sqrt(variance) + 1e-8)
-        return exp.with_steps(advantage=scaled.astype(np.float32))
+        return exp.with_steps(advantage=cast(scaled, np.float32))
 
 
 class LiftAdvantages(Connector):
@@ -121,19 +124,18 @@ class LiftAdvantages(Connector):
     """
 
     needs = ()
+    takes_tensors = True
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
         """Lifts; the mean is over all of ``exp`` but lookback, and of all learners' shares, in float64."""
-        advantage = column(exp, col.ADVANTAGE, "LiftAdvantages")
-        mean, _ = _mean_over(advantage[exp.trained()].astype(np.float64), self.sum_over_learners)
-        return exp.with_steps(advantage=(advantage - min(mean, 0.0)).astype(np.float32))
+        advantage = array_column(exp, col.ADVANTAGE, "LiftAdvantages")
+        mean, _ = _mean_over(cast(advantage[exp.trained()], np.float64), self.sum_over_learners)
+        return exp.with_steps(advantage=cast(advantage - min(mean, 0.0), np.float32))
 
 
-def _mean_over(
-    values: NDArray[np.float64], sum_over_learners: Callable[[NDArray[np.float64]], None] | None
-) -> tuple[float, int]:
+def _mean_over(values: Array, sum_over_learners: Callable[[NDArray[np.float64]], None] | None) -> tuple[float, int]:
     """The mean of all learners' values, 0 of none, and how many these are."""
-    sums = np.array([values.sum(), len(values)], np.float64)
+    sums = np.array([float(values.sum()), len(values)], np.float64)
     if sum_over_learners is not None:
         sum_over_learners(sums)
     return float(sums[0] / max(1.0, sums[1])), int(sums[1])
@@ -217,6 +219,7 @@ class VTrace(Connector):
     """
 
     needs = (col.OBS, col.ACTION, col.REWARD, col.LOGP)
+    takes_tensors = True
     uses_module = True
 
     def __init__(
@@ -245,12 +248,9 @@ class VTrace(Connector):
         """
         if module is None:
             raise DataError("VTrace needs the module whose values and probabilities count: call offline(exp, module).")
-        reward = column(exp, col.REWARD, "VTrace").astype(np.float32)
-        behaviour = column(exp, col.LOGP, "VTrace").astype(np.float32, copy=False)
-        obs, action, state = (
-            {name: np.asarray(part) for name, part in col.subtree(exp.steps, root).items()}
-            for root in (col.OBS, col.ACTION, col.STATE_IN)
-        )
+        reward = cast(array_column(exp, col.REWARD, "VTrace"), np.float32)
+        behaviour = cast(array_column(exp, col.LOGP, "VTrace"), np.float32)
+        obs, action, state = (col.subtree(exp.steps, root) for root in (col.OBS, col.ACTION, col.STATE_IN))
         logp, value = module.logp_and_value(obs, action, state)
         if self.by_target:
             logp, _ = _target_of(module).logp_and_value(obs, action, state)

@@ -16,6 +16,7 @@ from etude import columns as col
 from etude.columns import SEPARATOR, Columns
 from etude.errors import DataError, SpaceError
 from etude.experience import Experience
+from etude.experience.arrays import Array, host, host_columns
 from etude.modules.module import Module
 from etude.spaces import Flattener, Nester, Space, leaf_dtype, leaf_shape
 
@@ -62,6 +63,10 @@ class Connector:
 
     uses_module: bool = False
     """`offline` asks the module something: where the module learns meanwhile, it is called for each batch anew."""
+
+    takes_tensors: bool = False
+    """`online`, `act`, `unact`, `offline` and `update` work on torch tensors, too, and then give tensors on the same
+    device, as they do where a vector env gives tensors. Others are refused there."""
 
     sum_over_learners: Callable[[NDArray[np.float64]], None] | None = None
     """Where several learners work on a batch, each on its share: makes an array, in place, the sum of everyone's. For
@@ -140,14 +145,13 @@ class ObservationMap(Connector):
         return inputs.with_obs(self.map_rows(inputs.obs, len(inputs.slots)))
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
-        obs, final_obs = observations(exp)
+        obs, final_obs = (col.subtree(exp.steps, col.OBS), exp.final_obs) if self.takes_tensors else observations(exp)
         return replace_obs(exp, self.map_rows(obs, exp.num_steps), self.map_rows(final_obs, exp.num_segments))
 
 
 def observations(exp: Experience) -> tuple[Columns, Columns]:
     """The observations of the steps and ``final_obs``, in NumPy."""
-    steps = {name: np.asarray(values) for name, values in exp.steps.items() if col.is_under(name, col.OBS)}
-    return steps, {name: np.asarray(values) for name, values in exp.final_obs.items()}
+    return host_columns(col.subtree(exp.steps, col.OBS)), host_columns(exp.final_obs)
 
 
 def map_leaves(space: Space, change: Callable[[str, Space], Space], root: str) -> Space:
@@ -173,9 +177,18 @@ def column(exp: Experience, name: str, who: str) -> NDArray[Any]:
     Raises:
         DataError: there is none; ``who`` needs it.
     """
+    return host(array_column(exp, name, who))
+
+
+def array_column(exp: Experience, name: str, who: str) -> Array:
+    """The step column ``name`` as it is, for connectors that take tensors.
+
+    Raises:
+        DataError: there is none; ``who`` needs it.
+    """
     if name not in exp.steps:
         raise DataError(f"{who} needs the column `{name}`, but the experience has only {', '.join(exp.steps)}.")
-    return np.asarray(exp.steps[name])
+    return exp.steps[name]
 
 
 _PROBES = 2

@@ -11,9 +11,19 @@ from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.columns import SEPARATOR, Columns
-from etude.connectors.connector import Connector, Inputs, ObservationMap, column, map_leaves, observations, replace_obs
+from etude.connectors.connector import (
+    Connector,
+    Inputs,
+    ObservationMap,
+    array_column,
+    column,
+    map_leaves,
+    observations,
+    replace_obs,
+)
 from etude.errors import CheckpointError, SettingsError, SpaceError
 from etude.experience import Experience
+from etude.experience.arrays import Array, Constant, cast, clip_in_place, host
 from etude.modules.module import Module
 from etude.settings import check_range
 from etude.spaces import Space, leaf_dtype, leaf_shape, leaves, without
@@ -182,13 +192,18 @@ class Moments:
         self.squares = np.zeros(shape)
         """The sum of squared distances from the mean."""
 
-    def add(self, batch: NDArray[Any]) -> None:
+    def add(self, batch: Array) -> None:
         """Merge in ``[rows, ...]``, in float64 (Chan, Golub & LeVeque 1979, "Updating formulae ...")."""
         rows = len(batch)
         if not rows:
             return
-        mean = batch.mean(axis=0, dtype=np.float64)
-        squares = np.square(batch - mean).sum(axis=0)
+        if isinstance(batch, np.ndarray):
+            mean = batch.mean(axis=0, dtype=np.float64)
+            squares = np.square(batch - mean).sum(axis=0)
+        else:
+            wide = cast(batch, np.float64)
+            mean = host(wide.mean(0))
+            squares = host((wide - wide.mean(0)).square().sum(0))
         total, shift = self.count + rows, mean - self.mean
         self.mean = self.mean + shift * (rows / total)
         self.squares = self.squares + squares + shift * shift * (self.count * rows / total)
@@ -212,12 +227,14 @@ class NormalizeObs(ObservationMap):
             ``VecNormalize`` of OpenAI Baselines takes, and most PPO results with it.
     """
 
+    takes_tensors = True
+
     def __init__(self, clip: float = 10.0) -> None:
         check_range("NormalizeObs", clip=(clip > 0, f"above 0, not {clip}"))
         self.clip = float(clip)
         self._moments: dict[str, Moments] = {}
         self._dtypes: dict[str, np.dtype[Any]] = {}
-        self._frozen: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}
+        self._frozen: dict[str, tuple[Constant, Constant]] = {}
 
     def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
         """Float Boxes become float32 Boxes from ``-clip`` to ``clip``."""
@@ -234,18 +251,19 @@ class NormalizeObs(ObservationMap):
 
     def _freeze(self) -> None:
         self._frozen = {
-            name: (moments.mean.astype(self._dtypes[name]), (1 / moments.deviation()).astype(self._dtypes[name]))
+            name: (
+                Constant(moments.mean.astype(self._dtypes[name])),
+                Constant((1 / moments.deviation()).astype(self._dtypes[name])),
+            )
             for name, moments in self._moments.items()
         }
 
     def map_rows(self, obs: Columns, rows: int) -> Columns:
         out = dict(obs)
         for name, (mean, scale) in self._frozen.items():
-            values = obs[name] - mean
-            values *= scale
-            np.maximum(values, -self.clip, out=values)
-            np.minimum(values, self.clip, out=values)
-            out[name] = values.astype(np.float32, copy=False)
+            values = obs[name] - mean.like(obs[name])
+            values *= scale.like(values)
+            out[name] = cast(clip_in_place(values, -self.clip, self.clip), np.float32)
         return out
 
     def update(self, exp: Experience) -> None:
@@ -254,8 +272,8 @@ class NormalizeObs(ObservationMap):
         Raises:
             DataError: an observation is not finite; the message says where. The statistics stay as they were.
         """
-        batches = {name: column(exp, name, "NormalizeObs") for name in self._moments}
-        if any(not np.isfinite(batch.sum(dtype=np.float64)) for batch in batches.values()):
+        batches = {name: array_column(exp, name, "NormalizeObs") for name in self._moments}
+        if any(not math.isfinite(_sum(batch)) for batch in batches.values()):
             exp.validate(finite=(col.OBS,))
         has_lookback = bool(exp.segments.lookback.any())
         for name, batch in batches.items():
@@ -288,6 +306,10 @@ class NormalizeObs(ObservationMap):
             moments.mean = np.array(values["mean"], np.float64)
             moments.squares = np.array(values["squares"], np.float64)
         self._freeze()
+
+
+def _sum(batch: Array) -> float:
+    return float(batch.sum(dtype=np.float64) if isinstance(batch, np.ndarray) else batch.double().sum())
 
 
 def _is_float(leaf: Space) -> bool:
@@ -410,6 +432,7 @@ class Drop(ObservationMap):
     """
 
     needs = ()
+    takes_tensors = True
 
     def __init__(self, parts: str = "") -> None:
         self.parts = parts
@@ -430,11 +453,6 @@ class Drop(ObservationMap):
 
     def map_rows(self, obs: Columns, rows: int) -> Columns:
         return {name: c for name, c in obs.items() if not any(col.is_under(name, gone) for gone in self._columns)}
-
-    def offline(self, exp: Experience, module: Module | None = None) -> Experience:
-        """Leaves the columns out, whatever they are arrays of."""
-        obs = {name: c for name, c in exp.steps.items() if col.is_under(name, col.OBS)}
-        return replace_obs(exp, self.map_rows(obs, exp.num_steps), self.map_rows(exp.final_obs, exp.num_segments))
 
     def __repr__(self) -> str:
         return f"{self.name}:{self.parts}" if self.parts else self.name

@@ -130,6 +130,7 @@ class Pipeline(Connector):
         """Whether `online` does anything: else the module sees what the env gives."""
         self.acts = bool(self._act)
         """Whether `act` does anything: else the env gets what the module chooses."""
+        self.takes_tensors = all(connector.takes_tensors for connector in self.connectors)
 
     def __repr__(self) -> str:
         return f"Pipeline({self.connectors!r})"
@@ -245,6 +246,18 @@ class Pipeline(Connector):
 def overrides(connector: Connector, method: str) -> bool:
     """Whether a connector does anything in a method of `Connector`."""
     return getattr(type(connector), method) is not getattr(Connector, method)
+
+
+def refuse_unready(pipeline: Pipeline) -> None:
+    """Raise a SettingsError where a connector can't work on tensors; it is named."""
+    for connector in pipeline.connectors:
+        if not connector.takes_tensors:
+            able = ", ".join(name for name, cls in BY_NAME.items() if cls.takes_tensors)
+            raise SettingsError(
+                f"the env gives torch tensors, on which the connector `{connector.name}` can't work: leave it out, do "
+                f"what it does in the env, or let the env give NumPy arrays. One of your own that can work on tensors "
+                f"says so, by takes_tensors = True; so do {able}."
+            )
 
 
 _ARRAY: Final = "$array"

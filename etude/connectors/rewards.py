@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rewards as the learner sees them: clipped, or summed over n steps; and what each step led to."""
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
 from etude import columns as col
-from etude.connectors.connector import Connector, Inputs, column
+from etude.connectors.connector import Connector, Inputs, array_column, column
 from etude.errors import DataError
 from etude.experience import Experience, returns
+from etude.experience.arrays import Array, clip, sign
 from etude.modules.module import Module
 from etude.settings import check_range
 
@@ -24,15 +22,14 @@ class ClipReward(Connector):
     """
 
     needs = (col.REWARD,)
+    takes_tensors = True
 
     def __init__(self, low: float = -1.0, high: float = 1.0, *, sign: bool = False) -> None:
         check_range("ClipReward", low=(low <= high, f"at most high ({high}), not {low}"))
         self.low, self.high, self.sign = low, high, sign
 
-    def _clipped(self, reward: NDArray[Any]) -> NDArray[Any]:
-        values = np.sign(reward) if self.sign else reward
-        clipped: NDArray[Any] = np.minimum(np.maximum(values, self.low), self.high)
-        return clipped
+    def _clipped(self, reward: Array) -> Array:
+        return clip(sign(reward) if self.sign else reward, self.low, self.high)
 
     def online(self, inputs: Inputs) -> Inputs:
         """Clips the reward of the step before."""
@@ -42,7 +39,7 @@ class ClipReward(Connector):
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
         """Clips the column ``reward``."""
-        return exp.with_steps(reward=self._clipped(column(exp, col.REWARD, "ClipReward")))
+        return exp.with_steps(reward=self._clipped(array_column(exp, col.REWARD, "ClipReward")))
 
 
 class NStep(Connector):
@@ -93,6 +90,7 @@ class NextObs(Connector):
     """Adds ``next_obs`` for losses that look at it: the observation after each step."""
 
     needs = (col.OBS,)
+    takes_tensors = True
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
         """The columns ``next_obs...``."""

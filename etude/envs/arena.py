@@ -5,7 +5,7 @@ import copy
 import dataclasses
 import logging
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from gymnasium.spaces import Box
@@ -15,6 +15,9 @@ from etude import columns as col
 from etude.columns import Columns
 from etude.envs.env_state import order_of
 from etude.spaces import Space, leaves, outside_bounds
+
+if TYPE_CHECKING:
+    import torch
 
 Ints: TypeAlias = NDArray[np.int64]
 
@@ -43,7 +46,8 @@ class Turn:
     slots: NDArray[np.int64]
     """``[n]``: the slots, each at most once."""
     obs: Columns
-    """``[n, ...]`` each: the observation to act on, or the last one of an episode."""
+    """``[n, ...]`` each: the observation to act on, or the last one of an episode. NumPy arrays, or tensors on
+    `Arena.device`; all other columns are NumPy arrays."""
     reward: NDArray[np.float64]
     """``[n]``: all that the slot's last action brought; means nothing where ``first``."""
     terminated: NDArray[np.bool_] | None
@@ -119,6 +123,8 @@ class Arena(Protocol):
     """``[num_slots]``: the running copy of the env, 0 to ``num_envs - 1``, that a slot is in."""
     agents: list[str | None]
     """``[num_slots]``: the name of each slot's agent; None where there is one agent without a name."""
+    device: "torch.device | None" = None
+    """Where observations are, and actions are wanted, as torch tensors; None: both are NumPy arrays."""
 
     def reset(self, seed: int | None = None) -> None:
         """Start a new episode in every env; with a seed, seed the envs, each with its own stream."""

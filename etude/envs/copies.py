@@ -4,7 +4,7 @@
 import logging
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,9 @@ from etude.envs.buffers import BEGUN, ENDED, FAILED, WRONG, EnvFault, FiniteChec
 from etude.envs.workers import Workers
 from etude.errors import EnvError, EtudeError, SpaceError
 from etude.stateful import Stateful
+
+if TYPE_CHECKING:
+    import torch
 
 WINDOW: Final = 1000
 """The steps over which `Workers.max_failure_rate` is taken."""
@@ -40,6 +43,8 @@ class CopiesArena:
 
     ``infos`` of a turn are by env, as its last step or reset gave them; worker processes keep theirs to themselves.
     """
+
+    device: "torch.device | None" = None
 
     def __init__(self, buffers: StepBuffers, infos: Infos | None, workers: Workers, *, can_restart: bool) -> None:
         self._buffers = buffers

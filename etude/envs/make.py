@@ -13,7 +13,7 @@ from etude.envs.arena import Arena
 from etude.envs.inline import InlineArena
 from etude.envs.pool import PoolArena
 from etude.envs.registry import EnvLike, make_one, named
-from etude.envs.vector import VectorArena, vector_spec
+from etude.envs.vector import VectorArena, holds_tensors, vector_spec
 from etude.envs.workers import Workers
 from etude.errors import EnvError
 from etude.settings import foreign_env
@@ -53,7 +53,9 @@ def make_arena(
         return PoolArena(env, workers, drop=drop)
     limits: dict[str, Any] = {"exact": exact, "max_steps": workers.max_steps, "check": workers.check, "drop": drop}
     # One copy steps more than twice as fast as a plain env than as a vector of length one (CartPole).
-    if isinstance(env, VectorEnv) or (isinstance(env, str) and num_envs > 1 and vector_spec(env, num_envs) is not None):
+    if isinstance(env, VectorEnv):
+        return _vector_arena(env, num_envs, **limits)
+    if isinstance(env, str) and num_envs > 1 and vector_spec(env, num_envs) is not None:
         return VectorArena(env, num_envs, **limits)
     if isinstance(env, str) and not isinstance(found := named(env), EnvSpec):
         env = found
@@ -61,8 +63,19 @@ def make_arena(
         return InlineArena(env, num_envs, workers, drop=drop)
     first = [make_one(env)]
     if isinstance(first[0], VectorEnv):
-        return VectorArena(lambda: first[0], num_envs, **limits)
+        return _vector_arena(first[0], num_envs, is_given=False, **limits)
     return InlineArena(_then(first, env), num_envs, workers, drop=drop)
+
+
+def _vector_arena(env: VectorEnv[Any, Any, Any], num_envs: int, *, is_given: bool = True, **limits: Any) -> VectorArena:
+    """An arena for a vector env of NumPy arrays, or of tensors. One that was not given is closed with it."""
+    arena: type[VectorArena] = VectorArena
+    if getattr(env, "device", None) is not None:  # else torch need not be imported
+        from etude.envs.tensors import TensorArena
+
+        # many have a device, and turn what they give into NumPy arrays: only what comes tells
+        arena = TensorArena if holds_tensors(env.reset()[0]) else VectorArena
+    return arena(env if is_given else lambda: env, num_envs, **limits)
 
 
 def _then(first: list[Any], make: Callable[[], Any]) -> Callable[[], Any]:

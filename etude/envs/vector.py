@@ -3,8 +3,9 @@
 
 import functools
 import logging
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -20,7 +21,11 @@ from etude.envs.adapters import not_five, reduced_spaces
 from etude.envs.arena import BoundsCheck, Kind, Turn, turn_from_state, turn_to_state
 from etude.envs.registry import env_maker, env_name, make_one, named
 from etude.errors import EnvError, described
+from etude.experience import arrays
 from etude.spaces import Flattener, Nester, check_value, leaf_dtype, leaf_shape
+
+if TYPE_CHECKING:
+    import torch
 
 _EQUAL: Final = {
     "gymnasium.envs.classic_control.cartpole:CartPoleEnv": "gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv"
@@ -38,6 +43,8 @@ _told: set[str] = set()  # the ids of vectorised versions that were passed over
 class VectorArena:
     """The copies of a vector env, which step together in this process. See `Arena` for the methods.
 
+    The env gives NumPy arrays; `etude.envs.tensors.TensorArena` is for one that gives tensors.
+
     Args:
         env: See `make_vector_env`.
         num_envs: How many copies; each is one slot.
@@ -50,6 +57,8 @@ class VectorArena:
         EnvError: the env can't be made, does not say its autoreset mode, or can't be truncated after ``max_steps``.
         SpaceError: a space is of a kind that Etude can't handle.
     """
+
+    device: "torch.device | None" = None
 
     def __init__(
         self,
@@ -128,8 +137,7 @@ class VectorArena:
 
     def reset(self, seed: int | None = None) -> None:
         """See `Arena.reset`."""
-        obs, info = self._call(self.env.reset, seed=seed)
-        _refuse_tensors(self.env, obs)
+        obs, info = self._begin(seed)
         self._reset_infos = info
         columns = self._flatten(obs)
         if self._unchecked:
@@ -138,6 +146,21 @@ class VectorArena:
         n = self.num_slots
         self._reset_due = None
         self._turns = [Turn(self._slots, columns, np.zeros(n), None, None, np.ones(n, bool), infos=info)]
+
+    def _begin(self, seed: int | None) -> tuple[Any, dict[str, Any]]:
+        """What the env's reset gives."""
+        obs, info = self._call(self.env.reset, seed=seed)
+        _refuse_tensors(self.env, obs)
+        return obs, info
+
+    def _reset_rows(self, rows: NDArray[np.bool_]) -> tuple[Any, dict[str, Any]]:
+        """Likewise, where some of the copies begin a new episode."""
+        given: tuple[Any, dict[str, Any]] = self._call(self.env.reset, options={"reset_mask": rows.copy()})
+        return given
+
+    def _step(self, action: Columns) -> Any:
+        """What the env's step gives: five values, of which rewards and flags are NumPy arrays."""
+        return self._call(self.env.step, self._nest_action(action))
 
     def recv(self) -> list[Turn]:
         """See `Arena.recv`."""
@@ -149,7 +172,7 @@ class VectorArena:
 
     def send(self, turn: Turn, action: Columns) -> None:
         """See `Arena.send`."""
-        given = self._call(self.env.step, self._nest_action(action))
+        given = self._step(action)
         if len(given) != 5:
             raise not_five(self.env, given)
         obs, reward, terminated, truncated, info = given
@@ -185,7 +208,7 @@ class VectorArena:
         """The rows whose episodes ended where the env is reset in the same step, or by us."""
         rows = np.flatnonzero(done)
         if self._mode is AutoresetMode.DISABLED:
-            last = {name: column.take(rows, axis=0) for name, column in turn.obs.items()}
+            last = {name: arrays.take(column, rows) for name, column in turn.obs.items()}
         elif "final_obs" in info:
             last = self._final_columns(info["final_obs"], rows)
             info = info.get("final_info", {})
@@ -203,7 +226,7 @@ class VectorArena:
         """All rows after the episodes that ended were followed by new ones."""
         columns, taken = turn.obs, turn.taken
         if self._mode is AutoresetMode.DISABLED:
-            obs, self._reset_infos = self._call(self.env.reset, options={"reset_mask": done.copy()})
+            obs, self._reset_infos = self._reset_rows(done)
             columns = self._flatten(obs)
         if taken is not None:
             there = ~done[taken[0]]
@@ -276,15 +299,19 @@ class VectorArena:
 
 def _refuse_tensors(env: VectorEnv[Any, Any, Any], given: Any) -> None:
     """Raise an EnvError where an env gives torch tensors in place of NumPy arrays."""
-    if isinstance(given, dict | tuple):
-        for value in given.values() if isinstance(given, dict) else given:
-            _refuse_tensors(env, value)
-    elif type(given).__module__.partition(".")[0] == "torch":
+    if holds_tensors(given):
         raise EnvError(
-            f"{type(env).__name__} gives a torch.{type(given).__name__} where a NumPy array is needed. Put it into a "
-            "gymnasium.vector.VectorWrapper whose reset() and step() return tensor.cpu().numpy() of each, and whose "
-            "step() takes a NumPy array of actions."
+            f"{type(env).__name__} gives torch tensors, but does not say where they are: set its attribute `device`, "
+            "such as env.device = 'cuda', before the run is made. Observations and actions then stay there."
         )
+
+
+def holds_tensors(value: Any) -> bool:
+    """Whether there is a torch tensor in nested dicts and tuples."""
+    if isinstance(value, dict | tuple):
+        return any(map(holds_tensors, value.values() if isinstance(value, dict) else value))
+    torch = sys.modules.get("torch")  # who has a tensor has imported it
+    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def _info_of(infos: dict[str, Any], env: int, num_envs: int) -> dict[str, Any]:

@@ -4,11 +4,15 @@
 Torch is looked at only where a tensor is met, so that reading recordings does not import it.
 """
 
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+import functools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
 
 Array: TypeAlias = Any
 """A NumPy array or a torch tensor. What both can do has no common type, so a checker takes it for anything."""
@@ -52,6 +56,114 @@ def put(array: Array, index: Index, values: Array) -> None:
         import torch
 
         array[torch.from_numpy(index).to(array.device)] = values
+
+
+def stack(arrays: Sequence[Array], axis: int) -> Array:
+    """The arrays side by side along a new axis."""
+    if isinstance(arrays[0], np.ndarray):
+        return np.stack(arrays, axis)
+    import torch
+
+    return torch.stack(list(arrays), axis)
+
+
+def cast(array: Array, dtype: Any) -> Array:
+    """``array`` with the NumPy dtype ``dtype``; itself where it has that already."""
+    return array.astype(dtype, copy=False) if isinstance(array, np.ndarray) else array.to(tensor_dtype(np.dtype(dtype)))
+
+
+def clip(array: Array, low: Any, high: Any) -> Array:
+    """``array`` between two numbers, or two arrays of its kind."""
+    if isinstance(array, np.ndarray):
+        return np.minimum(np.maximum(array, low), high)  # np.clip takes longer
+    return array.clamp(low, high)
+
+
+def clip_in_place(array: Array, low: float, high: float) -> Array:
+    """``array``, whose numbers are now between two numbers."""
+    if not isinstance(array, np.ndarray):
+        return array.clamp_(low, high)
+    np.maximum(array, low, out=array)
+    return np.minimum(array, high, out=array)
+
+
+def sign(array: Array) -> Array:
+    """-1, 0 or 1 for each number."""
+    return np.sign(array) if isinstance(array, np.ndarray) else array.sign()
+
+
+def host(array: Array) -> NDArray[Any]:
+    """``array`` in NumPy on the host. Tensors are copied there, but those on the CPU, whose memory is shared.
+
+    This is the one way from a device to the host: what can't work on tensors goes through it, or through
+    `Experience.numpy`, which does.
+    """
+    if isinstance(array, np.ndarray):
+        return array
+    values: NDArray[Any] = array.detach().cpu().numpy()
+    return values
+
+
+def host_columns(columns: Mapping[str, Array]) -> dict[str, NDArray[Any]]:
+    """Each column by `host`."""
+    return {name: host(column) for name, column in columns.items()}
+
+
+@functools.cache
+def tensor_dtype(dtype: np.dtype[Any]) -> "torch.dtype":
+    """The torch dtype of a NumPy dtype.
+
+    Raises:
+        TypeError: torch has none.
+    """
+    import torch
+
+    return torch.from_numpy(np.empty(0, dtype)).dtype
+
+
+class Constant:
+    """An array that takes part in computations with NumPy arrays, and with tensors on any device.
+
+    It is copied to each device once.
+    """
+
+    def __init__(self, value: NDArray[Any]) -> None:
+        self.value = value
+        self._tensors: dict[Any, Any] = {}
+
+    def like(self, array: Array) -> Array:
+        """The value, as what ``array`` is: in NumPy, or a tensor on the same device."""
+        if isinstance(array, np.ndarray):
+            return self.value
+        tensor = self._tensors.get(array.device)
+        if tensor is None:
+            import torch
+
+            with torch.inference_mode(False):  # gradients may flow past it later
+                tensor = self._tensors[array.device] = torch.from_numpy(np.array(self.value)).to(array.device)
+        return tensor
+
+    def __reduce__(self) -> Any:
+        return Constant, (self.value,)  # a copy, perhaps in another process, has tensors of its own
+
+
+def first_not_finite(array: Array) -> int | None:
+    """The first row that holds NaN or infinity; None where none does. Of a tensor, one number comes to the host."""
+    if not isinstance(array, np.ndarray):
+        return _first_not_finite_in(array)
+    if array.dtype.kind != "f":
+        return None
+    with np.errstate(invalid="ignore", over="ignore"):
+        if np.isfinite(array.sum()):
+            return None  # one sum is much cheaper than a mask; where it overflows, the mask decides
+    bad = ~np.isfinite(array).reshape(len(array), -1).all(axis=1)
+    return int(bad.argmax()) if bad.any() else None
+
+
+def _first_not_finite_in(tensor: Any) -> int | None:
+    if not tensor.is_floating_point() or bool(tensor.detach().sum().isfinite()):
+        return None
+    return first_not_finite(host(tensor))
 
 
 def ranges(starts: Index, lengths: Index) -> Index:

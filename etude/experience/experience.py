@@ -170,9 +170,7 @@ class Experience:
 
     def returns(self) -> NDArray[np.float64]:
         """float64 ``[num_segments]``: the sum of each segment's rewards, lookback left out."""
-        rewards = self.steps[col.REWARD]
-        if not isinstance(rewards, np.ndarray):
-            rewards = rewards.cpu().numpy()
+        rewards = arrays.host(self.steps[col.REWARD])
         if not self.num_segments:
             return np.zeros(0)
         return np.add.reduceat(np.where(self.trained(), rewards.astype(np.float64), 0.0), self.offsets[:-1])
@@ -458,16 +456,8 @@ class Experience:
 
     def numpy(self) -> "Experience":
         """The same Experience with NumPy columns; tensors on the CPU share their memory."""
-
-        def move(column: Array) -> Array:
-            return column if isinstance(column, np.ndarray) else column.detach().cpu().numpy()
-
-        return Experience(
-            {name: move(column) for name, column in self.steps.items()},
-            self.offsets,
-            self.segments,
-            {name: move(column) for name, column in self.final_obs.items()},
-        )
+        steps, final_obs = arrays.host_columns(self.steps), arrays.host_columns(self.final_obs)
+        return Experience(steps, self.offsets, self.segments, final_obs)
 
     # -- at rest and in order -----------------------------------------------------------------------------------
 
@@ -581,13 +571,13 @@ def check_finite(exp: Experience, finite: Sequence[str]) -> None:
     """Raise a DataError for the first number that is not finite in columns under the roots ``finite``."""
     for root in finite:
         for name, column in col.subtree(exp.steps, root).items():
-            row = _first_not_finite(column)
+            row = arrays.first_not_finite(column)
             if row is not None:
                 raise DataError(f"column `{name}` holds {_shown(column, row)} at {_located(exp, row)}.")
     if col.OBS in finite:
         for name, final in exp.final_obs.items():
             known = np.flatnonzero(exp.segments.has_final_obs)
-            row = _first_not_finite(final[known])
+            row = arrays.first_not_finite(final[known])
             if row is not None:
                 i = int(known[row])
                 raise DataError(
@@ -596,21 +586,11 @@ def check_finite(exp: Experience, finite: Sequence[str]) -> None:
                 )
 
 
-def _first_not_finite(column: Array) -> int | None:
-    values = column if isinstance(column, np.ndarray) else column.detach().cpu().numpy()
-    if values.dtype.kind != "f":
-        return None
-    with np.errstate(invalid="ignore", over="ignore"):
-        if np.isfinite(values.sum()):
-            return None  # one sum is much cheaper than a mask; where it overflows, the mask decides
-    bad = ~np.isfinite(values).reshape(len(values), -1).all(axis=1)
-    return int(bad.argmax()) if bad.any() else None
-
-
 def _shown(column: Array, row: int) -> str:
-    values = np.asarray(column[row]).reshape(-1)
+    value = arrays.host(column[row : row + 1])[0]
+    values = np.reshape(value, -1)
     at = int(np.argmax(~np.isfinite(values)))
-    return f"{values[at]}" + (f" in component {at}" if np.asarray(column[row]).ndim else "")
+    return f"{values[at]}" + (f" in component {at}" if np.ndim(value) else "")
 
 
 def _located(exp: Experience, row: int) -> str:

@@ -5,7 +5,7 @@ The built-in network acts in NumPy, on the memory of its torch parameters, which
 of eager torch: no dispatch, no copies. All other nets act through torch, see `etude.modules.module.TorchActor`.
 """
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import nn
 
 from etude.columns import DIST_INPUTS, Columns
 from etude.errors import ModuleError
+from etude.experience.arrays import Array
 from etude.modules.distributions import Distribution, Floats
 from etude.modules.mask import ActionMask
 from etude.modules.network import ACTIVATIONS, Image, Network, Numbers, Trunk
@@ -27,8 +28,10 @@ _NOISE_STEPS = 64
 _NOISE_NUMBERS = 1 << 16  # at most so many numbers are drawn ahead
 
 
-def as_tensor(column: NDArray[Any]) -> torch.Tensor:
-    """A tensor that shares the array's memory, or a copy where torch would not share it."""
+def as_tensor(column: Array) -> torch.Tensor:
+    """A tensor that shares the array's memory, or a copy where torch would not share it; a tensor is itself."""
+    if isinstance(column, torch.Tensor):
+        return column
     if not column.flags.writeable or any(stride < 0 for stride in column.strides):
         column = column.copy()
     return torch.from_numpy(column)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Action distributions: NumPy while acting, torch while learning, one object for each action space."""
+"""Action distributions: NumPy or torch while acting, torch while learning, one object for each action space."""
 
 import math
 from abc import ABC, abstractmethod
@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from etude.columns import ACTION, Columns
 from etude.errors import SpaceError
+from etude.experience.arrays import Constant, tensor_dtype
 from etude.spaces import Flattener, Space, leaves
 
 Floats: TypeAlias = NDArray[np.float32]
@@ -47,9 +48,10 @@ class Logits(NamedTuple):
 class Distribution(ABC):
     """A family of action distributions over one action space; stateless, made once.
 
-    Acting is NumPy and only NumPy; learning (`logp`, `entropy`, `kl`) is torch and differentiable. The parameters of
-    one distribution are the last axis of ``inputs``; for torch any axes may come before it (``[B]`` or ``[B, T]``).
-    Logarithms are natural, densities are with respect to the action's own units.
+    Acting is NumPy (`act`), or torch where observations are tensors (`act_tensors`: the same actions for the same
+    noise). Learning (`logp`, `entropy`, `kl`) is torch and differentiable. The parameters of one distribution are the
+    last axis of ``inputs``; for learning, any axes may come before it (``[B]`` or ``[B, T]``). Logarithms are natural,
+    densities are with respect to the action's own units.
 
     Attributes:
         num_inputs: Numbers that parameterise the distribution of one action.
@@ -92,6 +94,14 @@ class Distribution(ABC):
         """
 
     @abstractmethod
+    def noise_tensor(self, generator: torch.Generator, rows: int) -> Tensor:
+        """float32 ``[rows, num_noise]`` on the generator's device: as `noise`, from torch's random numbers."""
+
+    @abstractmethod
+    def act_tensors(self, inputs: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
+        """As `act`, on the device of ``inputs``, without a word to the host."""
+
+    @abstractmethod
     def logp(self, inputs: Tensor, action: Mapping[str, Tensor]) -> Tensor:
         """``[...]``: the log-probability (log-density) of the actions, given by column."""
 
@@ -123,6 +133,16 @@ def _logistic(rng: np.random.Generator, shape: tuple[int, ...]) -> Floats:
     return result
 
 
+def _gumbel_tensor(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
+    draws = torch.empty(shape, device=generator.device).exponential_(generator=generator)
+    return draws.clamp_(min=float(_SMALLEST)).log_().neg_()
+
+
+def _logistic_tensor(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
+    draws = torch.rand(shape, generator=generator, device=generator.device).clamp_(min=float(_SMALLEST))
+    return draws.log() - torch.log1p(-draws)
+
+
 class Categorical(Distribution):
     """One of ``n`` choices of a Discrete space. Inputs: ``n`` logits, not normalised.
 
@@ -141,6 +161,16 @@ class Categorical(Distribution):
 
     def act(self, inputs: Floats, noise: Floats | None) -> Columns:
         return self._chosen((inputs if noise is None else inputs + noise).argmax(1))
+
+    def noise_tensor(self, generator: torch.Generator, rows: int) -> Tensor:
+        return _gumbel_tensor(generator, (rows, self.num_noise))
+
+    def act_tensors(self, inputs: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
+        return self._chosen_tensor((inputs if noise is None else inputs + noise).argmax(1))
+
+    def _chosen_tensor(self, index: Tensor) -> dict[str, Tensor]:
+        chosen = index.to(tensor_dtype(self._dtype))
+        return {self._name: chosen + self._start if self._start else chosen}
 
     def _chosen(self, index: NDArray[np.int64]) -> Columns:
         """The action for positions among the inputs."""
@@ -199,6 +229,18 @@ class EpsilonGreedy(Categorical):
                 chosen[rows] = (allowed.cumsum(1) > which[:, None]).argmax(1)
         return self._chosen(chosen)
 
+    def noise_tensor(self, generator: torch.Generator, rows: int) -> Tensor:
+        return torch.rand((rows, 2), generator=generator, device=generator.device)
+
+    def act_tensors(self, inputs: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
+        chosen = inputs.argmax(1)
+        if noise is not None:
+            allowed = inputs > ALLOWED_ABOVE
+            which = (noise[:, 1].double() * allowed.sum(1)).long()
+            any_of_them = (allowed.cumsum(1) > which[:, None]).int().argmax(1)
+            chosen = torch.where(noise[:, 0] < self.epsilon, any_of_them, chosen)
+        return self._chosen_tensor(chosen)
+
     def probabilities(self, inputs: Tensor) -> Tensor:
         """``[..., n]``: the probability of each choice."""
         allowed = inputs > ALLOWED_ABOVE
@@ -229,10 +271,12 @@ class MultiCategorical(Distribution):
         logits = [Logits(int(start), int(size), True) for start, size in zip(first, sizes, strict=True)]
         super().__init__(space, root, num_inputs=total, num_noise=total, logits=logits)
         self._start = np.asarray(space.start, np.int64)
+        self._first = Constant(self._start)
         self._groups = (len(sizes), int(sizes.max()))
         # Where choices differ in size, each is padded to the widest: position `total` is the padding.
         place = np.arange(self._groups[1])
         self._index = np.where(place < sizes[:, None], first[:, None] + place, total).reshape(-1)
+        self._place = Constant(self._index)
         self._padded = bool((sizes != sizes[0]).any())
 
     def noise(self, rng: np.random.Generator, rows: tuple[int, ...]) -> Floats:
@@ -249,12 +293,24 @@ class MultiCategorical(Distribution):
         chosen += self._start
         return {self._name: chosen.astype(self._dtype, copy=False)}
 
-    def _log_softmax(self, inputs: Tensor) -> Tensor:
+    def noise_tensor(self, generator: torch.Generator, rows: int) -> Tensor:
+        return _gumbel_tensor(generator, (rows, self.num_noise))
+
+    def act_tensors(self, inputs: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
+        logits = inputs if noise is None else inputs + noise
+        chosen = self._grouped(logits, self._place.like(inputs)).argmax(-1)
+        chosen = chosen.reshape(len(inputs), *self._shape) + self._first.like(inputs)
+        return {self._name: chosen.to(tensor_dtype(self._dtype))}
+
+    def _grouped(self, inputs: Tensor, place: Tensor) -> Tensor:
+        """``[..., groups, widest]``: the inputs of each choice by themselves."""
         lead = inputs.shape[:-1]
         if self._padded:
-            index = torch.from_numpy(self._index).to(inputs.device)
-            inputs = F.pad(inputs, (0, 1), value=FORBIDDEN).index_select(-1, index)
-        return torch.log_softmax(inputs.reshape(*lead, *self._groups), -1)
+            inputs = F.pad(inputs, (0, 1), value=FORBIDDEN).index_select(-1, place)
+        return inputs.reshape(*lead, *self._groups)
+
+    def _log_softmax(self, inputs: Tensor) -> Tensor:
+        return torch.log_softmax(self._grouped(inputs, torch.from_numpy(self._index).to(inputs.device)), -1)
 
     def logp(self, inputs: Tensor, action: Mapping[str, Tensor]) -> Tensor:
         lead = inputs.shape[:-1]
@@ -284,6 +340,13 @@ class Bernoulli(Distribution):
 
     def act(self, inputs: Floats, noise: Floats | None) -> Columns:
         bits = (inputs > (0.0 if noise is None else noise)).astype(self._dtype)
+        return {self._name: bits.reshape(len(inputs), *self._shape)}
+
+    def noise_tensor(self, generator: torch.Generator, rows: int) -> Tensor:
+        return _logistic_tensor(generator, (rows, self.num_noise))
+
+    def act_tensors(self, inputs: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
+        bits = (inputs > (0.0 if noise is None else noise)).to(tensor_dtype(self._dtype))
         return {self._name: bits.reshape(len(inputs), *self._shape)}
 
     def logp(self, inputs: Tensor, action: Mapping[str, Tensor]) -> Tensor:
@@ -339,6 +402,18 @@ class DiagGaussian(Distribution):
             action += mean
         return {self._name: action.reshape(len(inputs), *self._shape).astype(self._dtype, copy=False)}
 
+    def noise_tensor(self, generator: torch.Generator, rows: int) -> Tensor:
+        return torch.randn((rows, self._size), generator=generator, device=generator.device)
+
+    def act_tensors(self, inputs: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
+        action = self._drawn(inputs, noise).reshape(len(inputs), *self._shape)
+        return {self._name: action.to(tensor_dtype(self._dtype))}
+
+    def _drawn(self, inputs: Tensor, noise: Tensor | None) -> Tensor:
+        """``[N, size]``: normal numbers; the means without noise."""
+        mean, log_std = self._normal(inputs)
+        return mean.clone() if noise is None else mean + torch.exp(log_std) * noise
+
     def _normal(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Means and log standard deviations, ``[..., size]`` each."""
         mean, log_std = inputs.chunk(2, -1)
@@ -393,6 +468,7 @@ class SquashedGaussian(DiagGaussian):
         self._low, self._high = space.low, space.high
         low, high = space.low.reshape(-1).astype(np.float64), space.high.reshape(-1).astype(np.float64)
         self._middle, self._half = (low + high) / 2, (high - low) / 2
+        self._range = tuple(map(Constant, (self._middle, self._half, self._low, self._high)))
         nodes, weights = np.polynomial.hermite_e.hermegauss(32)
         self._nodes, self._weights = nodes.reshape(-1, 1), weights / weights.sum()
 
@@ -402,6 +478,11 @@ class SquashedGaussian(DiagGaussian):
             drawn = drawn + np.exp(inputs[:, self._size :].clip(*LOG_STD_RANGE)) * noise
         action = (self._middle + self._half * np.tanh(drawn)).reshape(len(inputs), *self._shape)
         return {self._name: np.clip(action.astype(self._low.dtype), self._low, self._high)}
+
+    def act_tensors(self, inputs: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
+        middle, half, low, high = (part.like(inputs) for part in self._range)
+        action = (middle + half * torch.tanh(self._drawn(inputs, noise))).reshape(len(inputs), *self._shape)
+        return {self._name: action.to(low.dtype).clamp(low, high)}
 
     def _normal(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_std = inputs.chunk(2, -1)
@@ -462,6 +543,15 @@ class Composite(Distribution):
         action: Columns = {}
         for part, of_inputs, of_noise in self._parts:
             action |= part.act(inputs[:, of_inputs], None if noise is None else noise[:, of_noise])
+        return action
+
+    def noise_tensor(self, generator: torch.Generator, rows: int) -> Tensor:
+        return torch.cat([part.noise_tensor(generator, rows) for part, _, _ in self._parts], -1)
+
+    def act_tensors(self, inputs: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
+        action: dict[str, Tensor] = {}
+        for part, of_inputs, of_noise in self._parts:
+            action |= part.act_tensors(inputs[:, of_inputs], None if noise is None else noise[:, of_noise])
         return action
 
     def logp(self, inputs: Tensor, action: Mapping[str, Tensor]) -> Tensor:

@@ -37,6 +37,7 @@ class ActionMask:
         self._axes = len(leaf_shape(space))
         self._whole = self.size == dist.num_inputs
         self._at = np.concatenate([np.arange(run.start, run.start + run.size) for run in dist.logits])
+        self._sizes: list[int] = sizes.tolist()
         self._starts = np.cumsum(sizes) - sizes
         self._exclusive = np.array([run.exclusive for run in dist.logits])
 
@@ -69,6 +70,13 @@ class ActionMask:
         if none.any():
             self._refuse(none & self._exclusive, ends)
         return forbidden
+
+    def allows_nothing(self, mask: Tensor) -> Tensor:
+        """bool ``[N, choices]``: where a choice of which one must be made has none that is allowed."""
+        allowed = mask.reshape(len(mask), self.size) != 0
+        runs = torch.split(allowed, self._sizes, 1)
+        found = [~run.any(1) for run, one in zip(runs, self._exclusive, strict=True) if one]
+        return torch.stack(found, 1) if found else allowed[:, :0]
 
     def _refuse(self, none: NDArray[np.bool_], ends: NDArray[np.bool_] | None) -> None:
         if ends is not None:

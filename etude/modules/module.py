@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from etude.columns import ACTION, ACTION_MASK, DIST_INPUTS, OBS, SEPARATOR, STATE_IN, STATE_OUT, VALUE, Columns
 from etude.errors import CheckpointError, DataError, ModuleError
-from etude.experience import Experience
+from etude.experience import Experience, arrays
 from etude.modules.acting import CHUNK, Actor, Noise, NumPyActor, NumPyNetwork, as_tensor, logp_of_inputs, runs_in_numpy
 from etude.modules.distributions import Distribution, Floats, distribution_for
 from etude.modules.mask import action_mask
@@ -234,6 +234,8 @@ class Module(nn.Module):
     def value_of(self, obs_columns: Columns, state_columns: Columns | None = None) -> Floats:
         """float32 ``[n]``: the values of flat observation columns ``[n, ...]``, without gradients, in chunks.
 
+        Of tensors, it is a tensor on their device.
+
         Args:
             obs_columns: The observations.
             state_columns: For a recurrent module: columns ``state_in/...`` with the state in each row.
@@ -243,7 +245,12 @@ class Module(nn.Module):
             DataError: the module is recurrent, and a column of its state is missing.
         """
         net = self.net
-        if isinstance(net, Network) and runs_in_numpy(net) and net.value_head is not None:
+        if (
+            isinstance(net, Network)
+            and runs_in_numpy(net)
+            and net.value_head is not None
+            and isinstance(next(iter(obs_columns.values())), np.ndarray)
+        ):
             if self._numpy is None:
                 self._numpy = NumPyNetwork(net)
             self._numpy.refresh()
@@ -258,7 +265,7 @@ class Module(nn.Module):
             state_columns: Columns ``state_in/...``: the state in which these were seen.
             following: What was seen next.
         """
-        time = {name: np.stack([column, following[name]], 1) for name, column in obs_columns.items()}
+        time = {name: arrays.stack([column, following[name]], 1) for name, column in obs_columns.items()}
         return self._evaluated(time, self.state_from(state_columns))[1]
 
     def logp_and_value(
@@ -281,18 +288,21 @@ class Module(nn.Module):
         """Observations, of one step each where the module is recurrent, and the state by name; {} where it is not."""
         if not self._state:
             return obs, {}
-        return {name: np.expand_dims(column, 1) for name, column in obs.items()}, self.state_from(state or {})
+        return {name: column[:, None] for name, column in obs.items()}, self.state_from(state or {})
 
     def _evaluated(self, obs: Columns, state: Columns, action: Columns | None = None) -> tuple[Floats, Floats]:
         """Log-probabilities, 0 without actions, and values, ``[n]`` each; of the last step where there is time."""
-        n, last = len(next(iter(obs.values()))), (slice(None), -1) if state else slice(None)
-        logp, value = np.zeros(n, np.float32), np.empty(n, np.float32)
+        first, last = next(iter(obs.values())), (slice(None), -1) if state else slice(None)
+        n, is_host = len(first), isinstance(first, np.ndarray)
+        logp: Any = np.zeros(n, np.float32) if is_host else torch.zeros(n, device=first.device)
+        value = logp.copy() if is_host else logp.clone()
+        give = arrays.host if is_host else _as_it_is
         for rows, output in self._outputs(obs, state):
-            value[rows] = output.needed_value(self.net)[last].float().cpu().numpy()
+            value[rows] = give(output.needed_value(self.net)[last].float())
             if action is not None:
                 dist, inputs = output.bound()
                 taken = {name: as_tensor(column[rows]).to(self.device) for name, column in action.items()}
-                logp[rows] = dist.logp(inputs[last], taken).float().cpu().numpy()
+                logp[rows] = give(dist.logp(inputs[last], taken).float())
         return logp, value
 
     def _outputs(self, obs: Columns, state: Columns) -> Iterator[tuple[slice, Output]]:
@@ -320,7 +330,10 @@ class Module(nn.Module):
                 self.train()
 
     def actor(self, *, explore: bool) -> Actor:
-        """What acts for this module: samples of its distribution where ``explore``, else the modes."""
+        """What acts for this module: samples of its distribution where ``explore``, else the modes.
+
+        See `etude.modules.tensors.tensor_actor` for observations that are tensors.
+        """
         if isinstance(self.net, Network) and runs_in_numpy(self.net):
             return NumPyActor(self.net, self.dist, self.mask, explore=explore)
         return TorchActor(self, explore=explore)
@@ -395,6 +408,10 @@ class TorchActor:
 
     def logp(self, dist_inputs: Floats | None, action: Columns) -> Floats | None:
         return self._noise.logp(dist_inputs, action)
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _numpy(tensor: Tensor, has_time: bool = False) -> Floats:

@@ -152,6 +152,8 @@ class RunnerActor:
         )
         if self._recorder is not None:
             self._recorder.take(by_module(parts), order.meta)
+        if runner.arena.device is not None:
+            parts = {name: exp.numpy() for name, exp in parts.items()}  # tensors can't travel
         return self._report(runner, perf_counter() - begin), parts
 
     def _take(self, weights: Weights, seq_nos: Mapping[str, int]) -> None:

@@ -15,6 +15,7 @@ from etude import columns as col
 from etude.envs import Arena, Turn
 from etude.errors import DataError, EnvError, EtudeError, SettingsError
 from etude.experience import Experience
+from etude.experience.arrays import host
 from etude.modules import Module
 from etude.runners.episodes import Episode, EpisodeTracker, Finished
 from etude.runners.limits import Limit
@@ -576,7 +577,7 @@ class CallbackRunner:
             return
         begin = perf_counter()
         episodes = {e.id: e for e in (*self._ended.values(), *cut, *self._running) if e is not None}
-        for exp in parts:
+        for exp in (part.numpy() for part in parts):
             for i, episode_id in enumerate(exp.segments.episode_id):
                 if episode_id in episodes:
                     self._call("on_segment", episodes[episode_id], exp[i])
@@ -759,4 +760,6 @@ def is_plain(value: Any) -> bool:
 
 
 def _nested(space: Any, root: str, columns: Mapping[str, NDArray[Any]], row: int) -> Any:
-    return Nester(space, root)({name: columns[name][row].copy() for name in col.under(columns, root)})
+    return Nester(space, root)(
+        {name: host(columns[name][row : row + 1]).copy()[0] for name in col.under(columns, root)}
+    )

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from etude.columns import Columns
 from etude.envs import Arena, Turn
 from etude.errors import EtudeError
+from etude.experience import arrays
 from etude.runners.episodes import Episode, EpisodeTracker
 from etude.runners.rollout import Rollout
 
@@ -175,7 +176,7 @@ def rows_of(turn: Turn, rows: Ints) -> Turn:
     return dataclasses.replace(
         turn,
         slots=turn.slots.take(rows),
-        obs={name: column.take(rows, axis=0) for name, column in turn.obs.items()},
+        obs={name: arrays.take(column, rows) for name, column in turn.obs.items()},
         reward=turn.reward.take(rows),
         taken=taken,
         over=None,

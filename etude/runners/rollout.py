@@ -1,22 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rollout: what slots showed one policy and what it did about it, and how that becomes Experience."""
 
+import copy
 from collections.abc import Mapping
 from time import perf_counter
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.columns import Columns
 from etude.connectors import Inputs
+from etude.connectors.pipeline import refuse_unready
 from etude.envs import Turn
 from etude.errors import DataError, EnvError, EtudeError, ModuleError
-from etude.experience import Experience, Segments
-from etude.experience.arrays import ranges
+from etude.experience import Experience, Segments, arrays
+from etude.experience.arrays import first_not_finite, host_columns, ranges
 from etude.experience.experience import check_finite, offsets_of
 from etude.modules import Actor
+from etude.modules.acting import as_tensor
+from etude.modules.tensors import tensor_actor
 from etude.policies import Policy
 from etude.runners.episodes import EpisodeTracker
 from etude.runners.limits import Limit
@@ -35,7 +40,10 @@ _ORDER = {name: i for i, name in enumerate((col.OBS, col.ACTION, col.REWARD))}  
 
 
 class Rows:
-    """Columns ``[capacity, ...]`` that grow as needed, filled up to ``size``. A column is made when first written."""
+    """Columns ``[capacity, ...]`` that grow as needed, filled up to ``size``. A column is made when first written.
+
+    It is what is written then: a NumPy array, or a tensor on the same device.
+    """
 
     def __init__(self, capacity: int = 256) -> None:
         self.columns: Columns = {}
@@ -49,7 +57,7 @@ class Rows:
         if stop > self._capacity:
             self._capacity = max(stop, 2 * self._capacity)
             for name, column in self.columns.items():
-                self.columns[name] = np.zeros((self._capacity, *column.shape[1:]), column.dtype)
+                self.columns[name] = arrays.zeros(self._capacity, column)
                 self.columns[name][: len(column)] = column
         self.write(slice(start, stop), values)
         return start
@@ -59,7 +67,7 @@ class Rows:
         columns = self.columns
         for name, value in values.items():
             if name not in columns:
-                columns[name] = np.zeros((self._capacity, *value.shape[1:]), value.dtype)
+                columns[name] = arrays.zeros(self._capacity, value)
             columns[name][rows] = value
 
     def flag(self, name: str) -> Bools:
@@ -71,7 +79,7 @@ class Rows:
     def keep(self, rows: Ints) -> None:
         """Leave only ``rows``, in this order."""
         for column in self.columns.values():
-            column[: len(rows)] = column.take(rows, axis=0)
+            column[: len(rows)] = arrays.take(column, rows)
             if column.dtype == bool:
                 column[len(rows) : self.size] = False
         self.size = len(rows)
@@ -114,10 +122,13 @@ class Rollout:
     def start(self, rng: np.random.Generator, explore: bool) -> None:
         """Be ready to act."""
         if explore not in self._actors:
-            self._actors[explore] = self.module.actor(explore=explore)
+            self._actors[explore] = self._make_actor(explore)
         self.module.eval()  # nothing is dropped out while acting; the learner goes back to training mode
         self._actor = self._actors[explore]
         self._actor.start(rng, len(self._nowhere))
+
+    def _make_actor(self, explore: bool) -> Actor:
+        return self.module.actor(explore=explore)
 
     def clear(self) -> None:
         """Forget all rows: every slot begins a new episode."""
@@ -203,11 +214,10 @@ class Rollout:
         return action
 
     def _state_in(self, turn: Turn) -> Columns:
-        state = col.prefixed({name: c.take(turn.slots, axis=0) for name, c in self._memory.items()}, col.STATE_IN)
+        state = col.prefixed({name: arrays.take(c, turn.slots) for name, c in self._memory.items()}, col.STATE_IN)
         if turn.first is not None and turn.first.any():
-            initial = self.module.initial_state()
-            for name, column in state.items():
-                column[turn.first] = initial[name.removeprefix(f"{col.STATE_IN}/")]
+            for column in state.values():
+                column[turn.first] = 0  # as `Module.initial_state` has it
         return state
 
     def fail(self, slots: Ints) -> None:
@@ -305,8 +315,8 @@ class Rollout:
         rows, answers, last = order[at], order[at + 1], order[ends]
         names = [name for name in columns if name not in _HIDDEN]
         names.sort(key=lambda name: (_ORDER.get(name.partition(col.SEPARATOR)[0], len(_ORDER)), name == col.LOGP))
-        steps = {name: columns[name].take(answers if name == col.REWARD else rows, axis=0) for name in names}
-        final_obs = {name: columns[name].take(last, axis=0) for name in col.under(columns, col.OBS)}
+        steps = {name: arrays.take(columns[name], answers if name == col.REWARD else rows) for name in names}
+        final_obs = {name: arrays.take(columns[name], last) for name in col.under(columns, col.OBS)}
         blind = self.rows.flag(BLIND)[last]
         if blind.any():
             for values in final_obs.values():
@@ -344,7 +354,7 @@ class Rollout:
         logp = self._actor.logp(None if inputs is None else inputs[rows], {name: columns[name][rows] for name in taken})
         if logp is not None:
             if col.LOGP not in columns:
-                columns[col.LOGP] = np.zeros(len(columns[SLOT]), np.float32)
+                columns[col.LOGP] = arrays.zeros(len(columns[SLOT]), logp)
             columns[col.LOGP][rows] = logp
 
     def check_chosen(self, error: EtudeError) -> None:
@@ -354,7 +364,7 @@ class Rollout:
             ModuleError: ``dist_inputs`` of the module are not finite.
         """
         inputs = self.rows.columns.get(col.DIST_INPUTS)
-        if inputs is not None and not np.isfinite(inputs[: self.rows.size]).all():
+        if inputs is not None and first_not_finite(inputs[: self.rows.size]) is not None:
             raise ModuleError(
                 f"the module gave `{col.DIST_INPUTS}` that is not finite, and the env failed on what came of it: the "
                 f"module's weights may have grown beyond bounds ({error})"
@@ -391,6 +401,49 @@ class Rollout:
                 column[...] = state[name][key]
 
 
+class TensorRollout(Rollout):
+    """A rollout in an arena of tensors: what is seen and done stays on their device, and experience is there.
+
+    What runs over the rows (slots, flags) and rewards are NumPy arrays; rewards go to the device with the experience.
+
+    Args:
+        policy: Acts.
+        module_id: The name of its module; None for the only one.
+        num_slots: Slots of the arena.
+        device: Where the tensors are.
+
+    Raises:
+        SettingsError: a connector can't work on tensors.
+        ModuleError: the module is on another device.
+    """
+
+    def __init__(self, policy: Policy, module_id: str | None, num_slots: int, device: torch.device) -> None:
+        self._device = device
+        refuse_unready(policy.connectors)
+        super().__init__(policy, module_id, num_slots)
+        for columns in (self._memory, self._prev):
+            for name, column in columns.items():
+                columns[name] = as_tensor(column).to(device)  # type: ignore[assignment]
+        self._actors[True] = self._make_actor(True)
+
+    def _make_actor(self, explore: bool) -> Actor:
+        return tensor_actor(self.module, self._device, explore=explore)
+
+    def _experience(self, *args: Any) -> Experience:
+        return super()._experience(*args).to(self._device)
+
+    def nothing(self) -> Experience:
+        return super().nothing().to(self._device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As `Rollout.state_dict`, but without rows: episodes of tensors don't go on (see `Arena.state_dict`)."""
+        per_slot = {name: host_columns(columns) for name, columns in self._per_slot().items()}
+        return {"rows": {}, "pending": 0, "connectors": self.connectors.state_dict(), **copy.deepcopy(per_slot)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.connectors.load_state_dict(state["connectors"])
+
+
 def check_numbers(exp: Experience) -> None:
     """Raise an error that names the culprit, env or module, where what was collected is not finite.
 
@@ -401,6 +454,7 @@ def check_numbers(exp: Experience) -> None:
     try:
         check_finite(exp, (col.OBS, col.REWARD, col.DIST_INPUTS, col.VALUE))
     except DataError as error:
+        exp = exp.numpy()
         seen = np.ones(exp.num_steps, bool)
         for column in col.subtree(exp.steps, col.OBS).values():
             if column.dtype.kind == "f":

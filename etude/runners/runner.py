@@ -14,7 +14,8 @@ import torch
 from etude.columns import Columns
 from etude.envs import Arena
 from etude.errors import EtudeError
-from etude.experience import Experience
+from etude.experience import Experience, arrays
+from etude.experience.arrays import describe
 from etude.interruption import interruptible
 from etude.modules.module import load_weights
 from etude.policies import Policy, PolicyLike
@@ -22,7 +23,7 @@ from etude.runners.callbacks import CallbackLike, CallbackRunner, callback_from
 from etude.runners.episodes import EpisodeTracker, Finished
 from etude.runners.limits import CountBy, EpisodeLimit, Lengths, Limit, StepLimit, WholeEpisodeLimit
 from etude.runners.mapping import ModuleOf, PolicyMapping, Share
-from etude.runners.rollout import Rollout
+from etude.runners.rollout import Rollout, TensorRollout
 
 PHASES = ("env", "observe", "infer", "act", "note")
 """Where the time of turns goes: waiting for envs; connectors towards the module; the module; connectors back; keeping
@@ -68,7 +69,8 @@ class Runner:
         callbacks: Called while episodes run, in this order; see `Callback`.
         lengths: How long segments may be; None is as they come.
 
-    The same seed gives the same Experience, bit for bit, where the arena gives its turns in the same order.
+    The same seed gives the same Experience, bit for bit, where the arena gives its turns in the same order. In an arena
+    of tensors, the columns of Experience are tensors on the same device (see `Arena.device`).
     """
 
     def __init__(
@@ -119,8 +121,14 @@ class Runner:
     def _set_policies(self, policies: PolicyLike | Mapping[str, PolicyLike], module_of: ModuleOf | None) -> None:
         by_id: Mapping[Any, PolicyLike] = policies if isinstance(policies, Mapping) else {None: policies}
         self.policies = {name: own if isinstance(own, Policy) else Policy(own) for name, own in by_id.items()}
-        self.rollouts = {name: Rollout(own, name, self.arena.num_slots) for name, own in self.policies.items()}
+        self.rollouts = {name: self._rollout(own, name) for name, own in self.policies.items()}
         self._mapping = PolicyMapping(self.rollouts, module_of, self.arena, self._tracker)
+
+    def _rollout(self, policy: Policy, module_id: str | None) -> Rollout:
+        slots, device = self.arena.num_slots, self.arena.device
+        if device is None:
+            return Rollout(policy, module_id, slots)
+        return TensorRollout(policy, module_id, slots, device)
 
     def set_policies(
         self, policies: PolicyLike | Mapping[str, PolicyLike], *, module_of: ModuleOf | None = None
@@ -167,7 +175,7 @@ class Runner:
             return next(rollout for rollout in self.rollouts.values() if rollout.rows.columns).nothing()
         if len(parts) == 1:
             return next(iter(parts.values()))
-        shapes = {tuple((n, c.dtype.str, c.shape[1:]) for n, c in sorted(exp.steps.items())) for exp in parts.values()}
+        shapes = {tuple((n, describe(c)) for n, c in sorted(exp.steps.items())) for exp in parts.values()}
         if len(shapes) > 1:
             raise EtudeError(
                 f"the modules {sorted(map(str, parts))} have columns that don't go into one Experience: use "
@@ -471,6 +479,6 @@ def _put(whole: Columns, part: Columns, rows: Any, count: int) -> Columns:
     """``whole`` with the rows of ``part`` put into it; made for ``count`` rows where it is empty."""
     for name, column in part.items():
         if name not in whole:
-            whole[name] = np.zeros((count, *column.shape[1:]), column.dtype)
+            whole[name] = arrays.zeros(count, column)
         whole[name][rows] = column
     return whole

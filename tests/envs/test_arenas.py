@@ -186,7 +186,9 @@ class Tensors(gym.vector.VectorEnv[Any, Any, Any]):
 
 
 class InNumPy(gym.vector.VectorWrapper):
-    """What the message for tensors asks for."""
+    """In NumPy, though computed on a device."""
+
+    device = "cpu"
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         obs, info = self.env.reset(seed=seed, options=options)
@@ -200,9 +202,10 @@ class InNumPy(gym.vector.VectorWrapper):
 @pytest.mark.parametrize("late", [False, True])
 def test_a_vector_env_of_tensors_is_named_with_what_to_do(late: bool) -> None:
     arena = make_arena(Tensors(late), 2)
-    with pytest.raises(EnvError, match=r"Tensors gives a torch\.Tensor .*NumPy.*VectorWrapper"):
+    with pytest.raises(EnvError, match=r"Tensors gives torch tensors.* set its attribute `device`, such as env.device"):
         one_step(arena)
     arena = make_arena(InNumPy(Tensors()), 2)
+    assert type(arena) is VectorArena
     assert one_step(arena).reward.tolist() == [1.0, 1.0]
 
 

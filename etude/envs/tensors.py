@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TensorArena: vector envs of torch tensors, whose observations and actions stay on their device."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.vector import VectorEnv
+from numpy.typing import NDArray
+
+from etude import columns as col
+from etude.columns import Columns
+from etude.envs.arena import Turn
+from etude.envs.vector import VectorArena
+from etude.errors import EnvError
+from etude.experience import arrays
+
+
+class TensorArena(VectorArena):
+    """The copies of a vector env of torch tensors, which step together on their device. See `VectorArena`.
+
+    At each step, rewards and flags come to the host, in one transfer; observations and actions stay on the device.
+    The first steps are the exception, as long as observations are checked (see `EnvLimits.check`): they are copied.
+    """
+
+    device: torch.device
+
+    def __init__(self, env: VectorEnv[Any, Any, Any] | Callable[[], Any], num_envs: int = 1, **limits: Any) -> None:
+        super().__init__(env, num_envs, **limits)
+        self.device = torch.empty(0, device=self.env.device).device  # type: ignore[attr-defined]  # cuda is cuda:0
+
+    def _begin(self, seed: int | None) -> tuple[Any, dict[str, Any]]:
+        obs, info = self._call(self.env.reset, seed=seed)
+        for name, value in self._flatten(obs).items():
+            if getattr(value, "device", None) != self.device:
+                found = f"on {value.device}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+                raise EnvError(
+                    f"{type(self.env).__name__} says that its tensors are on {self.device}, but `{name}` is {found}: "
+                    "let its attribute `device` say where all observations are."
+                )
+        return obs, info
+
+    def _reset_rows(self, rows: NDArray[np.bool_]) -> tuple[Any, dict[str, Any]]:
+        mask = torch.from_numpy(rows.copy()).to(self.device)
+        given: tuple[Any, dict[str, Any]] = self._call(self.env.reset, options={"reset_mask": mask})
+        return given
+
+    def _step(self, action: Columns) -> Any:
+        given = super()._step(action)
+        if len(given) != 5:
+            return given
+        obs, reward, terminated, truncated, info = given
+        shape = self._slots.shape
+        for name, value in ((col.REWARD, reward), (col.TERMINATED, terminated), (col.TRUNCATED, truncated)):
+            is_flag = name != col.REWARD
+            if not isinstance(value, torch.Tensor) or value.shape != shape or (is_flag and value.dtype != torch.bool):
+                found = value if not isinstance(value, torch.Tensor) else f"a tensor {arrays.describe(value[None])}"
+                raise EnvError(
+                    f"`{name}` of {type(self.env).__name__} is {found}, but must be a tensor of {shape[0]} "
+                    f"{'bools' if is_flag else 'numbers'}, one for each of the copies."
+                )
+        dtype = reward.dtype if reward.dtype == torch.float64 else torch.float32
+        host = torch.stack([reward.to(dtype), terminated.to(dtype), truncated.to(dtype)]).cpu().numpy()
+        return obs, host[0], host[1] != 0, host[2] != 0, _with_final_obs(info)
+
+    def _check(self, columns: Columns, *flags: Any) -> None:
+        super()._check(arrays.host_columns(columns), *flags)
+
+    def recv(self) -> list[Turn]:
+        """See `Arena.recv`."""
+        if self._turns and not self._bounds.is_over:
+            self._bounds.look_at([dataclasses.replace(t, obs=arrays.host_columns(t.obs)) for t in self._turns])
+        return self._turns if self._turns else super().recv()
+
+    def _taken(self, info: dict[str, Any]) -> tuple[NDArray[np.int64], Columns]:
+        there = info.get("_off_policy_action")
+        rows = self._slots if there is None else np.flatnonzero(arrays.host(there))
+        values = self._flatten_action(info["off_policy_action"])
+        return rows, {name: arrays.take(column, rows) for name, column in values.items()}
+
+    def _final_columns(self, final: Any, rows: NDArray[np.int64]) -> Columns:
+        return {name: arrays.take(column, rows) for name, column in self._flatten(final).items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Arena.state_dict`: what is in tensors is not captured."""
+        return {"how": "new episodes", "why": f"{type(self.env).__name__} is a vector env of torch tensors"}
+
+    def load_state_dict(self, state: dict[str, Any]) -> str:
+        """See `Arena.load_state_dict`: new episodes begin."""
+        return f"new episodes: {self.state_dict()['why']}"
+
+
+def _with_final_obs(info: dict[str, Any]) -> dict[str, Any]:
+    """``info`` with the last observations by the name that Gymnasium has for them since 1.0, if they have the older."""
+    if "final_observation" not in info:
+        return info
+    return {"final_obs": info["final_observation"], **info}

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Actors for observations that are tensors: what is seen and done stays on the device of the env."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from etude.columns import DIST_INPUTS, OBS_MASK, SEPARATOR, STATE_OUT, VALUE, Columns
+from etude.errors import ModuleError
+from etude.experience.arrays import Array, host_columns
+from etude.modules.acting import Actor, as_tensor
+from etude.modules.module import Module
+
+
+def tensor_actor(module: Module, device: torch.device, *, explore: bool) -> Actor:
+    """What acts for a module where observations are tensors.
+
+    Args:
+        module: Acts. One that has an `actor` of its own acts in NumPy, so that what it sees and does is copied from and
+            to the device; so does a `Task`, which is handed tensors by that.
+        device: Where the observations are, and the actions are wanted.
+        explore: Draw actions; else take the modes.
+
+    Raises:
+        ModuleError: the module is on another device.
+    """
+    if type(module).actor is not Module.actor:
+        return HostActor(module.actor(explore=explore), device)
+    return TensorActor(module, device, explore=explore)
+
+
+class TensorActor:
+    """Acts with any module, tensors in and out; no number comes to the host but one in each step with an action mask.
+
+    ``value`` is recorded where the module gives one, and the state after a step where it is recurrent. Arguments are
+    those of `tensor_actor`. Columns are as `Actor` has them, but tensors.
+    """
+
+    def __init__(self, module: Module, device: torch.device, *, explore: bool) -> None:
+        self._module, self._device, self._explore = module, device, explore
+        self._generator: torch.Generator | None = None
+        self._check_device()
+
+    def _check_device(self) -> None:
+        module = self._module
+        if module.device != self._device:
+            raise ModuleError(
+                f"the env gives tensors on {self._device}, but the weights of {type(module.net).__name__} are on "
+                f"{module.device}: let both be on one device, such as by device={str(self._device)!r} in the config "
+                f"(module.to({str(self._device)!r}) without one), or make the env on {module.device}."
+            )
+
+    def start(self, rng: np.random.Generator, num_rows: int) -> None:
+        """See `Actor.start`: actions are drawn by a generator on the device, with a seed that ``rng`` draws."""
+        self._check_device()
+        if self._explore:
+            self._generator = torch.Generator(self._device).manual_seed(int(rng.integers(2**63)))
+
+    def step(
+        self, obs: Columns, state: Columns | None = None, *, ends: NDArray[np.bool_] | None = None
+    ) -> tuple[Columns, Columns]:
+        """See `Actor.step`."""
+        module, recurrent = self._module, self._module.recurrent
+        seen: dict[str, Any] = dict(obs)
+        if module.mask is not None and bool(module.mask.allows_nothing(seen[OBS_MASK]).any()):
+            module.mask.check(host_columns({OBS_MASK: seen[OBS_MASK]}), ends)
+        with torch.no_grad():  # not in inference mode: the env may write into its actions
+            if recurrent:
+                output = module(
+                    module.obs_from({name: tensor.unsqueeze(1) for name, tensor in seen.items()}),
+                    module.state_from(state or {}),
+                )
+            else:
+                output = module(module.obs_from(seen))
+            inputs = _of_now(output.bound()[1], recurrent)
+            action: dict[str, Any] = module.dist.act_tensors(inputs, self._noise(len(inputs)))
+        extras: dict[str, Any] = {DIST_INPUTS: inputs}
+        if output.value is not None:
+            extras[VALUE] = _of_now(output.value, recurrent)
+        if recurrent:
+            extras |= {f"{STATE_OUT}{SEPARATOR}{name}": output.state[name].float() for name in module.initial_state()}
+        return action, extras
+
+    def _noise(self, rows: int) -> Tensor | None:
+        if not self._explore:
+            return None
+        if self._generator is None:
+            raise ModuleError("this actor was not started: call its start(rng, num_rows) before step().")
+        return self._module.dist.noise_tensor(self._generator, rows)
+
+    def logp(self, dist_inputs: Array | None, action: Columns) -> Array | None:
+        """See `Actor.logp`; a tensor."""
+        if dist_inputs is None:
+            return None
+        if not self._explore:
+            return dist_inputs.new_zeros(len(dist_inputs))
+        with torch.no_grad():
+            return self._module.dist.logp(dist_inputs, action).float()  # type: ignore[arg-type]
+
+
+def _of_now(tensor: Tensor, has_time: bool) -> Tensor:
+    return (tensor[:, 0] if has_time else tensor).float()
+
+
+class HostActor:
+    """Lets an actor of NumPy act on tensors: copies what it sees to the host, and what it does to the device.
+
+    Args:
+        actor: Acts.
+        device: Where its actions are wanted.
+    """
+
+    def __init__(self, actor: Actor, device: torch.device) -> None:
+        self._actor, self._device = actor, device
+
+    def start(self, rng: np.random.Generator, num_rows: int) -> None:
+        """See `Actor.start`."""
+        self._actor.start(rng, num_rows)
+
+    def step(
+        self, obs: Columns, state: Columns | None = None, *, ends: NDArray[np.bool_] | None = None
+    ) -> tuple[Columns, Columns]:
+        """See `Actor.step`."""
+        action, extras = self._actor.step(host_columns(obs), None if state is None else host_columns(state), ends=ends)
+        return self._tensors(action), self._tensors(extras)
+
+    def _tensors(self, columns: Columns) -> Any:
+        return {name: as_tensor(column).to(self._device) for name, column in columns.items()}
+
+    def logp(self, dist_inputs: Array | None, action: Columns) -> Array | None:
+        """See `Actor.logp`; a tensor."""
+        inputs = None if dist_inputs is None else host_columns({DIST_INPUTS: dist_inputs})[DIST_INPUTS]
+        found = self._actor.logp(inputs, host_columns(action))
+        return None if found is None else torch.from_numpy(found).to(self._device)
