@@ -41,6 +41,8 @@ class Policy:
         self.connectors = Pipeline() if connectors is None else connectors
         self.obs_space = module.obs_space if obs_space is None else obs_space
         self.action_space = module.action_space if action_space is None else action_space
+        self._flatten, self._nest = Flattener(self.obs_space, col.OBS), Nester(self.action_space, col.ACTION)
+        self._forms = {name: (leaf_shape(leaf), leaf_dtype(leaf)) for name, leaf in self._flatten.leaves.items()}
         self._actors: dict[bool, Actor] = {}
 
     @property
@@ -123,7 +125,8 @@ class Policy:
     def _actor(self, explore: bool, rng: np.random.Generator | None, rows: int) -> Actor:
         if explore not in self._actors:
             self._actors[explore] = self.module.actor(explore=explore)
-        self.module.eval()  # nothing is dropped out while acting; the learner goes back to training mode
+        if self.module.training:
+            self.module.eval()  # nothing is dropped out while acting; the learner goes back to training mode
         actor = self._actors[explore]
         if explore:
             rng = np.random.default_rng() if rng is None else rng
@@ -132,25 +135,23 @@ class Policy:
 
     def _columns_of(self, obs: Any) -> tuple[Columns, bool]:
         """The columns ``[B, ...]`` of an observation or of a batch of them, and whether it is a batch."""
-        flatten = Flattener(self.obs_space, col.OBS)
         try:
-            given = {name: np.asarray(value) for name, value in flatten(obs).items()}
+            given = {name: np.asarray(value) for name, value in self._flatten(obs).items()}
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise SpaceError(f"the observation does not fit its space {self.obs_space}: {error!r}.") from error
-        extra = {name: given[name].ndim - len(leaf_shape(leaf)) for name, leaf in flatten.leaves.items()}
-        is_batch = set(extra.values()) == {1}
+        is_batch = all(given[name].ndim == len(shape) + 1 for name, (shape, _) in self._forms.items())
         rows = {len(value) for value in given.values()} if is_batch else {1}
         columns: Columns = {}
-        for name, leaf in flatten.leaves.items():
+        for name, (shape, dtype) in self._forms.items():
             value = given[name] if is_batch else given[name][None]
-            if len(rows) > 1 or value.shape[1:] != leaf_shape(leaf):
+            if len(rows) > 1 or value.shape[1:] != shape:
                 raise SpaceError(
-                    f"`{name}` has shape {given[name].shape}, but its space {leaf} has shape {leaf_shape(leaf)}: give "
-                    "one observation, or arrays of observations with the batch's axis in front, all of one length."
+                    f"`{name}` has shape {given[name].shape}, but in its space {self.obs_space} it has shape {shape}: "
+                    "give one observation, or arrays of observations with the batch's axis in front, all of one length."
                 )
-            if not np.can_cast(value.dtype, leaf_dtype(leaf), "same_kind"):
-                raise SpaceError(f"`{name}` has dtype {value.dtype}, but its space {leaf} has {leaf_dtype(leaf)}.")
-            columns[name] = value.astype(leaf_dtype(leaf), copy=False)
+            if not np.can_cast(value.dtype, dtype, "same_kind"):
+                raise SpaceError(f"`{name}` has dtype {value.dtype}, but in its space {self.obs_space} {dtype}.")
+            columns[name] = value.astype(dtype, copy=False)
         return columns, is_batch
 
     def _resumed(
@@ -185,7 +186,7 @@ class Policy:
         action = self.connectors.act(chosen) if self.connectors.acts else chosen
         if not is_batch:
             action = {name: column[0] for name, column in action.items()}
-        return Nester(self.action_space, col.ACTION)(action)
+        return self._nest(action)
 
     # -- being given around -------------------------------------------------------------------------------------
 
