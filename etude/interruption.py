@@ -37,8 +37,8 @@ SAVING: Final = 0xFF
 """Messages to the guard, besides signal numbers."""
 
 KILLED: Final = (
-    b"error: code of the env holds Python's lock and can't be interrupted, so that the process is killed. What was "
-    b"saved last stays.\n"
+    b"error: code of the env holds Python's lock and can't be interrupted, so the process is killed. The last saved "
+    b"checkpoint remains.\n"
 )
 
 INTERRUPTED: Final = 130

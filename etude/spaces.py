@@ -45,7 +45,7 @@ def leaves(space: Space, root: str) -> dict[str, Space]:
 def _walk(space: Space, name: str, path: Keys) -> list[tuple[str, Keys, Space]]:
     _check_level(len(path))
     if isinstance(space, spaces.Dict | spaces.Tuple) and not len(space.spaces):
-        raise SpaceError(f"`{name}` is a {type(space).__name__} space without parts: there is nothing in it.")
+        raise SpaceError(f"`{name}` is a {type(space).__name__} space without parts.")
     if isinstance(space, spaces.Dict):
         for key in space.spaces:
             if SEPARATOR in str(key):
@@ -102,7 +102,7 @@ def without(space: Space, paths: Iterable[str]) -> Space:
         if find_part(space, path) is not None:
             space = _without(space, path.split(SEPARATOR))
             if not space.spaces:
-                raise SpaceError(f"to drop `{path}` leaves nothing of the observation: keep a part of it.")
+                raise SpaceError(f"without `{path}`, nothing of the observation is left: keep a part of it.")
     return space
 
 
@@ -220,7 +220,7 @@ def _to_json(space: Space, room: "_Room", level: int) -> dict[str, Any]:
         }
     if isinstance(space, spaces.MultiBinary):
         return {"type": "MultiBinary", "n": list(space.shape)}
-    raise SpaceError(f"a {type(space).__name__} space can't be written down.")
+    raise SpaceError(f"a {type(space).__name__} space can't be saved.")
 
 
 def _check_level(level: int) -> None:

@@ -258,16 +258,14 @@ class Metrics:
         entry = self._entries.get(name)
         if entry is None:
             if by not in get_args(By):
-                raise EtudeError(f"`{name}` is to be logged by {by!r}, but there are only {', '.join(get_args(By))}.")
+                raise EtudeError(f"`{name}` can't be logged by {by!r}: there are only {', '.join(get_args(By))}.")
             if window < 1:
-                raise EtudeError(f"`{name}` is to be logged over {window} values, but it must be at least 1.")
+                raise EtudeError(f"`{name}` can't be logged over {window} values: it must be at least 1.")
             entry = self._entries[name] = _Entry(by, window)
         elif entry.by != by:
-            raise EtudeError(f"`{name}` was logged by {entry.by!r} and now by {by!r}: take another name.")
+            raise EtudeError(f"`{name}` was logged by {entry.by!r} and now by {by!r}: use another name.")
         elif entry.window != window and by in ("window", "ema"):
-            raise EtudeError(
-                f"`{name}` was logged over {entry.window} values and now over {window}: take another name."
-            )
+            raise EtudeError(f"`{name}` was logged over {entry.window} values and now over {window}: use another name.")
         return entry
 
     def _add_waiting(self) -> None:
@@ -292,9 +290,7 @@ def _numbers(name: str, value: Any) -> Any:
     except ValueError:  # rows of unequal length
         array = np.asarray(None)
     if array.dtype.kind not in "biuf":
-        raise EtudeError(
-            f"`{name}` is logged as a {type(value).__name__} ({value!r:.60}), but must be made of numbers."
-        )
+        raise EtudeError(f"`{name}` is logged as a {type(value).__name__} ({value!r:.60}), but must be numeric.")
     return array.astype(np.float64).reshape(-1)
 
 

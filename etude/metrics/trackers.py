@@ -104,7 +104,7 @@ def _started(name: str) -> Iterator[None]:
     except Exception as error:
         raise DataError(
             f"metrics can't go to {name} ({type(error).__name__}: {error}): check its settings and the network, or "
-            "leave it out."
+            "don't use it."
         ) from error
 
 

@@ -52,8 +52,8 @@ class Sink:
             self._note(error)
             if self._num_failed == 1:
                 raise DataError(
-                    f"can't write {self._what}: {_reason(error)}. Later writes are tried all the same, and those that "
-                    "fail are counted."
+                    f"can't write {self._what}: {_reason(error)}. Later writes are still tried, and failures are "
+                    "counted."
                 ) from error
 
     def _note(self, error: Exception) -> None:
@@ -341,7 +341,7 @@ class TensorBoard(Sink):
         except OSError as error:
             raise DataError(f"can't read the clip {gif}: {error.strerror or error}.") from error
         if data[:4] != b"GIF8" or len(data) < 10:
-            raise DataError(f"{gif} is no GIF, and TensorBoard shows no other clips: write it with the ending .gif.")
+            raise DataError(f"{gif} is not a GIF, and TensorBoard shows no other clips: give it the suffix .gif.")
         self._image(tag, data, step)
 
     def image(self, tag: str, data: bytes, step: int) -> None:

@@ -318,7 +318,7 @@ class DiagGaussian(Distribution):
     def __init__(self, space: spaces.Box, root: str) -> None:
         if np.dtype(space.dtype).kind != "f":
             raise SpaceError(
-                f"`{root}` is a Box of {np.dtype(space.dtype)}: no distribution is made for whole-numbered Boxes. Use "
+                f"`{root}` is a Box of {np.dtype(space.dtype)}, but integer Boxes have no action distribution. Use "
                 "a Discrete or MultiDiscrete space, or a Box of float32 and round in the env."
             )
         self._size = size = int(np.prod(space.shape))

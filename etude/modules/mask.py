@@ -79,7 +79,7 @@ class ActionMask:
         first, last = int(self._starts[run]), int(np.append(self._starts, self.size)[run + 1]) - 1
         raise EnvError(
             f"the env's `{OBS_MASK}` allows nothing in row {row} of {len(none)}: its entries {first} to {last} are all "
-            "0. Where an episode goes on, each choice needs at least one 1; where nothing can be done, end the episode."
+            "0. Each choice needs at least one 1 while the episode goes on; end the episode if no action is possible."
         )
 
 
@@ -99,7 +99,7 @@ def _check_space(space: Space, dist: Distribution, size: int) -> None:
     if not size:
         raise ModuleError(
             f"the observation has the key {ACTION_MASK!r}, but the action {parts} has no choices that a mask could "
-            "forbid: rename the key, or leave it out."
+            "forbid: rename or remove the key."
         )
     has = int(np.prod(leaf_shape(space)))
     rule = (
@@ -111,7 +111,7 @@ def _check_space(space: Space, dist: Distribution, size: int) -> None:
     if has != size:
         raise ModuleError(
             f"`{OBS_MASK}` {space} holds {has} numbers. {rule} Connectors that change the mask, such as frame_stack, "
-            "can't stand between."
+            "can't be used."
         )
     zeros_and_ones = (
         isinstance(space, spaces.MultiBinary)

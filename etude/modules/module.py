@@ -147,7 +147,7 @@ class Module(nn.Module):
         lead = shape[: len(shape) - len(leaf_shape(leaf))]
         if len(lead) != 2:
             raise ModuleError(
-                f"{type(self.net).__name__} is recurrent, so that its Module is called with [B, T, ...], but `{name}` "
+                f"{type(self.net).__name__} is recurrent, so its Module must be called with [B, T, ...], but `{name}` "
                 f"has shape {shape}. In a loss, call batch.forward(module) rather than module(batch.obs)."
             )
         return lead
@@ -228,8 +228,8 @@ class Module(nn.Module):
             return {name: columns[f"{STATE_IN}{SEPARATOR}{name}"] for name in self._state}
         except KeyError as error:
             raise DataError(
-                f"{type(self.net).__name__} is recurrent, but its state is not known: there is no column {error}. The "
-                "experience must be collected with this module."
+                f"{type(self.net).__name__} is recurrent, but its state is unknown: there is no column {error}. "
+                "Collect the experience with this module."
             ) from None
 
     def value_of(self, obs_columns: Columns, state_columns: Columns | None = None) -> Floats:
@@ -446,7 +446,7 @@ def _made(make: Callable[[Space, Space], nn.Module], obs_space: Space, action_sp
     except TypeError as error:
         raise ModuleError(
             f"`module`: {name} can't be called with (obs_space, action_space): {error}. Let it take both, or pass a "
-            "net that is made already."
+            "network object."
         ) from error
     try:
         net = make(obs_space, action_space)
@@ -480,7 +480,7 @@ def declared_state(net: nn.Module) -> Shapes:
         if not isinstance(value, Tensor) or value.dtype != torch.float32 or bool(value.any()):
             raise ModuleError(
                 f"initial_state of {name} gave `{part}` = {str(value)[:80]}, but must give zeros of float32, {rule} "
-                "What is to start otherwise (a learned start, say) can be added to the zeros in forward."
+                "To start from other values (a learned start, for example), add them to the zeros in forward."
             )
     if parts and "state" not in inspect.signature(net.forward).parameters:
         raise ModuleError(f"{name} has an initial_state, but its forward takes none: write forward(self, obs, state).")

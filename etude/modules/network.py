@@ -74,8 +74,8 @@ class Output:
             )
         if self.dist is None:
             raise ModuleError(
-                "this Output has no distribution: it came straight from a net. Wrap the net by `make_module`, and call "
-                "the Module."
+                "this Output has no distribution, because a plain network returned it. Wrap the network with "
+                "`make_module`, and call the Module."
             )
         return self.dist, self.dist_inputs
 
@@ -259,8 +259,8 @@ class ObsEncoder(nn.Module):
                 self.parts[name] = Numbers(leaf)
         if not self.parts:
             raise ModuleError(
-                f"the observation is its {ACTION_MASK!r} and nothing else: the network has nothing to see. Put an "
-                "observation beside the mask, if only a constant one."
+                f"the observation has no part except {ACTION_MASK!r}, so the network has no input. Add another part to "
+                "the observation; a constant is enough."
             )
         self.encoders = nn.ModuleList(self.parts.values())
         self.width = sum(part.width for part in self.parts.values())

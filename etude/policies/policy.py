@@ -160,14 +160,14 @@ class Policy:
         rows = len(next(iter(obs.values())))
         if state is None or len(state.get("first", ())) != rows:
             raise SettingsError(
-                f"this policy remembers earlier steps: give it the state of {rows} rows, policy.initial_state("
-                f"{rows if rows > 1 else ''}) at the start of an episode, then what act gave: "
+                f"this policy has a state: pass the state of {rows} rows, policy.initial_state("
+                f"{rows if rows > 1 else ''}) at the start of an episode, then the state that act returned: "
                 "`action, state = policy.act(obs, state)`."
             )
         begins = state["first"] if first is None else state["first"] | np.asarray(first, bool)
         readers = [c.name for c in self.connectors.connectors if _has_memory(c) and col.REWARD in (c.needs or ())]
         if readers and reward is None and not begins.all():
-            raise SettingsError(f"{readers[0]} sees the reward of the step before: policy.act(obs, state, reward=...).")
+            raise SettingsError(f"{readers[0]} needs the last reward: policy.act(obs, state, reward=...).")
         earned = np.zeros(rows) if reward is None else np.broadcast_to(np.asarray(reward, np.float64), (rows,))
         initial = self.module.initial_state()
         memory = {name: _with_rows(part, begins, initial[name]) for name, part in state["memory"].items()}

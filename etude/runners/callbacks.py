@@ -204,7 +204,7 @@ class RunningEpisode:
     def _only(self) -> RunningAgent:
         if len(self.agents) != 1 or None not in self.agents:
             raise EtudeError(
-                f"the episode has the agents {list(self.agents)}: say which is meant, as in episode.agents[name].obs."
+                f"the episode has the agents {list(self.agents)}: choose one, as in episode.agents[name].obs."
                 if self.agents
                 else "no agent is in the episode yet: wait for on_episode_start."
             )
@@ -434,8 +434,8 @@ class GameReturns(Callback):
 def _lives(episode: RunningEpisode) -> int:
     info = episode.info
     if not isinstance(info, dict) or "lives" not in info:
-        said = "which worker processes keep to themselves" if info is None else f"which were {sorted(info)}"
-        raise EnvError(f"GameReturns needs `lives` in the infos of the env, {said}. Leave it out for this env.")
+        said = "which worker processes don't send" if info is None else f"which has only {sorted(info)}"
+        raise EnvError(f"GameReturns needs `lives` in the env's info, {said}. Remove GameReturns for this env.")
     return int(info["lives"])
 
 
@@ -654,8 +654,8 @@ class CallbackRunner:
         drawn = self.env_at(env)
         if drawn is None:
             raise EnvError(
-                "episode.render() can't draw an env that lives in a worker process: let envs live here, or in threads, "
-                "or make clips with etude.clip."
+                "episode.render() can't render an env in a worker process: use no workers, or worker threads, or make "
+                "clips with etude.clip."
             )
         begin = perf_counter()
         frame = drawn.render()

@@ -200,7 +200,7 @@ class Lengths:
     def __init__(self, least: int = 1, most: int | None = None) -> None:
         if least < 1 or (most is not None and most < least):
             raise SettingsError(
-                f"segments of {least} to {most} steps: the least must be at least 1, and the most no less."
+                f"segments of {least} to {most} steps: the minimum must be at least 1, the maximum at least that."
             )
         self._least = least
         self._most = most

@@ -75,7 +75,7 @@ class PolicyMapping:
         if self._only is None and module_of is None and strangers:
             raise EtudeError(
                 f"there are the modules {_names(self._index)}, but none for {strangers}: say which module acts for an "
-                "agent, as module_of=lambda agent, episode: ..., or name modules as the agents."
+                "agent, as module_of=lambda agent, episode: ..., or give the modules the names of the agents."
             )
         self._module_of = module_of if module_of is not None else (lambda agent, episode: agent)
         self._arena = arena
@@ -126,7 +126,7 @@ class PolicyMapping:
         its, other = self._arena.kinds[kind], self._arena.kinds[self._kind_of[index]]
         module_id = self._rollouts[index].module_id
         raise EtudeError(
-            f"the {'only module' if module_id is None else f'module {module_id!r}'} is to act for agent {agent!r} with "
+            f"the {'only module' if module_id is None else f'module {module_id!r}'} must act for agent {agent!r} with "
             f"the spaces {its.obs_space} and {its.action_space}, but acts for others with {other.obs_space} and "
             f"{other.action_space}: agents with different spaces need different modules."
         )

@@ -234,9 +234,7 @@ def test_values_of_recorded_steps_and_of_what_follows_them(kind, built_in):
         {"obs": obs[:, :-1].reshape(-1, 4)}, state, {"obs": obs[:, 1:].reshape(-1, 4)}
     ).reshape(40, -1)
     np.testing.assert_allclose(following, columns["value"][:, 1:], atol=1e-5)
-    with pytest.raises(
-        DataError, match=r"its state is not known: there is no column 'state_in/h'. The experience must"
-    ):
+    with pytest.raises(DataError, match=r"its state is unknown: there is no column 'state_in/h'. Collect the"):
         module.value_of({"obs": obs[:, 0]})
 
 

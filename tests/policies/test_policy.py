@@ -189,7 +189,7 @@ def test_what_is_missing_of_the_steps_before_is_told() -> None:
             ppo.policy.act(obs, ppo.policy.initial_state())
         state = previous.policy.initial_state(2)
         _, state = previous.policy.act(obs, state)
-        with pytest.raises(SettingsError, match=r"prev_action_reward sees the reward.*reward=\.\.\."):
+        with pytest.raises(SettingsError, match=r"prev_action_reward needs the last reward.*reward=\.\.\."):
             previous.policy.act(obs, state)
 
 

@@ -762,7 +762,7 @@ def test_games_go_on_after_a_resume_unless_new_ones_begin() -> None:
 
 
 def test_an_env_without_lives_is_refused() -> None:
-    with pytest.raises(EnvError, match=r"GameReturns needs `lives` in the infos of the env, which were \['t'\]"):
+    with pytest.raises(EnvError, match=r"GameReturns needs `lives` in the env's info, which has only \['t'\]"):
         runner_on(pool(1), [GameReturns()]).collect(num_steps=9)
 
 
@@ -770,9 +770,7 @@ def test_infos_that_stay_in_workers_are_said_to() -> None:
     arena = PoolArena(Numbered, Workers(num_workers=1))
     runner = runner_on(arena, [GameReturns()])
     try:
-        with pytest.raises(
-            EnvError, match="`lives` in the infos of the env, which worker processes keep to themselves"
-        ):
+        with pytest.raises(EnvError, match="`lives` in the env's info, which worker processes don't send"):
             runner.collect(num_steps=9)
     finally:
         runner.close()
