@@ -254,6 +254,7 @@ def test_meta_of_other_writers_that_is_no_json_is_read_and_can_be_converted(tmp_
     (tmp_path / "s" / "recording.json").read_text().index('"NaN"')
 
 
+@pytest.mark.slow
 def test_large_images_are_kept(tmp_path):
     shape = (4000, 4000, 3)
     space = gym.spaces.Box(0, 255, shape, np.uint8)
