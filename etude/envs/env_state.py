@@ -275,7 +275,8 @@ class _Capture:
                 state = known.get(value)
             except ValueError as error:
                 raise CannotCaptureError(f"{_short(path)}: {error}") from error
-            self._simulated += [np.lib.array_utils.byte_bounds(array) for array in known.arrays(value)]
+            # A view of an array in its memory is right once the state was put back.
+            self._simulated += [np.lib.array_utils.byte_bounds(array) for array in _arrays_of(value).values()]
             return {"simulator": state, "class": _class_name(kind)}
         # An instance that is larger than a bare one keeps something in C or in slots, where it is not seen.
         if not hasattr(value, "__dict__") or kind.__basicsize__ > _Bare.__basicsize__:
@@ -515,8 +516,6 @@ class Simulator(NamedTuple):
     """Raises ValueError where a part of it can't be had."""
     put: Callable[[Any, State], None]
     """Raises ValueError where the state does not fit."""
-    arrays: Callable[[Any], list[NDArray[Any]]]
-    """The arrays that lie in its memory: a view of one of them is right once the state was put back."""
 
 
 def simulator(value: Any) -> Simulator | None:
@@ -743,16 +742,8 @@ def _secret() -> bytes:
 _SECRET_BYTES: Final = 32
 
 
-def _no_arrays(value: Any) -> list[NDArray[Any]]:
-    return []
-
-
-def _all_arrays(value: Any) -> list[NDArray[Any]]:
-    return list(_arrays_of(value).values())
-
-
 _KNOWN: Final = {
-    "mujoco._structs:MjModel": Simulator(_model_state, _set_model, _all_arrays),
-    "mujoco._structs:MjData": Simulator(_data_state, _set_data, _all_arrays),
-    "ale_py._ale_py:ALEInterface": Simulator(_ale_state, _set_ale, _no_arrays),
+    "mujoco._structs:MjModel": Simulator(_model_state, _set_model),
+    "mujoco._structs:MjData": Simulator(_data_state, _set_data),
+    "ale_py._ale_py:ALEInterface": Simulator(_ale_state, _set_ale),
 }

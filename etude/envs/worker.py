@@ -375,14 +375,24 @@ def _text(error: BaseException) -> str:
 class WakeEvent:
     """An event between two processes or threads: one waits on ``reader`` until the other sets it.
 
+    A pickled event is the same one in a process that inherits its files.
+
     Args:
-        ends: The sockets of an event that another process has made; None: a new event.
+        fds: The files of an event that another process has made; None: a new event.
     """
 
-    def __init__(self, ends: tuple[socket.socket, socket.socket] | None = None) -> None:
-        self.reader, self.writer = ends = socket.socketpair() if ends is None else ends
+    def __init__(self, fds: Sequence[int] | None = None) -> None:
+        ends = socket.socketpair() if fds is None else [socket.socket(fileno=fd) for fd in fds]
+        self.reader, self.writer = ends
         for end in ends:
             end.setblocking(False)
+
+    def fds(self) -> list[int]:
+        """The numbers of its files."""
+        return [self.reader.fileno(), self.writer.fileno()]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WakeEvent, (self.fds(),)
 
     def set(self) -> None:
         """Wake who waits, now or when it next does."""
