@@ -9,7 +9,7 @@ import gymnasium as gym
 
 from etude.envs.adapters import (
     NUMBERS,
-    TAKEN,
+    OFF_POLICY_ACTION,
     AgentStep,
     EnvAdapter,
     GymAdapter,
@@ -127,8 +127,8 @@ class AgentStates:
     def note(self, infos: Mapping[Any, Any]) -> None:
         """Keep what infos say about the actions that were taken until the agents' next rows."""
         for agent, info in infos.items():
-            if isinstance(info, dict) and TAKEN in info and agent in self._index:
-                self._taken[self._index[agent]] = info[TAKEN]
+            if isinstance(info, dict) and OFF_POLICY_ACTION in info and agent in self._index:
+                self._taken[self._index[agent]] = info[OFF_POLICY_ACTION]
 
     def show(self, agent: Any, obs: Any) -> AgentStep:
         """The row of an agent that acts next.
@@ -255,9 +255,10 @@ class ManyAgentsAdapter(EnvAdapter):
 
     def _reset_dicts(self, seed: int | None) -> dict[Any, Any]:
         """Reset an env that gives dicts by agent: the observations."""
-        obs, infos = self._dicts("reset", ("obs", "info"), self.env.reset(seed=seed))
+        obs: dict[Any, Any]
+        obs, self.infos = self._dicts("reset", ("obs", "info"), self.env.reset(seed=seed))
         self._who.reset()
-        self.env_t, self.over, self.infos = 0, False, infos
+        self.env_t, self.over = 0, False
         return obs
 
     def _step_dicts(self, actions: dict[Any, Any]) -> tuple[Any, Any, Any]:
