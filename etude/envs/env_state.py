@@ -668,33 +668,35 @@ def _set_ale(ale: Any, stored: State) -> None:
 
 def _go_on(ale: Any, state: Any, expected: State, parts: tuple[str, ...]) -> bool:
     """Put ``state`` back, with that action of the frame before with which the next frames are as ``expected``."""
-    repeats = ale.getFloat("repeat_action_probability")
-    for action in ale.getLegalActionSet() if 0 < repeats < 1 else [_NOOP]:
-        _act_before(ale, action, repeats)
+    count = _most_repeats(ale)
+    for action in ale.getLegalActionSet() if count else [_NOOP]:
+        _act(ale, action, count)
         frames = _next_frames(ale, state)
         if all(frames[part] == expected[part] for part in parts):
-            _act_before(ale, action, repeats)
+            _act(ale, action, count)
             ale.restoreSystemState(state)
             return True
     return False
 
 
-def _act_before(ale: Any, action: Any, repeats: float) -> None:
-    """Let ``action`` be that of the frame before: often enough that it is not another one which is repeated."""
-    if 0 < repeats < 1:
-        for _ in range(math.ceil(math.log(_UNLIKELY) / math.log(repeats))):
-            ale.act(action)
+def _most_repeats(ale: Any) -> int:
+    """The frames after which the action before is repeated no longer; 0 where that is not left to chance."""
+    repeats = ale.getFloat("repeat_action_probability")
+    return math.ceil(math.log(_UNLIKELY) / math.log(repeats)) if 0 < repeats < 1 else 0
+
+
+def _act(ale: Any, action: Any, count: int) -> None:
+    for _ in range(count):
+        ale.act(action)
 
 
 def _next_frames(ale: Any, state: Any) -> State:
     """Digests of what the emulator does after ``state``, for as long as it may repeat the action before; it is put
     back to ``state``."""
-    repeats = ale.getFloat("repeat_action_probability")
-    count = math.ceil(math.log(_UNLIKELY) / math.log(repeats)) if 0 < repeats < 1 else 4
     states, screens = hashlib.sha256(), hashlib.sha256()
     try:
         ale.restoreSystemState(state)
-        for _ in range(count):
+        for _ in range(_most_repeats(ale) or 4):
             states.update(str(ale.act(_NOOP)).encode() + ale.cloneSystemState().serialize())
             screens.update(ale.getScreen().data)
     finally:
