@@ -282,10 +282,12 @@ class CopiesArena:
     def _count(self, envs: Ints, status: Ints, bits: int = BEGUN) -> None:
         """Note what ``envs`` have done; ``bits`` are in one or the other's status."""
         self._take(envs, bits)
-        if len(envs) == self.num_envs and not bits & BEGUN:
-            self._steps += 1
-        else:
+        if bits & BEGUN:
             self._steps[envs] += (status & BEGUN) == 0
+        elif len(envs) < self.num_envs:
+            self._steps[envs] += 1
+        else:
+            self._steps += 1
 
     def _errors_of(self, envs: Ints) -> list[EnvFault]:
         return [EnvFault(env, int(self._buffers.status[env]), self._failure(env)) for env in envs.tolist()]
