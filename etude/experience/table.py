@@ -159,7 +159,7 @@ def from_table(table: pa.Table) -> tuple[Columns, Index, dict[str, Any], Columns
         final[known] = rows
         final_obs[col.OBS + name[len(col.FINAL_OBS) :]] = final
     segments = {
-        **{name: each[first] for name, each in ids.items()},
+        **{name: Ids(each.names, each.codes[first].astype(np.int64)) for name, each in ids.items()},
         "t_start": t[first],
         "lookback": np.zeros(len(first), np.int64) if lookback is None else _lookback_at(lookback, first),
         "terminated": terminated[last],
@@ -214,7 +214,7 @@ def _valid(array: pa.Array) -> NDArray[np.bool_]:
 
 
 def _ids(table: pa.Table, name: str) -> Ids:
-    """A string column, row by row."""
+    """A string column, row by row, with codes of Arrow's dtype."""
     column = table[name] if name in table.column_names else None
     if column is None or column.null_count == len(column):
         return Ids.of(None, table.num_rows)
@@ -222,8 +222,8 @@ def _ids(table: pa.Table, name: str) -> Ids:
     array = _one(encoded.unify_dictionaries() if encoded.num_chunks > 1 else encoded)
     if len(array.dictionary.unique()) < len(array.dictionary) or array.dictionary.null_count:
         array = array.cast(pa.string()).dictionary_encode()  # others may have written a name twice
-    codes = array.indices.fill_null(len(array.dictionary)).to_numpy(zero_copy_only=False)
-    return Ids(np.array([*array.dictionary.to_pylist(), None], object), codes.astype(np.int64))
+    codes = array.indices.fill_null(len(array.dictionary)) if array.null_count else array.indices
+    return Ids(np.array([*array.dictionary.to_pylist(), None], object), codes.to_numpy(zero_copy_only=False))
 
 
 def _flags(table: pa.Table, name: str) -> NDArray[np.bool_]:
