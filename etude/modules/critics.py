@@ -176,7 +176,10 @@ class TwinCritic(nn.Module):
         width = first.width
         if config.recurrent is not None:
             kind, width = config.recurrent, config.recurrent_size
-            self.memories.extend(RecurrentLayer(encoder.width, kind, width) for encoder in (first, *more))
+            for encoder in (first, *more):
+                memory = RecurrentLayer(encoder.width, kind, width)
+                memory.draw_by_gate()
+                self.memories.append(memory)
         self.activation = ACTIVATIONS[config.activation].torch()
         if isinstance(self.activation, nn.ReLU):
             self.activation.inplace = True  # saves a tenth of the forward's time

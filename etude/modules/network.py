@@ -277,6 +277,8 @@ class RecurrentLayer(nn.Module):
 
     Its state is ``h``, which is also its output, and for an LSTM the cell ``c``; each ``[B, width]``.
 
+    Weights are orthogonal over all gates together, and biases are zero.
+
     Args:
         inputs: The width of the input.
         kind: LSTM or GRU.
@@ -294,6 +296,18 @@ class RecurrentLayer(nn.Module):
                 nn.init.orthogonal_(parameter, 1.0)
             else:
                 nn.init.zeros_(parameter)
+
+    def draw_by_gate(self) -> None:
+        """Draw the weights of each gate as if it were a layer of its own, in place of those that it begins with.
+
+        Those of the inputs are normal with variance 1 / ``inputs``, those of the state orthogonal. Few inputs then move
+        a memory as far as many do. The weights that it begins with are small where it is wide: what is small in the
+        inputs, such as a velocity, hardly shows.
+        """
+        of_inputs, of_state = self.cell.all_weights[0][:2]
+        nn.init.normal_(of_inputs, std=1.0 / math.sqrt(self.cell.input_size))
+        for gate in of_state.data.chunk(len(of_state) // self.width):
+            nn.init.orthogonal_(gate)
 
     def initial_state(self) -> dict[str, Tensor]:
         """Zeros, ``[width]`` each."""

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from etude.envs import Arena, Turn
 from etude.experience import Segments
+from etude.experience.ids import Ids
 from etude.stateful import Stateful
 
 Ints: TypeAlias = NDArray[np.int64]
@@ -106,6 +107,7 @@ class EpisodeTracker(Stateful):
         self.prefix = prefix
         self.env_of = arena.env_of
         self.agents = arena.agents
+        self._agent_ids = Ids.of(arena.agents, arena.num_slots)
         self.named = any(agent is not None for agent in arena.agents)
         """Whether agents have names, so that several may share an env."""
         slots, envs = arena.num_slots, arena.num_envs
@@ -254,13 +256,8 @@ class EpisodeTracker(Stateful):
     def segments(self, slots: Ints, numbers: Ints, **columns: Any) -> Segments:
         """The segments of ``slots``, whose episodes have the indices ``numbers``; ``columns`` as in `Segments.of`."""
         envs = self.env_of[slots].tolist()
-        ids = np.empty(len(slots), object)
-        ids[:] = [f"{self.prefix}-{env}-{number}" for env, number in zip(envs, numbers.tolist(), strict=True)]
-        agents = None
-        if self.named:
-            agents = np.empty(len(slots), object)
-            agents[:] = [self.agents[slot] for slot in slots.tolist()]
-        return Segments.of(len(slots), episode_id=ids, agent_id=agents, **columns)
+        ids = [f"{self.prefix}-{env}-{number}" for env, number in zip(envs, numbers.tolist(), strict=True)]
+        return Segments.of(len(slots), episode_id=ids, agent_id=self._agent_ids[slots], **columns)
 
     def settle(self, delivers: Delivers) -> None:
         """Finish the episodes that have ended and that ``delivers`` selects."""
