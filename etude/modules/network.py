@@ -298,11 +298,11 @@ class RecurrentLayer(nn.Module):
                 nn.init.zeros_(parameter)
 
     def draw_by_gate(self) -> None:
-        """Draw the weights of each gate as if it were a layer of its own, in place of those that it begins with.
+        """Initialise the weights of each gate like a separate layer, instead of all gates together.
 
-        Those of the inputs are normal with variance 1 / ``inputs``, those of the state orthogonal. Few inputs then move
-        a memory as far as many do. The weights that it begins with are small where it is wide: what is small in the
-        inputs, such as a velocity, hardly shows.
+        Input weights are normal with variance 1 / ``inputs``, state weights orthogonal, so the scale of the gates does
+        not depend on the number of inputs. With the default initialisation, input weights of wide layers are small, and
+        small changes of the inputs, such as a velocity, have little effect.
         """
         of_inputs, of_state = self.cell.all_weights[0][:2]
         nn.init.normal_(of_inputs, std=1.0 / math.sqrt(self.cell.input_size))
