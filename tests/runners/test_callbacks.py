@@ -517,7 +517,7 @@ def test_what_lives_in_another_process_is_out_of_reach(monkeypatch: pytest.Monke
             assert episode.env is None
             episode.render()
 
-    with pytest.raises(EnvError, match="can't draw an env that lives in a worker process: let envs live here"):
+    with pytest.raises(EnvError, match="can't render an env in a worker process: use no workers"):
         runner_on(ARENAS["lending SAME_STEP"](1), [Draws]).collect(num_steps=1)
 
 
