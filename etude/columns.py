@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 T = TypeVar("T")
 
 Columns: TypeAlias = dict[str, NDArray[Any]]
-"""Flat columns by path name, the rows first: each ``[rows, ...]``."""
+"""Flat columns by path name, each ``[rows, ...]``."""
 
 OBS: Final = "obs"
 ACTION: Final = "action"
@@ -36,7 +36,7 @@ WEIGHT: Final = "weight"
 STEPS_AHEAD: Final = "steps_ahead"
 
 ACTION_MASK: Final = "action_mask"
-"""The key, in an observation that is a Dict, of the choices that are allowed."""
+"""The key of the action mask in a Dict observation: which choices are allowed."""
 
 EPISODE_ID: Final = "episode_id"
 AGENT_ID: Final = "agent_id"
@@ -48,7 +48,7 @@ LOOKBACK: Final = "lookback"
 SEPARATOR: Final = "/"
 
 OBS_MASK: Final = OBS + SEPARATOR + ACTION_MASK
-"""The column of that part of the observation."""
+"""The column of the action mask."""
 
 
 def is_under(name: str, root: str) -> bool:
@@ -67,10 +67,10 @@ def subtree(columns: Mapping[str, T], root: str) -> dict[str, T]:
 
 
 def renamed(columns: Mapping[str, T], root: str, new_root: str) -> dict[str, T]:
-    """The columns under ``root``, with ``new_root`` in its place: ``obs/x`` becomes ``next_obs/x``."""
+    """The columns under ``root``, renamed to ``new_root``: ``obs/x`` becomes ``next_obs/x``."""
     return {new_root + name[len(root) :]: value for name, value in columns.items() if is_under(name, root)}
 
 
 def prefixed(columns: Mapping[str, T], root: str) -> dict[str, T]:
-    """``columns`` with a root before their names: ``h`` as ``state_in/h``."""
+    """``columns`` with ``root`` in front of their names: ``h`` becomes ``state_in/h``."""
     return {f"{root}{SEPARATOR}{name}": column for name, column in columns.items()}

@@ -5,12 +5,12 @@ import traceback
 
 
 def printable(text: str) -> str:
-    """Text from a file, safe to print: control characters, line breaks and invisible ones are shown as escapes."""
+    """Text from a file, made safe to print: control characters, line breaks and invisible characters are escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def printable_lines(text: str) -> str:
-    """A text of several lines, each made safe to print as by `printable`; the line breaks stay."""
+    """A text of several lines, each made safe to print by `printable`."""
     return "\n".join(map(printable, text.split("\n")))
 
 
@@ -23,7 +23,7 @@ def described(error: BaseException) -> str:
 
 
 class EtudeError(Exception):
-    """Base of every error that Etude raises on purpose. Its text is safe to print, whatever names it holds."""
+    """Base class of all errors of Etude. The text is safe to print, whatever names it contains."""
 
     def __str__(self) -> str:
         return printable_lines(super().__str__())
@@ -54,8 +54,8 @@ class CheckpointError(EtudeError):
 
 
 class EngineError(EtudeError):
-    """What runs elsewhere can't be reached, can't be started, or was lost more often than it may be."""
+    """A remote runner or learner can't be reached or started, or was lost too often."""
 
 
 class UnknownNameError(EtudeError, AttributeError):
-    """An object has no attribute of that name; the message says what is meant, or the nearest one."""
+    """An object has no attribute of that name; the message names the nearest one."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files, on this machine or behind a URL: paths, globs, atomic writes and locks.
 
-Files of this machine are plain `pathlib.Path`; others are a `RemotePath` in any file system that pyarrow or fsspec
-know. Credentials inside a URL reach the file system and nothing else: no message, no `str`.
+Local files are plain `pathlib.Path`s; others are `RemotePath`s in any file system that pyarrow or fsspec supports.
+Credentials in a URL are passed only to the file system; they are never in messages or in `str`.
 """
 
 import contextlib
@@ -39,13 +39,13 @@ def spare_name(name: str) -> str:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file and put it in place of the one at ``path`` atomically. Only one process may write it at a time.
+    """Write a file and replace the one at ``path`` atomically. Only one process may write it at a time.
 
     The file is written beside ``path`` first, always under the same hidden name, so that files of killed writers do not
     pile up.
 
     Raises:
-        OSError: it can't be written; ``path`` is then as it was, and nothing is left beside it.
+        OSError: it can't be written; ``path`` is then unchanged, and no temporary file is left.
     """
     aside = path.with_name(spare_name(path.name))
     try:
@@ -95,7 +95,7 @@ def sync(path: Path) -> None:
 
 
 class InUseError(Exception):
-    """Somebody else has the lock; the text says who, as far as that is known."""
+    """Another process holds the lock; the message names it, if it is known."""
 
 
 class Lock:
@@ -108,7 +108,7 @@ class Lock:
         wait: Wait until the lock is free.
 
     Raises:
-        InUseError: somebody else has it.
+        InUseError: another process holds it.
         OSError: the file can't be made.
     """
 
@@ -125,7 +125,7 @@ class Lock:
                 raise InUseError(f"process {owner}" if owner else "its lock does not tell which") from None
             if self.is_there():
                 break
-            self._file.close()  # its owner has just removed it
+            self._file.close()  # its owner has just removed the file
         self._owner = os.getpid()
         self._file.truncate(0)
         self._file.write(f"{self._owner} on {socket.gethostname()}".encode())
@@ -141,7 +141,7 @@ class Lock:
             self.release()
 
     def is_there(self) -> bool:
-        """Whether the file is where it was: not if it was removed, or its folder was removed or moved."""
+        """Whether the file still exists at its path: False if it or its folder was removed or moved."""
         try:
             return os.path.samestat(os.stat(self.path), os.fstat(self._file.fileno()))
         except FileNotFoundError:
@@ -185,7 +185,7 @@ def as_os_error() -> Iterator[None]:
 
 
 class _ArrowFile(io.RawIOBase):
-    """A pyarrow file as a Python file. Reading past its end gives nothing, which readers of broken files rely on."""
+    """A pyarrow file as a Python file. Reading past its end returns nothing, which readers of broken files rely on."""
 
     def __init__(self, file: Any) -> None:
         self._file, self._size, self._at = file, int(file.size()), 0
@@ -212,7 +212,7 @@ class _ArrowFile(io.RawIOBase):
         return count
 
     def readall(self) -> bytes:
-        return self.read(max(0, self._size - self._at)) or b""  # not piece by piece: each may be a request
+        return self.read(max(0, self._size - self._at)) or b""  # in one read: each may be a request
 
     def close(self) -> None:
         self._file.close()
@@ -227,27 +227,27 @@ _BUFFER: Final = 1 << 20
 
 
 def _copies_to_move(kind: type) -> bool:
-    """Whether ``mv`` is fsspec's own, which takes paths for globs."""
+    """Whether ``mv`` is fsspec's default, which treats paths as globs."""
     from fsspec import AbstractFileSystem  # type: ignore[import-untyped]
 
     return kind.mv is AbstractFileSystem.mv  # type: ignore[attr-defined]
 
 
 class Stat(NamedTuple):
-    """What is known of a file."""
+    """The size of a file."""
 
     st_size: int
-    """Its bytes."""
+    """In bytes."""
 
 
 class Listing:
-    """All that is under a folder at one moment. Paths that were found in it answer without asking the server again."""
+    """All files under a folder at one moment, so that its paths need not ask the server again."""
 
     def __init__(self, sizes: dict[str, int | None]) -> None:
         self.sizes = sizes
-        """By path inside of the file system; None for a folder."""
+        """Sizes by path in the file system; None for a folder."""
         self.kept: dict[str, Any] = {}
-        """What readers keep of a file, such as its footer, by path."""
+        """Data that readers cache for a file, such as its footer, by path."""
 
 
 class RemotePath:
@@ -302,17 +302,17 @@ class RemotePath:
 
     @property
     def suffix(self) -> str:
-        """From the last dot on."""
+        """The last suffix, with its dot."""
         return PurePosixPath(self.inner).suffix
 
     @property
     def suffixes(self) -> list[str]:
-        """All of them."""
+        """All suffixes."""
         return PurePosixPath(self.inner).suffixes
 
     @property
     def parent(self) -> "RemotePath":
-        """The folder that it is in."""
+        """The folder that contains it."""
         return RemotePath(self.system, posixpath.dirname(self.inner), posixpath.dirname(self._url))
 
     def relative_to(self, folder: "AnyPath") -> PurePosixPath:
@@ -354,12 +354,12 @@ class RemotePath:
         """As `Listing.sizes`."""
         from pyarrow.fs import FileType
 
-        slash = "/" if self.inner.startswith("/") else ""  # some file systems leave it out in what they give
+        slash = "/" if self.inner.startswith("/") else ""  # some file systems leave it out in results
         there = [info for info in infos if info.type in (FileType.File, FileType.Directory)]
         return {slash + i.path.strip("/"): int(i.size or 0) if i.type == FileType.File else None for i in there}
 
     def _kind(self) -> tuple[bool, int | None]:
-        """Whether there is something, and its size if it is a file."""
+        """Whether the path exists, and its size if it is a file."""
         if self.listing is not None:
             return self.inner in self.listing.sizes, self.listing.sizes.get(self.inner)
         with self._asking():
@@ -386,7 +386,7 @@ class RemotePath:
         return Stat(size)
 
     def iterdir(self) -> Iterator["RemotePath"]:
-        """What is in the folder, in the order of names."""
+        """The files and folders in this folder, sorted by name."""
         if self.listing is not None:
             depth = len(PurePosixPath(self.inner).parts) + 1
             yield from self._under(path for path in self.listing.sizes if len(PurePosixPath(path).parts) == depth)
@@ -394,7 +394,7 @@ class RemotePath:
         with self._asking():
             here = Listing(self._sizes(self._selected(recursive=False)))
         for child in self._under(iter(here.sizes)):
-            if here.sizes[child.inner] is not None:  # of what is in folders, nothing was asked
+            if here.sizes[child.inner] is not None:  # the contents of folders are not in this listing
                 child.listing = here
             yield child
 
@@ -403,13 +403,13 @@ class RemotePath:
         return (self / path[len(start) :] for path in sorted(paths) if path.startswith(start))
 
     def rglob(self, pattern: str) -> Iterator["RemotePath"]:
-        """Files and folders at any depth whose names fit ``pattern``."""
+        """Files and folders at any depth whose names match ``pattern``."""
         root = self if self.listing is not None else self.listed()
         assert root.listing is not None
         return root._under(path for path in root.listing.sizes if fnmatchcase(posixpath.basename(path), pattern))
 
     def glob(self, pattern: str) -> Iterator["RemotePath"]:
-        """Files and folders in this one whose names fit ``pattern``."""
+        """Files and folders in this folder whose names match ``pattern``."""
         return (path for path in self.iterdir() if fnmatchcase(path.name, pattern))
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -421,12 +421,12 @@ class RemotePath:
             return cast(BinaryIO, io.BufferedReader(_ArrowFile(self.system.open_input_file(self.inner)), _BUFFER))
 
     def read_bytes(self) -> bytes:
-        """All of the file."""
+        """The contents of the file."""
         with as_os_error(), self.system.open_input_stream(self.inner, compression=None) as file:
             return cast(bytes, file.read())
 
     def read_text(self, encoding: str = "utf-8") -> str:
-        """All of the file."""
+        """The contents of the file."""
         return self.read_bytes().decode(encoding)
 
     # -- writing -------------------------------------------------------------------------------------------------------
@@ -474,9 +474,9 @@ class RemotePath:
                 file.write(part)
 
     def write_bytes(self, data: Any) -> None:
-        """Write a file and put it in place of the one that is there atomically; ``data`` is any buffer.
+        """Write the file, replacing an existing one atomically; ``data`` is any buffer.
 
-        Except in an object store, it is first written beside this path under a hidden name.
+        Except in an object store, it is first written under a hidden name in the same folder.
 
         Raises:
             OSError: it can't be written; the old file is still there.
@@ -507,18 +507,18 @@ class RemotePath:
 
 
 AnyPath: TypeAlias = Path | RemotePath
-"""A file or folder, wherever it lies."""
+"""A local or remote file or folder."""
 
 
 # -- from what users give to paths ---------------------------------------------------------------------------------
 
 
 Systems = dict[str, tuple[Any, str]]
-"""File systems that were made, and the path of their root in them, by what names them in a URL."""
+"""Open file systems, with the path of their root, by the part of a URL that names them."""
 
 
 def located(where: Any, filesystem: Any = None, known: Systems | None = None) -> AnyPath:
-    """The file or folder at a path or URL; it need not be there.
+    """The file or folder at a path or URL; it need not exist.
 
     Args:
         where: A path, a URL, or a result of this function.
@@ -555,12 +555,12 @@ def system_of(url: str, known: Systems | None = None) -> tuple[Any, str]:
 
     Args:
         url: The URL.
-        known: File systems that are open already; the one of this URL is added, so that many URLs share it.
+        known: Open file systems; that of this URL is added, so that many URLs share it.
 
     Raises:
-        DataError: neither of them knows such URLs, or the server can't be reached.
+        DataError: neither of them supports such URLs, or the server can't be reached.
     """
-    if url.lower().startswith(("file:", "local:")):  # this machine's; spaces and accents may stand in it
+    if url.lower().startswith(("file:", "local:")):  # local; may contain spaces and accents
         url = f"file:{url.partition(':')[2]}"
         return _opened(quote(url, safe="%/:?#[]@!$&'()*+,;=~*{}|"), url)
     if "::" in url:  # fsspec's chains, which it takes apart
@@ -629,13 +629,13 @@ def _given(filesystem: Any, text: str) -> tuple[Any, str, str]:
 
 
 def expanded(where: Any, filesystem: Any = None, known: Systems | None = None) -> list[AnyPath]:
-    """The files and folders that a path, URL or glob stands for, in the order of their names.
+    """The files and folders that a path, URL or glob names, sorted by name.
 
-    In a glob, ``*``, ``?`` and ``[...]`` stand for letters of one name, and ``**`` for folders at any depth. If a file
-    has exactly this name, it is that file.
+    In a glob, ``*``, ``?`` and ``[...]`` match characters of one name, and ``**`` matches folders at any depth. If a
+    file has exactly this name, it is that file.
 
     Raises:
-        DataError: nothing fits a glob; and see `located`.
+        DataError: nothing matches the glob; and see `located`.
     """
     text = None if isinstance(where, RemotePath) else os.fspath(where)
     if text is None or not glob.has_magic(path_in(text)):
@@ -650,7 +650,7 @@ def expanded(where: Any, filesystem: Any = None, known: Systems | None = None) -
             return expanded(str(place))
         found = [place] if "*" not in text and place.exists() else _globbed(place)
     if not found:
-        located(where, filesystem)  # may know better what is wrong
+        located(where, filesystem)  # may raise a more specific error
         raise DataError(f"{redacted(text)}: no file or folder fits this glob. Correct it, or give a folder.")
     return list(found)
 
@@ -688,7 +688,7 @@ def _is_hidden(path: RemotePath, base: RemotePath) -> bool:
 
 
 def shown(data: Any) -> str:
-    """What a user gave as text for messages: at most three names, and no credentials."""
+    """A path, or a list of paths, as text for messages: at most three names, without credentials."""
     if isinstance(data, str | os.PathLike):
         return redacted(os.fspath(data))
     if isinstance(data, list | tuple) and data:
@@ -740,7 +740,7 @@ def put(path: AnyPath, parts: Iterable[Any]) -> None:
         with _removed_on_failure(path):
             path.put(parts)
         return
-    with open(path, "xb") as file, _removed_on_failure(path):  # one that is there already stays
+    with open(path, "xb") as file, _removed_on_failure(path):  # "x": an existing file is not replaced
         for part in parts:
             file.write(part)
         file.flush()
@@ -754,12 +754,12 @@ def _removed_on_failure(path: AnyPath) -> Iterator[None]:
         yield
     except BaseException:
         with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)  # on a full disk, half a file would make matters worse
+            path.unlink(missing_ok=True)  # on a full disk, a partial file would waste space
         raise
 
 
 def names_in(folder: AnyPath) -> list[str]:
-    """The sorted names of what is in a folder; none if it does not exist."""
+    """The sorted names of the files and folders in a folder; empty if it does not exist."""
     is_there = isinstance(folder, RemotePath) or folder.is_dir()
     return sorted(path.name for path in folder.iterdir()) if is_there else []
 

@@ -28,23 +28,23 @@ AT_ONCE: Final = 1.0
 MERGED: Final = 0.05
 """Seconds in which several SIGTERMs or SIGHUPs count as one: ``timeout`` sends them to a process and its group."""
 SILENCE: Final = 2.0
-"""Seconds in which a process that is alive says so to its guard."""
+"""A process that sends its guard nothing for this many seconds is not alive."""
 GUARD_MERGED: Final = 0.25
 """As `MERGED`, for the guard."""
 
 ALIVE: Final = 0xFE
 SAVING: Final = 0xFF
-"""What the guard is told, beside the numbers of signals."""
+"""Messages to the guard, besides signal numbers."""
 
 KILLED: Final = (
-    b"error: code of the env holds Python's lock and can't be interrupted, so that the process is killed. What was "
-    b"saved last stays.\n"
+    b"error: code of the env holds Python's lock and can't be interrupted, so the process is killed. The last saved "
+    b"checkpoint remains.\n"
 )
 
 INTERRUPTED: Final = 130
 """The exit code."""
 
-_NUDGE: Final = getattr(signal, "SIGURG", None)  # ignored by default, so that nobody misses it
+_NUDGE: Final = getattr(signal, "SIGURG", None)  # ignored by default, so it is free to use
 _INTERRUPTIBLE: set[CodeType] = set()
 
 
@@ -61,26 +61,26 @@ def interruptible(function: F) -> F:
 class Signals:
     """Handles the signals that end a run, while a ``with`` block lasts in the main thread.
 
-    The first one sets an event, and the running iteration may end by itself. If it does not, it is left as soon as it
-    is within an `interruptible` function; and if the code there can't be interrupted, such as that of a simulator in C,
-    a thread does what is left to do, and ends the process. The second one is a KeyboardInterrupt, as is the first one
-    before `conclude` is set; where closing then takes its time, the process is ended by force. Where not even threads
-    can run, as C code holds Python's lock, the process `Guard` ends this one.
+    The first signal sets an event, and the running iteration may end by itself. If it does not, it is interrupted as
+    soon as it is in an `interruptible` function. If the code there can't be interrupted, such as a simulator in C, a
+    thread saves the run and ends the process. The second signal raises a KeyboardInterrupt, as does the first one
+    before `conclude` is set; if closing then takes too long, the process is ended by force. If not even threads can
+    run, because C code holds Python's lock, the `Guard` process kills this one.
 
-    SIGHUP stays ignored where it is, as under ``nohup``.
+    If SIGHUP is ignored, as under ``nohup``, it stays ignored.
 
     Args:
-        quiet: Say nothing.
-        kill: Ends what this process has started, before it is ended by force.
+        quiet: Print nothing.
+        kill: Ends the child processes before this process is ended by force.
     """
 
     def __init__(self, *, quiet: bool, kill: Callable[[], None]) -> None:
         self._quiet, self._kill = quiet, kill
         self.conclude: Callable[[], int] | None = None
-        """Saves, says so, and returns the exit code. If the main thread is stuck, the watching thread calls it."""
+        """Saves, reports it, and returns the exit code. If the main thread is stuck, the watching thread calls it."""
         self._event = threading.Event()
-        self._first_at = self._second_at = 0.0  # when the main thread was told of them
-        self._lock = threading.Lock()  # who concludes has it
+        self._first_at = self._second_at = 0.0  # when the main thread received them
+        self._lock = threading.Lock()  # held by the thread that concludes
         self._is_saved = self._is_taken_over = False
         self._old: dict[int, Any] = {}
         self._guard: Guard | None = None
@@ -90,14 +90,14 @@ class Signals:
         return self._event.is_set()
 
     def wait(self) -> None:
-        """From now on, wait for the end of the iteration and for closing, however long they take."""
+        """From now on, wait for the end of the iteration and for closing without a time limit."""
         if self._guard is not None:
             self._guard.close()
             self._guard = None
 
     @contextlib.contextmanager
     def concluding(self) -> Iterator[None]:
-        """A block in which the main thread saves and is not interrupted. What follows it may be ended by force."""
+        """A block in which the main thread saves and is not interrupted. Afterwards it may be ended by force."""
         with self._lock:
             self._tell(SAVING)
             yield
@@ -119,7 +119,7 @@ class Signals:
         self._old = {number: signal.signal(number, self._on_signal) for number in numbers}
         if _NUDGE is not None:
             self._old[_NUDGE] = signal.signal(_NUDGE, self._on_nudge)
-            with contextlib.suppress(OSError):  # no process can be started: then there is no such care
+            with contextlib.suppress(OSError):  # no process can be started: then there is no guard
                 self._guard = Guard(self._old, self._watch)
         return self
 
@@ -191,7 +191,7 @@ class Signals:
                 self._tell(SAVING)
                 try:
                     self._end(self.conclude())
-                except Exception as error:  # noqa: BLE001  nobody else could tell it
+                except Exception as error:  # noqa: BLE001  nothing else would report it
                     _say(f"error: {error}\n")
                     self._end(1)
 
@@ -206,7 +206,7 @@ class Guard:
 
     Args:
         handlers: The signal handlers for forked processes, which do not save.
-        watch: What a thread runs meanwhile.
+        watch: Run by a thread until the guard is closed.
     """
 
     def __init__(self, handlers: dict[int, Any], watch: "Callable[[Guard], None]") -> None:
@@ -293,9 +293,9 @@ def _say(text: str) -> None:
 def guard() -> None:
     """The guard process: serve until the other process, its parent, has ended.
 
-    It gets the same signals through its standard input, and tells them to a thread of the parent, which says from then
-    on that it is alive. If the parent falls silent, as C code holds Python's lock, it is killed: as many seconds after
-    the first signal as the argument says, or soon after the second one; but not while it saves.
+    It gets the same signals through its standard input, and forwards them to a thread of the parent, which from then on
+    reports that it is alive. If the parent stops reporting, because C code holds Python's lock, the guard kills it: the
+    number of seconds in the argument after the first signal, or soon after the second one; but not while it saves.
     """
     parent, patience = os.getppid(), float(sys.argv[1])
     ending = {int(getattr(signal, name)) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings: frozen, keyword-only dataclasses with a docstring for every field, checked against outside mappings."""
+"""Settings: frozen, keyword-only dataclasses that check types and names, and have a docstring for every field."""
 
 import ast
 import dataclasses
@@ -33,13 +33,13 @@ C = TypeVar("C")
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field,))
 def settings(cls: type[C]) -> type[C]:
-    """Make ``cls`` a settings class: a frozen dataclass whose fields are given by keyword and checked for their types.
+    """Make ``cls`` a settings class: a frozen dataclass with keyword-only fields, whose types are checked.
 
-    Making one raises a SettingsError for an unknown name (the nearest right one is given), a missing value or one of
-    another type. A list is taken for a tuple, and an int for a float.
+    Its constructor raises a SettingsError for an unknown name (with the nearest valid one), a missing value, or a value
+    of the wrong type. Lists are accepted for tuples, and ints for floats.
 
     Raises:
-        SettingsError: a field of a base class is given another default without an annotation, which has no effect.
+        SettingsError: ``cls`` changes the default of an inherited field without an annotation, which has no effect.
     """
     made: Any = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
     own = inspect.get_annotations(cls)
@@ -95,18 +95,18 @@ def _refuse_missing(cls: type, given: Mapping[str, Any], owner: str) -> None:
 
 
 class Leaf(NamedTuple):
-    """One setting, which may be inside others."""
+    """One setting, possibly nested in others."""
 
     path: tuple[str, ...]
     """The names of the fields that lead to it."""
     owner: type
-    """The settings class that has it."""
+    """The settings class that defines it."""
     hint: Any
     """The annotation of the field."""
 
     @property
     def about(self) -> str:
-        """What it is, in a few words."""
+        """A short description."""
         return summary(self.owner, self.path[-1])
 
 
@@ -124,7 +124,7 @@ def _is_settings(hint: Any) -> TypeGuard[type]:
 
 
 def main_setting(cls: type) -> str | None:
-    """The field of ``cls`` that a plain value sets where these settings are expected, as ``cls.main_setting`` says."""
+    """The field of ``cls`` that is set if a plain value is given for these settings: ``cls.main_setting``."""
     return getattr(cls, "main_setting", None)
 
 
@@ -249,7 +249,7 @@ def other_names(name: str) -> list[str]:
 
 
 def unknown_setting(owner: str, name: str, cls: type) -> SettingsError:
-    """The error for a setting that ``cls`` does not have, with the right name or the nearest one."""
+    """The error for an unknown setting of ``cls``, with the right or the nearest name."""
     known = {leaf.path[-1]: (".".join(leaf.path), leaf.about) for leaf in leaves_of(cls)}
     known |= {field: (field, summary(cls, field)) for field in _hints(cls)}
     meant = other_names(name)
@@ -264,7 +264,7 @@ def unknown_setting(owner: str, name: str, cls: type) -> SettingsError:
 
 
 def summary(cls: type, name: str) -> str:
-    """A setting in a few words: what it is, and its default where it has one."""
+    """A short description of a setting, with its default if it has one."""
     about = re.split(r"[.;:] ", field_docs(cls).get(name, ""))[0].rstrip(".")
     default = f"default {shown(defaults(cls)[name])}" if name in defaults(cls) else ""
     if dataclasses.is_dataclass(defaults(cls).get(name)):
@@ -273,7 +273,7 @@ def summary(cls: type, name: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as people write it: ``3e-4`` for 0.0003."""
+    """A value in its usual notation: ``3e-4`` for 0.0003."""
     if isinstance(value, float) and 0 < abs(value) < 1e-3:
         return f"{Decimal(repr(value)):e}"
     return repr(value)
@@ -286,7 +286,7 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
 
 
 def choice(name: str, names: Iterable[str]) -> str:
-    """The end of a message about a wrong name: the one of ``names`` that was probably meant, or all of them."""
+    """The end of an error message about a wrong name: the nearest of ``names``, or all of them."""
     names = list(names)
     near = nearest(name, names)
     if near is not None and near[0] == name[:1] and abs(len(near) - len(name)) <= 1:
@@ -295,12 +295,12 @@ def choice(name: str, names: Iterable[str]) -> str:
 
 
 def from_dict(cls: type[C], values: Mapping[str, Any], *, owner: str) -> C:
-    """Build settings from a mapping (YAML, JSON, flags), checking names and types.
+    """Make settings from a mapping (YAML, JSON, flags), checking names and types.
 
-    Fields of nested settings that are not given keep the values of the default of the field that holds them.
+    Missing fields of nested settings are taken from the default of the field that contains them.
 
     Raises:
-        SettingsError: a key is unknown (the nearest right name is given), a value has the wrong type or is missing.
+        SettingsError: a key is unknown (the message has the nearest name), or a value is missing or has the wrong type.
     """
     found = typed(cls, values, owner=owner)
     _refuse_missing(cls, found, owner)
@@ -314,13 +314,13 @@ def from_dict(cls: type[C], values: Mapping[str, Any], *, owner: str) -> C:
 
 
 def typed(cls: type, values: Mapping[str, Any], *, owner: str) -> dict[str, Any]:
-    """Check names and types of some settings of ``cls``; numbers and booleans that are given as text are converted.
+    """Check names and types of some settings of ``cls``; numbers and booleans given as text are converted.
 
     Nested settings may be mappings, and stay mappings. A plain value for them sets their main setting
     (``main_setting`` of the class): ``workers: 2`` is ``workers: {num_workers: 2}``.
 
     Raises:
-        SettingsError: as `from_dict`, but nothing is ever missing.
+        SettingsError: as `from_dict`, except that values may be missing.
     """
     _refuse_unknown(cls, values, owner)
     hints, inside = _hints(cls), settings_inside(cls)

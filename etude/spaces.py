@@ -45,7 +45,7 @@ def leaves(space: Space, root: str) -> dict[str, Space]:
 def _walk(space: Space, name: str, path: Keys) -> list[tuple[str, Keys, Space]]:
     _check_level(len(path))
     if isinstance(space, spaces.Dict | spaces.Tuple) and not len(space.spaces):
-        raise SpaceError(f"`{name}` is a {type(space).__name__} space without parts: there is nothing in it.")
+        raise SpaceError(f"`{name}` is a {type(space).__name__} space without parts.")
     if isinstance(space, spaces.Dict):
         for key in space.spaces:
             if SEPARATOR in str(key):
@@ -64,7 +64,7 @@ def _walk(space: Space, name: str, path: Keys) -> list[tuple[str, Keys, Space]]:
 
 
 def _remedy(name: str, path: Keys) -> str:
-    """What to do about a part that Etude can't handle, given its name and its keys."""
+    """What to do about an unsupported part, given its name and its keys."""
     wrapper = "TransformObservation" if is_under(name, OBS) else "TransformAction"
     turn = f"turn this part into one of them with a wrapper, such as gymnasium.wrappers.{wrapper}"
     keys = list(itertools.takewhile(lambda key: isinstance(key, str), path))
@@ -75,7 +75,7 @@ def _remedy(name: str, path: Keys) -> str:
 
 
 def is_handled(space: Space) -> bool:
-    """Whether all parts of a space are of kinds that Etude handles."""
+    """Whether Etude supports all parts of a space."""
     try:
         return bool(_walk(space, "", ()))
     except SpaceError:
@@ -93,7 +93,7 @@ def find_part(space: Space, path: str) -> Space | None:
 
 
 def without(space: Space, paths: Iterable[str]) -> Space:
-    """``space`` without those of the parts called ``paths`` (see `find_part`) that it has.
+    """``space`` without the parts ``paths`` (see `find_part`), as far as it has them.
 
     Raises:
         SpaceError: nothing would be left.
@@ -102,7 +102,7 @@ def without(space: Space, paths: Iterable[str]) -> Space:
         if find_part(space, path) is not None:
             space = _without(space, path.split(SEPARATOR))
             if not space.spaces:
-                raise SpaceError(f"to drop `{path}` leaves nothing of the observation: keep a part of it.")
+                raise SpaceError(f"without `{path}`, nothing of the observation is left: keep a part of it.")
     return space
 
 
@@ -127,7 +127,7 @@ def leaf_dtype(space: Space) -> np.dtype[Any]:
 
 
 def alike(space: Space, other: Space) -> bool:
-    """Whether values of one space have the form of the other's; bounds may differ."""
+    """Whether two spaces have the same structure, kinds and shapes; bounds of Boxes may differ."""
     parts, others = leaves(space, ""), leaves(other, "")
     return parts.keys() == others.keys() and all(
         type(part) is type(others[name])
@@ -138,7 +138,7 @@ def alike(space: Space, other: Space) -> bool:
 
 
 class Flattener:
-    """Splits values of one space into flat columns. Make it once: calls then cost one look-up for each leaf."""
+    """Splits values of a space into flat columns. Make it once; each call then costs one look-up per leaf."""
 
     def __init__(self, space: Space, root: str) -> None:
         self.leaves: dict[str, Space] = {}
@@ -149,7 +149,7 @@ class Flattener:
         self._single = root if list(self.leaves) == [root] else None
 
     def __call__(self, value: Any) -> dict[str, Any]:
-        """The leaves of ``value`` (one value or a batched one) by column name, as they are."""
+        """The leaves of ``value`` (a single value or a batch) by column name, unchanged."""
         if self._single is not None:
             return {self._single: value}
         return {name: get(value) for name, get in self._getters}
@@ -173,7 +173,7 @@ class Nester:
         self._root = root
 
     def __call__(self, columns: Mapping[str, Any]) -> Any:
-        """The nested value (dict, tuple or the bare array) that ``columns`` hold."""
+        """The nested value (dict, tuple, or a single array) of ``columns``."""
         return _nest(self._space, self._root, columns)
 
 
@@ -189,7 +189,7 @@ def space_to_json(space: Space) -> dict[str, Any]:
     """A space as plain JSON data; bounds are one number where all are equal, infinities are the text ``"inf"``.
 
     Raises:
-        SpaceError: it is of a kind that Etude can't handle, or larger than `space_from_json` takes.
+        SpaceError: Etude does not support the space, or it is larger than `space_from_json` accepts.
     """
     return _to_json(space, _Room(), 0)
 
@@ -220,7 +220,7 @@ def _to_json(space: Space, room: "_Room", level: int) -> dict[str, Any]:
         }
     if isinstance(space, spaces.MultiBinary):
         return {"type": "MultiBinary", "n": list(space.shape)}
-    raise SpaceError(f"a {type(space).__name__} space can't be written down.")
+    raise SpaceError(f"a {type(space).__name__} space can't be saved.")
 
 
 def _check_level(level: int) -> None:
@@ -229,7 +229,7 @@ def _check_level(level: int) -> None:
 
 
 class _Room:
-    """The numbers that the parts of a space may still have."""
+    """Counts the numbers in the parts of a space, up to a limit."""
 
     def __init__(self) -> None:
         self.numbers = MOST_NUMBERS
@@ -347,7 +347,7 @@ def _bounds_with_rounding(box: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
 def outside_bounds(box: spaces.Box, array: np.ndarray) -> np.ndarray:
     """Which numbers of an array ``[..., *box.shape]`` are outside the bounds of a Box: booleans of the same shape.
 
-    A float may be outside by a rounding error.
+    Floats may exceed a bound by a rounding error.
     """
     low, high = _bounds_with_rounding(box)
     return (array < low) | (array > high)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stateful: what resumes where it stood, by a list of its attributes."""
+"""Stateful: base class of objects whose state is a list of attributes."""
 
 import copy
 from collections.abc import Mapping
@@ -9,19 +9,19 @@ import numpy as np
 
 
 class Stateful:
-    """Saves the attributes that ``_state`` names: plain data, arrays of numbers, and other such objects."""
+    """Saves and restores the attributes named in ``_state``: plain data, numeric arrays, and other Stateful objects."""
 
     _state: ClassVar[tuple[str, ...]] = ()
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data and arrays, copied; goes into `load_state_dict`."""
+        """A copy of the state: plain data and arrays, for `load_state_dict`."""
         return {name: _saved(getattr(self, name)) for name in self._state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict`.
+        """Restore a `state_dict`.
 
         Raises:
-            KeyError, TypeError, ValueError: it is not such a state.
+            KeyError, TypeError, ValueError: ``state`` is not such a state.
         """
         for name in self._state:
             own, stored = getattr(self, name), state[name]

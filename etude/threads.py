@@ -21,17 +21,21 @@ ThreadsLike: TypeAlias = int | Literal["auto"]
 """A number of threads, or ``auto`` for as many as turn out to be fastest."""
 
 SMALL: Final = 2**24
-"""A gradient step of fewer multiplications in the forward pass (parameters times rows) is always made by one thread."""
+"""Gradient steps with fewer multiplications in the forward pass (parameters times rows) always use one thread."""
 
-_WARM, _TIMED, _ROUNDS = 1, 2, 4  # steps of each number of threads in a round: not timed, and timed; and rounds
-_GAIN = 1.1  # more threads must be this much faster
-_LATE = 1.5  # steps that take this much longer than those of one thread did: others need the cores now
-_LOOK = 64  # steps between two looks at that
-_WINDOW = 0.2  # seconds that it takes to see what others do
+_WARM, _TIMED, _ROUNDS = (
+    1,
+    2,
+    4,
+)  # warm-up and timed steps per number of threads in a round; rounds
+_GAIN = 1.1  # more threads must be faster by this factor
+_LATE = 1.5  # steps slower than with one thread by this factor: other processes use the cores now
+_LOOK = 64  # steps between two checks of that
+_WINDOW = 0.2  # seconds needed to measure the load of other processes
 
 
 def for_acting(threads: ThreadsLike) -> int:
-    """The threads for all but gradient steps."""
+    """The number of threads for everything except gradient steps."""
     return 1 if threads == "auto" else threads
 
 
@@ -60,7 +64,7 @@ def _enter() -> int:
     with _lock:
         if not _inside:
             _own = _base = torch.get_num_threads()
-            # BLAS threads beside torch's make both crawl; NumPy's matrices here are too small to gain from them
+            # BLAS threads together with torch's slow both down; NumPy's matrices here are too small to gain from them
             _limits = _controller(len(sys.modules)).limit(limits=1, user_api="blas")
         _inside += 1
         return _base
@@ -77,9 +81,9 @@ def _leave() -> None:
 
 @contextmanager
 def held(num: int) -> Iterator[None]:
-    """Let torch compute with ``num`` threads and BLAS with one; after the ``with`` block, with as many as before it.
+    """Let torch use ``num`` threads and BLAS one in a ``with`` block; afterwards the former numbers are restored.
 
-    It may be used within itself, and by several Python threads at a time.
+    Blocks may be nested, and several Python threads may use it at the same time.
     """
     outermost = not _depth.now
     before = _enter() if outermost else torch.get_num_threads()
@@ -208,13 +212,13 @@ class StepThreads:
         self.num = for_acting(threads)
         """The threads of a gradient step now."""
         self.is_settled = threads != "auto"
-        """Nothing is to be timed before the next step."""
+        """Whether the number is fixed, so that the next step need not be timed."""
         self._is_auto = not self.is_settled
         self._load = load or Load()
         self._candidates: list[int] = []  # the numbers of threads that are tried
         self._times: dict[int, list[float]] = {}  # seconds a row
         self._alone = math.inf  # seconds a row of one thread; infinite where it is not known
-        self._seconds = 0.0  # of the steps since it was last looked whether they take too long
+        self._seconds = 0.0  # of the steps since the last check whether they take too long
         self._rows = self._steps = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -224,7 +228,7 @@ class StepThreads:
         return {"num": self.num, "alone": None if math.isinf(self._alone) else self._alone}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what was measured before, if there are that many free cores."""
+        """Restore the measured number of threads, if there are that many free cores."""
         if self._is_auto and state and state["num"] <= self._most():
             self._take(int(state["num"]))
             self._alone = math.inf if state["alone"] is None else float(state["alone"])
@@ -242,10 +246,10 @@ class StepThreads:
         """Make a gradient step within `taken`, timed if that is needed.
 
         Args:
-            make: Makes it.
-            batch: What it is called with; ``batch.size`` are its rows.
-            work: Multiplications of its forward pass, about.
-            again: Steps may be timed again later.
+            make: Makes the step.
+            batch: The argument of ``make``, with ``batch.size`` rows.
+            work: The approximate number of multiplications in its forward pass.
+            again: Whether steps may be timed again later.
         """
         if not self.is_settled and not self._candidates:
             if work < SMALL or self._most() == 1:

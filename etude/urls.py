@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""URLs of files: their parts, and how they are shown and stored without credentials."""
+"""URLs of files: splitting them, and showing and storing them without credentials."""
 
 import os
 import re
@@ -12,7 +12,7 @@ _MISTYPED: Final = re.compile(r"\A(\s*(?!file:)[A-Za-z][\w+.-]+:)(?:/|///+)(?=[^
 _NEXT_LINK: Final = re.compile(r"::(?=[A-Za-z][\w+.-]*(?:://|::))")
 _QUERY: Final = re.compile(r"\?[\w.-]+=.*$", re.DOTALL)  # a `?` before anything else stands for a letter, in a glob
 _SECRET: Final = re.compile(r"[;#]|\?(?![./?*\[\]]|$)|\?(?=.*@)", re.DOTALL)
-"""Where params, a fragment, or what may be a query begins: a ``?`` before a dot or slash is more likely a glob."""
+"""The start of params, of a fragment, or of a possible query: a ``?`` before a dot or slash is probably a glob."""
 _HTTP_SECRET: Final = re.compile(r"[;#?]")  # where a ``?`` is no glob
 _CONTAINERS: Final = ("abfs", "abfss", "az", "adl")  # container@account: no secret
 _LOGINS: Final = ("sftp", "ssh", "hdfs", "webhdfs", "smb")  # user@host: a login name, no token
@@ -32,7 +32,7 @@ class _Link(NamedTuple):
     rest: str
     """Params, query and fragment."""
     is_clear: bool
-    """False if what is hidden may be a part of the path, so that the URL without it may name another place."""
+    """False if the hidden part may belong to the path, so that the URL without it may name another file."""
 
 
 def _links(text: str) -> list[_Link]:
@@ -48,7 +48,7 @@ def _link(text: str) -> _Link:
     path = re.split("[?#;]", after, maxsplit=1)[0]
     user, at, _ = authority.rpartition("@")
     has_password = ":" in user if at else _has_password(start.lower(), authority)
-    if has_password and "@" in after[len(path) :]:  # of the password, or of what comes last: nobody can tell
+    if has_password and "@" in after[len(path) :]:  # it may belong to the password or to the path: ambiguous
         return _Link(f"{start}://", None, "***", rest, False)
     in_path = has_password and "@" in path  # a password with a slash, or a path with an @
     end = len(authority) + path.rfind("@") if in_path else authority.rfind("@")
@@ -74,7 +74,7 @@ def is_url(text: str) -> bool:
 
 
 def redacted(text: str) -> str:
-    """A path or URL as it may be shown: without user, password, params, query and fragment."""
+    """A path or URL that is safe to show: without user, password, params, query and fragment."""
     text = _MISTYPED.sub(r"\1//", text)  # with one slash or three: what follows may be a password all the same
     if not is_url(text):
         return text
@@ -86,7 +86,7 @@ def redacted(text: str) -> str:
 
 
 def without_credentials(text: str) -> str:
-    """A path or URL as it may be stored, to be used again with credentials from elsewhere."""
+    """A path or URL that is safe to store, for later use with credentials from elsewhere."""
     if not is_url(text):
         return text
     kept = []
@@ -99,7 +99,7 @@ def without_credentials(text: str) -> str:
 
 
 def can_be_kept(text: str) -> bool:
-    """Whether `without_credentials` certainly names the same place.
+    """Whether `without_credentials` certainly names the same file.
 
     It may not if a URL has a fragment, params or a query without values, or more than one ``@``: these may be
     secrets, or belong to the path. In a path, write them as ``%23``, ``%3B``, ``%3F`` and ``%40``.

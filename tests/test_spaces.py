@@ -146,7 +146,7 @@ def test_spaces_that_are_not_handled_are_named(space, message):
 
 
 def test_unknown_spaces_are_not_written_down():
-    with pytest.raises(SpaceError, match="a Text space can't be written down"):
+    with pytest.raises(SpaceError, match="a Text space can't be saved"):
         space_to_json(spaces.Tuple([spaces.Text(3)]))
 
 

@@ -5,8 +5,6 @@ Nothing here depends on how fast a CPU is, or on how many there are: times come 
 """
 
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +14,7 @@ import pytest
 import threadpoolctl
 import torch
 from gymnasium import spaces
+from preloaded import Preloaded
 from torch import nn
 
 import etude
@@ -111,7 +110,7 @@ def test_the_setting_is_back_where_several_python_threads_train(own_setting: Any
     assert (torch.get_num_threads(), blas()) == own_setting
 
 
-def test_making_an_algorithm_in_a_fresh_process_changes_nothing() -> None:
+def test_making_an_algorithm_in_a_fresh_process_changes_nothing(preloaded: Preloaded) -> None:
     code = (
         "import torch, etude\n"
         "torch.set_num_threads(2)\n"
@@ -120,8 +119,7 @@ def test_making_an_algorithm_in_a_fresh_process_changes_nothing() -> None:
         "algorithm.train()\n"
         "print(torch.get_num_threads())\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.split() == ["2", "2"]
+    assert preloaded.run(code).stdout.split() == ["2", "2"]
 
 
 # -- how many there may be --------------------------------------------------------------------------------------------

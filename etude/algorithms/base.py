@@ -403,6 +403,7 @@ class Algorithm(Generic[C]):
         env: EnvLike | None = None,
         seed: int | None = None,
         explore: bool = False,
+        max_steps: int | None = None,
         callbacks: Sequence[CallbackLike] = (),
     ) -> Evaluation:
         """Play whole episodes in envs of their own, with the connectors as they are now.
@@ -412,10 +413,11 @@ class Algorithm(Generic[C]):
             env: Where; the config's env where None.
             seed: Of the envs and of the actions drawn.
             explore: Draw actions; else take the most likely ones.
+            max_steps: Steps after which an episode is truncated, at least 1; None: as in training.
             callbacks: Called while the episodes run; those of the config are for training.
         """
         with self.untimed(), self.threads_held():
-            runner = self.new_runner(env, num_episodes, seed, callbacks)
+            runner = self.new_runner(env, num_episodes, seed, callbacks, max_steps)
             return play(runner, num_episodes, explore=explore, updates=self.updates)
 
     @arguments_checked
@@ -427,6 +429,7 @@ class Algorithm(Generic[C]):
         env: EnvLike | None = None,
         seed: int | None = None,
         explore: bool = False,
+        max_steps: int | None = None,
         append: bool = False,
         compression: str | Mapping[str, str] | None = None,
         max_rows_per_file: int = RecordConfig.max_rows_per_file,
@@ -444,6 +447,7 @@ class Algorithm(Generic[C]):
             env: Where; the config's env where None.
             seed: Of the envs and of the actions drawn. Equal seeds give equal episodes, with equal ids.
             explore: Draw actions; else take the most likely ones.
+            max_steps: Steps after which an episode is truncated, at least 1; None: as in training.
             append: Add to the recording that is there, other episodes than those of this seed before; else one that is
                 there is an error.
             compression: Codecs, see `RecordingWriter`.
@@ -460,6 +464,7 @@ class Algorithm(Generic[C]):
                 env=env,
                 seed=seed,
                 explore=explore,
+                max_steps=max_steps,
                 append=append,
                 compression=compression,
                 max_rows_per_file=max_rows_per_file,
@@ -467,10 +472,15 @@ class Algorithm(Generic[C]):
             )
 
     def new_runner(
-        self, env: EnvLike | None, num_episodes: int, seed: int | None, callbacks: Sequence[CallbackLike] = ()
+        self,
+        env: EnvLike | None,
+        num_episodes: int,
+        seed: int | None,
+        callbacks: Sequence[CallbackLike] = (),
+        max_steps: int | None = None,
     ) -> Runner:
         """A runner apart from training, with the module, and with what the connectors have learned."""
-        return runner_apart(self, env, num_episodes, seed, callbacks)
+        return runner_apart(self, env, num_episodes, seed, callbacks, max_steps)
 
     def in_use(self, env: EnvLike) -> bool:
         """Whether ``env`` is an object that training acts in."""

@@ -135,6 +135,7 @@ def runner_apart(
     num_episodes: int,
     seed: int | None,
     callbacks: Sequence[CallbackLike],
+    max_steps: int | None,
 ) -> Runner:
     """See `Algorithm.new_runner`."""
     if not isinstance(num_episodes, int | np.integer) or isinstance(num_episodes, bool):
@@ -151,7 +152,7 @@ def runner_apart(
             f"config.env is one {type(where).__name__} object, which training is in the middle of: give evaluate "
             "and record an env=... of their own, or a function that makes envs to the config."
         )
-    return runner_for(algorithm.config, where, num_episodes, algorithm.policies, seed, callbacks)
+    return runner_for(algorithm.config, where, num_episodes, algorithm.policies, seed, callbacks, max_steps)
 
 
 def runner_for(
@@ -161,8 +162,11 @@ def runner_for(
     policies: Mapping[str, Policy],
     seed: int | None,
     callbacks: Sequence[CallbackLike] = (),
+    max_steps: int | None = None,
 ) -> Runner:
     """A runner in ``env`` apart from training, with as many copies as pay for ``num_episodes``.
+
+    It truncates episodes after ``max_steps``; None: where the config's workers do.
 
     Raises:
         SettingsError: behind the connectors, the env's spaces are not those that the modules were made for.
@@ -175,6 +179,8 @@ def runner_for(
             workers = _in_processes(given, num_envs)
         else:
             workers = dataclasses.replace(workers, **{name: getattr(given, name) for name in _RULES})
+    if max_steps is not None:
+        workers = dataclasses.replace(workers, max_steps=max_steps)
     arena = make_arena(env, num_envs, workers, exact=False, drop=dropped_by(config))
     try:
         spaces = spaces_in(arena, list(policies), config.module_of)

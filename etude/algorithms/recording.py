@@ -29,6 +29,7 @@ def record(
     env: EnvLike | None,
     seed: int | None,
     explore: bool,
+    max_steps: int | None,
     append: bool,
     compression: CompressionLike | None,
     max_rows_per_file: int,
@@ -40,7 +41,7 @@ def record(
         there = _num_episodes(folder, kinds_of(algorithm))
         if there:  # else these episodes might be there already
             seed = int(np.random.SeedSequence([seed, there]).generate_state(1)[0])
-    runner = algorithm.new_runner(env, num_episodes, seed)
+    runner = algorithm.new_runner(env, num_episodes, seed, max_steps=max_steps)
     where = env if env is not None else algorithm.config.env
     assert where is not None  # new_runner has seen to that
     try:

@@ -148,7 +148,8 @@ class Stop:
     """Stop after so many environment steps over the lifetime of the run."""
 
     updates: int | None = None
-    """Stop after so many gradient steps over the lifetime of the run."""
+    """Stop after so many gradient steps over the lifetime of the run, at the end of the iteration that makes the last
+    of them: offline, one of `updates_per_iteration`."""
 
     seconds: float | None = None
     """Stop after so many seconds of training over the lifetime of the run, evaluations left out."""

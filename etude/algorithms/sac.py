@@ -20,6 +20,7 @@ from etude.learners import Batch, Loss, Schedule
 from etude.modules import Actor, Module, NetworkConfig, make_module
 from etude.modules.critics import TargetedModule, TargetNetwork, TwinCritic, frozen_copy
 from etude.modules.distributions import DiagGaussian, SquashedGaussian
+from etude.modules.network import RecurrentLayer
 from etude.modules.random import RandomModule
 from etude.settings import settings
 from etude.spaces import Space
@@ -208,6 +209,10 @@ class SAC(OffPolicyAlgorithm[SACConfig]):
                 f"the {has} of SAC would have a memory, and the {lacks} none: give a `module` that is recurrent and "
                 "set `network.recurrent`, which the critics are made by, or neither."
             )
+        if given is None:  # weights that were given stay as they are
+            for part in policy.modules():
+                if isinstance(part, RecurrentLayer):
+                    part.draw_by_gate()
         start = 1.0 if config.temperature is None else config.temperature
         module = SoftModule(policy.net, obs_space, action_space, policy.dist, network, start)
         module.log_temperature.requires_grad_(config.temperature is None)

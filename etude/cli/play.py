@@ -36,12 +36,17 @@ class PlayOptions:
     episodes: int = 20
     """How many whole episodes, at least 1."""
 
+    max_steps: int | None = None
+    """Steps after which an episode is truncated, at least 1; none: as in training."""
+
     trust: bool = False
     """Import and call whatever the checkpoint names: this runs code from the file."""
 
     def __post_init__(self) -> None:
         if self.episodes < 1:
             raise SettingsError(f"`episodes` is {self.episodes}, but must be at least 1.")
+        if self.max_steps is not None and self.max_steps < 1:
+            raise SettingsError(f"`max_steps` is {self.max_steps}, but must be at least 1, or none.")
 
 
 @settings
@@ -79,7 +84,7 @@ class EvaluateOptions(PlayOptions):
                     f"`{name}` is for estimates from a recording, but without `on` the policy plays: give the "
                     f"recording with --on, or leave `{name}` out."
                 )
-        for name in ("env", "explore", "episodes") if self.on is not None else ():
+        for name in ("env", "explore", "episodes", "max_steps") if self.on is not None else ():
             if getattr(self, name) != defaults(EvaluateOptions)[name]:
                 raise SettingsError(
                     f"`{name}` is for playing, but with `on` nothing is played: leave one of them out. The policy "
@@ -122,7 +127,13 @@ def evaluate(args: list[str]) -> int:
         return evaluate_held_out(options, options.on)
     algorithm = loaded(options)
     try:
-        found = algorithm.evaluate(options.episodes, env=options.env, seed=options.seed, explore=options.explore)
+        found = algorithm.evaluate(
+            options.episodes,
+            env=options.env,
+            seed=options.seed,
+            explore=options.explore,
+            max_steps=options.max_steps,
+        )
     finally:
         algorithm.close()
     if options.json:
@@ -172,6 +183,7 @@ def record(args: list[str]) -> int:
                 env=options.env,
                 seed=options.seed,
                 explore=options.explore,
+                max_steps=options.max_steps,
                 append=options.append,
                 compression=options.compression,
                 max_rows_per_file=options.max_rows_per_file,

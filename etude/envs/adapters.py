@@ -13,7 +13,7 @@ from etude import columns as col
 from etude.errors import EnvError, SpaceError
 from etude.spaces import Space, find_part, is_handled, without
 
-TAKEN: Final = "off_policy_action"
+OFF_POLICY_ACTION: Final = "off_policy_action"
 """The key in infos under which an env says which action it took instead of the one that it was given."""
 
 

@@ -193,7 +193,7 @@ class BoundsCheck:
             }
             for kind in kinds
         ]
-        self.is_over = self._is_over()
+        self.is_over = self._rows_left <= 0 or not any(self._boxes)
         """Whether there is nothing more to look at."""
 
     def look_at(self, turns: Sequence[Turn]) -> None:
@@ -205,10 +205,7 @@ class BoundsCheck:
                 outside = outside_bounds(box, turn.obs[name][rows])
                 if outside.any():
                     self._warn(turn, rows, name, box, outside)
-        self.is_over = self._is_over()
-
-    def _is_over(self) -> bool:
-        return self._rows_left <= 0 or not any(self._boxes)
+        self.is_over = self._rows_left <= 0 or not any(self._boxes)
 
     def _warn(self, turn: Turn, rows: Any, name: str, box: Box, outside: NDArray[np.bool_]) -> None:
         row, *at = np.argwhere(outside)[0].tolist()

@@ -37,7 +37,7 @@ import numpy as np
 from etude.envs import workers as worker_settings
 from etude.envs.buffers import CLOSING, READY, TIMED, AgentLayout, Infos, SharedBuffers, check_alike, same_object
 from etude.envs.worker import NAP, EnvWorker, Spin, WakeEvent, wait_for, work
-from etude.envs.workers import RESET_FACTOR, EnvLimits, Workers
+from etude.envs.workers import RESET_FACTOR, Workers
 from etude.errors import EnvError, EtudeError, SpaceError
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -218,24 +218,21 @@ class _WorkerJob:
     """What multiprocessing needs in order to import the script that the maker is defined in, and to set `sys.argv`."""
     pickled: bytes
     """The maker."""
-    limits: EnvLimits
+    workers: Workers
     arena_pid: int
-    num_workers: int
-    envs_per_worker: int
-    cleanup_time: float
     server_fd: int
     """The server's end of its connection to the arena."""
     alive_fd: int
     """A socket that is at its end when the arena is gone."""
     shared_fd: int
     """The file that the shared buffers lie in; it is empty until all envs are made."""
-    arena_event: tuple[int, int]
-    events: list[tuple[int, int]]
+    arena_event: WakeEvent
+    events: list[WakeEvent]
     """By worker, what wakes it."""
 
     def fds(self) -> list[int]:
         """All files that the server inherits."""
-        events = [fd for ends in (self.arena_event, *self.events) for fd in ends]
+        events = [fd for event in (self.arena_event, *self.events) for fd in event.fds()]
         return [self.server_fd, self.alive_fd, self.shared_fd, *events]
 
 
@@ -272,16 +269,13 @@ class ProcessBackend(_Backend):
             name=name,
             preparation=preparation,
             pickled=pickled,
-            limits=EnvLimits(max_steps=workers.max_steps, check=workers.check),
+            workers=workers,
             arena_pid=self._pid,
-            num_workers=workers.num_workers,
-            envs_per_worker=self._per,
-            cleanup_time=workers.cleanup_time,
             server_fd=server.fileno(),
             alive_fd=alive.fileno(),
             shared_fd=self._shared_fd,
-            arena_event=_fds(self._arena_event),
-            events=[_fds(event) for event in self._events],
+            arena_event=self._arena_event,
+            events=self._events,
         )
         with server, alive:
             self._process = _start_server(job)
@@ -398,10 +392,6 @@ class ProcessBackend(_Backend):
             for end in ends:
                 end.close()
             os.close(self._shared_fd)
-
-
-def _fds(event: WakeEvent) -> tuple[int, int]:
-    return event.reader.fileno(), event.writer.fileno()
 
 
 def _no_server() -> EnvError:
@@ -547,7 +537,9 @@ class _Server:
         while os.getppid() == self._job.arena_pid:  # a forked child of the arena may hold the connection open
             if self._arena in self._wait(1.0, self._arena) and not self._obey():
                 break
-        deadline = time.monotonic() + self._job.cleanup_time  # the workers see themselves that the arena is gone
+        deadline = (
+            time.monotonic() + self._job.workers.cleanup_time
+        )  # the workers see themselves that the arena is gone
         while self._workers and time.monotonic() < deadline:
             self._wait(max(0.0, deadline - time.monotonic()))
         self._kill_all()
@@ -638,7 +630,7 @@ def _run_worker(
 ) -> None:
     """Be a worker until the arena closes or is gone. With a ``layout``, it is one in place of another that died."""
     np.random.seed()  # else all forked workers draw the same from it
-    event, arena_event = _event(job.events[number]), _event(job.arena_event)
+    event, per = job.events[number], job.workers.envs_per_worker
     wait = wait_for([event.reader, job.alive_fd])
 
     def sleep() -> bool:
@@ -651,8 +643,7 @@ def _run_worker(
         if isinstance(make, str):
             to_server.send({"error": make, "is_space": False})
             return
-        envs = range(number * job.envs_per_worker, (number + 1) * job.envs_per_worker)
-        worker = EnvWorker(make, job.name, envs, job.limits)
+        worker = EnvWorker(make, job.name, range(number * per, (number + 1) * per), job.workers)
         stack.enter_context(contextlib.suppress(BaseException))  # of envs that don't close: all is over
         stack.callback(worker.close)
         if layout is None:
@@ -669,19 +660,13 @@ def _run_worker(
         while not (size := os.fstat(job.shared_fd).st_size):
             if not sleep():
                 return
-        num_envs = job.num_workers * job.envs_per_worker
-        memory = mmap.mmap(job.shared_fd, size)
-        shared = SharedBuffers(AgentLayout.from_json(layout), num_envs, job.num_workers, memory)
+        memory, num_workers = mmap.mmap(job.shared_fd, size), job.workers.num_workers
+        shared = SharedBuffers(AgentLayout.from_json(layout), num_workers * per, num_workers, memory)
         while not shared.words[READY]:
             if not sleep():
                 return
-        work(worker, shared, number, arena_event, spin=_spin(), sleep=sleep)
+        work(worker, shared, number, job.arena_event, spin=_spin(), sleep=sleep)
 
 
 def _spin() -> Spin | None:
     return Spin() if hasattr(os, "sched_yield") else None
-
-
-def _event(fds: tuple[int, int]) -> WakeEvent:
-    reader, writer = (socket.socket(fileno=fd) for fd in fds)
-    return WakeEvent((reader, writer))

@@ -2,7 +2,7 @@
 """Step buffers: flat columns that env workers write what agents are shown into, and from which turns are made."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -17,7 +17,6 @@ from etude.spaces import (
     Flattener,
     Nester,
     Space,
-    check_finite_value,
     check_form,
     check_value,
     leaf_dtype,
@@ -137,6 +136,11 @@ class AgentLayout:
             Kind(p.obs_space, p.action_space, range(num_envs * p.begin, num_envs * (p.begin + len(p.agents))))
             for p in self.groups
         )
+
+    def place(self, env: int, seat: int) -> tuple[int, int]:
+        """The kind of an agent, and its row among those of its kind."""
+        kind = next(k for k, group in enumerate(self.groups) if seat < group.begin + len(group.agents))
+        return kind, env * len(self.groups[kind].agents) + seat - self.groups[kind].begin
 
     def slots(self, num_envs: int) -> NDArray[np.int64]:
         """``[num_envs, num_agents]``: the slot of each agent, by seat."""
@@ -399,12 +403,9 @@ class TurnBuilder:
 
     def _shown_by_kind(self, envs: Ints, bits: int) -> list[Turn]:
         turns = []
-        for kind, group in enumerate(self._buffers.layout.groups):
-            flags = self._buffers.flags[envs, group.begin : group.begin + len(group.agents)]
-            turn = self._of_kind(kind, group, envs, flags, bits, ends=False)
-            if turn is not None:
-                turn.first = (flags[flags != 0] & FIRST) != 0 if bits & FIRST else None
-                turns.append(turn)
+        for turn, flags in self._by_kind(envs, bits, ends=False):
+            turn.first = (flags & FIRST) != 0 if bits & FIRST else None
+            turns.append(turn)
         if bits & FIRST:
             self.running[envs] |= (self._buffers.flags[envs] & FIRST) != 0
         if not turns:
@@ -412,19 +413,14 @@ class TurnBuilder:
         return turns
 
     def _ended_by_kind(self, envs: Ints, status: Ints, bits: int) -> list[Turn]:
-        buffers = self._buffers
         turns = []
-        for kind, group in enumerate(buffers.layout.groups):
-            flags = buffers.end_flags[envs, group.begin : group.begin + len(group.agents)]
-            turn = self._of_kind(kind, group, envs, flags, bits, ends=True)
-            if turn is not None:
-                flags = flags[flags != 0]
-                turn.terminated, turn.truncated = (flags & TERMINATED) != 0, (flags & TRUNCATED) != 0
-                blind = (flags & BLIND) != 0
-                turn.blind = blind if blind.any() else None
-                turn.waits = False
-                turns.append(turn)
-        self.running[envs] &= buffers.end_flags[envs] == 0
+        for turn, flags in self._by_kind(envs, bits, ends=True):
+            turn.terminated, turn.truncated = (flags & TERMINATED) != 0, (flags & TRUNCATED) != 0
+            blind = (flags & BLIND) != 0
+            turn.blind = blind if blind.any() else None
+            turn.waits = False
+            turns.append(turn)
+        self.running[envs] &= self._buffers.end_flags[envs] == 0
         over = envs[(status & OVER) != 0]
         if len(over):
             if not turns:  # all had ended before their env
@@ -432,31 +428,37 @@ class TurnBuilder:
             turns[-1].over = over
         return turns
 
-    def _of_kind(self, kind: int, group: AgentGroup, envs: Ints, flags: Ints, bits: int, *, ends: bool) -> Turn | None:
-        """The rows of ``envs`` with agents of a kind, given their flags ``[envs, agents]``; None: there is none."""
-        buffers, agents = self._buffers, len(group.agents)
-        which, seat = np.nonzero(flags)
-        if not len(which):
-            return None
-        envs = envs[which]
-        rows = envs * agents + seat
-        columns = (buffers.end_obs if ends else buffers.obs)[kind]
-        env_t, episode = (buffers.end_t, buffers.end_episode) if ends else (buffers.env_t, buffers.episode)
-        turn = Turn(
-            buffers.num_envs * group.begin + rows,
-            {name: column.take(rows, axis=0) for name, column in columns.items()},
-            self._rewards[ends].take(envs * len(buffers.layout.agents) + group.begin + seat),
-            None,
-            None,
-            kind=kind,
-            env_t=env_t.take(envs),
-            episode=episode.take(envs),
-            infos=self._infos[ends] if self._infos is not None else None,
+    def _by_kind(self, envs: Ints, bits: int, *, ends: bool) -> Iterator[tuple[Turn, Ints]]:
+        """The rows of ``envs``, with their flags, for each kind of which there are agents."""
+        buffers = self._buffers
+        all_flags, env_t, episode, obs = (
+            (buffers.end_flags, buffers.end_t, buffers.end_episode, buffers.end_obs)
+            if ends
+            else (buffers.flags, buffers.env_t, buffers.episode, buffers.obs)
         )
-        if bits & TAKEN:
-            taken = np.flatnonzero(flags[which, seat] & TAKEN)
-            turn.taken = (taken, self._actions(kind, rows[taken])) if len(taken) else None
-        return turn
+        infos = self._infos[ends] if self._infos is not None else None
+        for kind, group in enumerate(buffers.layout.groups):
+            agents = len(group.agents)
+            which, seat = np.nonzero(all_flags[envs, group.begin : group.begin + agents])
+            if not len(which):
+                continue
+            of = envs[which]
+            flags, rows = all_flags[of, group.begin + seat], of * agents + seat
+            turn = Turn(
+                buffers.num_envs * group.begin + rows,
+                {name: column.take(rows, axis=0) for name, column in obs[kind].items()},
+                self._rewards[ends].take(of * len(buffers.layout.agents) + group.begin + seat),
+                None,
+                None,
+                kind=kind,
+                env_t=env_t.take(of),
+                episode=episode.take(of),
+                infos=infos,
+            )
+            if bits & TAKEN:
+                taken = np.flatnonzero(flags & TAKEN)
+                turn.taken = (taken, self._actions(kind, rows[taken])) if len(taken) else None
+            yield turn, flags
 
     def _actions(self, kind: int, rows: Ints) -> Columns:
         return {name: column.take(rows, axis=0) for name, column in self._buffers.action[kind].items()}
@@ -465,82 +467,3 @@ class TurnBuilder:
         none = np.zeros(0, np.int64)
         obs = {name: column[:0] for name, column in self._buffers.obs[0].items()}
         return Turn(none, obs, np.zeros(0), None, None, waits=False, env_t=none, episode=none)
-
-
-class EnvFault(NamedTuple):
-    """An env that gave something else than a finite number."""
-
-    env: int
-    status: int
-    """What remains of its status, as bits, without the rows that are concerned."""
-    error: EtudeError
-
-
-class FiniteCheck:
-    """Checks observations and rewards in the step buffers."""
-
-    def __init__(self, buffers: StepBuffers) -> None:
-        self._buffers = buffers
-        self._is_single = buffers.layout.agents == (None,)
-        self._shown = _floats(buffers.obs, buffers.reward)
-        self._ended = _floats(buffers.end_obs, buffers.end_reward)
-
-    def all(self, bits: int) -> bool:
-        """Whether all numbers are finite; a few microseconds. False may come of an env that is not ready yet.
-
-        Args:
-            bits: In the statuses of the envs that are ready. Ends are looked at only where there are some.
-        """
-        return _all_finite(self._shown) and (not bits & ENDED or _all_finite(self._ended))
-
-    def faults(self, envs: Ints, status: Ints) -> list[EnvFault]:
-        """Those of ``envs``, with their statuses, that gave something else."""
-        found = []
-        for env, bits in zip(envs.tolist(), status.tolist(), strict=True):
-            if bits & ENDED and (error := self._fault_of(env, is_end=True)):
-                found.append(EnvFault(env, WRONG, error))
-            elif bits & SHOWN and (error := self._fault_of(env, is_end=False)):
-                found.append(EnvFault(env, bits | WRONG, error))
-        return found
-
-    def _fault_of(self, env: int, *, is_end: bool) -> EtudeError | None:
-        buffers = self._buffers
-        rewards = buffers.end_reward if is_end else buffers.reward
-        for kind, group, seat, is_blind in self._rows(env, is_end=is_end):
-            agent = buffers.layout.agents[buffers.layout.seated[seat]]
-            whose = f"env {env}: " if agent is None else f"env {env}, agent {agent!r}: "
-            reward = rewards[env, seat]
-            if not np.isfinite(reward):
-                rewards[env, seat] = 0.0
-                return EnvError(f"{whose}`reward` is {reward}, not a finite number.")
-            row = env * len(group.agents) + seat - group.begin
-            columns = (buffers.end_obs if is_end else buffers.obs)[kind]
-            for name, column in () if is_blind else columns.items():
-                try:
-                    check_finite_value(name, column[row])
-                except SpaceError as error:
-                    column[row] = 0
-                    return SpaceError(f"{whose}{error}")
-        return None
-
-    def _rows(self, env: int, *, is_end: bool) -> Iterator[tuple[int, AgentGroup, int, bool]]:
-        """The kind and seat of each row of an env, and whether it has no observation."""
-        flags = (self._buffers.end_flags if is_end else self._buffers.flags)[env]
-        for kind, group in enumerate(self._buffers.layout.groups):
-            for seat in range(group.begin, group.begin + len(group.agents)):
-                if self._is_single or flags[seat]:
-                    yield kind, group, seat, not self._is_single and bool(flags[seat] & BLIND)
-
-
-def _floats(obs: Iterable[dict[str, NDArray[Any]]], reward: NDArray[Any]) -> list[tuple[NDArray[Any], NDArray[Any]]]:
-    """Each column of floats, flat, and where to note which are finite."""
-    columns = [reward, *(column for of_kind in obs for column in of_kind.values() if column.dtype.kind == "f")]
-    return [(column.reshape(-1), np.ones(column.size, bool)) for column in columns]
-
-
-def _all_finite(columns: list[tuple[NDArray[Any], NDArray[Any]]]) -> bool:
-    for column, finite in columns:
-        np.isfinite(column, finite)
-        if b"\0" in finite.tobytes():  # a third of the time that `all` takes where there are few
-            return False
-    return True

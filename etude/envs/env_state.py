@@ -275,7 +275,8 @@ class _Capture:
                 state = known.get(value)
             except ValueError as error:
                 raise CannotCaptureError(f"{_short(path)}: {error}") from error
-            self._simulated += [np.lib.array_utils.byte_bounds(array) for array in known.arrays(value)]
+            # A view of an array in its memory is right once the state was put back.
+            self._simulated += [np.lib.array_utils.byte_bounds(array) for array in _arrays_of(value).values()]
             return {"simulator": state, "class": _class_name(kind)}
         # An instance that is larger than a bare one keeps something in C or in slots, where it is not seen.
         if not hasattr(value, "__dict__") or kind.__basicsize__ > _Bare.__basicsize__:
@@ -515,8 +516,6 @@ class Simulator(NamedTuple):
     """Raises ValueError where a part of it can't be had."""
     put: Callable[[Any, State], None]
     """Raises ValueError where the state does not fit."""
-    arrays: Callable[[Any], list[NDArray[Any]]]
-    """The arrays that lie in its memory: a view of one of them is right once the state was put back."""
 
 
 def simulator(value: Any) -> Simulator | None:
@@ -669,33 +668,35 @@ def _set_ale(ale: Any, stored: State) -> None:
 
 def _go_on(ale: Any, state: Any, expected: State, parts: tuple[str, ...]) -> bool:
     """Put ``state`` back, with that action of the frame before with which the next frames are as ``expected``."""
-    repeats = ale.getFloat("repeat_action_probability")
-    for action in ale.getLegalActionSet() if 0 < repeats < 1 else [_NOOP]:
-        _act_before(ale, action, repeats)
+    count = _most_repeats(ale)
+    for action in ale.getLegalActionSet() if count else [_NOOP]:
+        _act(ale, action, count)
         frames = _next_frames(ale, state)
         if all(frames[part] == expected[part] for part in parts):
-            _act_before(ale, action, repeats)
+            _act(ale, action, count)
             ale.restoreSystemState(state)
             return True
     return False
 
 
-def _act_before(ale: Any, action: Any, repeats: float) -> None:
-    """Let ``action`` be that of the frame before: often enough that it is not another one which is repeated."""
-    if 0 < repeats < 1:
-        for _ in range(math.ceil(math.log(_UNLIKELY) / math.log(repeats))):
-            ale.act(action)
+def _most_repeats(ale: Any) -> int:
+    """The frames after which the action before is repeated no longer; 0 where that is not left to chance."""
+    repeats = ale.getFloat("repeat_action_probability")
+    return math.ceil(math.log(_UNLIKELY) / math.log(repeats)) if 0 < repeats < 1 else 0
+
+
+def _act(ale: Any, action: Any, count: int) -> None:
+    for _ in range(count):
+        ale.act(action)
 
 
 def _next_frames(ale: Any, state: Any) -> State:
     """Digests of what the emulator does after ``state``, for as long as it may repeat the action before; it is put
     back to ``state``."""
-    repeats = ale.getFloat("repeat_action_probability")
-    count = math.ceil(math.log(_UNLIKELY) / math.log(repeats)) if 0 < repeats < 1 else 4
     states, screens = hashlib.sha256(), hashlib.sha256()
     try:
         ale.restoreSystemState(state)
-        for _ in range(count):
+        for _ in range(_most_repeats(ale) or 4):
             states.update(str(ale.act(_NOOP)).encode() + ale.cloneSystemState().serialize())
             screens.update(ale.getScreen().data)
     finally:
@@ -743,16 +744,8 @@ def _secret() -> bytes:
 _SECRET_BYTES: Final = 32
 
 
-def _no_arrays(value: Any) -> list[NDArray[Any]]:
-    return []
-
-
-def _all_arrays(value: Any) -> list[NDArray[Any]]:
-    return list(_arrays_of(value).values())
-
-
 _KNOWN: Final = {
-    "mujoco._structs:MjModel": Simulator(_model_state, _set_model, _all_arrays),
-    "mujoco._structs:MjData": Simulator(_data_state, _set_data, _all_arrays),
-    "ale_py._ale_py:ALEInterface": Simulator(_ale_state, _set_ale, _no_arrays),
+    "mujoco._structs:MjModel": Simulator(_model_state, _set_model),
+    "mujoco._structs:MjData": Simulator(_data_state, _set_data),
+    "ale_py._ale_py:ALEInterface": Simulator(_ale_state, _set_ale),
 }

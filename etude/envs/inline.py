@@ -9,7 +9,7 @@ import numpy as np
 from etude.envs import env_state
 from etude.envs.adapters import EnvAdapter
 from etude.envs.arena import Ints, turn_from_state, turn_to_state
-from etude.envs.buffers import StepBuffers
+from etude.envs.buffers import NO_SEED, StepBuffers
 from etude.envs.copies import CopiesArena
 from etude.envs.registry import EnvLike, env_maker, env_name
 from etude.envs.worker import EnvWorker
@@ -61,12 +61,9 @@ class InlineArena(CopiesArena):
 
     # -- running envs -------------------------------------------------------------------------------------------
 
-    def _begin_all(self, seeds: Ints | None) -> None:
-        of = [None] * self.num_envs if seeds is None else seeds.tolist()
-        self._begins = {env: (seed, env in self._broken) for env, seed in enumerate(of)}
-
-    def _remake(self, env: int, seed: int) -> None:
-        self._begins[env] = seed, True
+    def _begin(self, envs: Ints, seeds: Ints) -> None:
+        for env, seed in zip(envs.tolist(), seeds.tolist(), strict=True):
+            self._begins[env] = None if seed == NO_SEED else seed, env in self._broken
 
     def _step(self, envs: Ints) -> None:
         self._is_step_due = True

@@ -9,7 +9,7 @@ import gymnasium as gym
 
 from etude.envs.adapters import (
     NUMBERS,
-    TAKEN,
+    OFF_POLICY_ACTION,
     AgentStep,
     EnvAdapter,
     GymAdapter,
@@ -127,8 +127,8 @@ class AgentStates:
     def note(self, infos: Mapping[Any, Any]) -> None:
         """Keep what infos say about the actions that were taken until the agents' next rows."""
         for agent, info in infos.items():
-            if isinstance(info, dict) and TAKEN in info and agent in self._index:
-                self._taken[self._index[agent]] = info[TAKEN]
+            if isinstance(info, dict) and OFF_POLICY_ACTION in info and agent in self._index:
+                self._taken[self._index[agent]] = info[OFF_POLICY_ACTION]
 
     def show(self, agent: Any, obs: Any) -> AgentStep:
         """The row of an agent that acts next.
@@ -215,35 +215,15 @@ def _space(env: Any, name: str, agent: Any, env_name: str) -> Space:
     try:
         space = of(agent) if callable(of) else getattr(env, name + "s", {})[agent]
     except (AttributeError, LookupError, NotImplementedError) as error:
-        raise _no_space(name, agent, env_name, repr(error)) from error
-    if not isinstance(space, gym.Space):
-        raise _no_space(name, agent, env_name, f"a {type(space).__name__}")
-    return space
-
-
-def _no_space(name: str, agent: Any, env_name: str, found: str) -> EnvError:
-    return EnvError(
+        space, found = None, repr(error)
+    else:
+        found = f"a {type(space).__name__}"
+    if isinstance(space, gym.Space):
+        return space
+    raise EnvError(
         f"{env_name} has no {name} for agent {agent!r}, but {found}: have a method `{name}(agent)` or a dict `{name}s` "
         "give a Gymnasium space for each of possible_agents."
     )
-
-
-_RESET = ("obs", "info")
-_STEP = ("obs", "reward", "terminated", "truncated", "info")
-
-
-def check_dicts(given: Any, after_reset: bool, env_name: str) -> None:
-    """See that an env gave dicts.
-
-    Raises:
-        EnvError: something else is among them, or there are more or fewer.
-    """
-    method, names = ("reset", _RESET) if after_reset else ("step", _STEP)
-    if not isinstance(given, tuple) or len(given) != len(names) or not all(isinstance(x, Mapping) for x in given):
-        types = [type(x).__name__ for x in given] if isinstance(given, tuple) else type(given).__name__
-        raise EnvError(
-            f"{env_name}: {method} must return ({', '.join(names)}), each a dict keyed by agent, but gave {types}."
-        )
 
 
 # -- one adapter for each API ---------------------------------------------------------------------------------------
@@ -273,6 +253,36 @@ class ManyAgentsAdapter(EnvAdapter):
         """
         raise NotImplementedError
 
+    def _reset_dicts(self, seed: int | None) -> dict[Any, Any]:
+        """Reset an env that gives dicts by agent: the observations."""
+        obs: dict[Any, Any]
+        obs, self.infos = self._dicts("reset", ("obs", "info"), self.env.reset(seed=seed))
+        self._who.reset()
+        self.env_t, self.over = 0, False
+        return obs
+
+    def _step_dicts(self, actions: dict[Any, Any]) -> tuple[Any, Any, Any]:
+        """Step an env that gives dicts by agent: the observations, ``terminated`` and ``truncated``."""
+        given = self.env.step(actions)
+        if not self._is_checked:
+            self._dicts("step", ("obs", "reward", "terminated", "truncated", "info"), given)
+            self._is_checked = True
+        obs, reward, terminated, truncated, self.infos = given
+        self.env_t += 1
+        self._who.pay(reward)
+        self._who.note(self.infos)
+        return obs, terminated, truncated
+
+    def _dicts(self, method: str, names: tuple[str, ...], given: Any) -> Any:
+        """What a method of the env gave, if it is so many dicts."""
+        if isinstance(given, tuple) and len(given) == len(names) and all(isinstance(x, Mapping) for x in given):
+            return given
+        types = [type(x).__name__ for x in given] if isinstance(given, tuple) else type(given).__name__
+        raise EnvError(
+            f"{self._who.env_name}: {method} must return ({', '.join(names)}), each a dict keyed by agent, but gave "
+            f"{types}."
+        )
+
     def truncate(self, rows: list[AgentStep]) -> list[AgentStep]:
         """Stop the episode after the step that gave ``rows``, since it was long enough; then it is over.
 
@@ -297,12 +307,7 @@ class DictAdapter(ManyAgentsAdapter):
         """Begin an episode; the first rows of the agents that act first."""
         who = self._who
         for _ in range(MAX_IDLE):
-            given = self.env.reset(seed=seed)
-            check_dicts(given, True, who.env_name)
-            who.reset()
-            self.env_t, self.over = 0, False
-            obs, self.infos = given
-            rows = [who.show(agent, value) for agent, value in obs.items()]
+            rows = [who.show(agent, value) for agent, value in self._reset_dicts(seed).items()]
             if not who.waiting:
                 rows = self._step({})
             if who.waiting:
@@ -317,12 +322,7 @@ class DictAdapter(ManyAgentsAdapter):
     def _step(self, actions: dict[Any, Any]) -> list[AgentStep]:
         rows: list[AgentStep] = []
         for _ in range(MAX_IDLE):
-            given = self.env.step(actions)
-            if not self._is_checked:
-                check_dicts(given, False, self._who.env_name)
-                self._is_checked = True
-            self.env_t += 1
-            new = self._rows(*given)
+            new = self._rows(*self._step_dicts(actions))
             if self._who.waiting or self.over:
                 return rows + new
             rows += copy.deepcopy(new)  # the env may write over what it gave
@@ -332,11 +332,8 @@ class DictAdapter(ManyAgentsAdapter):
             "observation to some agent, or end the episode with terminated['__all__'] or truncated['__all__']."
         )
 
-    def _rows(self, obs: Any, reward: Any, terminated: Any, truncated: Any, infos: Any) -> list[AgentStep]:
+    def _rows(self, obs: Any, terminated: Any, truncated: Any) -> list[AgentStep]:
         who = self._who
-        self.infos = infos
-        who.pay(reward)
-        who.note(infos)
         all_flags = bool(terminated.get(ALL)), bool(truncated.get(ALL))
         self.over = any(all_flags)
         ending = self._ending(terminated, truncated)
@@ -365,28 +362,17 @@ class ParallelAdapter(ManyAgentsAdapter):
     def reset(self, seed: int | None) -> list[AgentStep]:
         """Begin an episode; the first rows of the agents that are there at its start."""
         who = self._who
-        given = self.env.reset(seed=seed)
-        check_dicts(given, True, who.env_name)
-        who.reset()
-        obs, self.infos = given
+        obs = self._reset_dicts(seed)
         rows = [who.show(agent, obs.get(agent)) for agent in self.env.agents]
         if not rows:
             raise _nobody(who.env_name)
-        self.env_t, self.over = 0, False
         return rows
 
     def step(self, actions: dict[int, Any]) -> list[AgentStep]:
         """Act for all agents that are there; rows of those that go on, of those that ended, and of new ones."""
         who = self._who
         acting = who.act(actions)
-        given = self.env.step(acting)
-        if not self._is_checked:
-            check_dicts(given, False, who.env_name)
-            self._is_checked = True
-        obs, reward, terminated, truncated, self.infos = given
-        self.env_t += 1
-        who.pay(reward)
-        who.note(self.infos)
+        obs, terminated, truncated = self._step_dicts(acting)
         rows: list[AgentStep] = []
         there = dict.fromkeys(self.env.agents)
         newcomers = [agent for agent in there if agent not in acting]

@@ -11,7 +11,7 @@ import numpy as np
 from etude.envs import workers as worker_settings
 from etude.envs.arena import Ints
 from etude.envs.backends import ProcessBackend, ThreadBackend
-from etude.envs.buffers import ASLEEP, BEGUN, GOAL, MAKE, NO_SEED, RESET, STEP
+from etude.envs.buffers import ASLEEP, BEGUN, GOAL, MAKE, RESET, STEP
 from etude.envs.copies import ANY, CopiesArena
 from etude.envs.registry import EnvLike, env_maker, env_name
 from etude.envs.worker import NAP, fence
@@ -49,8 +49,8 @@ class PoolArena(CopiesArena):
                 f"one {type(env).__name__} object can't be {workers.num_workers * workers.envs_per_worker} envs, nor "
                 "in a worker: give a function that makes one, or ask for one env and no workers."
             )
-        kind: Any = ThreadBackend if workers.mode == "thread" else ProcessBackend
-        self._backend: ThreadBackend | ProcessBackend = kind(make, env_name(env), workers)
+        kind: type[ThreadBackend | ProcessBackend] = ThreadBackend if workers.mode == "thread" else ProcessBackend
+        self._backend = kind(make, env_name(env), workers)
         try:
             self._shared = shared = self._backend.open()
         except BaseException:
@@ -74,16 +74,12 @@ class PoolArena(CopiesArena):
 
     # -- orders -------------------------------------------------------------------------------------------------
 
-    def _begin_all(self, seeds: Ints | None) -> None:
+    def _begin(self, envs: Ints, seeds: Ints) -> None:
         shared = self._shared
-        shared.order[:] = RESET
+        shared.order[envs] = RESET
         shared.order[list(self._broken)] = MAKE
-        shared.seed[:] = NO_SEED if seeds is None else seeds
-        self._step(self._all)
-
-    def _remake(self, env: int, seed: int) -> None:
-        self._shared.order[env], self._shared.seed[env] = MAKE, seed
-        self._step(self._all[env : env + 1])
+        shared.seed[envs] = seeds
+        self._step(envs)
 
     def _step(self, envs: Ints) -> None:
         """Let ``envs`` do what is ordered of them: a step, unless something else was said."""

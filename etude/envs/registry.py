@@ -3,7 +3,6 @@
 
 import contextlib
 import ctypes.util
-import dataclasses
 import functools
 import importlib
 import os
@@ -65,7 +64,7 @@ def env_maker(env: EnvLike, drop: Sequence[str] = ()) -> tuple[Callable[[], Any]
     """
     if drop:
         make, is_one = env_maker(env)
-        return _MakeReduced(make, tuple(drop)), is_one
+        return functools.partial(_make_reduced, make, tuple(drop)), is_one
     if isinstance(env, str):
         spec = None if ":" in env else _spec(env)
         # What a package registers can be found again elsewhere, and may not be fit to be pickled.
@@ -77,13 +76,8 @@ def env_maker(env: EnvLike, drop: Sequence[str] = ()) -> tuple[Callable[[], Any]
     return lambda: env, True
 
 
-@dataclasses.dataclass
-class _MakeReduced:
-    make: Callable[[], Any]
-    drop: tuple[str, ...]
-
-    def __call__(self) -> ReducedEnv:
-        return ReducedEnv(self.make(), self.drop)
+def _make_reduced(make: Callable[[], Any], drop: tuple[str, ...]) -> ReducedEnv:
+    return ReducedEnv(make(), drop)
 
 
 def _make_named(name: str | EnvSpec) -> Any:

@@ -52,11 +52,11 @@ def seen_env(env: EnvLike, mode: RenderMode) -> Any:
         EnvError: it can't be made so; the message says what to do.
     """
     name = env_name(env)
-    if isinstance(env, VectorEnv):
-        raise _vector(name)
     made = env if not callable(env) and not isinstance(env, str) else _made(env, name, mode)
     if isinstance(made, VectorEnv):
-        raise _vector(name)
+        raise EnvError(
+            f"{name} is a VectorEnv, of which no single copy can be seen: give one env, or what makes one, as env=."
+        )
     if not all(callable(getattr(made, method, None)) for method in ("reset", "step", "render")):
         raise EnvError(f"{name} is a {type(made).__name__}, which has no reset, step and render: it can't be seen.")
     has = getattr(made, "render_mode", None)
@@ -73,12 +73,6 @@ def seen_env(env: EnvLike, mode: RenderMode) -> Any:
             )
         )
     return made
-
-
-def _vector(name: str) -> EnvError:
-    return EnvError(
-        f"{name} is a VectorEnv, of which no single copy can be seen: give one env, or what makes one, as env=."
-    )
 
 
 def _made(env: str | Callable[..., Any], name: str, mode: RenderMode) -> Any:

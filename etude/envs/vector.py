@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.columns import Columns
 from etude.envs import env_state
-from etude.envs.adapters import not_five, reduced_spaces
+from etude.envs.adapters import OFF_POLICY_ACTION, not_five, reduced_spaces
 from etude.envs.arena import BoundsCheck, Kind, Turn, turn_from_state, turn_to_state
 from etude.envs.registry import env_maker, env_name, make_one, named
 from etude.errors import EnvError, described
@@ -190,7 +190,7 @@ class VectorArena:
             truncated = truncated | ((self._t >= self._max_steps) & ~terminated)
             self._t[terminated | truncated] = 0
         turn = Turn(self._slots, self._flatten(obs), reward, None, None, infos=info)
-        if info and "off_policy_action" in info:
+        if info and OFF_POLICY_ACTION in info:
             turn.taken = self._taken(info)
         self._turns = [turn]
         if self._reset_due is not None:
@@ -235,8 +235,8 @@ class VectorArena:
 
     def _taken(self, info: dict[str, Any]) -> tuple[NDArray[np.int64], Columns]:
         """The actions that the env says it took itself; Gymnasium gives the rows that do as ``_off_policy_action``."""
-        values = self._flatten_action(info["off_policy_action"])
-        rows = np.flatnonzero(info.get("_off_policy_action", np.ones(self.num_slots, bool)))
+        values = self._flatten_action(info[OFF_POLICY_ACTION])
+        rows = np.flatnonzero(info.get(f"_{OFF_POLICY_ACTION}", np.ones(self.num_slots, bool)))
         return rows, {name: np.asarray(column)[rows] for name, column in values.items()}
 
     def _final_columns(self, final: Any, rows: NDArray[np.int64]) -> Columns:

@@ -14,6 +14,7 @@ from typing import Any, Final
 from etude import columns as col
 from etude.envs.adapters import (
     NUMBERS,
+    OFF_POLICY_ACTION,
     AgentStep,
     EnvAdapter,
     GymAdapter,
@@ -23,9 +24,6 @@ from etude.envs.adapters import (
     old_api,
     reset_env,
     unpacked_wrongly,
-)
-from etude.envs.adapters import (
-    TAKEN as TAKEN_INFO,
 )
 from etude.envs.buffers import (
     ASLEEP,
@@ -132,7 +130,8 @@ class EnvWorker:
     def _make(self, env: int) -> GymAdapter | ManyAgentsAdapter:
         old = self._adapters.pop(env, None)
         if old is not None and not self._is_given:
-            _close_failed(old)
+            with contextlib.suppress(Exception):  # it failed before, and that was told
+                old.close()
         adapter = adapt_env(self._make_env())
         if any(adapter.env is other.env for other in self._adapters.values()):
             raise same_object(adapter.env)
@@ -179,7 +178,7 @@ class EnvWorker:
             for adapter in reversed(adapters):
                 stack.callback(adapter.close)
 
-    def adapters(self) -> list[GymAdapter | ManyAgentsAdapter]:
+    def adapters(self) -> list[EnvAdapter]:
         """Those there are, in order."""
         return [self._adapters[env] for env in self.envs]
 
@@ -281,14 +280,14 @@ class EnvWorker:
             view.show(env, obs)
             self._reward[env] = reward
             self.infos[env] = infos
-            return SHOWN | self._keep_taken(env, view, infos.get(TAKEN_INFO)) if infos else SHOWN
+            return SHOWN | self._keep_taken(env, view, infos.get(OFF_POLICY_ACTION)) if infos else SHOWN
         adapter.over, adapter.infos = True, infos
         view.end(env, obs)
         self._end_reward[env] = reward
         cut = not terminated and t >= self._last_step
         flags = (TERMINATED if terminated else 0) | (TRUNCATED if truncated or cut else 0)
         self.end_infos[env] = infos
-        taken = self._keep_taken(env, view, infos.get(TAKEN_INFO)) if infos else 0
+        taken = self._keep_taken(env, view, infos.get(OFF_POLICY_ACTION)) if infos else 0
         return self._begin_next(env, adapter, ENDED | OVER | flags | taken)
 
     def _step(self, env: int, adapter: ManyAgentsAdapter) -> int:
@@ -349,16 +348,9 @@ class EnvWorker:
     def _keep_taken(self, env: int, view: AgentView, action: Any) -> int:
         if action is None:
             return 0
-        check_value(view.action_space, action, TAKEN_INFO)
+        check_value(view.action_space, action, OFF_POLICY_ACTION)
         view.keep(env, action)
         return TAKEN
-
-
-def _close_failed(adapter: EnvAdapter) -> None:
-    try:
-        adapter.close()
-    except Exception:  # noqa: BLE001  it failed before, and that was told
-        return
 
 
 def _text(error: BaseException) -> str:
@@ -375,14 +367,24 @@ def _text(error: BaseException) -> str:
 class WakeEvent:
     """An event between two processes or threads: one waits on ``reader`` until the other sets it.
 
+    A pickled event is the same one in a process that inherits its files.
+
     Args:
-        ends: The sockets of an event that another process has made; None: a new event.
+        fds: The files of an event that another process has made; None: a new event.
     """
 
-    def __init__(self, ends: tuple[socket.socket, socket.socket] | None = None) -> None:
-        self.reader, self.writer = ends = socket.socketpair() if ends is None else ends
+    def __init__(self, fds: Sequence[int] | None = None) -> None:
+        ends = socket.socketpair() if fds is None else [socket.socket(fileno=fd) for fd in fds]
+        self.reader, self.writer = ends
         for end in ends:
             end.setblocking(False)
+
+    def fds(self) -> list[int]:
+        """The numbers of its files."""
+        return [self.reader.fileno(), self.writer.fileno()]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WakeEvent, (self.fds(),)
 
     def set(self) -> None:
         """Wake who waits, now or when it next does."""

@@ -106,7 +106,7 @@ def _figures(
     discount = gamma ** seen.t().astype(np.float64)
     reward = discount * seen.steps[col.REWARD].astype(np.float64)
     out: dict[str, Any] = {
-        "episode_id": seen.segments.episode_id,
+        "episode_id": np.asarray(seen.segments.episode_id),
         "lengths": seen.lengths,
         "truncated": seen.segments.truncated & ~seen.segments.terminated,
         "returns": np.add.reduceat(reward, first),

@@ -176,6 +176,20 @@ def ranges(starts: Index, lengths: Index) -> Index:
     return np.arange(total, dtype=np.int64) + shift
 
 
+def firsts(codes: Index) -> Index:
+    """For each code, where the first one equal to it stands."""
+    _, first, code = np.unique(codes, return_index=True, return_inverse=True)
+    found: Index = first[code]
+    return found
+
+
+def are_alike(a: Array, b: Array) -> bool:
+    """Whether both have the same dtype and shape of one row."""
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):  # as `describe` says, which takes long
+        return bool(a.dtype == b.dtype and a.shape[1:] == b.shape[1:])
+    return describe(a) == describe(b)
+
+
 def describe(array: Array) -> str:
     """Dtype and shape of one row, such as ``float32[4]`` or ``int64``."""
     dtype = str(array.dtype).removeprefix("torch.")

@@ -2,7 +2,9 @@
 """Experience: a table of time steps, cut into segments. The one type between env, disk and gradient."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -12,24 +14,25 @@ from etude import columns as col
 from etude.errors import DataError
 from etude.experience import arrays
 from etude.experience.arrays import Array, Index, describe
+from etude.experience.ids import Ids
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import torch
 
-Strings: TypeAlias = NDArray[np.object_]
+Names: TypeAlias = Ids | Sequence[str | None] | NDArray[np.object_]
 Bools: TypeAlias = NDArray[np.bool_]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Segments:
-    """Columns of length ``num_segments``, always in NumPy on the host. Make one with `Segments.of`."""
+    """Columns of length ``num_segments``, always on the host. Make one with `Segments.of`."""
 
-    episode_id: Strings
+    episode_id: Ids
     """The episode that each segment belongs to; the same for all agents in it."""
-    agent_id: Strings
+    agent_id: Ids
     """Whose steps these are; None where there is one agent without a name."""
-    module_id: Strings
+    module_id: Ids
     """The module that acted; None where there is one module without a name."""
     t_start: Index
     """The index, in its episode, of the segment's first step (its first lookback row where it has any)."""
@@ -47,9 +50,9 @@ class Segments:
         cls,
         num: int,
         *,
-        episode_id: Sequence[str] | Strings,
-        agent_id: Sequence[str | None] | Strings | str | None = None,
-        module_id: Sequence[str | None] | Strings | str | None = None,
+        episode_id: Names | str,
+        agent_id: Names | str | None = None,
+        module_id: Names | str | None = None,
         t_start: ArrayLike = 0,
         lookback: ArrayLike = 0,
         terminated: ArrayLike = False,
@@ -58,9 +61,9 @@ class Segments:
     ) -> "Segments":
         """Build the columns for ``num`` segments; a single value stands for all of them."""
         return cls(
-            episode_id=_strings(episode_id, num),
-            agent_id=_strings(agent_id, num),
-            module_id=_strings(module_id, num),
+            episode_id=Ids.of(episode_id, num),
+            agent_id=Ids.of(agent_id, num),
+            module_id=Ids.of(module_id, num),
             t_start=_filled(t_start, num, np.int64),
             lookback=_filled(lookback, num, np.int64),
             terminated=_filled(terminated, num, np.bool_),
@@ -71,22 +74,28 @@ class Segments:
     @classmethod
     def concat(cls, parts: Sequence["Segments"]) -> "Segments":
         """The segments of all ``parts``, in order."""
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in SEGMENT_COLUMNS))
+        each: Any = zip(*map(_columns, parts), strict=True)
+        joined: list[Any] = [(Ids.concat if isinstance(own[0], Ids) else np.concatenate)(own) for own in each]
+        return cls(*joined)
 
     def __len__(self) -> int:
         return len(self.episode_id)
 
     def __getitem__(self, where: Any) -> "Segments":
         """The segments at a slice, index array or boolean mask."""
-        return Segments(*(getattr(self, name)[where] for name in SEGMENT_COLUMNS))
+        return Segments(*[column[where] for column in _columns(self)])
 
-    def columns(self) -> dict[str, NDArray[Any]]:
+    def columns(self) -> dict[str, Any]:
         """The columns by name."""
-        return {name: getattr(self, name) for name in SEGMENT_COLUMNS}
+        return dict(zip(SEGMENT_COLUMNS, _columns(self), strict=True))
 
-    def replace(self, **columns: NDArray[Any]) -> "Segments":
-        """The same segments with some columns replaced."""
-        return dataclasses.replace(self, **columns)
+    def replace(self, **columns: Any) -> "Segments":
+        """The same segments with some columns replaced; see `of`."""
+        return Segments.of(len(self), **{**self.columns(), **columns})
+
+    def tracks(self) -> Index:
+        """int64 ``[num_segments]``: a number for each agent in an episode, equal where its two ids are."""
+        return self.episode_id.codes * len(self.agent_id.names) + self.agent_id.codes
 
     @property
     def done(self) -> Bools:
@@ -98,16 +107,11 @@ class Segments:
         a, b = self[:-1], self[1:]
         same = (a.episode_id == b.episode_id) & (a.agent_id == b.agent_id) & (a.module_id == b.module_id)
         in_time = (a.t_start + lengths[:-1] == b.t_start) & ((b.lookback == 0) | (a.lookback == lengths[:-1]))
-        return np.asarray(same & in_time & ~a.done, bool)
+        return np.asarray(same & in_time & ~a.done)
 
 
 SEGMENT_COLUMNS = tuple(field.name for field in dataclasses.fields(Segments))
-
-
-def _strings(values: Any, num: int) -> Strings:
-    column = np.empty(num, object)
-    column[:] = values
-    return column
+_columns: Any = operator.attrgetter(*SEGMENT_COLUMNS)
 
 
 def _filled(values: ArrayLike, num: int, dtype: Any) -> NDArray[Any]:
@@ -265,29 +269,42 @@ class Experience:
         index = np.arange(self.num_segments) if where is None else np.arange(self.num_segments)[where]
         for name, wanted in ((col.EPISODE_ID, episode_id), (col.AGENT_ID, agent_id), (col.MODULE_ID, module_id)):
             if wanted is not None:
-                index = index[np.asarray(getattr(self.segments, name)[index] == wanted, bool)]
+                index = index[getattr(self.segments, name)[index] == wanted]
         if len(index) == 0:
             return self[0:0]
         if (np.diff(index) == 1).all():
             return self[int(index[0]) : int(index[-1]) + 1]
-        lengths = self.lengths[index]
-        rows = arrays.ranges(self.offsets[:-1][index], lengths)
+        return self._taken(index, self.offsets[:-1][index], self.lengths[index], self.segments[index])
+
+    def _taken(self, which: Index, starts: Index, lengths: Index, segments: Segments) -> "Experience":
+        """``lengths`` rows from ``starts`` on of the segments ``which``, up to their ends, as ``segments``: copies."""
+        rows = arrays.ranges(starts, lengths)
         return Experience(
             {name: arrays.take(column, rows) for name, column in self.steps.items()},
             offsets_of(lengths),
-            self.segments[index],
-            {name: arrays.take(column, index) for name, column in self.final_obs.items()},
+            segments,
+            {name: arrays.take(column, which) for name, column in self.final_obs.items()},
         )
+
+    def without_first(self, counts: Index) -> "Experience":
+        """The same without the first ``counts[i]`` rows of each segment i; segments of which nothing is left go."""
+        counts = np.clip(counts, 0, self.lengths)
+        if not counts.any():
+            return self
+        kept = np.flatnonzero(self.lengths > counts)
+        own, counts = self.segments[kept], counts[kept]
+        segments = own.replace(t_start=own.t_start + counts, lookback=np.maximum(own.lookback - counts, 0))
+        return self._taken(kept, self.offsets[kept] + counts, self.lengths[kept] - counts, segments)
 
     def episodes(self) -> Iterator["Experience"]:
         """Each episode, in the order in which their first segments stand: all its agents' segments.
 
         Views where an episode's segments stand next to each other, as they do for one agent.
         """
-        ids, first, episode = np.unique(self.segments.episode_id.astype(str), return_index=True, return_inverse=True)
-        order = np.argsort(episode, kind="stable")
-        bounds = np.append(0, np.cumsum(np.bincount(episode, minlength=len(ids))))
-        yield from (self.select(order[bounds[i] : bounds[i + 1]]) for i in np.argsort(first))
+        first = arrays.firsts(self.segments.episode_id.codes)
+        order = np.argsort(first, kind="stable")
+        bounds = np.flatnonzero(np.diff(first[order], prepend=-1, append=-1))
+        yield from (self.select(order[a:b]) for a, b in itertools.pairwise(bounds))
 
     def cut(self, max_len: int, *, lookback: int = 0) -> "Experience":
         """The same steps in segments of at most ``max_len``; without lookback, the columns are shared.
@@ -371,11 +388,10 @@ class Experience:
                         "stand in only one of them."
                     )
                 for name, column in own.items():
-                    found, expected = describe(column), describe(first[name])
-                    if found != expected:
+                    if not arrays.are_alike(column, first[name]):
                         raise DataError(
-                            f"can't concat: {what} `{name}` is {found} in part {i}, but {expected} in part 0. "
-                            "Convert one of them."
+                            f"can't concat: {what} `{name}` is {describe(column)} in part {i}, but "
+                            f"{describe(first[name])} in part 0. Convert one of them."
                         )
         return Experience(
             {name: arrays.concat([part.steps[name] for part in parts]) for name in parts[0].steps},
@@ -449,14 +465,17 @@ class Experience:
             tensor = torch.from_numpy(np.ascontiguousarray(column)) if isinstance(column, np.ndarray) else column
             return tensor.to(device)
 
-        def moved(columns: dict[str, Array]) -> dict[str, Array]:
-            return {name: move(column) for name, column in columns.items() if column.dtype != object}
-
-        return Experience(moved(self.steps), self.offsets, self.segments, moved(self.final_obs))
+        return self._moved(move, lambda column: column.dtype != object)
 
     def numpy(self) -> "Experience":
         """The same Experience with NumPy columns; tensors on the CPU share their memory."""
-        steps, final_obs = arrays.host_columns(self.steps), arrays.host_columns(self.final_obs)
+        return self._moved(arrays.host)
+
+    def _moved(self, move: Callable[[Array], Array], which: Callable[[Array], bool] = lambda _: True) -> "Experience":
+        steps, final_obs = (
+            {name: move(column) for name, column in columns.items() if which(column)}
+            for columns in (self.steps, self.final_obs)
+        )
         return Experience(steps, self.offsets, self.segments, final_obs)
 
     # -- at rest and in order -----------------------------------------------------------------------------------
@@ -494,7 +513,7 @@ class Experience:
         _check_lengths(self)
         _check_segments(self)
         for name, final in self.final_obs.items():
-            if describe(final) != describe(self.steps[name]):
+            if not arrays.are_alike(final, self.steps[name]):
                 raise DataError(
                     f"final_obs `{name}` is {describe(final)}, but its column is {describe(self.steps[name])}."
                 )
@@ -510,19 +529,7 @@ def offsets_of(lengths: Index) -> Index:
 
 def without_lookback(exp: Experience) -> Experience:
     """The same without rows that are context only, and without segments that hold nothing else."""
-    lookback = exp.segments.lookback
-    if not lookback.any():
-        return exp
-    kept = np.flatnonzero(exp.lengths > lookback)
-    starts, lengths = (exp.offsets[:-1] + lookback)[kept], (exp.lengths - lookback)[kept]
-    rows, segments = arrays.ranges(starts, lengths), exp.segments[kept]
-    segments = segments.replace(t_start=segments.t_start + segments.lookback, lookback=np.zeros(len(kept), np.int64))
-    return Experience(
-        {name: arrays.take(column, rows) for name, column in exp.steps.items()},
-        offsets_of(lengths),
-        segments,
-        {name: arrays.take(column, kept) for name, column in exp.final_obs.items()},
-    )
+    return exp.without_first(exp.segments.lookback)
 
 
 def _check_offsets(offsets: Index) -> None:
@@ -555,9 +562,10 @@ def _check_lengths(exp: Experience) -> None:
 
 def _check_segments(exp: Experience) -> None:
     segments = exp.segments
-    for i, episode_id in enumerate(segments.episode_id):
-        if not isinstance(episode_id, str):
-            raise DataError(f"segment {i}: episode_id is {episode_id!r}, not a string.")
+    ids = segments.episode_id
+    wrong = np.flatnonzero(~ids.mapped(lambda name: isinstance(name, str), bool))
+    if len(wrong):
+        raise DataError(f"segment {wrong[0]}: episode_id is {ids[wrong[0]]!r}, not a string.")
     bad = np.flatnonzero((segments.lookback < 0) | (segments.lookback > exp.lengths) | (segments.t_start < 0))
     if len(bad):
         i = int(bad[0])

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from etude.experience.arrays import Array, Index
+from etude.experience.arrays import Array, Index, zeros
 
 
 def scan(x: Array, decay: Array) -> Array:
@@ -33,10 +33,7 @@ def scan(x: Array, decay: Array) -> Array:
 
 def _decays(like: Array, offsets: Index, decay: float | Array) -> Array:
     """``decay`` at every step but the last of each segment, where it is 0."""
-    if isinstance(like, np.ndarray):
-        out = np.empty_like(like)
-    else:
-        out = like.new_empty(like.shape)
+    out = zeros(len(like), like)
     out[:] = decay
     out[offsets[1:] - 1] = 0
     return out

@@ -9,7 +9,7 @@ field's metadata; images (uint8 of two or more axes) are fixed-size binary, whic
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,13 +20,14 @@ from etude import columns as col
 from etude.columns import Columns
 from etude.errors import DataError
 from etude.experience.arrays import Index, zeros
+from etude.experience.ids import Ids
 
 SHAPE_KEY = b"etude:shape"
 IDS = (col.EPISODE_ID, col.AGENT_ID, col.MODULE_ID)
 KEYS = (*IDS, col.T_INDEX, col.LOOKBACK, col.TERMINATED, col.TRUNCATED)
 
 
-def to_table(steps: Columns, offsets: Index, segments: Columns, final_obs: Columns) -> pa.Table:
+def to_table(steps: Columns, offsets: Index, segments: Mapping[str, Any], final_obs: Columns) -> pa.Table:
     """The parts of an Experience, in NumPy, as a table; ``segments`` are the columns of `Segments` by name.
 
     Raises:
@@ -61,15 +62,12 @@ def _plain(name: str, array: pa.Array, *, nullable: bool = False) -> tuple[pa.Fi
     return pa.field(name, array.type, nullable=nullable), array
 
 
-def _keyed(name: str, values: NDArray[Any], lengths: NDArray[np.int64]) -> tuple[pa.Field, pa.Array]:
-    codes = pa.array(values, pa.string()).dictionary_encode()
-    if codes.null_count == len(codes) and name != col.EPISODE_ID:
-        array = pa.nulls(int(lengths.sum()), pa.dictionary(pa.int32(), pa.string()))
-    else:
-        absent = np.asarray(codes.is_null())
-        indices = np.where(absent, 0, codes.indices.to_numpy(zero_copy_only=False)).astype(np.int32).repeat(lengths)
-        mask = absent.repeat(lengths) if codes.null_count else None
-        array = pa.DictionaryArray.from_arrays(pa.array(indices, mask=mask), codes.dictionary)
+def _keyed(name: str, ids: Ids, lengths: NDArray[np.int64]) -> tuple[pa.Field, pa.Array]:
+    ids = Ids.concat([ids])  # a file keeps the whole table
+    absent = np.asarray(ids.names == None)  # noqa: E711 - an array
+    mask = absent[ids.codes].repeat(lengths) if absent.any() else None
+    codes = pa.array(ids.codes.astype(np.int32).repeat(lengths), mask=mask)
+    array = pa.DictionaryArray.from_arrays(codes, pa.array(np.where(absent, "", ids.names), pa.string()))
     return _plain(name, array, nullable=name != col.EPISODE_ID)
 
 
@@ -134,7 +132,7 @@ def _flat(name: str, values: NDArray[Any], absent: NDArray[np.bool_] | None = No
     raise DataError(f"column `{name}` holds objects that are not strings ({array.type}). Convert it to numbers.")
 
 
-def from_table(table: pa.Table) -> tuple[Columns, Index, Columns, Columns]:
+def from_table(table: pa.Table) -> tuple[Columns, Index, dict[str, Any], Columns]:
     """The steps, offsets, segments' columns and ``final_obs`` of a table; see `Experience.from_table`."""
     for name in (col.EPISODE_ID, col.T_INDEX):
         if name not in table.column_names:
@@ -143,14 +141,12 @@ def from_table(table: pa.Table) -> tuple[Columns, Index, Columns, Columns]:
     names = [name for name in table.column_names if name not in KEYS and not col.is_under(name, col.FINAL_OBS)]
     steps = {name: to_numpy(table, name) for name in names}
     final_names = col.under(table.column_names, col.FINAL_OBS)
-    ends_known = np.zeros(num_rows, bool)
-    if final_names:
-        ends_known = _valid(_one(table[final_names[0]]))
+    ends_known = _valid(_one(table[final_names[0]])) if final_names else np.zeros(num_rows, bool)
     t = to_numpy(table, col.T_INDEX)
-    keys = {name: _codes(table, name) for name in IDS}
+    ids = {name: _ids(table, name) for name in IDS}
     terminated, truncated = _flags(table, col.TERMINATED), _flags(table, col.TRUNCATED)
     lookback = _one(table[col.LOOKBACK]) if col.LOOKBACK in table.column_names else None
-    starts = _segment_starts(t, [codes for codes, _ in keys.values()], ends_known | terminated | truncated)
+    starts = _segment_starts(t, list(ids.values()), ends_known | terminated | truncated)
     if lookback is not None:
         starts |= _valid(lookback)
     offsets = np.append(np.flatnonzero(starts), num_rows).astype(np.int64) if num_rows else np.zeros(1, np.int64)
@@ -163,7 +159,7 @@ def from_table(table: pa.Table) -> tuple[Columns, Index, Columns, Columns]:
         final[known] = rows
         final_obs[col.OBS + name[len(col.FINAL_OBS) :]] = final
     segments = {
-        **{name: _strings_at(*keys[name], first) for name in IDS},
+        **{name: Ids(each.names, each.codes[first].astype(np.int64)) for name, each in ids.items()},
         "t_start": t[first],
         "lookback": np.zeros(len(first), np.int64) if lookback is None else _lookback_at(lookback, first),
         "terminated": terminated[last],
@@ -181,16 +177,13 @@ def _lookback_at(lookback: pa.Array, first: NDArray[np.int64]) -> NDArray[Any]:
     return values
 
 
-def _segment_starts(
-    t: NDArray[np.int64], keys: Sequence[NDArray[np.int32] | None], ends: NDArray[np.bool_]
-) -> NDArray[np.bool_]:
+def _segment_starts(t: NDArray[np.int64], ids: Sequence[Ids], ends: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Whether a segment begins at a row: a key changes, time jumps, or the row before is an end."""
     starts = np.ones(len(t), bool)
     starts[1:] = ends[:-1]
     starts[1:] |= (t[1:] - t[:-1]) != 1
-    for codes in keys:
-        if codes is not None:
-            starts[1:] |= codes[1:] != codes[:-1]
+    for each in ids:
+        starts[1:] |= each.codes[1:] != each.codes[:-1]
     return starts
 
 
@@ -220,25 +213,17 @@ def _valid(array: pa.Array) -> NDArray[np.bool_]:
     return _bits(array.buffers()[0], array)
 
 
-def _codes(table: pa.Table, name: str) -> tuple[NDArray[np.int32] | None, NDArray[np.object_]]:
-    """A string column as codes (-1 for null) and the strings they stand for; no codes where there are no strings."""
+def _ids(table: pa.Table, name: str) -> Ids:
+    """A string column, row by row, with codes of Arrow's dtype."""
     column = table[name] if name in table.column_names else None
     if column is None or column.null_count == len(column):
-        return None, np.zeros(0, object)
+        return Ids.of(None, table.num_rows)
     encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
     array = _one(encoded.unify_dictionaries() if encoded.num_chunks > 1 else encoded)
-    indices = array.indices.fill_null(-1) if array.null_count else array.indices
-    return indices.to_numpy(zero_copy_only=False), np.asarray(array.dictionary.to_pylist(), object)
-
-
-def _strings_at(
-    codes: NDArray[np.int32] | None, strings: NDArray[np.object_], rows: NDArray[np.int64]
-) -> NDArray[np.object_]:
-    out = np.full(len(rows), None, object)
-    if codes is not None:
-        chosen = codes[rows]
-        out[chosen >= 0] = strings[chosen[chosen >= 0]]
-    return out
+    if len(array.dictionary.unique()) < len(array.dictionary) or array.dictionary.null_count:
+        array = array.cast(pa.string()).dictionary_encode()  # others may have written a name twice
+    codes = array.indices.fill_null(len(array.dictionary)) if array.null_count else array.indices
+    return Ids(np.array([*array.dictionary.to_pylist(), None], object), codes.to_numpy(zero_copy_only=False))
 
 
 def _flags(table: pa.Table, name: str) -> NDArray[np.bool_]:
@@ -279,10 +264,7 @@ def _rows_to_numpy(array: pa.Array, field: pa.Field) -> NDArray[Any]:
             data = np.frombuffer(array.buffers()[1], np.uint8) if len(array) else np.zeros(0, np.uint8)
             flat = data[array.offset * width : (array.offset + len(array)) * width]
             shape = [width]
-        if SHAPE_KEY in metadata:
-            said: Any = metadata[SHAPE_KEY]
-        else:
-            said = json.dumps(shape)
+        said: Any = metadata.get(SHAPE_KEY, json.dumps(shape))
         try:
             shape = json.loads(said)
             return np.asarray(flat.reshape((len(array), *shape)))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.columns import Columns
 from etude.errors import CheckpointError, DataError
-from etude.experience.arrays import Array, Index, describe
+from etude.experience.arrays import Array, Index, are_alike, describe
 from etude.experience.experience import Experience, Segments, offsets_of
 
 Key: TypeAlias = tuple[str, str | None, str | None]
@@ -232,7 +232,7 @@ class TrajectoryStore:
                 )
             for name, column in held.items():
                 new = given[name]
-                if new.dtype != column.dtype or new.shape[1:] != column.shape[1:]:
+                if not are_alike(new, column):
                     raise DataError(
                         f"the replay holds {what} `{name}` as {describe(column)}, but in the experience it is "
                         f"{describe(new)}: convert it first."
@@ -277,7 +277,8 @@ class TrajectoryStore:
         own = self.trajectory.take(starts)
         ended = after == self.capacity
         table = {name: column.take(own) for name, column in self.table.items()}
-        segments = Segments(
+        segments = Segments.of(
+            len(starts),
             episode_id=table["episode_id"],
             agent_id=table["agent_id"],
             module_id=table["module_id"],
@@ -376,7 +377,7 @@ def _check_first(exp: Experience) -> None:
                 "of them."
             )
     for name, final in exp.final_obs.items():
-        if describe(final) != describe(exp.steps[name]):
+        if not are_alike(final, exp.steps[name]):
             raise DataError(f"final_obs `{name}` is {describe(final)}, but its column is {describe(exp.steps[name])}.")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures and their running statistics, where they are written, and pictures of them."""
+"""Metrics: running statistics, writers (JSON lines, CSV, TensorBoard, W&B, MLflow) and plots."""
 
 from etude.metrics.plot import plot_runs
 from etude.metrics.stats import Ema, Metrics, Window

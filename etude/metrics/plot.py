@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learning curves of runs, as a picture."""
+"""Plots of learning curves."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -17,43 +17,43 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 METRICS_FILE = "metrics.jsonl"
-# Okabe & Ito's colours (2008), which colour-blind readers can tell apart; the ones that read badly on white left out.
+# Okabe & Ito's colours (2008) for colour-blind readers, without those that are hard to see on white.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#555555")
 _INK = "#333333"
 
 
 class Curve(NamedTuple):
-    """What is drawn of one run; all arrays are float64 ``[num_rows]``, NaN where a row has no such number."""
+    """The data of one run to plot. Arrays are float64 ``[num_rows]``, NaN if a row has no such number."""
 
     label: str
     clock: str
-    """What x counts: ``env_steps`` or ``updates``."""
+    """The unit of x: ``env_steps`` or ``updates``."""
     quantity: str
-    """What y is: ``return`` or ``loss``."""
+    """The meaning of y: ``return`` or ``loss``."""
     x: NDArray[np.float64]
     mean: NDArray[np.float64]
     low: NDArray[np.float64]
     high: NDArray[np.float64]
     evaluated: NDArray[np.float64]
-    """The mean return of an evaluation, in the rows that have one."""
+    """The mean return of evaluations, in the rows that have one."""
 
 
 def plot_runs(paths: Sequence[str | os.PathLike[str]], to: str | os.PathLike[str]) -> Path:
-    """Draw the learning curves of one or more runs into one picture.
+    """Plot the learning curves of one or more runs into an image file.
 
-    Returns (mean, and the span from least to greatest) and evaluations stand over env steps; runs that took no env step
-    stand over updates, in a panel of their own; so do the losses of runs that know no return.
+    Episode returns (mean, and the band from minimum to maximum) and evaluations are plotted over env steps. Runs
+    without env steps are plotted over updates, in a separate panel. Runs without returns have a panel for losses.
 
     Args:
         paths: Run folders with a ``metrics.jsonl`` (keys ``env_steps``, ``updates``, ``return_mean``, ``return_min``,
             ``return_max``, ``eval_return_mean``, ``losses``), or such files.
-        to: The picture to write; its ending says the format (``.png``, ``.svg``, ``.pdf``).
+        to: The image file; its suffix selects the format (``.png``, ``.svg``, ``.pdf``).
 
     Returns:
-        The path of the picture.
+        The path of the image file.
 
     Raises:
-        DataError: no such run, a run without metrics or without anything to draw, or an unknown picture format.
+        DataError: a run does not exist, has no metrics or nothing to plot; or the image format is unknown.
     """
     if not paths:
         raise DataError("no run to plot: give one run folder or more.")
@@ -70,7 +70,7 @@ def plot_runs(paths: Sequence[str | os.PathLike[str]], to: str | os.PathLike[str
 
 
 def _labels(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """For each path, as many of its last parts as tell all of them apart."""
+    """For each path, as many of its last parts as are needed to distinguish all paths."""
     parts = [Path(os.path.abspath(path)).parts for path in paths]
     parts = [p[:-1] if p[-1] == METRICS_FILE else p for p in parts]
     for depth in range(1, max(map(len, parts))):
@@ -92,7 +92,7 @@ def _curve(run: Path, label: str) -> Curve:
     clock = "env_steps" if any(row.get("env_steps") for row in rows) else "updates"
     x = _numbers(rows, clock)
     later = np.minimum.accumulate(np.where(np.isnan(x), np.inf, x)[::-1])[::-1]
-    kept = x <= np.append(later[1:], np.inf)  # a resumed run writes some steps anew: the newer rows count
+    kept = x <= np.append(later[1:], np.inf)  # a resumed run writes some steps again: the newer rows count
     mean, evaluated = _numbers(rows, "return_mean"), _numbers(rows, "eval_return_mean")
     low, high = _numbers(rows, "return_min"), _numbers(rows, "return_max")
     quantity = "return"

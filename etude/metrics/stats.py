@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running statistics, and figures by name that are logged anywhere in a run and read once an iteration."""
+"""Running statistics, and named metrics that are logged anywhere in a run and read once per iteration."""
 
 import copy
 import math
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     import torch
 
 Smoothing: TypeAlias = Literal["window", "ema"]
-"""How figures are smoothed: by `Window`, or by `Ema`."""
+"""How metrics are smoothed: by `Window` or by `Ema`."""
 
 By: TypeAlias = Literal["mean", "sum", "min", "max", "throughput", "lifetime", "window", "ema"]
-"""What is made of the values of a name; see `Metrics`."""
+"""How the values of a metric are reduced; see `Metrics`."""
 
 
 class Window:
     """The last ``size`` values, such as the returns of the last 100 episodes.
 
-    ``mean``, ``min`` and ``max`` are NaN while there is no value. The state holds the values, not the size.
+    ``mean``, ``min`` and ``max`` are NaN if there is no value. The state holds the values, not the size.
     """
 
     def __init__(self, size: int = 100) -> None:
@@ -36,10 +36,10 @@ class Window:
             raise ValueError(f"a window needs a size of at least 1, not {size}.")
         self.size = size
         self.values: NDArray[np.float64] = np.zeros(0)
-        """float64, at most ``size`` of them, oldest first; replaced by `add`, never written into."""
+        """float64, at most ``size`` values, oldest first. `add` replaces the array and never writes into it."""
 
     def add(self, values: ArrayLike) -> None:
-        """Take in one value or an array of them, in their order."""
+        """Add one value, or an array of values in order."""
         self.values = np.append(self.values, np.asarray(values, np.float64))[-self.size :]
 
     def __len__(self) -> int:
@@ -52,12 +52,12 @@ class Window:
 
     @property
     def min(self) -> float:
-        """The least of the values."""
+        """The minimum of the values."""
         return float(self.values.min()) if len(self.values) else math.nan
 
     @property
     def max(self) -> float:
-        """The greatest of the values."""
+        """The maximum of the values."""
         return float(self.values.max()) if len(self.values) else math.nan
 
     def state_dict(self) -> dict[str, Any]:
@@ -65,15 +65,15 @@ class Window:
         return {"values": self.values}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state_dict`; the newest ``size`` of its values are kept."""
+        """Restore a `state_dict`; its newest ``size`` values are kept."""
         self.values = np.array(state["values"], np.float64)[-self.size :]
 
 
 class Ema(Window):
     """An exponential moving average of all values, the newest with weight ``2 / (size + 1)``.
 
-    ``min`` and ``max`` are of the last ``size`` values. The average is not drawn towards any starting value: the
-    weights sum to 1 from the first value on (Kingma & Ba 2015, section 3; what pandas calls ``adjust=True``).
+    ``min`` and ``max`` are over the last ``size`` values. The average is not biased towards an initial value: the
+    weights sum to 1 from the first value on (Kingma & Ba 2015, section 3; ``adjust=True`` in pandas).
     """
 
     def __init__(self, size: int = 100) -> None:
@@ -81,7 +81,7 @@ class Ema(Window):
         self._sum = self._weight = 0.0
 
     def add(self, values: ArrayLike) -> None:
-        """Take in one value or an array of them, in their order."""
+        """Add one value, or an array of values in order."""
         super().add(values)
         new = np.asarray(values, np.float64).reshape(-1)
         left = 1 - 2 / (self.size + 1)
@@ -91,7 +91,7 @@ class Ema(Window):
 
     @property
     def mean(self) -> float:
-        """The average; NaN while there is no value."""
+        """The average; NaN if there is no value."""
         return self._sum / self._weight if self._weight else math.nan
 
     def state_dict(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class Ema(Window):
         return {"values": self.values, "sum": self._sum, "weight": self._weight}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state_dict`; from that of a `Window`, as if its values had just come."""
+        """Restore a `state_dict`; for one of a `Window`, its values are added anew."""
         super().load_state_dict({"values": np.zeros(0)})
         self._sum = self._weight = 0.0
         if "sum" not in state:
@@ -110,13 +110,13 @@ class Ema(Window):
 
 
 class RunningStat:
-    """The number of values, their sum, and the least and the greatest of them; NaN while there is no value."""
+    """The number of values, their sum, minimum and maximum; minimum and maximum are NaN if there is no value."""
 
     def __init__(self) -> None:
         self.count, self.sum, self.min, self.max = 0, 0.0, math.nan, math.nan
 
     def add(self, values: ArrayLike) -> None:
-        """Take in one value or an array of them."""
+        """Add one value or an array of values."""
         new = np.asarray(values, np.float64)
         if new.size:
             least, greatest = float(new.min()), float(new.max())
@@ -137,13 +137,13 @@ class RunningStat:
         return {"count": self.count, "sum": self.sum, "min": self.min, "max": self.max}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state_dict`."""
+        """Restore a `state_dict`."""
         self.sum, self.min, self.max = (float(state[name]) for name in ("sum", "min", "max"))
         self.count = operator.index(state["count"])
 
 
 class _Entry:
-    """What is known of one name: its statistic, and the values that were not added to it yet."""
+    """The statistic of one metric, and the values that have not been added to it yet."""
 
     def __init__(self, by: By, window: int) -> None:
         self.by, self.window = by, window
@@ -156,7 +156,7 @@ class _Entry:
             self.stat = Window(self.window) if self.by == "window" else Ema(self.window)
 
     def figure(self, seconds: float) -> float | None:
-        """What is made of the values; None if there are none to make it of."""
+        """The reduced value; None if there are no values to reduce."""
         if not self.stat and self.by not in ("sum", "throughput", "lifetime"):
             return None
         if self.by == "throughput":
@@ -166,22 +166,22 @@ class _Entry:
 
 
 class Metrics:
-    """Figures by name, such as ``loss/policy`` or ``red/kl``.
+    """Metrics by name, such as ``loss/policy`` or ``red/kl``.
 
-    | by | gives | after `reduce` |
+    | by | value | after `reduce` |
     | --- | --- | --- |
-    | ``mean`` | the mean of all values | begins anew |
-    | ``sum`` | their sum | begins anew |
-    | ``min``, ``max`` | the least, the greatest | begins anew |
-    | ``throughput`` | their sum, by the seconds since the last `reduce` | begins anew |
-    | ``lifetime`` | their sum | goes on |
-    | ``window`` | the mean of the last ``window`` of them | goes on |
-    | ``ema`` | their moving average, the newest with weight ``2 / (window + 1)``, see `Ema` | goes on |
+    | ``mean`` | the mean of all values | is reset |
+    | ``sum`` | their sum | is reset |
+    | ``min``, ``max`` | the minimum, the maximum | is reset |
+    | ``throughput`` | their sum, divided by the seconds since the last `reduce` | is reset |
+    | ``lifetime`` | their sum | continues |
+    | ``window`` | the mean of the last ``window`` values | continues |
+    | ``ema`` | their moving average, the newest with weight ``2 / (window + 1)``, see `Ema` | continues |
 
-    Tensors stay on their device until figures are read, and then all of them are moved at once.
+    Tensors stay on their device until metrics are read; then all of them are moved together.
 
     Args:
-        clock: Gives seconds.
+        clock: Returns the time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -191,16 +191,16 @@ class Metrics:
         self._prefix = ""
 
     def log(self, name: str, value: "ArrayLike | torch.Tensor", by: By = "mean", *, window: int = 100) -> None:
-        """Take in one value or an array of them.
+        """Log one value or an array of values.
 
         Args:
-            name: With slashes if it is nested.
-            value: Numbers. A tensor is not copied before figures are read: log a clone if you write into it.
-            by: What is made of the values; the same each time.
-            window: Of ``window`` and ``ema``: over how many values, at least 1.
+            name: The name, with slashes if it is nested.
+            value: Numbers. A tensor is not copied until metrics are read: log a clone if you write into it.
+            by: How the values are reduced; must be the same in each call.
+            window: The number of values for ``window`` and ``ema``, at least 1.
 
         Raises:
-            EtudeError: the value is not made of numbers, ``by`` is unknown, or the name was logged with another ``by``.
+            EtudeError: the value is not numeric, ``by`` is unknown, or the name was logged with another ``by``.
         """
         name = self._prefix + name
         numbers = _numbers(name, value)
@@ -208,21 +208,21 @@ class Metrics:
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
-        """Log the seconds of a ``with`` block as ``phase``, by ``sum``; nothing if it raises."""
+        """Log the seconds of a ``with`` block as ``phase``, by ``sum``; nothing if the block raises."""
         begin = self._clock()
         yield
         self.log(phase, self._clock() - begin, by="sum")
 
     def under(self, prefix: str) -> "Metrics":
-        """The same metrics, logged with names below ``prefix``, such as a module's id."""
+        """The same metrics, with ``prefix``, such as a module's id, in front of all logged names."""
         other = copy.copy(self)
         other._prefix = f"{self._prefix}{prefix}/"
         return other
 
     def peek(self) -> dict[str, float]:
-        """The figures now, by name, in the order in which the names were first logged.
+        """The current metrics by name, in the order in which the names were first logged.
 
-        Names without a value since the last `reduce` are left out; sums and throughputs are 0 then.
+        Names without a value since the last `reduce` are left out, except sums and throughputs, which are 0.
         """
         self._add_waiting()
         seconds = self._clock() - self._begin[0]
@@ -230,7 +230,7 @@ class Metrics:
         return {name: figure for name, figure in found.items() if figure is not None}
 
     def reduce(self) -> dict[str, float]:
-        """The figures as `peek` gives them; then everything begins anew that does not go on over the lifetime."""
+        """Return the metrics as `peek` does, then reset them, except those that continue (see `Metrics`)."""
         figures = self.peek()
         self._begin[0] = self._clock()
         for entry in self._entries.values():
@@ -239,7 +239,7 @@ class Metrics:
         return figures
 
     def state_dict(self) -> dict[str, Any]:
-        """All that was taken in; plain data and arrays."""
+        """All values; plain data and arrays."""
         self._add_waiting()
         entries = {
             name: {"by": entry.by, "window": entry.window, "seen": entry.stat.state_dict()}
@@ -248,7 +248,7 @@ class Metrics:
         return {"entries": entries, "seconds": self._clock() - self._begin[0]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict`, in place of what was taken in here."""
+        """Replace all values by a `state_dict`."""
         self._entries.clear()
         for name, saved in state["entries"].items():
             self._entry(name, saved["by"], saved["window"]).stat.load_state_dict(saved["seen"])
@@ -258,20 +258,18 @@ class Metrics:
         entry = self._entries.get(name)
         if entry is None:
             if by not in get_args(By):
-                raise EtudeError(f"`{name}` is to be logged by {by!r}, but there are only {', '.join(get_args(By))}.")
+                raise EtudeError(f"`{name}` can't be logged by {by!r}: there are only {', '.join(get_args(By))}.")
             if window < 1:
-                raise EtudeError(f"`{name}` is to be logged over {window} values, but it must be at least 1.")
+                raise EtudeError(f"`{name}` can't be logged over {window} values: it must be at least 1.")
             entry = self._entries[name] = _Entry(by, window)
         elif entry.by != by:
-            raise EtudeError(f"`{name}` was logged by {entry.by!r} and now by {by!r}: take another name.")
+            raise EtudeError(f"`{name}` was logged by {entry.by!r} and now by {by!r}: use another name.")
         elif entry.window != window and by in ("window", "ema"):
-            raise EtudeError(
-                f"`{name}` was logged over {entry.window} values and now over {window}: take another name."
-            )
+            raise EtudeError(f"`{name}` was logged over {entry.window} values and now over {window}: use another name.")
         return entry
 
     def _add_waiting(self) -> None:
-        """Add what waits to the statistics, moved to the host if it is not there."""
+        """Add the waiting values to the statistics; tensors are moved to the host."""
         runs = []
         for entry in self._entries.values():
             runs += [(entry, kind, list(run)) for kind, run in groupby(entry.waiting, _kind)]
@@ -282,7 +280,7 @@ class Metrics:
 
 
 def _numbers(name: str, value: Any) -> Any:
-    """A logged value as a float, a flat float64 copy, or the tensor without its graph."""
+    """A logged value as a float, a flat float64 copy, or a detached tensor."""
     if isinstance(value, int | float):
         return float(value)
     if hasattr(value, "detach"):
@@ -292,9 +290,7 @@ def _numbers(name: str, value: Any) -> Any:
     except ValueError:  # rows of unequal length
         array = np.asarray(None)
     if array.dtype.kind not in "biuf":
-        raise EtudeError(
-            f"`{name}` is logged as a {type(value).__name__} ({value!r:.60}), but must be made of numbers."
-        )
+        raise EtudeError(f"`{name}` is logged as a {type(value).__name__} ({value!r:.60}), but must be numeric.")
     return array.astype(np.float64).reshape(-1)
 
 
@@ -304,10 +300,10 @@ def _kind(value: Any) -> Any:
 
 
 def _on_host(runs: Sequence[Sequence["torch.Tensor"]]) -> list[NDArray[np.float64]]:
-    """Lists of tensors, of one device and dtype each, as flat arrays; those of a device are moved together."""
+    """Lists of tensors, each with one device and dtype, as flat arrays; tensors of one device are moved together."""
     if not runs:
         return []
-    import torch  # here, so that a process that logs plain numbers does not import it
+    import torch  # imported here, so that processes that log only plain numbers don't import it
 
     joined = [torch.cat([tensor.reshape(-1) for tensor in run]).to(torch.float64) for run in runs]
     found: list[NDArray[np.float64]] = [np.zeros(0)] * len(runs)

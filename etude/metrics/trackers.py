@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights & Biases and MLflow as places that metrics go to. Each is imported when it is first used."""
+"""Writers of metrics to Weights & Biases and MLflow. Each package is imported when it is first used."""
 
 import importlib
 import os
@@ -13,22 +13,23 @@ from typing import Any
 from etude.errors import DataError, SettingsError
 from etude.metrics.writers import Sink, scalars
 
-_BATCH = 1000  # metrics in a request, the most that MLflow's REST API takes
+_BATCH = 1000  # metrics per request, the maximum of MLflow's REST API
 
 
 class WandB(Sink):
-    """A run of Weights & Biases. The variables that W&B reads say where it goes: WANDB_PROJECT, WANDB_MODE, ...
+    """Writes metrics to a run of Weights & Biases, configured by W&B's variables: WANDB_PROJECT, WANDB_MODE, ...
 
-    Numbers are plotted over ``step``, the step that `write` is given. It may go back, as when a killed run is resumed.
+    Metrics are plotted over the ``step`` passed to `write`, which may decrease, for example after a killed run is
+    resumed.
 
     Args:
-        name: Of the run; if None, W&B draws one.
-        folder: Where W&B keeps its files; a folder ``wandb`` is made in it.
-        settings: Of ``wandb.init``, such as ``project`` or ``mode``.
+        name: The name of the run; if None, W&B generates one.
+        folder: The folder of W&B's files, in which a folder ``wandb`` is made.
+        settings: Arguments of ``wandb.init``, such as ``project`` or ``mode``.
 
     Raises:
         SettingsError: wandb is not installed.
-        DataError: the run can't be begun.
+        DataError: the run can't be started.
     """
 
     def __init__(self, name: str | None = None, folder: str | os.PathLike[str] | None = None, **settings: Any) -> None:
@@ -42,7 +43,7 @@ class WandB(Sink):
             self.run.define_metric("*", step_metric="step")
 
     def write(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Record the numbers of ``metrics`` at ``step`` (env steps, or updates offline).
+        """Write the numbers in ``metrics`` at ``step`` (env steps, or updates offline).
 
         Raises:
             DataError: this is the first write that fails.
@@ -55,14 +56,14 @@ class WandB(Sink):
 
 
 class MLflow(Sink):
-    """A run of MLflow; MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME say where it goes.
+    """Writes metrics to a run of MLflow, configured by MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME.
 
     Args:
-        name: Of the run; if None, MLflow draws one.
+        name: The name of the run; if None, MLflow generates one.
 
     Raises:
         SettingsError: mlflow is not installed.
-        DataError: the run can't be begun.
+        DataError: the run can't be started.
     """
 
     def __init__(self, name: str | None = None) -> None:
@@ -76,9 +77,9 @@ class MLflow(Sink):
             self.run_id: str = self._client.create_run(str(experiment_id), run_name=name).info.run_id
 
     def write(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Record the numbers of ``metrics`` at ``step`` (env steps, or updates offline).
+        """Write the numbers in ``metrics`` at ``step`` (env steps, or updates offline).
 
-        Characters of names that MLflow does not accept become ``_``.
+        Characters in names that MLflow does not accept are replaced by ``_``.
 
         Raises:
             DataError: this is the first write that fails.
@@ -103,12 +104,12 @@ def _started(name: str) -> Iterator[None]:
     except Exception as error:
         raise DataError(
             f"metrics can't go to {name} ({type(error).__name__}: {error}): check its settings and the network, or "
-            "leave it out."
+            "don't use it."
         ) from error
 
 
 def tracker(name: str) -> ModuleType:
-    """The package ``wandb`` or ``mlflow``.
+    """Import the package ``wandb`` or ``mlflow``.
 
     Raises:
         SettingsError: it is not installed, or can't be imported.

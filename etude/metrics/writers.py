@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where metrics are written: JSON lines, CSV and TensorBoard; and how JSON lines are read.
+"""Writers of metrics: JSON lines, CSV and TensorBoard; and a reader of JSON lines.
 
-Sinks take one (nested) mapping of numbers at a time. Neither TensorFlow nor torch is imported.
+A sink takes one mapping of numbers at a time, which may be nested. Neither TensorFlow nor torch is imported.
 
-If a sink can't write, the first failed write raises a `DataError`. Later writes are tried again, and those that fail
-are counted; `close` raises again and says how many. So a full disk loses what did not fit, and nothing else.
+If a sink can't write, the first failed write raises a `DataError`. Later writes are still tried, and failures are
+counted; `close` raises again with their number. So a full disk loses only the writes that did not fit.
 """
 
 import csv
@@ -29,10 +29,10 @@ from etude.files import write_atomically
 
 
 class Sink:
-    """A place that metrics go to: it raises the first failed write, counts all of them, and says so when it is closed.
+    """Base class of writers: raises an error at the first failed write, counts all failures, and reports them on close.
 
     Args:
-        what: What is written, and where to, such as ``metrics to run/metrics.jsonl``; for messages.
+        what: What is written where, such as ``metrics to run/metrics.jsonl``; for messages.
     """
 
     def __init__(self, what: str) -> None:
@@ -43,7 +43,7 @@ class Sink:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Count an error within it, and raise a `DataError` if it is the first."""
+        """Count errors in a ``with`` block, and raise a `DataError` for the first."""
         if not self._is_open:
             raise ValueError(f"the sink of {self._what} is closed.")
         try:
@@ -52,8 +52,8 @@ class Sink:
             self._note(error)
             if self._num_failed == 1:
                 raise DataError(
-                    f"can't write {self._what}: {_reason(error)}. Later writes are tried all the same, and those that "
-                    "fail are counted."
+                    f"can't write {self._what}: {_reason(error)}. Later writes are still tried, and failures are "
+                    "counted."
                 ) from error
 
     def _note(self, error: Exception) -> None:
@@ -61,11 +61,11 @@ class Sink:
         self._num_failed += 1
 
     def _finish(self) -> None:
-        """Close what is written to."""
+        """Close the file or run."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Close it; a second time does nothing.
+        """Close the sink; further calls do nothing.
 
         Raises:
             DataError: some writes failed, or it could not be closed.
@@ -96,9 +96,9 @@ def _named_errors(what: str) -> Iterator[None]:
 
 
 class AppendFile:
-    """A file that whole records are appended to, each handed to the system at once.
+    """A file to which whole records are appended, without buffering.
 
-    A record that can't be written in full is removed again, so that the records before and after it can be read.
+    A record that can't be written completely is removed again, so that the records before and after it are readable.
     """
 
     def __init__(self, path: Path) -> None:
@@ -106,7 +106,7 @@ class AppendFile:
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
     def write(self, data: bytes) -> None:
-        """Write ``data`` at the end, whole or not at all.
+        """Append ``data``, completely or not at all.
 
         Raises:
             OSError: it can't be written, or the file was deleted or replaced since it was opened.
@@ -135,9 +135,9 @@ class AppendFile:
 
 
 class JSONLines(Sink):
-    """A file with one JSON object a line, readable at any time; an existing one is continued.
+    """A file with one JSON object per line, readable at any time. An existing file is continued.
 
-    Standard JSON has no NaN: it is written as null. Infinities are written as ``1e999`` and ``-1e999``, which read back
+    Standard JSON has no NaN: it is written as null. Infinities are written as ``1e999`` and ``-1e999``, which are read
     as infinities.
 
     Raises:
@@ -153,7 +153,7 @@ class JSONLines(Sink):
             self._file = AppendFile(self.path)
 
     def write(self, metrics: Mapping[str, Any]) -> None:
-        """Append one line and hand it to the system at once: if the process dies, the line is there.
+        """Append one line without buffering, so that it is in the file even if the process dies.
 
         Raises:
             DataError: this is the first line that can't be written.
@@ -166,7 +166,7 @@ class JSONLines(Sink):
 
 
 def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The lines of a file that `JSONLines` wrote, oldest first. A torn last line (a killed writer) is left out.
+    """The lines of a file that `JSONLines` wrote, oldest first. An incomplete last line (killed writer) is left out.
 
     Raises:
         DataError: there is no such file, or a line before the last is not a JSON object.
@@ -189,9 +189,9 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def cut_jsonl(path: str | os.PathLike[str], iteration: int) -> None:
-    """Remove the lines whose ``iteration`` is after ``iteration``, atomically, before a run goes on from there.
+    """Remove the lines after ``iteration``, atomically, before a run is resumed from there.
 
-    What a run did after its last checkpoint, and before it was killed, will be done and written again.
+    A resumed run repeats the iterations after its last checkpoint, and writes their lines again.
 
     Raises:
         DataError: the file can't be read or replaced.
@@ -220,7 +220,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 
 def _mend_tail(path: Path) -> None:
-    """Make a file end with a whole line: what a killed writer left torn is removed."""
+    """Remove an incomplete last line, which a killed writer left."""
     if not path.is_file():  # such as /dev/stdout
         return
     data = path.read_bytes()
@@ -249,8 +249,8 @@ def _to_json(value: Any) -> str:
 def write_csv(metrics: str | os.PathLike[str], to: str | os.PathLike[str]) -> None:
     """Write the lines of a file that `JSONLines` wrote as a CSV table, replacing the file at ``to`` atomically.
 
-    A row is a line. Nested names are columns such as ``losses/policy``; what a line does not have, and null, are empty
-    cells; lists are JSON.
+    Each line is a row. Nested names become columns such as ``losses/policy``. Missing values and null are empty cells;
+    lists are JSON.
 
     Raises:
         DataError: the lines can't be read, or the table can't be written.
@@ -277,7 +277,7 @@ def _flat(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a nested mapping, with names such as ``losses/policy``; all else is left out."""
+    """The numbers of a nested mapping, with names such as ``losses/policy``; other values are left out."""
     return {
         name: float(value)
         for name, value in _flat(metrics)
@@ -286,10 +286,10 @@ def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 class TensorBoard(Sink):
-    """An event file for TensorBoard in ``folder``: a scalar for each number, nested ones as ``losses/policy``.
+    """Writes a TensorBoard event file in ``folder``: a scalar for each number, with names such as ``losses/policy``.
 
-    Each event is in the file when `write` returns. What is not a number is left out; `video`, `image` and `histogram`
-    record other things.
+    Each event is in the file when `write` returns. Values that are not numbers are left out. `video`, `image` and
+    `histogram` write other data.
 
     Raises:
         DataError: the file can't be made.
@@ -318,7 +318,7 @@ class TensorBoard(Sink):
         self._records.write(event.SerializeToString())
 
     def write(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Record the numbers of ``metrics`` at ``step`` (env steps, or updates offline).
+        """Write the numbers in ``metrics`` at ``step`` (env steps, or updates offline).
 
         Raises:
             DataError: this is the first write that fails; or a value can't be made a number.
@@ -327,25 +327,25 @@ class TensorBoard(Sink):
             self._event([{"tag": tag, "simple_value": value} for tag, value in scalars(metrics).items()], step)
 
     def video(self, tag: str, gif: str | os.PathLike[str], step: int) -> None:
-        """Record a clip at ``step`` (as for `write`), which TensorBoard shows among the images.
+        """Write a clip at ``step`` (as for `write`), which TensorBoard shows with the images.
 
         Args:
-            tag: What it is called there.
+            tag: Its name in TensorBoard.
             gif: The file, as `etude.clip` writes it; it may be deleted afterwards.
 
         Raises:
-            DataError: it can't be read or is no GIF, or this is the first write that fails.
+            DataError: it can't be read or is not a GIF, or this is the first write that fails.
         """
         try:
             data = Path(gif).read_bytes()
         except OSError as error:
             raise DataError(f"can't read the clip {gif}: {error.strerror or error}.") from error
         if data[:4] != b"GIF8" or len(data) < 10:
-            raise DataError(f"{gif} is no GIF, and TensorBoard shows no other clips: write it with the ending .gif.")
+            raise DataError(f"{gif} is not a GIF, and TensorBoard shows no other clips: give it the suffix .gif.")
         self._image(tag, data, step)
 
     def image(self, tag: str, data: bytes, step: int) -> None:
-        """Record a picture or clip, the bytes of a PNG or GIF, at ``step``.
+        """Write an image or clip, the bytes of a PNG or GIF, at ``step``.
 
         Raises:
             DataError: it is neither, or this is the first write that fails.
@@ -361,11 +361,11 @@ class TensorBoard(Sink):
             self._event([{"tag": tag, "image": image}], step)
 
     def histogram(self, tag: str, values: ArrayLike, step: int) -> None:
-        """Record a histogram of numbers, none of them NaN or infinite, at ``step``; nothing if there are none."""
+        """Write a histogram of finite numbers at ``step``; nothing if there are none."""
         numbers = np.asarray(values, np.float64).reshape(-1)
         if not len(numbers):
             return
-        counts, edges = np.histogram(numbers, bins=30)  # as many bins as TensorBoard shows
+        counts, edges = np.histogram(numbers, bins=30)  # the number of bins that TensorBoard shows
         histogram = {
             "min": float(numbers.min()),
             "max": float(numbers.max()),

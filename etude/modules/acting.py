@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Actors: modules while they act, NumPy columns in and out; and the built-in network's forward in NumPy.
+"""Actors: how modules act, with NumPy columns as inputs and outputs; and the built-in network's forward in NumPy.
 
-The built-in network acts in NumPy, on the memory of its torch parameters, which takes a fifth to a twelfth of the time
-of eager torch: no dispatch, no copies. All other nets act through torch, see `etude.modules.module.TorchActor`.
+The built-in network acts with NumPy on the memory of its torch parameters. Without dispatch and copies, this takes a
+fifth to a twelfth of the time of eager torch. All other networks act through torch: see
+`etude.modules.module.TorchActor`.
 """
 
 from typing import Protocol
@@ -20,16 +21,16 @@ from etude.modules.mask import ActionMask
 from etude.modules.network import ACTIVATIONS, Image, Network, Numbers, Trunk
 
 CHUNK = 1024
-"""Rows that are computed at once where there are many: the layers' results stay in the processor's cache."""
+"""Rows per chunk of a large batch, so that the results of layers stay in the processor's cache."""
 
 _ACROSS_AT_MOST = 128  # rows
 _ACROSS_FROM = 1536  # rows times the widest layer
 _NOISE_STEPS = 64
-_NOISE_NUMBERS = 1 << 16  # at most so many numbers are drawn ahead
+_NOISE_NUMBERS = 1 << 16  # the most random numbers drawn in advance
 
 
 def as_tensor(column: Array) -> torch.Tensor:
-    """A tensor that shares the array's memory, or a copy where torch would not share it; a tensor is itself."""
+    """A tensor that shares the array's memory, or a copy if torch can't share it; a tensor is returned as it is."""
     if isinstance(column, torch.Tensor):
         return column
     if not column.flags.writeable or any(stride < 0 for stride in column.strides):
@@ -38,37 +39,38 @@ def as_tensor(column: Array) -> torch.Tensor:
 
 
 class Actor(Protocol):
-    """Acts for a batch of rows, step by step."""
+    """Chooses actions for batches of observations, step by step."""
 
     def start(self, rng: np.random.Generator, num_rows: int) -> None:
-        """Begin to collect: draw from ``rng``, for about ``num_rows`` rows a step; parameters may have moved."""
+        """Begin a collection. Draw from ``rng``, for about ``num_rows`` rows per step; parameters may have changed."""
 
     def step(
         self, obs: Columns, state: Columns | None = None, *, ends: NDArray[np.bool_] | None = None
     ) -> tuple[Columns, Columns]:
-        """Actions by column, and what else to record by column (at least ``dist_inputs``), each ``[N, ...]``.
+        """The actions, and the other columns to record (at least ``dist_inputs``), each ``[N, ...]``.
 
-        N may differ from step to step. The arrays are the caller's: no later step writes into them.
+        N may differ between steps. Later steps do not write into the returned arrays.
 
         Args:
-            obs: What is seen.
-            state: For a recurrent module: its state before, float32 columns ``state_in/...``, `Module.initial_state`
-                where an episode begins. The state after comes as columns ``state_out/...`` of what is to be recorded.
-            ends: bool ``[N]``: rows whose actions nobody wants, as their episodes are over; their action masks may
-                forbid everything. None is no row.
+            obs: Flat observation columns ``[N, ...]``.
+            state: For a recurrent module: its state before the step, float32 columns ``state_in/...``, with
+                `Module.initial_state` at the start of an episode. The state after the step is among the columns to
+                record, as ``state_out/...``.
+            ends: bool ``[N]``: rows whose episodes are over, so that their actions are not used; their action masks may
+                forbid everything. None: no row.
 
         Raises:
-            EnvError: an action mask forbids everything in a row; it is named.
+            EnvError: an action mask forbids everything in a row; the message names the row.
         """
 
     def logp(self, dist_inputs: Floats | None, action: Columns) -> Floats | None:
-        """float32 ``[rows]``: the log-probabilities of recorded actions, of many steps at once.
+        """float32 ``[rows]``: the log-probabilities of recorded actions, for many steps at once.
 
-        They are 0 where the actor is greedy, and None where they are not known. Weights may have moved since.
+        They are 0 if the actor is greedy. None: they are unknown. Weights may have changed since the actions.
 
         Args:
-            dist_inputs: ``[rows, n]``: what was recorded with the actions; None: nothing was.
-            action: Columns ``[rows, ...]``.
+            dist_inputs: ``[rows, n]``: recorded with the actions; None: not recorded.
+            action: Flat action columns ``[rows, ...]``.
         """
 
 
@@ -76,8 +78,8 @@ class Noise:
     """Random numbers for actions, drawn in blocks: one call of the generator for many steps.
 
     Args:
-        dist: Whose numbers are drawn.
-        explore: Else there are none.
+        dist: The distribution that uses them.
+        explore: Whether to draw any.
     """
 
     def __init__(self, dist: Distribution, *, explore: bool) -> None:
@@ -95,7 +97,7 @@ class Noise:
         self._pool, self._next = self._pool[:0], 0
 
     def take(self, n: int) -> Floats | None:
-        """``[n, num_noise]``; None without exploration."""
+        """The next random numbers, ``[n, num_noise]``; None without exploration."""
         if not self.explore:
             return None
         start, stop = self._next, self._next + n
@@ -108,7 +110,6 @@ class Noise:
         return self._pool[start:stop]
 
     def logp(self, dist_inputs: Floats | None, action: Columns) -> Floats | None:
-        """See `Actor.logp`."""
         if dist_inputs is None:
             return None
         if not self.explore:
@@ -125,15 +126,15 @@ def logp_of_inputs(dist: Distribution, inputs: Floats, action: Columns) -> Float
 
 
 class NumPyActor:
-    """Acts with the built-in network in NumPy; sees updates in place of its parameters at once.
+    """Acts with the built-in network in NumPy. In-place updates of its parameters take effect at once.
 
-    Only the policy is computed: what needs values asks the module, for all steps at once.
+    It computes only the policy; values are computed by the module, for all steps at once.
 
     Args:
-        net: The network, for which `runs_in_numpy` holds.
-        dist: Of its actions.
-        mask: What observations allow.
-        explore: Draw actions; else take the modes.
+        net: The network; `runs_in_numpy` must be True for it.
+        dist: The distribution of its actions.
+        mask: The action mask, if observations have one.
+        explore: Sample actions; otherwise take the modes.
     """
 
     def __init__(self, net: Network, dist: Distribution, mask: ActionMask | None, *, explore: bool) -> None:
@@ -159,7 +160,7 @@ class NumPyActor:
 
 
 def runs_in_numpy(net: nn.Module) -> bool:
-    """Whether `NumPyNetwork` computes what ``net`` does: a `Network` itself, without images and recurrent layers."""
+    """Whether `NumPyNetwork` can compute ``net``: exactly a `Network`, without images and recurrent layers."""
     return type(net) is Network and net.policy.encoder.vector and net.policy.memory is None
 
 
@@ -168,7 +169,7 @@ def _view(parameter: torch.Tensor) -> Floats:
 
 
 class _Layers:
-    """One trunk: its linear layers, and buffers for what these compute."""
+    """One trunk: its linear layers, and buffers for their results."""
 
     def __init__(self, trunk: Trunk, activation: str) -> None:
         self._encoder = trunk.encoder
@@ -184,15 +185,15 @@ class _Layers:
         self.take_views()
 
     def take_views(self) -> None:
-        """Look where the parameters are now."""
+        """Take new views of the parameters."""
         self._views = [(_view(layer.weight), _view(layer.bias)) for layer in self._linears]
         self._size = 0
 
     def _resize(self, n: int) -> None:
         """Choose buffers and a layout for ``n`` rows.
 
-        A layer is x W^T: either so, or across, as (W x^T)^T. BLAS is quicker with W as it lies in memory, but NumPy
-        adds biases slowly to short columns. The limits were measured with layers of 64 to 256.
+        A layer is x W^T, computed either like this or "across", as (W x^T)^T. BLAS is faster with W as it is in memory,
+        but NumPy adds biases slowly to short columns. The limits were measured with layers of 64 to 256.
         """
         if n > self._capacity:
             self._input = np.empty((n, self._encoder.width), np.float32)
@@ -231,7 +232,7 @@ class _Layers:
         return x
 
     def many(self, obs: Columns, n: int) -> torch.Tensor:
-        """``[n, width]`` for many rows at once, in torch: its matrices are a quarter quicker there than NumPy's."""
+        """``[n, width]`` for many rows, in torch, whose matrix products are a quarter faster than NumPy's."""
         if n != self._size:
             self._resize(n)
         x = as_tensor(self._encode(obs))
@@ -255,10 +256,10 @@ class _Layers:
 
 
 class NumPyNetwork:
-    """Computes what a `Network` of vector-like observations computes.
+    """Computes a `Network` without images in NumPy.
 
-    Views of the parameters' memory are used, so that an update in place is seen at once. `refresh` takes new views
-    where a parameter's memory moved; parameters on another device, or of another dtype, are copied by each `refresh`.
+    It uses views of the parameters' memory, so in-place updates take effect at once. `refresh` takes new views of
+    parameters whose memory moved, and copies parameters on another device or with another dtype.
     """
 
     def __init__(self, net: Network) -> None:
@@ -274,7 +275,7 @@ class NumPyNetwork:
         self.refresh()
 
     def refresh(self) -> None:
-        """See parameters whose memory moved, or that are copied."""
+        """Take new views or copies of parameters where needed."""
         pointers = [parameter.data_ptr() for parameter in self._parameters]
         shared = all(p.device.type == "cpu" and p.dtype == torch.float32 for p in self._parameters)
         if shared and pointers == self._pointers:
@@ -290,7 +291,7 @@ class NumPyNetwork:
             self._value_weight, self._value_bias = _view(net.value_head.weight).T, _view(net.value_head.bias)
 
     def dist_inputs(self, obs: Columns) -> Floats:
-        """float32 ``[N, num_inputs]``, an array of its own; ``obs`` are flat columns ``[N, *shape]``."""
+        """float32 ``[N, num_inputs]``, a new array; ``obs`` are flat columns ``[N, *shape]``."""
         n = len(obs[self._first])
         hidden = self._policy(obs, n)
         if self._log_std is None:
@@ -304,7 +305,7 @@ class NumPyNetwork:
         return inputs if self._order is None else inputs.take(self._order, axis=1)
 
     def value(self, obs: Columns) -> Floats:
-        """float32 ``[N]``: the values of any number of observations, in chunks."""
+        """float32 ``[N]``: the values of any number of observations, computed in chunks."""
         n = len(obs[self._first])
         out = np.empty((n, 1), np.float32)
         layers = self._critic or self._policy

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Critics: two action-value functions side by side, actions as they see them, and target networks."""
+"""Critics: twin action-value functions, encoders of their actions, and target networks."""
 
 import copy
 import itertools
@@ -22,25 +22,25 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def frozen_copy(module: M) -> M:
-    """A copy of a module, in evaluation mode, whose parameters need no gradient: no optimizer is given them."""
+    """A copy of a module in evaluation mode, whose parameters have no gradients."""
     copied = copy.deepcopy(module).requires_grad_(False)
     copied.eval()
     return copied
 
 
 class TargetNetwork:
-    """Moves a `frozen_copy` towards what it was made from.
+    """Moves a `frozen_copy` towards its source.
 
     Args:
         target: The copy.
-        source: What it was made from.
+        source: The module it was copied from.
     """
 
     def __init__(self, target: nn.Module, source: nn.Module) -> None:
-        # looked up once: parameters stay the same objects, wherever their memory goes
+        # looked up once: parameters stay the same objects even if their memory moves
         self._targets: list[torch.Tensor] = list(target.parameters())
         self._sources: list[torch.Tensor] = list(source.parameters())
-        # buffers are other objects elsewhere, so that modules are asked for theirs
+        # buffers are replaced when a module moves to another device, so they are looked up each time
         self._owners = [
             (own, other)
             for own, other in zip(target.modules(), source.modules(), strict=True)
@@ -49,7 +49,7 @@ class TargetNetwork:
 
     @torch.no_grad()
     def follow(self, tau: float) -> None:
-        """target = (1 - tau) target + tau source, for parameters; buffers are copied. With 1, the two are equal."""
+        """Set target = (1 - tau) target + tau source for parameters, and copy buffers. With tau = 1, both are equal."""
         torch._foreach_lerp_(self._targets, self._sources, tau)
         for own, other in self._owners:
             for target, source in zip(own.buffers(recurse=False), other.buffers(recurse=False), strict=True):
@@ -57,24 +57,24 @@ class TargetNetwork:
 
 
 class TargetedModule(Module):
-    """A net that is trained with frozen copies beside it: target networks."""
+    """A module with target networks: frozen copies that stay in evaluation mode."""
 
     def train(self, mode: bool = True) -> Self:
-        """Only a net of one's own has modes: all else is the same in both, and targets keep theirs."""
+        """Set the mode of a user's network only: the built-in one is the same in both modes."""
         self.training = mode
-        if type(self.net) is not Network:  # to walk through it, twice a round, costs as much as an env step
+        if type(self.net) is not Network:  # visiting its parts, twice per round, costs as much as an env step
             self.net.train(mode)
         return self
 
 
 class FollowedModule(TargetedModule):
-    """A net and its target network: a frozen copy of all of it, policy and values, moved by ``follower``.
+    """A network and its target network: a frozen copy of the whole network, which ``follower`` updates.
 
     Args:
-        net: Called with observations, returns an `Output`; recurrent or not.
-        obs_space: What it sees.
-        action_space: What it chooses from.
-        dist: What its ``dist_inputs`` parameterise.
+        net: The network, recurrent or not; see `Module`.
+        obs_space: The space of its observations.
+        action_space: The space of its actions.
+        dist: The distribution that its ``dist_inputs`` parameterise.
     """
 
     def __init__(self, net: nn.Module, obs_space: Space, action_space: Space, dist: Distribution) -> None:
@@ -85,7 +85,7 @@ class FollowedModule(TargetedModule):
 
 
 class Scaled(nn.Module):
-    """The numbers of a Box in a row: those with finite bounds are scaled to [-1, 1] and clipped, as the env clips them.
+    """Flattens a Box. Numbers with finite bounds are scaled to [-1, 1] and clipped, as the env clips them.
 
     Args:
         space: A Box of floats.
@@ -116,10 +116,10 @@ class Scaled(nn.Module):
 
 
 class ActionEncoder(nn.Module):
-    """All leaves of an action, one after the other: Boxes of floats scaled by their bounds, choices as ones and zeros.
+    """Encodes all leaves of an action as one vector: Boxes of floats scaled by their bounds, choices one-hot.
 
     Args:
-        space: What `distribution_for` handles.
+        space: An action space that `distribution_for` supports.
 
     Attributes:
         width: The length of the vector.
@@ -135,7 +135,7 @@ class ActionEncoder(nn.Module):
         self.width = sum(part.width for part in self._parts.values())
 
     def forward(self, action: Any) -> Tensor:
-        """Actions nested as in the space, tensors ``[..., *shape]``, to ``[..., width]``."""
+        """Encode actions, nested as in the space, tensors ``[..., *shape]``, as ``[..., width]``."""
         columns = self._columns_of(action)
         encoded = [part(columns[name]) for name, part in self._parts.items()]
         return encoded[0] if len(encoded) == 1 else torch.cat(encoded, -1)
@@ -149,38 +149,40 @@ def _encoder_of(leaf: Space) -> Scaled | OneHot | Numbers:
 
 NUM_CRITICS = 2
 _CHUNK = 2048
-"""Rows that are computed at once where there are many: what lies between layers then stays in the cache, which makes it
-twice as fast."""
+"""Rows per chunk of a large batch: the results between layers stay in the cache, which is twice as fast."""
 
 
 class TwinCritic(nn.Module):
     """Two functions Q(observation, action), for the clipped double-Q of Fujimoto et al. 2018, "Addressing function
     approximation error in actor-critic methods".
 
-    Their layers are stacked, so that each is one batched product for both. Weights are drawn as in
-    ``torch.nn.Linear``, for each critic by itself. Images are encoded by each for itself. With a memory (a network that
-    is ``recurrent``), it stands behind the encoder, and both critics see what it gives; with images, each has its own.
+    The layers of both are stacked, so that each is one batched product. Weights are initialised as in
+    ``torch.nn.Linear``, separately for each critic. Each critic has its own image encoder. If the network is
+    ``recurrent``, the recurrent layer follows the encoder; both critics share it, but with images each has its own.
 
     Args:
-        obs_space: What it sees.
-        action_size: Numbers in an action.
-        config: The shape: ``hidden``, ``activation`` and those of convolutions.
+        obs_space: The space of the observations.
+        action_size: The numbers in an action.
+        config: The shape: ``hidden``, ``activation``, and the settings of convolutions and recurrent layers.
     """
 
     def __init__(self, obs_space: Space, action_size: int, config: NetworkConfig) -> None:
         super().__init__()
         first = ObsEncoder(obs_space, config.conv, config.conv_width)
-        others = 0 if first.vector else NUM_CRITICS - 1  # without images there is nothing to learn in it
+        others = 0 if first.vector else NUM_CRITICS - 1  # without images, the encoder has no parameters
         more = [ObsEncoder(obs_space, config.conv, config.conv_width) for _ in range(others)]
         self.encoders = nn.ModuleList([first, *more])
         self.memories = nn.ModuleList()
         width = first.width
         if config.recurrent is not None:
             kind, width = config.recurrent, config.recurrent_size
-            self.memories.extend(RecurrentLayer(encoder.width, kind, width) for encoder in (first, *more))
+            for encoder in (first, *more):
+                memory = RecurrentLayer(encoder.width, kind, width)
+                memory.draw_by_gate()
+                self.memories.append(memory)
         self.activation = ACTIVATIONS[config.activation].torch()
         if isinstance(self.activation, nn.ReLU):
-            self.activation.inplace = True  # a tenth of a forward
+            self.activation.inplace = True  # saves a tenth of the forward's time
         self._width = width
         widths = [width + action_size, *config.hidden, 1]
         self._num_layers = len(widths) - 1
@@ -193,19 +195,19 @@ class TwinCritic(nn.Module):
     def forward(
         self, obs: Mapping[str, Tensor], action: Tensor, *, frozen: bool = False, first_only: bool = False
     ) -> Tensor:
-        """``[2, B]``: what each critic says.
+        """``[2, B]``: the value of each critic.
 
         Args:
             obs: Columns of observations, each ``[B, *shape]``.
             action: ``[B, action_size]``.
-            frozen: Gradients flow to ``action`` alone.
-            first_only: Ask the first critic alone: ``[1, B]``.
+            frozen: Let gradients flow only to ``action``.
+            first_only: Compute only the first critic: ``[1, B]``.
         """
         encoded, _ = self.encode(obs, num=1 if first_only else NUM_CRITICS)
         return self.values(encoded, action, frozen=frozen, first_only=first_only)
 
     def initial_state(self) -> dict[str, Tensor]:
-        """The state of the memories at the start of an episode: zeros; {} without a memory."""
+        """The state of the recurrent layers at the start of an episode: zeros; {} without such layers."""
         states: dict[str, Tensor] = {}
         for i, memory in enumerate(self.memories):
             assert isinstance(memory, RecurrentLayer)
@@ -215,12 +217,12 @@ class TwinCritic(nn.Module):
     def encode(
         self, obs: Mapping[str, Tensor], state: Mapping[str, Tensor] | None = None, *, num: int = NUM_CRITICS
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """What the critics see in observations, ``[..., width]``, and the state after them.
+        """The encoded observations, ``[..., width]``, and the recurrent state after them.
 
         Args:
-            obs: Columns of observations, each ``[B, *shape]``; with a memory ``[B, T, *shape]``.
-            state: With a memory: its state before them.
-            num: For so many critics, the first ones.
+            obs: Columns of observations, each ``[B, *shape]``; with recurrent layers ``[B, T, *shape]``.
+            state: The recurrent state before them.
+            num: Encode for the first ``num`` critics.
         """
         parts: list[Tensor] = []
         after: dict[str, Tensor] = {}
@@ -235,7 +237,7 @@ class TwinCritic(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1), after
 
     def values(self, encoded: Tensor, action: Tensor, *, frozen: bool = False, first_only: bool = False) -> Tensor:
-        """As `forward`, of what `encode` gives: ``[B, width]``."""
+        """As `forward`, for observations encoded by `encode`, ``[B, width]``."""
         num = 1 if first_only else NUM_CRITICS
         if frozen:
             encoded = encoded.detach()
@@ -244,11 +246,11 @@ class TwinCritic(nn.Module):
         return self._values(x, frozen)
 
     def many(self, obs: Mapping[str, Tensor], actions: Tensor) -> Tensor:
-        """``[2, B, n]``: what each critic says of several actions for each observation, which is encoded once.
+        """``[2, B, n]``: the value of each critic for n actions per observation, which is encoded once.
 
         Args:
             obs: Columns of observations, each ``[B, *shape]``.
-            actions: ``[B, n, action_size]``; or ``[2, B, n, action_size]``, others for each critic.
+            actions: ``[B, n, action_size]``; or ``[2, B, n, action_size]``, with different ones for each critic.
         """
         n = actions.shape[-2]
         encoded = [encoder(obs) for encoder in self.encoders]

@@ -21,32 +21,32 @@ from etude.spaces import Flattener, Space, leaves
 Floats: TypeAlias = NDArray[np.float32]
 
 FORBIDDEN = -1e30
-"""The logit of a choice that is not to be made: no softmax gives it any weight, yet 0 * log(0) stays 0, as finite."""
+"""The logit of a forbidden choice: its probability is 0 after softmax, and since it is finite, 0 * log(0) stays 0."""
 
 ALLOWED_ABOVE = FORBIDDEN / 2
-"""Inputs above this belong to choices that an action mask allows."""
+"""Logits above this belong to allowed choices."""
 
 LOG_STD_RANGE = (-20.0, 2.0)
-"""Where a squashed Gaussian's log standard deviations are clamped (Haarnoja et al. 2018, their published code)."""
+"""The range to which a squashed Gaussian's log standard deviations are clamped (code of Haarnoja et al. 2018)."""
 
-# float32 draws come in steps of about 2**-23, so an exact zero stands for about half of one step.
+# float32 draws are multiples of about 2**-23, so an exact zero stands for about half of that.
 _SMALLEST = np.float32(2.0**-24)
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
-_EDGE = 1.0 - 1e-6  # tanh of about 7.25: closer to 1 float32 can't tell the arguments apart
+_EDGE = 1.0 - 1e-6  # tanh of about 7.25; closer to 1, float32 can't distinguish the arguments
 
 
 class Logits(NamedTuple):
-    """Inputs next to each other that are logits."""
+    """A range of inputs that are logits."""
 
     start: int
     """The position of the first one."""
     size: int
     exclusive: bool
-    """Exactly one of them is chosen, so that one must be allowed; else each is a choice by itself."""
+    """True: exactly one of them is chosen, so at least one must be allowed. False: each is a separate choice."""
 
 
 class Distribution(ABC):
-    """A family of action distributions over one action space; stateless, made once.
+    """A family of action distributions over one action space. It has no state.
 
     Acting is NumPy (`act`), or torch where observations are tensors (`act_tensors`: the same actions for the same
     noise). Learning (`logp`, `entropy`, `kl`) is torch and differentiable. The parameters of one distribution are the
@@ -54,11 +54,11 @@ class Distribution(ABC):
     densities are with respect to the action's own units.
 
     Attributes:
-        num_inputs: Numbers that parameterise the distribution of one action.
-        num_noise: Random numbers that one action takes.
-        log_std: int64: the positions in ``inputs`` that are logarithms of standard deviations.
-        logits: The ``inputs`` that are logits, from first to last: what an action mask governs.
-        flatten: Takes a nested action apart into columns.
+        num_inputs: The number of parameters of the distribution of one action.
+        num_noise: The number of random numbers needed to sample one action.
+        log_std: int64: the positions in ``inputs`` of logarithms of standard deviations.
+        logits: The ``inputs`` that are logits, in order; an action mask applies to these.
+        flatten: Splits a nested action into columns.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class Distribution(ABC):
 
     @abstractmethod
     def noise(self, rng: np.random.Generator, rows: tuple[int, ...]) -> Floats:
-        """float32 ``[*rows, num_noise]``: the random numbers of ``rows`` actions, drawn at once."""
+        """float32 ``[*rows, num_noise]``: random numbers to sample ``rows`` actions with."""
 
     @abstractmethod
     def act(self, inputs: Floats, noise: Floats | None) -> Columns:
-        """Actions by column, ``[N, ...]`` in the space's dtypes: samples, or the modes where ``noise`` is None.
+        """Actions by column, ``[N, ...]`` in the space's dtypes: samples, or modes if ``noise`` is None.
 
         Args:
             inputs: float32 ``[N, num_inputs]``.
@@ -173,19 +173,19 @@ class Categorical(Distribution):
         return {self._name: chosen + self._start if self._start else chosen}
 
     def _chosen(self, index: NDArray[np.int64]) -> Columns:
-        """The action for positions among the inputs."""
+        """The actions at these positions of the inputs."""
         chosen = index.astype(self._dtype) if self._convert else index
         if self._start:
             chosen += self._start
         return {self._name: chosen}
 
     def index_of(self, action: Tensor) -> Tensor:
-        """int64 ``[...]``: the positions of actions among the inputs."""
+        """int64 ``[...]``: the positions of actions in the inputs."""
         index = action.long()
         return index - self._start if self._start else index
 
     def logp(self, inputs: Tensor, action: Mapping[str, Tensor]) -> Tensor:
-        # one fused operation where log_softmax and gather would be two, forward and backward
+        # one fused operation, forward and backward, instead of log_softmax and gather
         inputs = inputs.movedim(-1, 1) if inputs.dim() > 2 else inputs
         return -F.cross_entropy(inputs, self.index_of(action[self._name]), reduction="none")
 
@@ -199,11 +199,11 @@ class Categorical(Distribution):
 
 
 class EpsilonGreedy(Categorical):
-    """The best of ``n`` choices of a Discrete space; with probability ``epsilon``, any of them alike (the best, too).
+    """Epsilon-greedy choice of a Discrete space: the best, or with probability ``epsilon`` a uniformly random one.
 
-    Inputs: ``n`` values; what an action mask forbids (`FORBIDDEN`) is never chosen. Where several are best, the first
-    is taken. The entropy and the divergence are those of these probabilities; the divergence is infinite where q never
-    makes a choice that p makes.
+    Inputs: ``n`` values. Choices that an action mask forbids (`FORBIDDEN`) are never made. If several values are best,
+    the first is chosen. Entropy and divergence are those of these probabilities; the divergence is infinite if p makes
+    a choice that q never makes.
 
     Attributes:
         epsilon: 0 to 1; may be set at any time.
@@ -215,7 +215,7 @@ class EpsilonGreedy(Categorical):
         self.epsilon = epsilon
 
     def noise(self, rng: np.random.Generator, rows: tuple[int, ...]) -> Floats:
-        """Uniform numbers ``[*rows, 2]`` in [0, 1): whether to take any choice, and which."""
+        """Uniform numbers ``[*rows, 2]`` in [0, 1): whether to choose randomly, and which choice."""
         return rng.random((*rows, 2), dtype=np.float32)
 
     def act(self, inputs: Floats, noise: Floats | None) -> Columns:
@@ -262,7 +262,7 @@ class EpsilonGreedy(Categorical):
 
 
 class MultiCategorical(Distribution):
-    """Independent choices of a MultiDiscrete space. Inputs: all their logits, one choice after the other."""
+    """Independent choices of a MultiDiscrete space. Inputs: the logits of all of them, concatenated."""
 
     def __init__(self, space: spaces.MultiDiscrete, root: str) -> None:
         sizes = space.nvec.reshape(-1).astype(np.int64)
@@ -273,7 +273,7 @@ class MultiCategorical(Distribution):
         self._start = np.asarray(space.start, np.int64)
         self._first = Constant(self._start)
         self._groups = (len(sizes), int(sizes.max()))
-        # Where choices differ in size, each is padded to the widest: position `total` is the padding.
+        # If choices differ in size, each is padded to the largest: position `total` is the padding.
         place = np.arange(self._groups[1])
         self._index = np.where(place < sizes[:, None], first[:, None] + place, total).reshape(-1)
         self._place = Constant(self._index)
@@ -328,7 +328,7 @@ class MultiCategorical(Distribution):
 
 
 class Bernoulli(Distribution):
-    """Independent bits of a MultiBinary space. Inputs: a logit for each; sigmoid(logit) is the probability of 1."""
+    """Independent bits of a MultiBinary space. Inputs: one logit per bit; sigmoid(logit) is the probability of 1."""
 
     def __init__(self, space: spaces.MultiBinary, root: str) -> None:
         size = int(np.prod(space.shape))
@@ -372,17 +372,16 @@ def _normal_logp(mean: Tensor, log_std: Tensor, value: Tensor) -> Tensor:
 class DiagGaussian(Distribution):
     """Independent normal numbers of a Box of any shape. Inputs: all means, then all log standard deviations.
 
-    The action is what was drawn: it is not held inside the Box's bounds (an env gets it through a connector that clips
-    or rescales).
+    Actions may be outside the bounds of the Box; a connector clips or rescales them for the env.
 
     Raises:
-        SpaceError: the Box is of whole numbers.
+        SpaceError: the Box has an integer dtype.
     """
 
     def __init__(self, space: spaces.Box, root: str) -> None:
         if np.dtype(space.dtype).kind != "f":
             raise SpaceError(
-                f"`{root}` is a Box of {np.dtype(space.dtype)}: no distribution is made for whole-numbered Boxes. Use "
+                f"`{root}` is a Box of {np.dtype(space.dtype)}, but integer Boxes have no action distribution. Use "
                 "a Discrete or MultiDiscrete space, or a Box of float32 and round in the env."
             )
         self._size = size = int(np.prod(space.shape))
@@ -447,15 +446,15 @@ class DiagGaussian(Distribution):
 
 
 class SquashedGaussian(DiagGaussian):
-    """Normal numbers u through tanh, scaled to a Box's bounds: low + (high - low) (tanh(u) + 1) / 2.
+    """Normal numbers u, squashed by tanh and scaled to a Box's bounds: low + (high - low) (tanh(u) + 1) / 2.
 
     Inputs: all means of u, then all log standard deviations of u, clamped to `LOG_STD_RANGE`. The density follows
     Haarnoja et al. 2018 (arXiv 1801.01290), appendix C, with log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), which
-    is exact where tanh(u) rounds to 1; actions at a bound count as just inside. The entropy has no closed form and is
-    integrated by Gauss-Hermite quadrature; the divergence is that of the normal numbers, as tanh is a bijection.
+    is exact even if tanh(u) rounds to 1. Actions at a bound count as just inside it. The entropy has no closed form and
+    is integrated by Gauss-Hermite quadrature. The divergence is that of the normal numbers, since tanh is a bijection.
 
     Raises:
-        SpaceError: a bound is infinite, or the Box is of whole numbers.
+        SpaceError: a bound is infinite, or the Box has an integer dtype.
     """
 
     def __init__(self, space: spaces.Box, root: str) -> None:
@@ -489,7 +488,7 @@ class SquashedGaussian(DiagGaussian):
         return mean, log_std.clamp(*LOG_STD_RANGE)
 
     def _log_slope(self, drawn: Tensor) -> Tensor:
-        """log |d action / d u|, for each number."""
+        """log |d action / d u| for each number."""
         half = torch.as_tensor(self._half, dtype=drawn.dtype, device=drawn.device)
         return torch.log(half) + 2.0 * (math.log(2.0) - drawn - F.softplus(-2.0 * drawn))
 
@@ -570,15 +569,15 @@ def _total(terms: Iterable[Tensor]) -> Tensor:
 
 
 def distribution_for(action_space: Space, *, squash: bool = False, root: str = ACTION) -> Distribution:
-    """The distribution that fits an action space.
+    """The distribution for an action space.
 
     Args:
         action_space: Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of them.
-        squash: Hold the actions of Boxes inside their bounds by tanh, rather than leave them unbounded.
+        squash: Keep the actions of Boxes inside their bounds with tanh; otherwise they are unbounded.
         root: The first part of the names of the action's columns.
 
     Raises:
-        SpaceError: there is no distribution for a part of the space; the part is named.
+        SpaceError: there is no distribution for a part of the space; the message names the part.
     """
     parts = [_leaf_distribution(leaf, name, squash) for name, leaf in leaves(action_space, root).items()]
     if isinstance(action_space, spaces.Dict | spaces.Tuple):

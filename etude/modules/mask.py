@@ -14,20 +14,20 @@ from etude.spaces import Space, leaf_shape
 
 
 class ActionMask:
-    """The part `action_mask` of an observation, and what it does to the inputs of a distribution.
+    """Applies the part `action_mask` of an observation to the inputs of a distribution.
 
-    An entry that is 0 forbids one choice: its logit becomes `FORBIDDEN`, so that samples, modes, log-probabilities,
-    entropies and divergences are those of the distribution renormalised over what is allowed, and no gradient flows to
-    it (Huang & Ontañón 2022, "A closer look at invalid action masking in policy gradient algorithms", 4). There is an
-    entry for each choice of the action's discrete parts, in their order: ``n`` for a Discrete, the sum of ``nvec`` for
-    a MultiDiscrete, one for each bit of a MultiBinary (0: it stays 0), none for a Box.
+    An entry of 0 forbids one choice: its logit becomes `FORBIDDEN`. Samples, modes, log-probabilities, entropies and
+    divergences are then those of the distribution renormalised over the allowed choices, and no gradient flows to the
+    forbidden ones (Huang & Ontañón 2022, "A closer look at invalid action masking in policy gradient algorithms", 4).
+    The mask has an entry for each choice of the action's discrete parts, in order: ``n`` for a Discrete, the sum of
+    ``nvec`` for a MultiDiscrete, one for each bit of a MultiBinary (0: the bit stays 0), none for a Box.
 
     Args:
         space: The space of the mask: MultiBinary, or a Box or MultiDiscrete of zeros and ones, of any shape.
-        dist: Whose inputs are masked.
+        dist: The distribution whose inputs are masked.
 
     Raises:
-        ModuleError: the mask does not fit the distribution, or is none.
+        ModuleError: the space is not one of a mask, or does not fit the distribution.
     """
 
     def __init__(self, space: Space, dist: Distribution) -> None:
@@ -51,7 +51,7 @@ class ActionMask:
         return inputs.masked_fill(forbidden, FORBIDDEN)
 
     def apply_in_place(self, inputs: Floats, obs: Columns, ends: NDArray[np.bool_] | None) -> None:
-        """The same while acting, in NumPy, with what `check` raises."""
+        """Mask ``inputs`` in place with NumPy, while acting; raises the errors of `check`."""
         forbidden = self.check(obs, ends)
         if self._whole:
             np.putmask(inputs, forbidden, FORBIDDEN)
@@ -59,10 +59,10 @@ class ActionMask:
             inputs[:, self._at] = np.where(forbidden, np.float32(FORBIDDEN), inputs[:, self._at])
 
     def check(self, obs: Columns, ends: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
-        """bool ``[N, size]``: what is forbidden, after a look whether each row can act at all.
+        """bool ``[N, size]``: the forbidden choices, after checking that each row has an allowed one.
 
         Raises:
-            EnvError: no choice is allowed in a row that is not one of ``ends``; it is named.
+            EnvError: a row that is not in ``ends`` has no allowed choice; the message names the row.
         """
         mask = obs[OBS_MASK]
         forbidden: NDArray[np.bool_] = mask.reshape(len(mask), self.size) == 0
@@ -87,12 +87,12 @@ class ActionMask:
         first, last = int(self._starts[run]), int(np.append(self._starts, self.size)[run + 1]) - 1
         raise EnvError(
             f"the env's `{OBS_MASK}` allows nothing in row {row} of {len(none)}: its entries {first} to {last} are all "
-            "0. Where an episode goes on, each choice needs at least one 1; where nothing can be done, end the episode."
+            "0. Each choice needs at least one 1 while the episode goes on; end the episode if no action is possible."
         )
 
 
 def action_mask(obs_space: Space, dist: Distribution) -> ActionMask | None:
-    """The mask in the observations of ``obs_space``, where it is a Dict with the key `action_mask`; else None.
+    """The mask in the observations of ``obs_space`` if it is a Dict with the key `action_mask`; otherwise None.
 
     Raises:
         ModuleError: see `ActionMask`.
@@ -107,7 +107,7 @@ def _check_space(space: Space, dist: Distribution, size: int) -> None:
     if not size:
         raise ModuleError(
             f"the observation has the key {ACTION_MASK!r}, but the action {parts} has no choices that a mask could "
-            "forbid: rename the key, or leave it out."
+            "forbid: rename or remove the key."
         )
     has = int(np.prod(leaf_shape(space)))
     rule = (
@@ -119,7 +119,7 @@ def _check_space(space: Space, dist: Distribution, size: int) -> None:
     if has != size:
         raise ModuleError(
             f"`{OBS_MASK}` {space} holds {has} numbers. {rule} Connectors that change the mask, such as frame_stack, "
-            "can't stand between."
+            "can't be used."
         )
     zeros_and_ones = (
         isinstance(space, spaces.MultiBinary)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Module: a net with its spaces, its distribution and its state; and how any net acts through torch."""
+"""Module: a network with its spaces, action distribution and recurrent state; and acting through torch."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -22,29 +22,30 @@ from etude.spaces import Flattener, Nester, Space, leaf_dtype, leaf_shape, leave
 T = TypeVar("T")
 
 Shapes = dict[str, tuple[int, ...]]
-"""Of the parts of a recurrent net's state, by name, without the batch's axis."""
+"""The shapes of the parts of a recurrent network's state, by name, without the batch axis."""
 
 
 class Module(nn.Module):
-    """A net with its spaces and its distribution: what acts and is trained.
+    """A network with its spaces and its action distribution.
 
-    A net is recurrent where it has a method `initial_state`, which gives the tensors that one row begins an episode
-    with: zeros, float32, by name, such as ``{"h": torch.zeros(64)}``. It is then always called over time, as
+    A network is recurrent if it has a method `initial_state`, which returns the state of one row at the start of an
+    episode: float32 zeros by name, such as ``{"h": torch.zeros(64)}``. It is then always called with a time axis, as
     ``net(obs, state=state)`` with observations ``[B, T, *shape]`` (T is 1 while acting) and the state ``[B, ...]``
-    before the first of them; it returns ``Output(dist_inputs, value, state)`` of ``[B, T, n]``, ``[B, T]`` and
-    ``[B, ...]``, the state after the last. Other nets are called with observations ``[B, *shape]``.
+    before the first of them. It returns ``Output(dist_inputs, value, state)`` of shapes ``[B, T, n]``, ``[B, T]`` and
+    ``[B, ...]``, with the state after the last step. Other networks are called with observations ``[B, *shape]``.
 
-    Where the observations are a Dict with the key `action_mask`, choices that it forbids get no probability,
-    whatever the net gives (see `etude.modules.mask.ActionMask`).
+    If the observation space is a Dict with the key `action_mask`, choices that the mask forbids have probability 0,
+    whatever the network returns (see `etude.modules.mask.ActionMask`).
 
     Args:
-        net: Called with observations, nested as in the space; float64 arrives as float32. Returns an `Output`.
-        obs_space: What the net sees.
-        action_space: What it chooses from.
-        dist: What the net's ``dist_inputs`` parameterise.
+        net: The network. It is called with observations nested as in the space, with float64 converted to float32, and
+            returns an `Output`.
+        obs_space: The space of its observations, after the connectors.
+        action_space: The space of its actions, before the connectors.
+        dist: The distribution that its ``dist_inputs`` parameterise.
 
     Raises:
-        ModuleError: the initial state or the action mask is none.
+        ModuleError: the initial state or the action mask is not valid.
     """
 
     def __init__(self, net: nn.Module, obs_space: Space, action_space: Space, dist: Distribution) -> None:
@@ -60,14 +61,14 @@ class Module(nn.Module):
         self._takes_state = "state" in inspect.signature(net.forward).parameters
         self._state = declared_state(net)
         self.mask = action_mask(obs_space, dist)
-        """What the observations say is allowed; None where they say nothing."""
+        """The action mask of the observations; None if they have none."""
         self.scheduled: dict[str, Tensor] = {}
-        """Numbers that change as training goes on, for the loss, which is compiled with them once."""
+        """Numbers that change during training, as tensors, so that the loss is compiled only once."""
         self._checked = False
         self._numpy: NumPyNetwork | None = None
 
     def train(self, mode: bool = True) -> "Module":
-        """As torch's, in less than half of its time: acting and learning take turns, at times after every step."""
+        """As torch's, in less than half the time, since acting and learning may alternate after every step."""
         parts = list(self.modules())
         if any(type(part).train is not nn.Module.train for part in parts[1:]):
             return super().train(mode)
@@ -77,37 +78,37 @@ class Module(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are; the CPU where there are none."""
+        """The device of the parameters; the CPU if there are none."""
         return next((parameter.device for parameter in self.parameters()), torch.device("cpu"))
 
     @property
     def recurrent(self) -> bool:
-        """Whether the net carries a state from step to step."""
+        """Whether the network has a state from step to step."""
         return bool(self._state)
 
     @property
     def own_loss(self) -> Callable[["Module", Any], Any] | None:
-        """The loss that the net brings along as ``own_loss(batch)``, in place of the algorithm's; None: it does not."""
+        """The network's method ``own_loss(batch)``, which replaces the algorithm's loss; None if it has none."""
         own = getattr(self.net, "own_loss", None)
         return (lambda module, batch: own(batch)) if callable(own) else None
 
     def own_learner_connectors(self) -> list[Any]:
-        """What the net with an `own_loss` says its batches must hold, as ``learner_connectors()``; none by default."""
+        """The learner connectors that a network with an `own_loss` needs, from its ``learner_connectors()``."""
         make = getattr(self.net, "learner_connectors", None)
         return list(make()) if callable(make) else []
 
     def initial_state(self) -> Columns:
-        """What one row begins an episode with: zeros, float32, by name; {} where the module is not recurrent."""
+        """The state of one row at the start of an episode: float32 zeros by name; {} if not recurrent."""
         return {name: np.zeros(shape, np.float32) for name, shape in self._state.items()}
 
     def forward(self, obs: Any, state: dict[str, Tensor] | None = None) -> Output:
-        """Run the net on tensors nested as in the observation space, each ``[B, *shape]``.
+        """Call the network with tensors nested as in the observation space, each ``[B, *shape]``.
 
-        A recurrent one takes ``[B, T, *shape]``, and ``state`` ``[B, ...]``: None is the initial one.
+        A recurrent network takes ``[B, T, *shape]`` and ``state`` ``[B, ...]``; None is the initial state.
 
         Raises:
-            ModuleError: what the net returns (looked at in the first call) does not fit the spaces; the observations
-                are no tensors, or not of these shapes; or there is no axis of time where the net is recurrent.
+            ModuleError: the output does not fit the spaces (checked in the first call); the observations are not
+                tensors of these shapes; or the network is recurrent and there is no time axis.
         """
         try:
             return self._forward(obs, state)
@@ -131,7 +132,7 @@ class Module(nn.Module):
         result: Output = output
         value, inputs = result.value, result.dist_inputs
         if value is not None and value.dim() > 1 and value.shape[-1] == 1:
-            # [B, T] with T = 1 has one axis less than the inputs, and stays as it is.
+            # [B, T] with T = 1 has one axis less than the inputs, and is not squeezed.
             axes = inputs.dim() if inputs is not None else value.dim() if lead is None else len(lead) + 1
             result.value = value.squeeze(-1) if value.dim() == axes else value
         if inputs is not None and self.mask is not None:
@@ -140,19 +141,19 @@ class Module(nn.Module):
         return result
 
     def _sequences(self, obs: Any) -> tuple[int, int]:
-        """The axes ``(B, T)`` of an observation."""
+        """The sizes ``(B, T)`` of an observation's first axes."""
         name, leaf = next(iter(self._flatten_obs.leaves.items()))
         shape = tuple(self._flatten_obs(obs)[name].shape)
         lead = shape[: len(shape) - len(leaf_shape(leaf))]
         if len(lead) != 2:
             raise ModuleError(
-                f"{type(self.net).__name__} is recurrent, so that its Module is called with [B, T, ...], but `{name}` "
+                f"{type(self.net).__name__} is recurrent, so its Module must be called with [B, T, ...], but `{name}` "
                 f"has shape {shape}. In a loss, call batch.forward(module) rather than module(batch.obs)."
             )
         return lead
 
     def _wrong_input(self, obs: Any) -> str:
-        """The message for observations that are no tensors, or not ``[B, *shape]``; empty where they are."""
+        """The error message for observations that are not tensors ``[B, *shape]``; empty if they are."""
         axes = ["B", "T"] if self._state else ["B"]
         try:
             columns = self._flatten_obs(obs)
@@ -210,25 +211,25 @@ class Module(nn.Module):
         return columns
 
     def obs_from(self, columns: Mapping[str, Any]) -> Any:
-        """The nested observation that flat columns ``obs...`` hold."""
+        """The nested observation of flat columns ``obs...``."""
         return self._nest_obs(columns)
 
     def action_from(self, columns: Mapping[str, Any]) -> Any:
-        """The nested action that flat columns ``action...`` hold."""
+        """The nested action of flat columns ``action...``."""
         return self._nest_action(columns)
 
     def state_from(self, columns: Mapping[str, T]) -> dict[str, T]:
-        """The state, by name, that flat columns ``state_in/...`` hold.
+        """The state, by name, of flat columns ``state_in/...``.
 
         Raises:
-            DataError: they do not.
+            DataError: a part of the state is missing.
         """
         try:
             return {name: columns[f"{STATE_IN}{SEPARATOR}{name}"] for name in self._state}
         except KeyError as error:
             raise DataError(
-                f"{type(self.net).__name__} is recurrent, but its state is not known: there is no column {error}. The "
-                "experience must be collected with this module."
+                f"{type(self.net).__name__} is recurrent, but its state is unknown: there is no column {error}. "
+                "Collect the experience with this module."
             ) from None
 
     def value_of(self, obs_columns: Columns, state_columns: Columns | None = None) -> Floats:
@@ -241,7 +242,7 @@ class Module(nn.Module):
             state_columns: For a recurrent module: columns ``state_in/...`` with the state in each row.
 
         Raises:
-            ModuleError: the net gives no values.
+            ModuleError: the network has no values.
             DataError: the module is recurrent, and a column of its state is missing.
         """
         net = self.net
@@ -258,12 +259,12 @@ class Module(nn.Module):
         return self._evaluated(*self._in_time(obs_columns, state_columns))[1]
 
     def value_after(self, obs_columns: Columns, state_columns: Columns, following: Columns) -> Floats:
-        """float32 ``[n]``: for a recurrent module, the values of ``following``, seen in the step after ``obs_columns``.
+        """float32 ``[n]``: for a recurrent module, the values of ``following``, the observations after ``obs_columns``.
 
         Args:
-            obs_columns: Observations ``[n, ...]``.
-            state_columns: Columns ``state_in/...``: the state in which these were seen.
-            following: What was seen next.
+            obs_columns: Flat observation columns ``[n, ...]``.
+            state_columns: Columns ``state_in/...``: the state before ``obs_columns``.
+            following: The next observations, as ``obs_columns``.
         """
         time = {name: arrays.stack([column, following[name]], 1) for name, column in obs_columns.items()}
         return self._evaluated(time, self.state_from(state_columns))[1]
@@ -275,23 +276,23 @@ class Module(nn.Module):
 
         Args:
             obs_columns: Flat observation columns ``[n, ...]``.
-            action_columns: Flat action columns ``[n, ...]``: what was done there.
+            action_columns: Flat action columns ``[n, ...]``.
             state_columns: For a recurrent module: columns ``state_in/...`` with the state in each row.
 
         Raises:
-            ModuleError: the net gives no values, or no ``dist_inputs``.
+            ModuleError: the network has no values, or no ``dist_inputs``.
             DataError: the module is recurrent, and a column of its state is missing.
         """
         return self._evaluated(*self._in_time(obs_columns, state_columns), action_columns)
 
     def _in_time(self, obs: Columns, state: Columns | None) -> tuple[Columns, Columns]:
-        """Observations, of one step each where the module is recurrent, and the state by name; {} where it is not."""
+        """Observations, with a time axis of 1 if the module is recurrent, and the state by name, or {}."""
         if not self._state:
             return obs, {}
         return {name: column[:, None] for name, column in obs.items()}, self.state_from(state or {})
 
     def _evaluated(self, obs: Columns, state: Columns, action: Columns | None = None) -> tuple[Floats, Floats]:
-        """Log-probabilities, 0 without actions, and values, ``[n]`` each; of the last step where there is time."""
+        """Log-probabilities (0 without actions) and values, ``[n]`` each; of the last step if there is a time axis."""
         first, last = next(iter(obs.values())), (slice(None), -1) if state else slice(None)
         n, is_host = len(first), isinstance(first, np.ndarray)
         logp: Any = np.zeros(n, np.float32) if is_host else torch.zeros(n, device=first.device)
@@ -306,11 +307,11 @@ class Module(nn.Module):
         return logp, value
 
     def _outputs(self, obs: Columns, state: Columns) -> Iterator[tuple[slice, Output]]:
-        """Rows, at most `CHUNK`, and what the module gives for them; without gradients, in evaluation mode.
+        """The module's output for chunks of at most `CHUNK` rows, without gradients, in evaluation mode.
 
         Args:
-            obs: Flat observation columns ``[n, ...]``, ``[n, T, ...]`` for a recurrent module.
-            state: For a recurrent module: its state by name, ``[n, ...]``; else {}.
+            obs: Flat observation columns ``[n, ...]``; for a recurrent module ``[n, T, ...]``.
+            state: For a recurrent module: its state by name, ``[n, ...]``; otherwise {}.
         """
         n, device, was_training = len(next(iter(obs.values()))), self.device, self.training
 
@@ -330,7 +331,7 @@ class Module(nn.Module):
                 self.train()
 
     def actor(self, *, explore: bool) -> Actor:
-        """What acts for this module: samples of its distribution where ``explore``, else the modes.
+        """An actor for this module: it samples if ``explore``, and otherwise takes the modes.
 
         See `etude.modules.tensors.tensor_actor` for observations that are tensors.
         """
@@ -340,13 +341,13 @@ class Module(nn.Module):
 
 
 def logp_of(module: Module, exp: Experience) -> Floats:
-    """float32 ``[num_steps]``: the log-probabilities of the recorded actions when they were chosen.
+    """float32 ``[num_steps]``: the log-probabilities that the recorded actions had when they were chosen.
 
-    They follow from the recorded column ``dist_inputs``: the weights, the connectors and the observations that made it
-    are not needed.
+    They are computed from the recorded column ``dist_inputs``, without the weights, the connectors or the observations
+    of that time.
 
     Args:
-        module: Whose actions these are.
+        module: The module of the actions; its distribution is used.
         exp: Steps with the columns ``dist_inputs`` and ``action``.
 
     Raises:
@@ -360,9 +361,9 @@ def logp_of(module: Module, exp: Experience) -> Floats:
 
 
 class TorchActor:
-    """Acts with any module through torch, on the module's device; no distribution object is made.
+    """Acts with any module through torch, on the module's device.
 
-    ``value`` is recorded where the module gives one, and the state after a step where it is recurrent.
+    It records ``value`` if the module has one, and the state after each step if the module is recurrent.
     """
 
     def __init__(self, module: Module, *, explore: bool) -> None:
@@ -428,20 +429,20 @@ def make_module(
     squash: bool = False,
     value: bool = True,
 ) -> Module:
-    """A Module from what a user gives.
+    """Make a Module.
 
     Args:
         module: None for the built-in `Network`; a class or function, called with ``(obs_space, action_space)``; or a
-            net, used as it is.
-        obs_space: What the module sees.
-        action_space: What it chooses from.
-        config: The shape of the built-in network; not used otherwise.
-        squash: Hold the actions of Boxes inside their bounds by tanh.
-        value: Give the built-in network a value function; not used otherwise.
+            network, used itself.
+        obs_space: The space of its observations, after the connectors.
+        action_space: The space of its actions, before the connectors.
+        config: The shape of the built-in network; ignored for others.
+        squash: Keep the actions of Boxes inside their bounds with tanh.
+        value: Give the built-in network a value function; ignored for others.
 
     Raises:
-        SpaceError: a space is of a kind that is not handled.
-        ModuleError: ``module`` makes no net, or can't be called with two spaces.
+        SpaceError: a space is not supported.
+        ModuleError: ``module`` does not make a network, or can't be called with two spaces.
     """
     dist = distribution_for(action_space, squash=squash)
     if module is None:
@@ -462,7 +463,7 @@ def _made(make: Callable[[Space, Space], nn.Module], obs_space: Space, action_sp
     except TypeError as error:
         raise ModuleError(
             f"`module`: {name} can't be called with (obs_space, action_space): {error}. Let it take both, or pass a "
-            "net that is made already."
+            "network object."
         ) from error
     try:
         net = make(obs_space, action_space)
@@ -478,10 +479,10 @@ def _made(make: Callable[[Space, Space], nn.Module], obs_space: Space, action_sp
 
 
 def declared_state(net: nn.Module) -> Shapes:
-    """The shape of each part of one row's state, from the net's method `initial_state`; {} where it has none.
+    """The shape of each part of one row's state, from the network's method `initial_state`; {} if it has none.
 
     Raises:
-        ModuleError: what it gives are not float32 zeros by name, or the net's forward takes no `state`.
+        ModuleError: the method does not return float32 zeros by name, or the network's forward takes no `state`.
     """
     name, declare = type(net).__name__, getattr(net, "initial_state", None)
     if declare is None:
@@ -496,7 +497,7 @@ def declared_state(net: nn.Module) -> Shapes:
         if not isinstance(value, Tensor) or value.dtype != torch.float32 or bool(value.any()):
             raise ModuleError(
                 f"initial_state of {name} gave `{part}` = {str(value)[:80]}, but must give zeros of float32, {rule} "
-                "What is to start otherwise (a learned start, say) can be added to the zeros in forward."
+                "To start from other values (a learned start, for example), add them to the zeros in forward."
             )
     if parts and "state" not in inspect.signature(net.forward).parameters:
         raise ModuleError(f"{name} has an initial_state, but its forward takes none: write forward(self, obs, state).")
@@ -504,7 +505,7 @@ def declared_state(net: nn.Module) -> Shapes:
 
 
 def check_state(name: str, state: Any, wanted: Shapes) -> None:
-    """Raise a ModuleError where the state that the net ``name`` returned is not of the shapes ``wanted``."""
+    """Raise a ModuleError if the state that the network ``name`` returned does not have the shapes ``wanted``."""
     found = None
     if isinstance(state, Mapping):
         found = {part: tuple(getattr(value, "shape", ())) for part, value in state.items()}
@@ -519,13 +520,13 @@ def load_weights(module: nn.Module, weights: Mapping[str, torch.Tensor], *, shar
     """Copy weights into a module, in place.
 
     Args:
-        module: Takes them.
-        weights: As in its ``state_dict()``.
-        shared: Let parameters have the memory that is given, where it is like theirs, rather than a copy. Nobody may
-            write to it then. Buffers, which a module may write to, are copied.
+        module: The module.
+        weights: The weights, as in its ``state_dict()``.
+        shared: Use the given memory for parameters instead of copying it, if device, dtype and strides are equal. It
+            must not be written to then. Buffers, which a module may write to, are always copied.
 
     Raises:
-        CheckpointError: a weight is missing, unknown or of another shape.
+        CheckpointError: a weight is missing or unknown, or has another shape.
     """
     own = module.state_dict()
     for name in sorted(own.keys() | weights.keys()):

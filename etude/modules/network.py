@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The built-in network: an encoder for every space, recurrent layers, fully connected layers; and what it returns."""
+"""The built-in network: encoders for all spaces, recurrent layers, fully connected layers; and its output."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -22,16 +22,16 @@ from etude.spaces import Flattener, Space, leaf_shape, leaves
 
 @dataclass(slots=True)
 class Output:
-    """What a module says about a batch of observations: all of it optional, so that a critic or a policy alone fits."""
+    """The output of a module for a batch of observations. All fields are optional, for a critic or a policy alone."""
 
     dist_inputs: Tensor | None = None
-    """``[B, dist.num_inputs]`` (``[B, T, ...]`` where recurrent): logits, or means and log standard deviations."""
+    """``[B, dist.num_inputs]`` (``[B, T, ...]`` if recurrent): logits, or means and log standard deviations."""
     value: Tensor | None = None
-    """``[B]``: the expected return; a net may give ``[B, 1]``."""
+    """``[B]``: the expected return; a network may return ``[B, 1]``."""
     state: dict[str, Tensor] | None = None
-    """What a recurrent module carries to the next step, each ``[B, ...]``."""
+    """The state of a recurrent module after the last step, each ``[B, ...]``."""
     dist: Distribution | None = None
-    """What `dist_inputs` parameterise; bound by `Module.forward`."""
+    """The distribution that `dist_inputs` parameterise; set by `Module.forward`."""
 
     def logp(self, action: Any) -> Tensor:
         """``[B]``: the log-probability of actions, tensors nested as in the action space."""
@@ -44,7 +44,7 @@ class Output:
         return dist.entropy(inputs)
 
     def kl(self, other_dist_inputs: Tensor) -> Tensor:
-        """``[B]``: KL(other || self); for the other's inputs as recorded, from the behaviour to the current policy."""
+        """``[B]``: KL(other || self); with recorded ``dist_inputs``, from the behaviour policy to the current one."""
         dist, inputs = self.bound()
         return dist.kl(other_dist_inputs, inputs)
 
@@ -52,7 +52,7 @@ class Output:
         """The value.
 
         Raises:
-            ModuleError: ``net``, whose output this is, gives none.
+            ModuleError: ``net``, whose output this is, has no value.
         """
         if self.value is None:
             raise ModuleError(
@@ -74,14 +74,14 @@ class Output:
             )
         if self.dist is None:
             raise ModuleError(
-                "this Output has no distribution: it came straight from a net. Wrap the net by `make_module`, and call "
-                "the Module."
+                "this Output has no distribution, because a plain network returned it. Wrap the network with "
+                "`make_module`, and call the Module."
             )
         return self.dist, self.dist_inputs
 
 
 class Activation(NamedTuple):
-    """One activation function: a maker of its torch module, and the same in place on a NumPy array."""
+    """An activation function: as a torch module, and in place on a NumPy array."""
 
     torch: Callable[[], nn.Module]
     in_place: Callable[[Floats], object] | None
@@ -130,7 +130,7 @@ NATURE_CONV: tuple[Conv, ...] = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 SMALL_CONV: tuple[Conv, ...] = ((16, 3, 1), (32, 3, 1))
 """For smaller images (grid worlds)."""
 
-_SMALLEST_IMAGE = 5  # pixels a side: below, SMALL_CONV does not fit and the numbers go in as they are
+_SMALLEST_IMAGE = 5  # pixels per side: SMALL_CONV does not fit on smaller ones, which are encoded as plain numbers
 
 
 def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> None:
@@ -141,7 +141,7 @@ def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> None:
 
 
 class Numbers(nn.Module):
-    """The numbers of a Box or MultiBinary, in a row, as float32; uint8 is divided by 255."""
+    """Flattens a Box or MultiBinary to float32; uint8 is divided by 255."""
 
     def __init__(self, space: Space) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ class Numbers(nn.Module):
 
 
 class OneHot(nn.Module):
-    """A Discrete or MultiDiscrete as ones and zeros, one choice after the other."""
+    """One-hot encoding of a Discrete, or of all choices of a MultiDiscrete, concatenated."""
 
     def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete) -> None:
         super().__init__()
@@ -190,9 +190,9 @@ class OneHot(nn.Module):
 
 
 class Image(nn.Module):
-    """Convolutions and one linear layer over a Box of three axes; uint8 is divided by 255.
+    """Convolutions and one linear layer for a Box with three axes; uint8 is divided by 255.
 
-    The channels are the last axis, or the first where that is shorter.
+    The channels are the last axis, or the first if that is shorter.
     """
 
     def __init__(self, space: spaces.Box, conv: Sequence[Conv] | None, width: int) -> None:
@@ -228,7 +228,7 @@ class Image(nn.Module):
 
 
 def is_image(leaf: Space) -> bool:
-    """Whether convolutions are used for a simple space: a Box of three axes, at least 5 pixels a side."""
+    """Whether a simple space is encoded by convolutions: a Box with three axes and at least 5 pixels per side."""
     if not isinstance(leaf, spaces.Box) or len(leaf.shape) != 3:
         return False
     height, width = leaf.shape[1:] if leaf.shape[0] < leaf.shape[2] else leaf.shape[:2]
@@ -236,12 +236,12 @@ def is_image(leaf: Space) -> bool:
 
 
 class ObsEncoder(nn.Module):
-    """All leaves of an observation but its `action_mask`, encoded one by one and concatenated.
+    """Encodes the leaves of an observation, except its `action_mask`, and concatenates them.
 
     Attributes:
         width: The length of the vector.
         parts: The encoder of each leaf by column name.
-        vector: No leaf is an image.
+        vector: Whether no leaf is an image.
     """
 
     def __init__(self, obs_space: Space, conv: Sequence[Conv] | None, conv_width: int) -> None:
@@ -249,7 +249,7 @@ class ObsEncoder(nn.Module):
         self.parts: dict[str, Numbers | OneHot | Image] = {}
         for name, leaf in leaves(obs_space, OBS).items():
             if name == OBS_MASK:
-                continue  # it says what is allowed, not how things stand
+                continue  # it is applied to the logits, not an input
             if is_image(leaf):
                 assert isinstance(leaf, spaces.Box)
                 self.parts[name] = Image(leaf, conv, conv_width)
@@ -259,8 +259,8 @@ class ObsEncoder(nn.Module):
                 self.parts[name] = Numbers(leaf)
         if not self.parts:
             raise ModuleError(
-                f"the observation is its {ACTION_MASK!r} and nothing else: the network has nothing to see. Put an "
-                "observation beside the mask, if only a constant one."
+                f"the observation has no part except {ACTION_MASK!r}, so the network has no input. Add another part to "
+                "the observation; a constant is enough."
             )
         self.encoders = nn.ModuleList(self.parts.values())
         self.width = sum(part.width for part in self.parts.values())
@@ -275,12 +275,14 @@ class ObsEncoder(nn.Module):
 class RecurrentLayer(nn.Module):
     """One layer of ``nn.LSTM`` (Hochreiter & Schmidhuber 1997, with forget gates) or ``nn.GRU`` (Cho et al. 2014).
 
-    Its state is ``h``, which is also what it gives out, and for an LSTM the cell ``c``; each ``[B, width]``.
+    Its state is ``h``, which is also its output, and for an LSTM the cell ``c``; each ``[B, width]``.
+
+    Weights are orthogonal over all gates together, and biases are zero.
 
     Args:
-        inputs: The width of what goes in.
-        kind: Which of the two.
-        width: The width of what comes out.
+        inputs: The width of the input.
+        kind: LSTM or GRU.
+        width: The width of the output.
     """
 
     def __init__(self, inputs: int, kind: Literal["lstm", "gru"], width: int) -> None:
@@ -295,12 +297,24 @@ class RecurrentLayer(nn.Module):
             else:
                 nn.init.zeros_(parameter)
 
+    def draw_by_gate(self) -> None:
+        """Initialise the weights of each gate like a separate layer, instead of all gates together.
+
+        Input weights are normal with variance 1 / ``inputs``, state weights orthogonal, so the scale of the gates does
+        not depend on the number of inputs. With the default initialisation, input weights of wide layers are small, and
+        small changes of the inputs, such as a velocity, have little effect.
+        """
+        of_inputs, of_state = self.cell.all_weights[0][:2]
+        nn.init.normal_(of_inputs, std=1.0 / math.sqrt(self.cell.input_size))
+        for gate in of_state.data.chunk(len(of_state) // self.width):
+            nn.init.orthogonal_(gate)
+
     def initial_state(self) -> dict[str, Tensor]:
         """Zeros, ``[width]`` each."""
         return {name: torch.zeros(self.width) for name in self.names}
 
     def forward(self, x: Tensor, state: Mapping[str, Tensor] | None) -> tuple[Tensor, dict[str, Tensor]]:
-        """``[B, T, inputs]`` to ``[B, T, width]`` and the state after; None is the state at the start of an episode."""
+        """``[B, T, inputs]`` to ``[B, T, width]`` and the state after it; ``state`` None is the initial state."""
         if state is not None and x.shape[1] == 1 and not torch.is_grad_enabled():
             return self._step(x[:, 0], state)
         before = None if state is None else tuple(state[name].unsqueeze(0) for name in self.names)
@@ -311,7 +325,7 @@ class RecurrentLayer(nn.Module):
         return out, {name: last[0] for name, last in zip(self.names, after, strict=True)}
 
     def _step(self, x: Tensor, state: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """One step ``[B, inputs]`` while acting; ``cell`` takes several times as long for it."""
+        """One step ``[B, inputs]`` while acting, several times faster than ``cell``."""
         weights = self.cell.all_weights[0]
         if isinstance(self.cell, nn.GRU):
             h = torch.gru_cell(x, state["h"], *weights)
@@ -321,10 +335,10 @@ class RecurrentLayer(nn.Module):
 
 
 State = dict[str, Tensor]
-"""The state of a memory by name, ``[B, width]`` each."""
+"""The state of recurrent layers by name, ``[B, width]`` each."""
 
 OF_VALUE = "value_"
-"""Prefix of the names of the state of the value function's own memory."""
+"""Prefix of the state's names for the value function's own recurrent layer."""
 
 
 @settings
@@ -332,34 +346,34 @@ class NetworkConfig:
     """Shape of the built-in network."""
 
     hidden: tuple[int, ...] = (64, 64)
-    """Widths of the fully connected layers, each at least 1; none: a linear map. Default: Schulman et al. 2017."""
+    """Widths of the fully connected layers, each at least 1; empty: a linear map. Default: Schulman et al. 2017."""
 
     activation: Literal["tanh", "relu", "silu", "gelu", "elu", "linear"] = "tanh"
-    """What follows each of these layers; gelu in its tanh form. Default: Schulman et al. 2017 (PPO)."""
+    """Activation function after each of these layers; gelu in its tanh form. Default: Schulman et al. 2017 (PPO)."""
 
     separate: bool = True
-    """Policy and value function share no layers. Default: Huang et al. 2022, detail 13 of 37."""
+    """Whether policy and value function have separate layers. Default: Huang et al. 2022, detail 13 of 37."""
 
     log_std_init: float = 0.0
-    """Logarithm of the standard deviations of Box actions at the start. Default: Huang et al. 2022."""
+    """Initial logarithm of the standard deviations of Box actions. Default: Huang et al. 2022."""
 
     state_dependent_std: bool | None = None
-    """The standard deviations of Box actions are outputs of the net, rather than parameters of their own. None: as the
-    algorithm has them; with all but SAC and CQL, they are parameters."""
+    """Whether the standard deviations of Box actions are outputs of the network; otherwise they are separate
+    parameters. None: the default of the algorithm, which is True only for SAC and CQL."""
 
     conv: tuple[tuple[int, int, int], ...] | None = None
     """Convolutions for images, each (channels, kernel size, stride); None: Mnih et al. 2015 (DQN), or two small ones
-    where a side has fewer than 36 pixels."""
+    if a side has fewer than 36 pixels."""
 
     conv_width: int = 512
-    """Numbers that an image is encoded in, at least 1. Default: Mnih et al. 2015 (DQN)."""
+    """Width of an encoded image, at least 1. Default: Mnih et al. 2015 (DQN)."""
 
     recurrent: Literal["lstm", "gru"] | None = None
-    """A memory between the encoder and the `hidden` layers, for envs whose observations do not show everything. With
-    `separate`, policy and value function have a memory each."""
+    """A recurrent layer between the encoder and the `hidden` layers, for partially observable envs. With `separate`,
+    policy and value function have one each."""
 
     recurrent_size: int = 64
-    """Width of each memory, at least 1; an LSTM's state is twice as wide."""
+    """Width of each recurrent layer, at least 1; an LSTM's state is twice as wide."""
 
     def __post_init__(self) -> None:
         if any(width < 1 for width in self.hidden):
@@ -371,7 +385,7 @@ class NetworkConfig:
 
 
 class Trunk(nn.Module):
-    """An encoder, a memory where the config asks for one, and fully connected layers."""
+    """An encoder, a recurrent layer if the config has one, and fully connected layers."""
 
     def __init__(self, obs_space: Space, config: NetworkConfig) -> None:
         super().__init__()
@@ -390,29 +404,29 @@ class Trunk(nn.Module):
             self.width = width
 
     def forward(self, columns: Mapping[str, Tensor], state: State | None = None) -> tuple[Tensor, State]:
-        """Columns of observations to ``[..., width]``, and the memory's state after them; {} without a memory."""
+        """Columns of observations to ``[..., width]``, and the recurrent state after them; {} without one."""
         x: Tensor = self.encoder(columns)
         after: State = {}
         if self.memory is not None:
             x, after = self.memory(x, state)
         for layer in self.linears:
             assert isinstance(layer, nn.Linear)
-            x = self.activation(F.linear(x, layer.weight, layer.bias))  # calling the layer costs as much again
+            x = self.activation(F.linear(x, layer.weight, layer.bias))  # calling the layer would double the cost
         return x, after
 
 
 class Network(nn.Module):
-    """Policy and value function for any spaces that Etude handles.
+    """Policy and value function for all spaces that Etude supports.
 
-    Weights are orthogonal: gain sqrt(2) in hidden layers, 0.01 in the policy's head and 1 in the value's; biases are
-    zero (Huang et al. 2022, "The 37 implementation details of PPO").
+    Weights are orthogonal, with gain sqrt(2) in hidden layers, 0.01 in the policy's head and 1 in the value's. Biases
+    are zero (Huang et al. 2022, "The 37 implementation details of PPO").
 
     Args:
         obs_space: Boxes, MultiBinary, Discrete and MultiDiscrete (one-hot), and Dict and Tuple of them.
-        action_space: What `distribution_for` handles.
-        config: The shape.
-        dist: The distribution over the actions; the one that `distribution_for` gives where None.
-        value: Whether there is a value function.
+        action_space: An action space that `distribution_for` supports.
+        config: The shape; None: the default.
+        dist: The action distribution; None: that of `distribution_for`.
+        value: Whether it has a value function.
     """
 
     def __init__(
@@ -437,7 +451,7 @@ class Network(nn.Module):
             orthogonal(self.value_head, 1.0)
 
     def initial_state(self) -> State:
-        """The state of one row at the start of an episode: zeros; {} without a memory."""
+        """The state of one row at the start of an episode: zeros; {} if not recurrent."""
         state = {} if self.policy.memory is None else self.policy.memory.initial_state()
         if self.critic is not None:
             state |= {OF_VALUE + name: zeros for name, zeros in state.items()}
@@ -462,9 +476,9 @@ class Network(nn.Module):
                 self.policy_head.bias[torch.from_numpy(dist.log_std)] = config.log_std_init
 
     def forward(self, obs: Any, state: State | None = None) -> Output:
-        """Tensors nested as in the observation space, each ``[..., *shape]``, to ``dist_inputs`` and ``value``.
+        """Compute ``dist_inputs`` and ``value`` of tensors nested as in the observation space, each ``[..., *shape]``.
 
-        With a memory, they are ``[B, T, *shape]``, and ``state`` is the state before the first of the T steps.
+        If recurrent, tensors are ``[B, T, *shape]``, and ``state`` is the state before the first of the T steps.
         """
         columns = self._flatten(obs)
         hidden, after = self.policy(columns, state)

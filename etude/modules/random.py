@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A module that acts at random, whatever it sees."""
+"""RandomModule: a module that takes random actions."""
 
 import copy
 
@@ -17,20 +17,20 @@ from etude.spaces import Space, leaves
 
 
 class RandomModule(Module):
-    """Acts as the action space's own ``sample`` does: choices that the action mask allows are equally likely.
+    """Samples actions like the action space's ``sample``; all choices that the action mask allows are equally likely.
 
-    It only acts: it has nothing to be trained.
+    It has no parameters and can't be trained.
 
     Args:
-        obs_space: What it is shown.
-        action_space: What it draws from.
+        obs_space: The space of the observations.
+        action_space: The space of the actions.
     """
 
     def __init__(self, obs_space: Space, action_space: Space) -> None:
         super().__init__(nn.Identity(), obs_space, action_space, distribution_for(action_space))
 
     def actor(self, *, explore: bool) -> Actor:
-        """What acts: at random, whether exploring or not."""
+        """An actor that takes random actions, with or without ``explore``."""
         return _RandomActor(self)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Policy: Module + connectors. What acts, is saved and is given around."""
+"""Policy: a module with its connectors, which acts on the env's observations."""
 
 import copy
 from typing import Any, TypeAlias
@@ -16,17 +16,17 @@ from etude.modules import Actor, Module
 from etude.spaces import Flattener, Nester, Space, alike, leaf_dtype, leaf_shape, leaves
 
 PolicyState: TypeAlias = dict[str, Any]
-"""What a policy remembers of running episodes: plain data and arrays ``[B, ...]``, from `Policy.initial_state`."""
+"""The state of a policy in running episodes: plain data and arrays ``[B, ...]``, from `Policy.initial_state`."""
 
 
 class Policy:
-    """A module and the connectors between it and its env: gives the env's actions for the env's observations.
+    """A module with its connectors: takes the env's observations, returns the env's actions.
 
     Args:
-        module: Chooses.
-        connectors: Change observations on their way to the module, and its actions on their way back.
-        obs_space: Of the env's observations, before the connectors; None is what the module sees.
-        action_space: Of the env's actions, behind the connectors; None is what the module chooses from.
+        module: The module, which chooses actions.
+        connectors: Transform the env's observations for the module, and the module's actions for the env; None: none.
+        obs_space: The env's observation space, before the connectors. None: the module's.
+        action_space: The env's action space, after the connectors. None: the module's.
     """
 
     def __init__(
@@ -41,20 +41,22 @@ class Policy:
         self.connectors = Pipeline() if connectors is None else connectors
         self.obs_space = module.obs_space if obs_space is None else obs_space
         self.action_space = module.action_space if action_space is None else action_space
+        self._flatten, self._nest = Flattener(self.obs_space, col.OBS), Nester(self.action_space, col.ACTION)
+        self._forms = {name: (leaf_shape(leaf), leaf_dtype(leaf)) for name, leaf in self._flatten.leaves.items()}
         self._actors: dict[bool, Actor] = {}
 
     @property
     def remembers(self) -> bool:
-        """An action depends on earlier steps of the episode: `act` must be given the state."""
+        """Whether actions depend on earlier steps of the episode, so that `act` needs a state."""
         return self.module.recurrent or any(map(_has_memory, self.connectors.connectors))
 
     # -- acting by hand -----------------------------------------------------------------------------------------
 
     def initial_state(self, num_rows: int | None = None) -> PolicyState:
-        """What `act` begins an episode with; {} where nothing is remembered.
+        """The state at the start of an episode, for `act`; {} if the policy has no state.
 
         Args:
-            num_rows: Of the batches of observations; None: `act` is given single ones.
+            num_rows: The batch size of the observations; None: single observations.
         """
         if not self.remembers:
             return {}
@@ -79,25 +81,24 @@ class Policy:
         explore: bool = False,
         rng: np.random.Generator | None = None,
     ) -> Any:
-        """The action for an observation, or the actions for a batch of them; the shapes tell which it is.
+        """The action for an observation, or the actions for a batch of observations, as told by the shapes.
 
         Args:
-            obs: As the env gives it, nested as `obs_space`: one observation, or arrays ``[B, *shape]``.
-            state: What is remembered of the episode: `initial_state` at its start, then what came with the action
-                before. It is not written to. A policy that remembers nothing works without.
-            reward: Of the step before, one number or ``[B]``: for policies that see it (`PrevActionReward`).
-            first: Rows of a batch that begin an episode, bool ``[B]``, as envs of a vector do while others go on: what
-                the state holds of them is forgotten.
-            explore: Draw the action from the module's distribution; else it is the most likely one.
-            rng: Draws it; None: a generator with a seed of the operating system's.
+            obs: One observation as the env returns it, nested as `obs_space`; or a batch of arrays ``[B, *shape]``.
+            state: The state of the episode: `initial_state` at its start, then the state returned with the last action.
+                It is not modified. A policy without state needs none.
+            reward: The reward of the last step, a number or ``[B]``, for policies that use it (`PrevActionReward`).
+            first: bool ``[B]``: rows of a batch that begin an episode, as in a vector env; their state is reset.
+            explore: Sample the action from the module's distribution; otherwise take the most likely one.
+            rng: The generator to sample with; None: one that is seeded by the operating system.
 
         Returns:
-            The action, nested as `action_space`. With a state: a tuple of it and the next state.
+            The action, nested as `action_space`; if ``state`` was given, a tuple of the action and the next state.
 
         Raises:
-            SpaceError: the observation is not of `obs_space`.
-            SettingsError: the policy remembers, and there is no state, or one of another number of rows; or it sees the
-                reward of the step before, and there is none.
+            SpaceError: the observation does not fit `obs_space`.
+            SettingsError: the policy needs a state, but there is none, or one with another number of rows; or it needs
+                the last reward, but there is none.
         """
         seen, is_batch = self._columns_of(obs)
         rows = len(next(iter(seen.values())))
@@ -123,7 +124,8 @@ class Policy:
     def _actor(self, explore: bool, rng: np.random.Generator | None, rows: int) -> Actor:
         if explore not in self._actors:
             self._actors[explore] = self.module.actor(explore=explore)
-        self.module.eval()  # nothing is dropped out while acting; the learner goes back to training mode
+        if self.module.training:
+            self.module.eval()  # no dropout while acting; the learner switches back to training mode
         actor = self._actors[explore]
         if explore:
             rng = np.random.default_rng() if rng is None else rng
@@ -131,43 +133,41 @@ class Policy:
         return actor
 
     def _columns_of(self, obs: Any) -> tuple[Columns, bool]:
-        """The columns ``[B, ...]`` of an observation or of a batch of them, and whether it is a batch."""
-        flatten = Flattener(self.obs_space, col.OBS)
+        """The columns ``[B, ...]`` of an observation or of a batch, and whether it is a batch."""
         try:
-            given = {name: np.asarray(value) for name, value in flatten(obs).items()}
+            given = {name: np.asarray(value) for name, value in self._flatten(obs).items()}
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise SpaceError(f"the observation does not fit its space {self.obs_space}: {error!r}.") from error
-        extra = {name: given[name].ndim - len(leaf_shape(leaf)) for name, leaf in flatten.leaves.items()}
-        is_batch = set(extra.values()) == {1}
+        is_batch = all(given[name].ndim == len(shape) + 1 for name, (shape, _) in self._forms.items())
         rows = {len(value) for value in given.values()} if is_batch else {1}
         columns: Columns = {}
-        for name, leaf in flatten.leaves.items():
+        for name, (shape, dtype) in self._forms.items():
             value = given[name] if is_batch else given[name][None]
-            if len(rows) > 1 or value.shape[1:] != leaf_shape(leaf):
+            if len(rows) > 1 or value.shape[1:] != shape:
                 raise SpaceError(
-                    f"`{name}` has shape {given[name].shape}, but its space {leaf} has shape {leaf_shape(leaf)}: give "
-                    "one observation, or arrays of observations with the batch's axis in front, all of one length."
+                    f"`{name}` has shape {given[name].shape}, but in its space {self.obs_space} it has shape {shape}: "
+                    "give one observation, or arrays of observations with the batch's axis in front, all of one length."
                 )
-            if not np.can_cast(value.dtype, leaf_dtype(leaf), "same_kind"):
-                raise SpaceError(f"`{name}` has dtype {value.dtype}, but its space {leaf} has {leaf_dtype(leaf)}.")
-            columns[name] = value.astype(leaf_dtype(leaf), copy=False)
+            if not np.can_cast(value.dtype, dtype, "same_kind"):
+                raise SpaceError(f"`{name}` has dtype {value.dtype}, but in its space {self.obs_space} {dtype}.")
+            columns[name] = value.astype(dtype, copy=False)
         return columns, is_batch
 
     def _resumed(
         self, obs: Columns, state: PolicyState | None, reward: ArrayLike | None, first: ArrayLike | None
     ) -> tuple[Inputs, Columns, Pipeline]:
-        """What a policy that remembers acts on: the rows of a turn, the module's memory, and the connectors."""
+        """The inputs of a policy with state: rows for the connectors, the module's state, and the connectors."""
         rows = len(next(iter(obs.values())))
         if state is None or len(state.get("first", ())) != rows:
             raise SettingsError(
-                f"this policy remembers earlier steps: give it the state of {rows} rows, policy.initial_state("
-                f"{rows if rows > 1 else ''}) at the start of an episode, then what act gave: "
+                f"this policy has a state: pass the state of {rows} rows, policy.initial_state("
+                f"{rows if rows > 1 else ''}) at the start of an episode, then the state that act returned: "
                 "`action, state = policy.act(obs, state)`."
             )
         begins = state["first"] if first is None else state["first"] | np.asarray(first, bool)
         readers = [c.name for c in self.connectors.connectors if _has_memory(c) and col.REWARD in (c.needs or ())]
         if readers and reward is None and not begins.all():
-            raise SettingsError(f"{readers[0]} sees the reward of the step before: policy.act(obs, state, reward=...).")
+            raise SettingsError(f"{readers[0]} needs the last reward: policy.act(obs, state, reward=...).")
         earned = np.zeros(rows) if reward is None else np.broadcast_to(np.asarray(reward, np.float64), (rows,))
         initial = self.module.initial_state()
         memory = {name: _with_rows(part, begins, initial[name]) for name, part in state["memory"].items()}
@@ -178,22 +178,22 @@ class Policy:
         return Inputs(np.arange(rows), obs, begins, action, np.where(begins, 0.0, earned)), memory, pipeline
 
     def _own_pipeline(self) -> Pipeline:
-        """The connectors, but copies of those that keep something of each slot: a runner may act with the others."""
+        """The connectors, with copies of those that have state per slot, which a runner may be using."""
         return Pipeline([copy.deepcopy(c) if _has_slots(c) else c for c in self.connectors.connectors])
 
     def _nested(self, chosen: Columns, is_batch: bool) -> Any:
         action = self.connectors.act(chosen) if self.connectors.acts else chosen
         if not is_batch:
             action = {name: column[0] for name, column in action.items()}
-        return Nester(self.action_space, col.ACTION)(action)
+        return self._nest(action)
 
-    # -- being given around -------------------------------------------------------------------------------------
+    # -- other envs ---------------------------------------------------------------------------------------------
 
     def fitted(self, obs_space: Space, action_space: Space, where: str) -> "Policy":
-        """The same module, with connectors of its own, for an env with these spaces.
+        """A policy with the same module and copied connectors, for an env with these spaces.
 
         Raises:
-            SettingsError: behind the connectors, they are not those that the module was made for; it names ``where``.
+            SettingsError: after the connectors, the spaces are not those of the module. The message names ``where``.
         """
         connectors, module = self.connectors.copy(), self.module
         learned = connectors.state_dict()
@@ -210,7 +210,7 @@ class Policy:
 
 
 PolicyLike: TypeAlias = Policy | Module
-"""A policy; or a module, which stands for a policy without connectors."""
+"""A policy; or a module, as a policy without connectors."""
 
 _NOTHING_IS_DRAWN = np.random.default_rng(0)
 

@@ -88,7 +88,7 @@ def _columns(made: Any) -> dict[str, Column]:
     """By name, all columns; those of which a row, a segment, has several values, with where its values begin."""
     if not isinstance(made, Experience):
         return {name: (np.asarray(values), None) for name, values in made.items()}
-    out: dict[str, Column] = {f"segment/{name}": (getattr(made.segments, name), None) for name in _FACTS}
+    out: dict[str, Column] = {f"segment/{name}": (np.asarray(getattr(made.segments, name)), None) for name in _FACTS}
     out |= {f"steps/{name}": (np.asarray(values), made.offsets) for name, values in made.steps.items()}
     out |= {f"final/{name}": (np.asarray(values), None) for name, values in made.final_obs.items()}
     return out
@@ -170,7 +170,7 @@ def _made(table: pa.Table, about: dict[str, Any]) -> Columns | Experience:
         for name in columns
         if name.startswith("final/")
     }
-    return Experience(steps, offsets, Segments(**facts), finals)
+    return Experience(steps, offsets, Segments.of(len(offsets) - 1, **facts), finals)
 
 
 def _one(column: pa.ChunkedArray) -> pa.Array:

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from etude.experience import Experience
-from etude.experience.experience import SEGMENT_COLUMNS
 from etude.ray.members import Fragment
+from etude.recordings.pieces import copied, in_order
 from etude.runners import Finished
 
 
@@ -25,31 +25,9 @@ def put_together(fragments: Sequence[Fragment], *, joined: bool) -> dict[str | N
             parts.setdefault(module_id, []).append(exp)
     found = {}
     for module_id, several in sorted(parts.items(), key=lambda item: str(item[0])):
-        exp = Experience.concat(several) if len(several) > 1 else _copied(several[0])
-        found[module_id] = _joined(exp) if joined and len(several) > 1 else exp
+        exp = Experience.concat(several) if len(several) > 1 else copied(several[0])
+        found[module_id] = in_order(exp).join() if joined and len(several) > 1 else exp
     return found
-
-
-def _copied(exp: Experience) -> Experience:
-    """In memory of its own: what lies in the store of a cluster can't be written to, and takes its room."""
-    segments = {name: getattr(exp.segments, name).copy() for name in SEGMENT_COLUMNS}
-    return Experience(
-        {name: np.array(column) for name, column in exp.steps.items()},
-        exp.offsets.copy(),
-        exp.segments.replace(**segments),
-        {name: np.array(column) for name, column in exp.final_obs.items()},
-    )
-
-
-def _joined(exp: Experience) -> Experience:
-    """Segments of an agent's episode, which stand in order of time, behind one another, and joined."""
-    places: dict[tuple[str, str | None], int] = {}
-    keys = zip(exp.segments.episode_id.tolist(), exp.segments.agent_id.tolist(), strict=True)
-    place = np.array([places.setdefault(key, len(places)) for key in keys])
-    if len(places) == len(place):
-        return exp
-    order = np.argsort(place, kind="stable")
-    return (exp if (order[1:] > order[:-1]).all() else exp.select(order)).join()
 
 
 class Ended:

@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from etude.experience import Experience, Segments
-from etude.experience.experience import offsets_of
-from etude.recordings.pieces import copied
+from etude.recordings.pieces import copied, in_order
 
 HELD_BYTES: Final = 256 * 2**20
 """The most memory that unfinished episodes take: beyond it, those that were added to longest ago are given out cut."""
@@ -62,8 +60,7 @@ class HeldEpisodes:
         Segments of an episode come joined, each agent's behind another's.
         """
         segments = exp.segments
-        plain = np.array([agent is None for agent in segments.agent_id.tolist()], bool)
-        whole = plain & segments.done & (segments.t_start == 0)
+        whole = (segments.agent_id == None) & segments.done & (segments.t_start == 0)  # noqa: E711 - an array
         out = [exp.select(whole)] if whole.any() else []
         touched = self._put(copied(exp.select(~whole)))
         ended = [name for name in touched if not self._episodes[name].running]
@@ -110,7 +107,7 @@ class HeldEpisodes:
             for k, i in self._episodes[name].places:
                 by_chunk.setdefault(k, []).append(i)
         parts = [self._chunks[k].exp.select(some) for k, some in by_chunk.items()]
-        return [_in_order(Experience.concat(parts)).join()] if parts else []
+        return [in_order(Experience.concat(parts), by_episode=True).join()] if parts else []
 
     def state_dict(self) -> dict[str, Any] | None:
         """What is held, as plain data and arrays; None where that is nothing."""
@@ -132,32 +129,3 @@ class HeldEpisodes:
             segments = Segments.of(len(state["offsets"]) - 1, **state["segments"])
             exp = Experience(dict(state["steps"]), np.asarray(state["offsets"]), segments, dict(state["final_obs"]))
             self._put(copied(exp))
-
-
-def _in_order(exp: Experience) -> Experience:
-    """Episodes behind each other, in each the agents, and of each of these the segments in order of time."""
-    ids, agents = exp.segments.episode_id.tolist(), exp.segments.agent_id.tolist()
-    episodes, keys = {name: i for i, name in enumerate(dict.fromkeys(ids))}, dict[Any, int]()
-    episode = np.array([episodes[name] for name in ids])
-    agent = np.array([keys.setdefault(key, len(keys)) for key in zip(ids, agents, strict=True)])
-    order = np.lexsort((exp.segments.t_start, agent, episode))
-    return exp if (order[1:] > order[:-1]).all() else exp.select(order)
-
-
-def without_first(exp: Experience, counts: NDArray[np.int64]) -> Experience:
-    """``exp`` without the first ``counts[i]`` rows of each segment ``i``; segments of which nothing is left go."""
-    counts = np.clip(counts, 0, exp.lengths)
-    if not counts.any():
-        return exp
-    lengths = exp.lengths - counts
-    rows = np.arange(exp.num_steps) - np.repeat(exp.offsets[:-1], exp.lengths) >= np.repeat(counts, exp.lengths)
-    segments = exp.segments.replace(
-        t_start=exp.segments.t_start + counts, lookback=np.maximum(exp.segments.lookback - counts, 0)
-    )
-    left = lengths > 0
-    return Experience(
-        {name: column[rows] for name, column in exp.steps.items()},
-        offsets_of(lengths[left]),
-        segments[left],
-        {name: column[left] for name, column in exp.final_obs.items()},
-    )

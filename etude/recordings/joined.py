@@ -97,7 +97,7 @@ class JoinedParts:
                     f"{_name(parts)}: column `{name}` is {own}, but {known} in another of the recordings that are read "
                     "as one. Read them one by one, or leave the column out with `columns=`."
                 )
-        ids = np.array([f"{r}-{episode}" for episode in exp.segments.episode_id], object)
+        ids = [f"{r}-{episode}" for episode in exp.segments.episode_id]
         return Experience(exp.steps, exp.offsets, exp.segments.replace(episode_id=ids), exp.final_obs)
 
     def problems(self) -> Iterator[Problem]:

@@ -161,9 +161,7 @@ def _is_of_a_space(name: str) -> bool:
 def _fitted(exp: Experience, dtypes: Mapping[str, np.dtype[Any]], ids: Mapping[str, str]) -> Experience:
     segments = exp.segments
     if ids:
-        new = np.empty(len(segments), object)
-        new[:] = [ids.get(name, name) for name in segments.episode_id.tolist()]
-        segments = segments.replace(episode_id=new)
+        segments = segments.replace(episode_id=[ids.get(name, name) for name in segments.episode_id])
     steps = {name: np.asarray(exp.steps[name]).astype(dtype, copy=False) for name, dtype in dtypes.items()}
     return Experience(steps, exp.offsets, segments, exp.final_obs)
 

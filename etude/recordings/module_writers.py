@@ -13,8 +13,9 @@ import numpy as np
 from etude import columns as col
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience
+from etude.experience.experience import without_lookback
 from etude.files import AnyPath, RemotePath, located
-from etude.recordings.held import HeldEpisodes, without_first
+from etude.recordings.held import HeldEpisodes
 from etude.recordings.recording import Recording
 from etude.recordings.roller import PREFIX, number_of
 from etude.recordings.writer import ROW_GROUP_ROWS, RecordingWriter
@@ -44,7 +45,7 @@ class _Series:
         if self.there:
             keys = zip(exp.segments.episode_id.tolist(), exp.segments.agent_id.tolist(), strict=True)
             ends = np.array([self.there.get(key, 0) for key in keys], np.int64)
-            exp = without_first(exp, ends - exp.segments.t_start)
+            exp = exp.without_first(ends - exp.segments.t_start)
         self.writer.write(exp)
 
     def close(self) -> None:
@@ -174,7 +175,7 @@ class ModuleWriters:
         return self._folders[name]
 
     def _prepared(self, exp: Experience, tag: str) -> Experience:
-        exp = without_first(exp, exp.segments.lookback)
+        exp = without_lookback(exp)
         for root in self._columns:
             if not col.under(exp.steps, root):
                 raise DataError(f"there is no column `{root}` to record; there are {', '.join(exp.steps)}.")
@@ -182,9 +183,7 @@ class ModuleWriters:
         steps = {name: c for name, c in exp.steps.items() if any(col.is_under(name, root) for root in kept)}
         segments = exp.segments
         if tag:
-            ids = np.empty(len(segments), object)
-            ids[:] = [f"{episode}{tag}" for episode in segments.episode_id.tolist()]
-            segments = segments.replace(episode_id=ids)
+            segments = segments.replace(episode_id=[f"{episode}{tag}" for episode in segments.episode_id])
         return Experience(steps, exp.offsets, segments, exp.final_obs)
 
     @property

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from etude.experience import Experience
+from etude.experience import Experience, Segments
+from etude.experience.arrays import firsts
 
 
 def first_piece(exp: Experience, room: int) -> tuple[Experience, Experience]:
@@ -34,7 +35,7 @@ def copied(exp: Experience) -> Experience:
     """The same in memory of its own, which may be written to."""
     steps = {name: np.array(column) for name, column in exp.steps.items()}
     final_obs = {name: np.array(column) for name, column in exp.final_obs.items()}
-    return Experience(steps, exp.offsets.copy(), exp.segments[np.arange(exp.num_segments)], final_obs)
+    return Experience(steps, exp.offsets.copy(), Segments.concat([exp.segments]), final_obs)
 
 
 def gathered(parts: Iterable[Experience], expected_rows: int) -> Experience | None:
@@ -81,16 +82,13 @@ def continues(exp: Experience, following: Experience) -> bool:
     return bool(same and not a.done[0] and a.t_start[0] + exp.lengths[-1] == b.t_start[0])
 
 
-def in_order(exp: Experience) -> Experience:
+def in_order(exp: Experience, *, by_episode: bool = False) -> Experience:
     """The same segments, those of one agent in one episode next to each other in order of time.
 
-    Agents of episodes stand in the order in which they come first. Nothing is copied where that is so already.
+    Agents of episodes stand in the order in which they come first; with ``by_episode``, so do episodes. Nothing is
+    copied where that is so already.
     """
     segments = exp.segments
-    keys = list(zip(segments.episode_id.tolist(), segments.agent_id.tolist(), strict=True))
-    if len(set(keys)) == len(keys):
-        return exp
-    place: dict[tuple[str, str | None], int] = {}
-    group = np.fromiter((place.setdefault(key, len(place)) for key in keys), np.int64, len(keys))
-    order = np.lexsort((segments.t_start, group))
+    keys = [segments.t_start, firsts(segments.tracks())]
+    order = np.lexsort([*keys, firsts(segments.episode_id.codes)] if by_episode else keys)
     return exp if (order[1:] > order[:-1]).all() else exp.select(order)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callbacks: code of one's own that is called while episodes run, what it sees of them, and what calls it."""
+"""Callbacks: user code that is called while episodes run, the episodes it gets, and the runner that calls it."""
 
 import copy
 import importlib
@@ -26,7 +26,7 @@ from etude.spaces import Nester
 
 
 class _Kept(NamedTuple):
-    """What stays known of an agent when its episode is over."""
+    """What is kept of an agent after its episode."""
 
     steps: int
     total: float
@@ -38,8 +38,8 @@ class _Kept(NamedTuple):
 class RunningAgent:
     """One agent in a running episode.
 
-    `obs`, `action` and `info` are there in `Callback.on_episode_start`, `Callback.on_episode_step` and
-    `Callback.on_episode_end`; None at other times.
+    `obs`, `action` and `info` are available in `Callback.on_episode_start`, `Callback.on_episode_step` and
+    `Callback.on_episode_end`; at other times they are None.
     """
 
     __slots__ = ("_kept", "_slot", "_source", "id", "module_id")
@@ -56,65 +56,65 @@ class RunningAgent:
         self._slot = slot
         self._kept = kept
         self.id = agent_id
-        """Its name; None where agents have none."""
+        """The agent's name; None if agents have no names."""
         self.module_id = module_id
-        """What acts for it; None for a module without an id."""
+        """The module that acts for it; None if the module has no id."""
 
     @property
     def steps(self) -> int:
-        """The steps that it made in this episode, and whose results are known."""
+        """The number of its steps in this episode whose results are known."""
         return int(self._source.figure("steps", self._slot)) if self._kept is None else self._kept.steps
 
     @property
     def return_so_far(self) -> float:
-        """The sum of what they brought."""
+        """The sum of the rewards of these steps."""
         return float(self._source.figure("total", self._slot)) if self._kept is None else self._kept.total
 
     @property
     def reward(self) -> float:
-        """What the last of them brought; 0.0 before there is one."""
+        """The reward of the last of these steps; 0.0 before the first."""
         return float(self._source.figure("reward", self._slot)) if self._kept is None else self._kept.reward
 
     @property
     def terminated(self) -> bool:
-        """The episode has ended for it, by the env's own rules."""
+        """Whether the episode ended for it by the env's own rules."""
         return bool(self._source.figure("terminated", self._slot)) if self._kept is None else self._kept.terminated
 
     @property
     def truncated(self) -> bool:
-        """The episode was stopped for it, from outside."""
+        """Whether the episode was stopped for it from outside, for example by a time limit."""
         return bool(self._source.figure("truncated", self._slot)) if self._kept is None else self._kept.truncated
 
     @property
     def obs(self) -> Any:
-        """What it was shown last, as the env gave it, nested where the space is; None where the env gave nothing."""
+        """Its newest observation, as the env returned it, nested as the space; None if the env returned none."""
         return self._source.obs(self._slot) if self._kept is None else None
 
     @property
     def action(self) -> Any:
-        """What its module chose in the last of its steps, nested as the module's action space; None before there is
-        one. The env may have got another, behind connectors."""
+        """The action that its module chose in its last step, nested as the module's action space; None before the
+        first. Connectors may have changed it for the env."""
         return self._source.action(self._slot) if self._kept is None else None
 
     @property
     def info(self) -> Any:
-        """What the env said beside `obs`: a dict; {} where it said nothing, and None where worker processes keep it."""
+        """The env's info dict for `obs`; {} if there was none, None if the env is in a worker process."""
         return self._source.info(self._slot) if self._kept is None else None
 
     def keep(self) -> None:
-        """Know no more than this from now on."""
+        """Store the current values: the episode is over for this agent."""
         self._kept = _Kept(self.steps, self.return_so_far, self.reward, self.terminated, self.truncated)
 
     def state(self) -> list[Any]:
-        """For the episode's state."""
+        """Its part of `RunningEpisode.state_dict`."""
         return [self._slot, self.id, self.module_id, None if self._kept is None else list(self._kept)]
 
 
 class RunningEpisode:
-    """An episode that callbacks are called for, from its beginning until it is over.
+    """An episode as callbacks get it, from its beginning to its end.
 
-    ``obs``, ``action``, ``reward``, ``info``, ``terminated`` and ``truncated`` are of its only agent; where there are
-    several, ask one of ``agents``.
+    ``obs``, ``action``, ``reward``, ``info``, ``terminated`` and ``truncated`` are those of its only agent. If agents
+    have names, use the attributes of ``agents[name]`` instead.
     """
 
     def __init__(self, source: "CallbackRunner", episode: Episode, began: float) -> None:
@@ -122,113 +122,112 @@ class RunningEpisode:
         self._began = began
         self._over: tuple[int, float] | None = None
         self.id = episode.id
-        """As in ``episode_id`` of Experience."""
+        """The ``episode_id`` in Experience."""
         self.env_index = episode.env
-        """Which copy of the env, from 0."""
+        """The index of the env copy, from 0."""
         self.number = episode.number
-        """Which of that copy's episodes, from 0."""
+        """The index of the episode in that copy, from 0."""
         self.agents: dict[str | None, RunningAgent] = {}
-        """Those that were shown something in it so far, by name; None is that of an agent without one."""
+        """The agents that have had an observation in this episode, by name; an agent without a name is at None."""
         self.data: dict[Any, Any] = {}
-        """Yours, for notes from one call to the next. It is saved with a run where it holds plain data and arrays only;
-        else a resumed run does not follow the episode any more."""
+        """For data of your own, from one call to the next. It is saved with the run if it holds only plain data and
+        arrays; otherwise a resumed run no longer calls callbacks for the episode."""
         self.values: dict[str, tuple[float, int]] = {}
-        """What was logged as numbers: their sum and how many there were."""
+        """Logged numbers by name: their sum and count."""
         self.histograms: dict[str, list[NDArray[np.float64]]] = {}
-        """What was logged as histograms: arrays of values."""
+        """Values logged for histograms, by name."""
         self.media: dict[str, bytes] = {}
-        """What was logged as pictures: PNGs and GIFs, the newest of each name."""
+        """Logged images: PNGs and GIFs, the newest for each name."""
 
-    # -- what is known of it ------------------------------------------------------------------------------------
+    # -- attributes ---------------------------------------------------------------------------------------------
 
     @property
     def env(self) -> Any:
-        """The env object. Where copies step as one ``VectorEnv`` of their own making, that; None where it lives in
-        another process."""
+        """The env object; the ``VectorEnv`` if all copies step as one; None if the env is in another process."""
         return self._source.env_at(self.env_index)
 
     @property
     def modules(self) -> Mapping[str | None, Module]:
-        """All modules by id; one alone without an id is at None."""
+        """All modules by id; a single module without an id is at None."""
         return {name: rollout.module for name, rollout in self._source.rollouts.items()}
 
     @property
     def t(self) -> int:
-        """The steps that the env made in it."""
+        """The number of env steps in this episode."""
         return self._source.t(self.env_index) if self._over is None else self._over[0]
 
     @property
     def duration(self) -> float:
-        """Seconds since it began, those left out in which nothing was collected."""
+        """Seconds since it began, without the time between collections."""
         return self._source.clock() - self._began if self._over is None else self._over[1]
 
     @property
     def is_over(self) -> bool:
-        """It has ended, and `Callback.on_episode_end` was called for it."""
+        """Whether it has ended and `Callback.on_episode_end` has been called for it."""
         return self._over is not None
 
     @property
     def return_so_far(self) -> float:
-        """The sum of all rewards, of all agents."""
+        """The sum of the rewards of all agents."""
         return sum(agent.return_so_far for agent in self.agents.values())
 
     @property
     def obs(self) -> Any:
-        """Of the only agent, see `RunningAgent.obs`."""
+        """`RunningAgent.obs` of the only agent."""
         return self._only.obs
 
     @property
     def action(self) -> Any:
-        """Of the only agent, see `RunningAgent.action`."""
+        """`RunningAgent.action` of the only agent."""
         return self._only.action
 
     @property
     def reward(self) -> float:
-        """Of the only agent, see `RunningAgent.reward`."""
+        """`RunningAgent.reward` of the only agent."""
         return self._only.reward
 
     @property
     def info(self) -> Any:
-        """Of the only agent, see `RunningAgent.info`."""
+        """`RunningAgent.info` of the only agent."""
         return self._only.info
 
     @property
     def terminated(self) -> bool:
-        """Of the only agent, see `RunningAgent.terminated`."""
+        """`RunningAgent.terminated` of the only agent."""
         return self._only.terminated
 
     @property
     def truncated(self) -> bool:
-        """Of the only agent, see `RunningAgent.truncated`."""
+        """`RunningAgent.truncated` of the only agent."""
         return self._only.truncated
 
     @property
     def _only(self) -> RunningAgent:
         if len(self.agents) != 1 or None not in self.agents:
             raise EtudeError(
-                f"the episode has the agents {list(self.agents)}: say which is meant, as in episode.agents[name].obs."
+                f"the episode has the agents {list(self.agents)}: choose one, as in episode.agents[name].obs."
                 if self.agents
                 else "no agent is in the episode yet: wait for on_episode_start."
             )
         return self.agents[None]
 
     def render(self) -> Any:
-        """What the env draws now. The time that it takes is reported as ``render``.
+        """Render the env and return the frame. The time is reported as ``render``.
 
         Raises:
-            EnvError: the env lives in another process.
+            EnvError: the env is in another process.
         """
         return self._source.render(self.env_index)
 
-    # -- what is logged -----------------------------------------------------------------------------------------
+    # -- logging ------------------------------------------------------------------------------------------------
 
     def log(self, name: str, value: float) -> None:
-        """Log a figure of the episode: results have it as ``custom``, with mean, least and greatest over episodes.
+        """Log a number for the episode. Results have its mean, minimum and maximum over episodes in ``custom``.
 
-        Logged several times in one episode, their mean is its figure.
+        If it is logged several times in an episode, the episode counts with their mean.
 
         Raises:
-            DataError: it is no finite number.
+            DataError: it is not a finite number.
         """
         try:
             number = float(value)
@@ -240,10 +239,10 @@ class RunningEpisode:
         self.values[name] = (total + number, count + 1)
 
     def log_histogram(self, name: str, values: ArrayLike) -> None:
-        """Log any number of values, of which TensorBoard shows how they are spread over all episodes of an iteration.
+        """Log values for a histogram over all episodes of an iteration, which TensorBoard shows.
 
         Raises:
-            DataError: they are no finite numbers.
+            DataError: a value is not a finite number.
         """
         try:
             array = np.array(values, np.float64).reshape(-1)
@@ -254,13 +253,13 @@ class RunningEpisode:
         self.histograms.setdefault(name, []).append(array)
 
     def log_media(self, name: str, media: MediaLike, *, fps: float = 30.0) -> None:
-        """Log a picture or a clip, which TensorBoard shows. Of each iteration, the newest by each name is kept.
+        """Log an image or a clip, which TensorBoard shows. The newest of each iteration is kept for each name.
 
         Args:
-            name: What it is called.
-            media: A frame, ``[H, W, 3]`` or whatever envs draw; a list of frames or ``[T, H, W, C]``; or a figure of
-                matplotlib's, which is yours to close.
-            fps: Frames a second.
+            name: Its name.
+            media: A frame, ``[H, W, 3]`` or any other form that envs render; a list of frames, or ``[T, H, W, C]``; or
+                a matplotlib figure, which you must close.
+            fps: Frames per second of a clip.
 
         Raises:
             DataError: it is none of these.
@@ -270,16 +269,16 @@ class RunningEpisode:
         except DataError as error:
             raise DataError(f"episode.log_media({name!r}, ...) takes a frame, frames or a figure: {error}") from error
 
-    # -- for those who call callbacks ---------------------------------------------------------------------------
+    # -- for the callback runner --------------------------------------------------------------------------------
 
     def keep(self) -> None:
-        """Know no more than this from now on: the episode is over."""
+        """Store the current values: the episode is over."""
         for agent in self.agents.values():
             agent.keep()
         self._over = (self.t, self.duration)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is known of it, but for what the arena and the logs know."""
+        """Its own state, without the state that the arena and the tracker keep."""
         return {
             "env": self.env_index,
             "number": self.number,
@@ -293,7 +292,7 @@ class RunningEpisode:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict`."""
+        """Restore a `state_dict`."""
         for slot, name, module_id, kept in state["agents"]:
             self.agents[name] = RunningAgent(
                 self._source, slot, name, module_id, None if kept is None else _Kept(*kept)
@@ -308,64 +307,61 @@ EVENTS = ("on_episode_created", "on_episode_start", "on_episode_step", "on_episo
 
 
 class Callback:
-    """Code of one's own that is called while episodes run. Does nothing itself; what is not overridden costs nothing.
+    """Base class of callbacks: user code that is called while episodes run. Methods not overridden cost nothing.
 
-    For an episode the calls come in this order: `on_episode_created`, `on_episode_start`, `on_episode_step` after each
-    step of its env, the last one included, `on_episode_end`; and `on_segment` whenever steps of it are collected, which
-    happens after those steps, and may be after its end. Of several callbacks, the first one given is called first, each
-    time.
+    The methods are called in this order for an episode: `on_episode_created`, `on_episode_start`, `on_episode_step`
+    after each env step, including the last one, and `on_episode_end`. `on_segment` is called whenever steps of the
+    episode have been collected, possibly after its end. Several callbacks are called in the order in which they are
+    given.
 
-    For an episode that is cut because its env failed, only `on_segment` is still called, with the steps before; for one
-    that is abandoned because whole episodes are collected next, nothing more. What was logged in it counts for nothing.
-    Where whole episodes are collected, episodes beyond those asked for are not followed.
+    If an episode is cut because its env failed, only `on_segment` is still called, with the earlier steps. If it is
+    abandoned because whole episodes are collected next, nothing more is called. In both cases, its logged values are
+    dropped. When whole episodes are collected, callbacks are not called for episodes beyond the requested number.
 
-    ``__init__`` keeps its arguments as attributes of the same names: so a checkpoint can make the callback again. An
-    error goes through, with a note of where it came from.
+    ``__init__`` must store its arguments as attributes of the same names, so that a checkpoint can make the callback
+    again. An error in a callback is raised, with a note that names the method and the episode.
     """
 
     def on_episode_created(self, episode: RunningEpisode) -> None:
-        """An episode begins. No agent is in it yet: nobody knows which modules act in it, nor what is seen first.
-
-        The env has been reset by then.
-        """
+        """An episode begins: the env has been reset, but there are no observations and no modules chosen yet."""
 
     def on_episode_start(self, episode: RunningEpisode) -> None:
-        """The first observations are there, and it is known which modules act."""
+        """The first observations are available, and the modules have been chosen."""
 
     def on_episode_step(self, episode: RunningEpisode) -> None:
-        """The env made a step, and what it brought is there."""
+        """The env made a step, and its results are available."""
 
     def on_episode_end(self, episode: RunningEpisode) -> None:
-        """The episode has ended for all its agents. The env may have been reset by then, and is not in its last state.
+        """The episode has ended for all its agents. The env may already have been reset.
 
-        For what the env knows of the end, look at ``episode.info``, or into the env in `on_episode_step`.
+        For details of the end, use ``episode.info``, or inspect the env in `on_episode_step`.
         """
 
     def on_segment(self, segment: Experience, episode: RunningEpisode) -> None:
-        """Steps of one agent were collected.
+        """Steps of one agent have been collected.
 
         Args:
-            segment: One segment, a view: as it is learned from and recorded.
-            episode: The episode that it is of, which may have ended.
+            segment: One segment, a view, as it is trained on and recorded.
+            episode: Its episode, which may have ended.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """What must not be lost when the run is saved and goes on later: plain data and arrays."""
+        """The state to save in a checkpoint: plain data and arrays."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict`."""
+        """Restore a `state_dict`."""
 
 
 CallbackLike: TypeAlias = str | type[Callback] | Callback
-"""``module:Class``, a class, which is made without arguments, or an object, which is used as it is."""
+"""``module:Class``; a class, which is called without arguments; or an object, which is used itself."""
 
 
 def callback_from(spec: CallbackLike) -> Callback:
-    """Make a callback.
+    """The callback that a setting names.
 
     Raises:
-        SettingsError: it can't be found or made, or is no callback.
+        SettingsError: it can't be found or made, or is not a callback.
     """
     found: Any = _find(spec) if isinstance(spec, str) else spec
     if isinstance(found, type) and issubclass(found, Callback):
@@ -397,29 +393,29 @@ def _find(name: str) -> Any:
 
 
 def overrides(callback: Callback, method: str) -> bool:
-    """Whether a callback does anything in a method of `Callback`."""
+    """Whether a callback overrides a method of `Callback`."""
     return getattr(type(callback), method) is not getattr(Callback, method)
 
 
 class GameReturns(Callback):
-    """Logs ``game_return`` where an episode is one life of a game, as with the lives-based wrappers of Atari games.
+    """Logs ``game_return``, the return of a whole game, if an episode is one life, as with some Atari wrappers.
 
-    The env says in its infos, as ``lives``, how many are left. The return of a game is the sum of those of its lives;
-    the episode's own return stays that of a life. A game ends with its last life, or when it is truncated. One that is
-    not played to its end, as after a resume in new episodes, counts for nothing.
+    The env must put the number of ``lives`` left into its infos. The return of a game is the sum of the returns of its
+    lives; the episode's own return is still that of one life. A game ends with its last life, or when it is truncated.
+    A game that is not played to its end, for example if a resumed run begins new episodes, is not counted.
     """
 
     def __init__(self) -> None:
-        self._games: dict[int, tuple[float, int]] = {}  # by env: the return of the lives lost, and the lives left
+        self._games: dict[int, tuple[float, int]] = {}  # by env: return of lost lives, lives left
 
     def on_episode_start(self, episode: RunningEpisode) -> None:
-        """Forgets the lives before, where this one is not of the same game."""
+        """Drops the earlier lives if this one belongs to another game."""
         _, left = self._games.get(episode.env_index, (0.0, 0))
         if (episode.info or {}).get("lives", left) > left:
             self._games.pop(episode.env_index, None)
 
     def on_episode_end(self, episode: RunningEpisode) -> None:
-        """Adds up, and logs at the end of the game."""
+        """Adds the life's return, and logs the sum at the end of the game."""
         total, _ = self._games.pop(episode.env_index, (0.0, 0))
         total, left = total + episode.return_so_far, _lives(episode)
         if left and not episode.truncated:
@@ -428,19 +424,19 @@ class GameReturns(Callback):
             episode.log("game_return", total)
 
     def state_dict(self) -> dict[str, Any]:
-        """The games that are being played."""
+        """The running games."""
         return {"games": [[env, total, left] for env, (total, left) in self._games.items()]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict`."""
+        """Restore a `state_dict`."""
         self._games = {env: (total, left) for env, total, left in state["games"]}
 
 
 def _lives(episode: RunningEpisode) -> int:
     info = episode.info
     if not isinstance(info, dict) or "lives" not in info:
-        said = "which worker processes keep to themselves" if info is None else f"which were {sorted(info)}"
-        raise EnvError(f"GameReturns needs `lives` in the infos of the env, {said}. Leave it out for this env.")
+        said = "which worker processes don't send" if info is None else f"which has only {sorted(info)}"
+        raise EnvError(f"GameReturns needs `lives` in the env's info, {said}. Remove GameReturns for this env.")
     return int(info["lives"])
 
 
@@ -450,14 +446,14 @@ _LAST = ((col.REWARD, np.float64), (col.TERMINATED, np.bool_), (col.TRUNCATED, n
 
 
 class CallbackRunner:
-    """Follows the episodes of a runner as its turns come, and calls what callbacks override.
+    """Tracks the episodes of a runner turn by turn, and calls the methods that callbacks override.
 
     Args:
-        callbacks: In the order in which they are called.
-        arena: Whose episodes they are.
-        tracker: Which episodes run, and how far.
-        clock: Seconds of collecting until now.
-        rollouts: By module id: what the slots were shown, and did.
+        callbacks: The callbacks, in the order in which they are called.
+        arena: The arena in which the episodes run.
+        tracker: The running episodes and their lengths.
+        clock: Returns the seconds of collecting until now.
+        rollouts: The collected rows, by module id.
     """
 
     def __init__(
@@ -474,26 +470,29 @@ class CallbackRunner:
         self.clock = clock
         self.rollouts = rollouts
         slots = arena.num_slots
-        self._last = {name: np.zeros(slots, kind) for name, kind in _LAST}  # what the last step of each slot brought
-        self._rows = np.full(slots, -1)  # in its rollout: what is shown; -1 is nowhere
-        self._before = np.full(slots, -1)  # and the row before, with what was done
+        self._last = {name: np.zeros(slots, kind) for name, kind in _LAST}  # the results of each slot's last step
+        self._rows = np.full(slots, -1)  # the row of each slot's newest observation in its rollout; -1: none
+        self._before = np.full(slots, -1)  # the row before it, with the slot's last action
         self._turns: list[Turn] = []  # the newest
-        self._is_called = False  # for these
+        self._is_called = False  # whether callbacks were called for these turns
         self._kind_of = {slot: i for i, kind in enumerate(arena.kinds) for slot in kind.slots}
-        self._numbers = np.full(arena.num_envs, -1)  # of the episodes that run, followed or not
+        self._numbers = np.full(arena.num_envs, -1)  # of the running episodes, with or without callbacks
         self._running: list[RunningEpisode | None] = [None] * arena.num_envs
-        self._ended: dict[tuple[int, int], RunningEpisode] = {}  # until they are told of as finished
-        self._cut: list[RunningEpisode] = []  # since steps were last collected
+        self._ended: dict[tuple[int, int], RunningEpisode] = {}  # until `logged` has taken their values
+        self._cut: list[RunningEpisode] = []  # since the last collection
         self._new: list[RunningEpisode] = []
-        self._moved: list[NDArray[np.int64]] = []  # envs that show something
+        self._moved: list[NDArray[np.int64]] = []  # envs with new results
         self._seconds = {CALLBACKS: 0.0}
 
     # -- a turn -------------------------------------------------------------------------------------------------
 
     def begin(self, turn: Turn, at: float, limit: Limit) -> None:
-        """Create the episodes that a turn begins, which came ``at`` so many seconds of collecting.
+        """Create the episodes that a turn begins, if ``limit`` wants them.
 
-        Where whole episodes are collected, those that nobody asked for are left out.
+        Args:
+            turn: The turn.
+            at: When it came, in seconds of collecting.
+            limit: Decides which episodes callbacks are called for.
         """
         if turn.first is None:
             return
@@ -502,7 +501,7 @@ class CallbackRunner:
         numbers = self._tracker.number_in(turn)[turn.first]
         for env, number in zip(envs.tolist(), numbers.tolist(), strict=True):
             if number == self._numbers[env]:
-                continue  # an agent comes later than others
+                continue  # an agent that appears later than others
             self._numbers[env] = number
             self._running[env] = None
             if limit.follows(env):
@@ -513,7 +512,7 @@ class CallbackRunner:
         self._seconds[CALLBACKS] += perf_counter() - begin
 
     def note(self, turn: Turn, shares: Sequence[Share], ended: NDArray[np.int64]) -> None:
-        """Take note of a turn whose rows were kept, and end the episodes of the envs ``ended``."""
+        """Process a turn whose rows have been stored, and end the episodes of the envs ``ended``."""
         begin = perf_counter()
         if self._is_called:
             self._turns, self._is_called = [], False
@@ -546,7 +545,7 @@ class CallbackRunner:
         self._seconds[CALLBACKS] += perf_counter() - begin
 
     def call(self) -> None:
-        """Start the episodes that have begun, and tell of the steps of the others: all rows of the turns are kept."""
+        """Call `on_episode_start` and `on_episode_step`, after all rows of the turns have been stored."""
         begin = perf_counter()
         new, self._new = self._new, []
         for episode in new:
@@ -561,16 +560,16 @@ class CallbackRunner:
         self._seconds[CALLBACKS] += perf_counter() - begin
 
     def find_rows(self) -> None:
-        """Find again what slots are shown: rows are not where they were."""
+        """Find the slots' newest rows again, after the rollouts moved their rows."""
         for rollout in self.rollouts.values():
             if rollout.rows.size:
                 slots = rollout.rows.columns[SLOT][: rollout.rows.size]
                 is_its = np.array([module == rollout.module_id for module in self._tracker.module_of])
                 mine = np.flatnonzero(is_its[slots])
-                self._rows[slots[mine]] = mine  # where a slot has several rows, the last one counts
+                self._rows[slots[mine]] = mine  # if a slot has several rows, the last one counts
 
     def segments(self, parts: Iterable[Experience]) -> None:
-        """Steps were given out, and what slots are shown is not known until they are found again."""
+        """Call `on_segment` for the collected steps. Rows are unknown from here until `find_rows`."""
         self._rows[:] = self._before[:] = -1
         cut, self._cut = self._cut, []
         if not self._calls["on_segment"]:
@@ -594,10 +593,10 @@ class CallbackRunner:
                 )
                 raise
 
-    # -- what breaks off ----------------------------------------------------------------------------------------
+    # -- cut episodes -------------------------------------------------------------------------------------------
 
     def cut(self, envs: NDArray[np.int64]) -> None:
-        """The running episodes of these envs were cut, as the envs failed."""
+        """End the running episodes of these envs, which failed."""
         for env in envs.tolist():
             episode, self._running[env] = self._running[env], None
             if episode is not None:
@@ -605,37 +604,37 @@ class CallbackRunner:
                 self._cut.append(episode)
 
     def abandon(self) -> None:
-        """Every env begins a new episode, whatever its number is."""
+        """Drop all running episodes: every env begins a new one."""
         self._numbers[:] = -1
         self._new, self._moved, self._cut = [], [], []
         finished = self._tracker.finished()
         self._ended = {key: episode for key, episode in self._ended.items() if key in finished}
 
-    # -- what episodes ask for ----------------------------------------------------------------------------------
+    # -- for episodes -------------------------------------------------------------------------------------------
 
     def figure(self, name: str, slot: int) -> Any:
-        """Of the running episode of a slot: ``steps``, ``total``, or what its last step brought."""
+        """``steps`` or ``total`` of a slot's running episode, or a result of its last step, by name."""
         values = {"steps": self._tracker.t, "total": self._tracker.total}
         return (values[name] if name in values else self._last[name])[slot].item()
 
     def t(self, env: int) -> int:
-        """The steps that an env made in its running episode."""
+        """The steps of an env in its running episode."""
         return int(self._tracker.clock[env] if self._tracker.named else self._tracker.t[env])
 
     def obs(self, slot: int) -> Any:
-        """What a slot is shown, as its env gave it."""
+        """The newest observation of a slot, as its env returned it."""
         row, columns = int(self._rows[slot]), self._rollout(slot).rows.columns
         if row < 0 or (BLIND in columns and columns[BLIND][row]):
             return None
         return _nested(self._arena.kinds[self._kind_of[slot]].obs_space, col.OBS, columns, row)
 
     def action(self, slot: int) -> Any:
-        """What was done before, as its module chose it."""
+        """The last action of a slot, as its module chose it."""
         row, rollout = int(self._before[slot]), self._rollout(slot)
         return None if row < 0 else _nested(rollout.module.action_space, col.ACTION, rollout.rows.columns, row)
 
     def info(self, slot: int) -> Any:
-        """What the env said beside."""
+        """The newest info of a slot."""
         if self._rows[slot] < 0:
             return None
         for turn in reversed(self._turns):
@@ -652,12 +651,12 @@ class CallbackRunner:
         return self._arena.env_at(env)
 
     def render(self, env: int) -> Any:
-        """What an env draws; see `RunningEpisode.render`."""
+        """See `RunningEpisode.render`."""
         drawn = self.env_at(env)
         if drawn is None:
             raise EnvError(
-                "episode.render() can't draw an env that lives in a worker process: let envs live here, or in threads, "
-                "or make clips with etude.clip."
+                "episode.render() can't render an env in a worker process: use no workers, or worker threads, or make "
+                "clips with etude.clip."
             )
         begin = perf_counter()
         frame = drawn.render()
@@ -666,17 +665,17 @@ class CallbackRunner:
         self._seconds[CALLBACKS] -= seconds
         return frame[env] if isinstance(drawn, VectorEnv) and frame is not None else frame
 
-    # -- what is told -------------------------------------------------------------------------------------------
+    # -- results ------------------------------------------------------------------------------------------------
 
     def spend(self, times: dict[str, float]) -> float:
-        """Add the seconds spent since this was last asked to ``times``, and give their sum: in callbacks; drawing."""
+        """Add the seconds spent in callbacks and in rendering since the last call to ``times``; return their sum."""
         spent, self._seconds = self._seconds, {CALLBACKS: 0.0}
         for name, seconds in spent.items():
             times[name] = times.get(name, 0.0) + seconds
         return sum(spent.values())
 
     def logged(self, finished: Finished) -> Finished:
-        """With what callbacks logged in these episodes."""
+        """``finished`` with the values that callbacks logged in these episodes."""
         custom: dict[str, list[float]] = {}
         histograms: dict[str, list[NDArray[np.float64]]] = {}
         media: dict[str, bytes] = {}
@@ -698,10 +697,10 @@ class CallbackRunner:
     # -- state --------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What callbacks keep, and the episodes that they follow: plain data and arrays.
+        """The states of callbacks and of running episodes: plain data and arrays.
 
-        Episodes whose ``data`` holds anything else are left out. So are callbacks whose ``state_dict`` fails:
-        ``left_out`` has the reasons, by their names.
+        Episodes whose ``data`` holds anything else are left out. Callbacks whose ``state_dict`` fails are also left
+        out; ``left_out`` has the reasons, by their names.
         """
         states, left_out = self._states()
         episodes = [*self._ended.values(), *(episode for episode in self._running if episode is not None)]
@@ -720,12 +719,12 @@ class CallbackRunner:
             name = type(callback).__qualname__
             try:
                 states.append([name, copy.deepcopy(callback.state_dict())])
-            except Exception as error:  # noqa: BLE001  a user's own code: the rest is saved all the same
+            except Exception as error:  # noqa: BLE001  user code: everything else is still saved
                 left_out[name] = f"its state_dict() failed ({type(error).__name__}: {error})"
         return states, left_out
 
     def load_own_states(self, state: dict[str, Any]) -> None:
-        """Let callbacks go on from `state_dict`: each gets the state of one of its class, in their order."""
+        """Restore the callbacks of a `state_dict`: each gets the state of one of its class, in order."""
         states = list(state["callbacks"])
         for callback in self._callbacks:
             found = next((pair for pair in states if pair[0] == type(callback).__qualname__), None)
@@ -734,7 +733,7 @@ class CallbackRunner:
                 callback.load_state_dict(found[1])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on following the episodes of `state_dict`."""
+        """Restore the running episodes of a `state_dict`."""
         self._numbers[:] = state["numbers"]
         for name, values in self._last.items():
             values[...] = state["last"][name]
@@ -749,7 +748,7 @@ class CallbackRunner:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a checkpoint can hold it."""
+    """Whether a value is plain data or an array that a checkpoint can hold."""
     if isinstance(value, Mapping):
         return all(map(is_plain, value.keys())) and all(map(is_plain, value.values()))
     if isinstance(value, list | tuple):

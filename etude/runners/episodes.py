@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of running episodes, and what finished ones brought."""
+"""Tracks running episodes, and collects the returns and lengths of finished ones."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -9,50 +9,51 @@ from numpy.typing import NDArray
 
 from etude.envs import Arena, Turn
 from etude.experience import Segments
+from etude.experience.ids import Ids
 from etude.stateful import Stateful
 
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
 Key: TypeAlias = tuple[int, int]
-"""An env, and which of its episodes."""
+"""The index of an env copy, and the index of an episode in it."""
 
 _NO_INTS: Ints = np.zeros(0, np.int64)
 
 
 class Episode(NamedTuple):
-    """An episode of one running copy of an env."""
+    """An episode of one env copy."""
 
     id: str
-    """As in ``episode_id``; unlike any other's."""
+    """The ``episode_id``; unique."""
     env: int
-    """Which copy of the env, from 0."""
+    """The index of the env copy, from 0."""
     number: int
-    """Which of that copy's episodes, from 0."""
+    """The index of the episode in that copy, from 0."""
 
 
 class Finished(NamedTuple):
-    """Episodes that ended, in the order in which their ends were collected."""
+    """Finished episodes, in the order in which their ends were collected."""
 
     returns: Floats
-    """The sum of each episode's rewards, over all agents."""
+    """The return of each episode, summed over all agents."""
     lengths: Ints
-    """The steps of each episode: the env's, where there are several agents."""
+    """The length of each episode; in env steps, if there are several agents."""
     agent_returns: dict[str, Floats]
-    """The returns of each agent, by its name, in the episodes that it was in; {} where agents have no names."""
+    """The returns of each agent, by name, in the episodes with that agent; {} if agents have no names."""
     module_returns: dict[str, Floats]
-    """Likewise by module: the mean over its agents in each episode."""
+    """The same by module: the mean over its agents in each episode."""
     durations: Floats
-    """Seconds from each episode's first observation to its last, those left out in which nothing was collected."""
+    """Seconds from each episode's first observation to its last, without the time between collections."""
     envs: Ints
-    """Which copy of the env each was in."""
+    """The env copy of each episode."""
     numbers: Ints
-    """Which of that copy's episodes each was."""
+    """The index of each episode in its copy."""
     custom: dict[str, Floats] = {}  # noqa: RUF012  never written to
-    """What callbacks logged, by name: a figure for each episode in which they did."""
+    """Numbers that callbacks logged, by name: one for each episode with such a number."""
     histograms: dict[str, Floats] = {}  # noqa: RUF012
-    """Values that they logged to see how they are spread, all together."""
+    """Values that callbacks logged for histograms, of all episodes."""
     media: dict[str, bytes] = {}  # noqa: RUF012
-    """Pictures (PNG) and clips (GIF) that they logged, the newest of each name."""
+    """Images (PNG) and clips (GIF) that callbacks logged, the newest for each name."""
 
 
 class _AgentEnd(NamedTuple):
@@ -75,7 +76,7 @@ class _Ends(NamedTuple):
     lengths: Ints
     durations: Floats
     agents: list[list[_AgentEnd]]
-    """Of each episode; empty where agents have no names."""
+    """For each episode; empty if agents have no names."""
 
     def select(self, which: NDArray[np.bool_]) -> "_Ends":
         agents = [ends for ends, yes in zip(self.agents, which, strict=True) if yes] if self.agents else []
@@ -83,21 +84,21 @@ class _Ends(NamedTuple):
 
 
 class Delivers(Protocol):
-    """Says which episodes that have ended are given out."""
+    """Decides which finished episodes are returned; see `Limit.delivers`."""
 
     def __call__(self, envs: Ints, numbers: Ints, *, is_newest: bool = False) -> NDArray[np.bool_]:
-        """``[n]``; ``is_newest`` where they ended with the turns that came last."""
+        """``[n]`` booleans; ``is_newest``: the episodes ended with the newest turns."""
 
 
 class EpisodeTracker(Stateful):
-    """Knows of each slot how far its running episode is, gives episodes their ids, and collects what ended.
+    """Tracks the running episode of each slot, assigns episode ids, and collects finished episodes.
 
-    An id is a prefix drawn from the runner's random stream, the env and the number of its episode: equal for equal
-    seeds.
+    An id consists of a prefix from the runner's random stream, the index of the env and the index of the episode in it,
+    so that equal seeds give equal ids.
 
     Args:
-        prefix: Of the ids.
-        arena: Where the episodes run.
+        prefix: The prefix of the ids.
+        arena: The arena in which the episodes run.
     """
 
     _state = ("prefix", "t", "total", "began", "module_of", "number", "clock", "results", "advance", "moves")
@@ -106,44 +107,45 @@ class EpisodeTracker(Stateful):
         self.prefix = prefix
         self.env_of = arena.env_of
         self.agents = arena.agents
+        self._agent_ids = Ids.of(arena.agents, arena.num_slots)
         self.named = any(agent is not None for agent in arena.agents)
-        """Agents have names: several may share an env."""
+        """Whether agents have names, so that several may share an env."""
         slots, envs = arena.num_slots, arena.num_envs
         self.t: Ints = np.zeros(slots, np.int64)
-        """``[num_slots]``: the steps of the running episode, or of the last one, whose results have come."""
+        """``[num_slots]``: the steps with results in the running episode, or in the last one."""
         self.total = np.zeros(slots)
-        """``[num_slots]``: what they brought."""
+        """``[num_slots]``: the sum of the rewards of these steps."""
         self.began = np.zeros(slots)
         """``[num_slots]``: when the episode began, in seconds of collecting."""
         self.module_of: list[str | None] = [None] * slots
-        """What acts for each slot."""
+        """The module that acts for each slot."""
         self.number: Ints = np.full(envs, -1)
-        """``[num_envs]``: which of its episodes an env is in; -1 before the first."""
+        """``[num_envs]``: the index of each env's running episode; -1 before the first."""
         self.clock: Ints = np.zeros(envs, np.int64)
-        """``[num_envs]``: the steps of the env in its running episode, where agents have names."""
+        """``[num_envs]``: the env steps in the running episode, if agents have names."""
         self.results: Ints = np.zeros(envs, np.int64)
-        """``[num_envs]``: the steps of its agents in that episode."""
+        """``[num_envs]``: the steps of all agents in that episode."""
         self.advance: Ints = np.zeros(envs, np.int64)
-        """``[num_envs]``: by how much the clocks went on with the newest turns."""
+        """``[num_envs]``: the increase of ``clock`` with the newest turns."""
         self.moves = 0
-        """The sum of all advances, since this was last set to 0."""
-        self._parts: dict[Key, list[_AgentEnd]] = {}  # what ended for some agents
-        self._ended: list[_Ends] = []  # and is not settled yet
-        self._newest = 0  # of these, the first that ended with the newest turns
+        """The sum of ``advance`` over turns, since it was last set to 0."""
+        self._parts: dict[Key, list[_AgentEnd]] = {}  # running episodes that ended for some agents
+        self._ended: list[_Ends] = []  # finished, not yet passed to `settle`
+        self._newest = 0  # index of the first of these that ended with the newest turns
         self._finished: list[_Ends] = []
 
     # -- a turn -------------------------------------------------------------------------------------------------
 
     def next_turns(self) -> None:
-        """Other turns come, together."""
+        """Begin to process a new list of turns."""
         self._newest = len(self._ended)
         self.advance[:] = 0
 
     def note(self, turn: Turn, at: float) -> tuple[Ints, Ints]:
-        """Take note of a turn that came ``at`` so many seconds of collecting.
+        """Process a turn, which came at ``at`` seconds of collecting.
 
         Returns:
-            The envs whose episode it ends for all agents, and which of their episodes that is.
+            The envs whose episode it ends for all agents, and the indices of these episodes.
         """
         slots, first = turn.slots, turn.first
         self.t[slots] += 1
@@ -177,13 +179,13 @@ class EpisodeTracker(Stateful):
             self.results[self.number > before] = 0
 
     def _follow_env(self, turn: Turn) -> None:
-        """Take note of a turn of an env whose agents have names."""
+        """Process a turn of envs whose agents have names."""
         assert turn.env_t is not None
         envs = self.env_of[turn.slots]
         np.add.at(self.results, envs if turn.first is None else envs[~turn.first], 1)
         self.clock[envs[turn.env_t == 0]] = 0
         before = self.clock.copy()
-        # rows of one env show it at one moment: whichever is written last
+        # all rows of one env have the same env_t, so it does not matter which is written last
         self.clock[envs] = np.maximum(before[envs], turn.env_t)
         self.advance += self.clock - before
         self.moves += int((self.clock - before).sum())
@@ -219,30 +221,30 @@ class EpisodeTracker(Stateful):
         return over, numbers
 
     def running(self, slots: Ints) -> tuple[Ints, Ints]:
-        """The envs of ``slots``, and which of their episodes they are in."""
+        """The envs of ``slots``, and the indices of their running episodes."""
         envs = np.unique(self.env_of[slots])
         return envs, self.number[envs]
 
     def cut(self, envs: Ints) -> None:
-        """These envs failed: their episodes end, and count for nothing."""
+        """Drop the running episodes of these envs, which failed."""
         for key in zip(envs.tolist(), self.number[envs].tolist(), strict=True):
             self._parts.pop(key, None)
         self.clock[envs] = 0
 
     def abandon(self) -> None:
-        """All running episodes end here, and count for nothing."""
+        """Drop all running episodes."""
         self._parts.clear()
         self._ended.clear()
         self.clock[:] = self.advance[:] = 0
 
-    # -- what is told -------------------------------------------------------------------------------------------
+    # -- results ------------------------------------------------------------------------------------------------
 
     def number_in(self, turn: Turn) -> Ints:
-        """``[n]``: which of its env's episodes each row of a turn is of."""
+        """``[n]``: the index, in its env, of the episode of each row of a turn."""
         return self.number[self.env_of[turn.slots]] if turn.episode is None else turn.episode
 
     def steps_of(self, envs: Ints, *, by_clock: bool) -> int:
-        """The steps of these envs, or of all their agents, in the running episode or the one that has just ended."""
+        """The steps of these envs, or of all their agents, in the running episode or the one that just ended."""
         if not self.named:
             return int(self.t[envs].sum())
         return int((self.clock if by_clock else self.results)[envs].sum())
@@ -252,18 +254,13 @@ class EpisodeTracker(Stateful):
         return Episode(f"{self.prefix}-{env}-{number}", env, number)
 
     def segments(self, slots: Ints, numbers: Ints, **columns: Any) -> Segments:
-        """The segments of ``slots``, given the numbers of their episodes; ``columns`` are those of `Segments.of`."""
+        """The segments of ``slots``, whose episodes have the indices ``numbers``; ``columns`` as in `Segments.of`."""
         envs = self.env_of[slots].tolist()
-        ids = np.empty(len(slots), object)
-        ids[:] = [f"{self.prefix}-{env}-{number}" for env, number in zip(envs, numbers.tolist(), strict=True)]
-        agents = None
-        if self.named:
-            agents = np.empty(len(slots), object)
-            agents[:] = [self.agents[slot] for slot in slots.tolist()]
-        return Segments.of(len(slots), episode_id=ids, agent_id=agents, **columns)
+        ids = [f"{self.prefix}-{env}-{number}" for env, number in zip(envs, numbers.tolist(), strict=True)]
+        return Segments.of(len(slots), episode_id=ids, agent_id=self._agent_ids[slots], **columns)
 
     def settle(self, delivers: Delivers) -> None:
-        """Steps are given out: so are the episodes that have ended, where ``delivers`` says so."""
+        """Finish the episodes that have ended and that ``delivers`` selects."""
         waiting = []
         for some, is_newest in ((self._ended[: self._newest], False), (self._ended[self._newest :], True)):
             if some:
@@ -272,14 +269,14 @@ class EpisodeTracker(Stateful):
                 self._finished.append(ends if which.all() else ends.select(which))
                 if not which.all():
                     waiting.append(ends.select(~which))
-        self._ended, self._newest = waiting, 0  # only the newest wait
+        self._ended, self._newest = waiting, 0  # only episodes of the newest turns can wait
 
     def finished(self) -> set[Key]:
-        """The episodes that `take_finished` gives next."""
+        """The episodes that `take_finished` returns next."""
         return {key for ends in self._finished for key in zip(ends.envs.tolist(), ends.numbers.tolist(), strict=True)}
 
     def take_finished(self) -> Finished:
-        """The episodes that ended since this was last asked."""
+        """The episodes finished since the last call."""
         none = _Ends(_NO_INTS, _NO_INTS, np.zeros(0), _NO_INTS, np.zeros(0), [])
         given, self._finished = _joined([none, *self._finished]), []
         envs, numbers, returns, lengths, durations, ended = given
@@ -302,7 +299,7 @@ class EpisodeTracker(Stateful):
     # -- state --------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data and arrays; goes into `load_state_dict`."""
+        """Plain data and arrays, for `load_state_dict`."""
         return super().state_dict() | {
             "parts": [[*key, [list(end) for end in ends]] for key, ends in self._parts.items()],
             "ended": [_plain(ends) for ends in self._ended],
@@ -311,14 +308,14 @@ class EpisodeTracker(Stateful):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict`."""
+        """Restore a `state_dict`."""
         super().load_state_dict(state)
         self._parts = {(env, number): [_AgentEnd(*end) for end in ends] for env, number, ends in state["parts"]}
         self._ended, self._finished = ([_ends(ends) for ends in state[name]] for name in ("ended", "finished"))
         self._newest = state["newest"]
 
     def renew(self, prefix: str) -> None:
-        """Count episodes from 0 again, as envs that are new do, and give them other ids than before."""
+        """Count episodes from 0 again, for new envs, with other ids than before."""
         self.prefix = prefix
         self.number[:] = -1
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much a collection brings: a number of steps, a number of episodes, or whole episodes of so many steps."""
+"""Limits of a collection: a number of steps, a number of episodes, or whole episodes with a number of steps."""
 
 from collections.abc import Sequence
 from typing import Final, Literal, Protocol, TypeAlias
@@ -18,41 +18,41 @@ Bools: TypeAlias = NDArray[np.bool_]
 CountBy: TypeAlias = Literal["env_steps", "agent_steps"]
 
 MOST_TRIES: Final = 10
-"""So many episodes of an env in a row may be cut, before one that is owed is given up."""
+"""After this many episodes of an env in a row were cut by failures, one of its episodes is given up."""
 
 
 class Limit(Protocol):
-    """Says when a collection has enough, and which episodes it gives out."""
+    """Decides when a collection is complete, and which episodes it returns."""
 
     by_episode: bool
-    """Only episodes that have ended are given out; else all steps whose results have come."""
+    """True: only finished episodes are returned. False: all steps whose results have come."""
 
     @property
     def is_open(self) -> bool:
-        """Whether more is to be collected."""
+        """Whether the collection is incomplete."""
 
     def count(self, turn: Turn, envs: Ints, numbers: Ints) -> None:
-        """Take note of a turn, which ends the episodes ``numbers`` of ``envs``, at most one in each env."""
+        """Count a turn, which ends the episodes ``numbers`` of ``envs``, at most one per env."""
 
     def cut(self, envs: Ints, numbers: Ints) -> None:
-        """Take note of episodes that were cut because their env failed."""
+        """Count episodes that were cut because their env failed."""
 
     def follows(self, env: int) -> bool:
-        """Whether the episode that an env begins may be given out."""
+        """Whether the episode that an env begins may be returned."""
 
     def delivers(self, envs: Ints, numbers: Ints, *, is_newest: bool = False) -> Bools:
-        """``[n]``: which of these episodes, that have ended or not, are given out.
+        """``[n]``: which of these episodes are returned, whether they have ended or not.
 
-        ``is_newest`` where they ended with the turns that came last.
+        ``is_newest``: they ended with the newest turns.
         """
 
 
 class StepLimit:
-    """A number of steps: the env's, or where ``by`` says so the agents'; the same where an agent is alone in its env.
+    """A number of env steps, or of agent steps. With one agent per env, these are the same.
 
     Args:
-        tracker: Has the clocks of envs.
-        by: What a step is where several agents share an env.
+        tracker: Counts the steps of envs.
+        by: Which steps to count if several agents share an env.
     """
 
     by_episode = False
@@ -64,26 +64,24 @@ class StepLimit:
         self._late: Bools = np.zeros(len(tracker.number), bool)
 
     def start(self, wanted: int, late: int) -> None:
-        """Begin a collection of ``wanted`` steps, to which ``late`` results of the one before belong."""
+        """Begin a collection of ``wanted`` steps, including ``late`` results that the last collection left over."""
         self.wanted, self.steps = wanted, int(self._tracker.advance.sum()) if self._by_clock else late
 
     @property
     def is_open(self) -> bool:
-        """See `Limit.is_open`."""
         return self.steps < self.wanted
 
     def count(self, turn: Turn, envs: Ints, numbers: Ints) -> None:
-        """See `Limit.count`."""
         if not self._by_clock:
             self.steps += len(turn.slots) - (0 if turn.first is None else int(np.count_nonzero(turn.first)))
 
     def count_clocks(self) -> None:
-        """Count by how much the envs' clocks went on with the turns that came together."""
+        """Count the env steps of the newest turns."""
         if self._by_clock:
             self.steps += int(self._tracker.advance.sum())
 
     def late(self, results: Sequence[Ints]) -> list[Bools]:
-        """Of the results that came last, given by slot, those that make more than the steps wanted."""
+        """Which of the newest results, given by slot, exceed the wanted number of steps."""
         tracker, surplus = self._tracker, self.steps - self.wanted
         if self._by_clock:
             self._late[:] = False
@@ -101,19 +99,18 @@ class StepLimit:
         return late
 
     def cut(self, envs: Ints, numbers: Ints) -> None:
-        """See `Limit.cut`."""
+        """Do nothing: the steps of cut episodes are counted already."""
 
     def follows(self, env: int) -> bool:
-        """See `Limit.follows`."""
         return True
 
     def delivers(self, envs: Ints, numbers: Ints, *, is_newest: bool = False) -> Bools:
-        """See `Limit.delivers`: all but those whose end is late."""
+        """See `Limit.delivers`: all episodes except those whose end exceeds the limit."""
         return ~self._late[envs] if is_newest else np.ones(len(envs), bool)
 
 
 class _Chosen:
-    """Episodes that have ended and are given out, by env and number."""
+    """Finished episodes that are returned, by env and number."""
 
     by_episode = True
 
@@ -124,33 +121,29 @@ class _Chosen:
         self._chosen.append(envs * (1 << 32) + numbers)
 
     def delivers(self, envs: Ints, numbers: Ints, *, is_newest: bool = False) -> Bools:
-        """See `Limit.delivers`."""
         return np.isin(envs * (1 << 32) + numbers, np.concatenate([np.zeros(0, np.int64), *self._chosen]))
 
 
 class EpisodeLimit(_Chosen):
-    """A number of episodes, dealt out to the envs beforehand, as evenly as can be.
+    """A number of episodes, assigned to the envs in advance, as evenly as possible.
 
-    Taking the first to finish would favour short ones. An episode that was cut because the env failed is not given out,
-    and another one is played in its place; but not without end, so that fewer may be given out.
+    Taking the first episodes to finish would favour short ones. An episode that was cut because its env failed is not
+    returned, and is played again, at most `MOST_TRIES` times in a row; then fewer episodes are returned.
     """
 
     def __init__(self, num_episodes: int, num_envs: int) -> None:
         super().__init__()
-        self._tries = np.zeros(num_envs, np.int64)  # in a row that were cut
+        self._tries = np.zeros(num_envs, np.int64)  # episodes in a row that were cut
         self._owed = num_episodes // num_envs + (np.arange(num_envs) < num_episodes % num_envs)
 
     @property
     def is_open(self) -> bool:
-        """See `Limit.is_open`."""
         return bool((self._owed > 0).any())
 
     def follows(self, env: int) -> bool:
-        """See `Limit.follows`."""
         return bool(self._owed[env] > 0)
 
     def count(self, turn: Turn, envs: Ints, numbers: Ints) -> None:
-        """See `Limit.count`."""
         if len(envs):
             self._tries[envs] = 0
             wanted = self._owed[envs] > 0
@@ -158,7 +151,6 @@ class EpisodeLimit(_Chosen):
             self._owed[envs] -= 1
 
     def cut(self, envs: Ints, numbers: Ints) -> None:
-        """See `Limit.cut`."""
         self._tries[envs] += 1
         given_up = envs[self._tries[envs] >= MOST_TRIES]
         self._owed[given_up] -= 1
@@ -166,7 +158,7 @@ class EpisodeLimit(_Chosen):
 
 
 class WholeEpisodeLimit(_Chosen):
-    """Episodes as they end, until they have ``wanted`` steps; the running ones are kept for the next collection."""
+    """Episodes as they end, until they have ``wanted`` steps together. Running ones stay for the next collection."""
 
     def __init__(self, tracker: EpisodeTracker, by: CountBy, wanted: int) -> None:
         super().__init__()
@@ -176,20 +168,17 @@ class WholeEpisodeLimit(_Chosen):
 
     @property
     def is_open(self) -> bool:
-        """See `Limit.is_open`."""
         return self._steps < self._wanted
 
     def follows(self, env: int) -> bool:
-        """See `Limit.follows`."""
         return True
 
     def count(self, turn: Turn, envs: Ints, numbers: Ints) -> None:
-        """See `Limit.count`."""
         if len(envs):
             self._add(envs, numbers)
 
     def cut(self, envs: Ints, numbers: Ints) -> None:
-        """See `Limit.cut`: what they have made is given out."""
+        """See `Limit.cut`: the steps of cut episodes are returned."""
         self._add(envs, numbers)
 
     def _add(self, envs: Ints, numbers: Ints) -> None:
@@ -201,8 +190,8 @@ class Lengths:
     """Cuts segments that are too long, and drops those that are too short.
 
     Args:
-        least: Shorter segments are dropped, and counted.
-        most: Longer ones are cut; None is any length.
+        least: Segments with fewer steps are dropped and counted.
+        most: Segments with more steps are cut; None: they never are.
 
     Raises:
         SettingsError: ``least`` is below 1, or ``most`` below ``least``.
@@ -211,14 +200,14 @@ class Lengths:
     def __init__(self, least: int = 1, most: int | None = None) -> None:
         if least < 1 or (most is not None and most < least):
             raise SettingsError(
-                f"segments of {least} to {most} steps: the least must be at least 1, and the most no less."
+                f"segments of {least} to {most} steps: the minimum must be at least 1, the maximum at least that."
             )
         self._least = least
         self._most = most
         self._dropped = 0
 
     def keep(self, exp: Experience, context: int = 0) -> Experience:
-        """The segments of ``exp``, cut and dropped; pieces that go on get ``context`` rows of lookback."""
+        """Cut long segments of ``exp`` and drop short ones. Pieces after a cut get ``context`` rows of lookback."""
         if self._most is not None and exp.num_segments and int(exp.lengths.max()) > self._most:
             exp = exp.cut(self._most, lookback=context)
         if self._least > 1 and exp.num_segments:
@@ -229,7 +218,7 @@ class Lengths:
         return exp
 
     def stats(self) -> dict[str, float]:
-        """``dropped_steps`` since this was last asked; {} where none are ever dropped."""
+        """``dropped_steps`` since the last call; {} if segments are never dropped."""
         if self._least == 1:
             return {}
         dropped, self._dropped = self._dropped, 0

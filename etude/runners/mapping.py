@@ -18,7 +18,7 @@ from etude.runners.rollout import Rollout
 Ints: TypeAlias = NDArray[np.int64]
 
 ModuleOf: TypeAlias = Callable[[Any, Episode], str]
-"""``module_of(agent_id, episode)``: which module acts for an agent in an episode."""
+"""``module_of(agent_id, episode)`` returns the id of the module that acts for an agent in an episode."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -27,18 +27,18 @@ class Share:
 
     rollout: Rollout
     turn: Turn
-    """These rows only."""
+    """The turn, with these rows only."""
     whole: Turn
-    """The turn that they are of."""
+    """The whole turn."""
     nth: int
-    """Which of the turns that came together it is of."""
+    """The index of the turn in the list that `Arena.recv` returned."""
     rows: Ints | None = None
-    """Which of the whole turn's they are; None is all."""
+    """The indices of the rows in the whole turn; None: all."""
     start: int = 0
-    """The first one's number in the rollout."""
+    """The index of the first of these rows in the rollout."""
     results: Ints | None = None
-    """Which of them bring results that count for the running collection, or, once it is cut, for the next; None: all
-    but those that begin an episode."""
+    """The rows whose results count for the running collection, or, once it is cut, for the next. None: all except rows
+    that begin an episode."""
 
     def new_results(self) -> Ints:
         """The rows whose results count."""
@@ -49,17 +49,17 @@ class Share:
 
 
 class PolicyMapping:
-    """Asks ``module_of`` when an agent begins an episode, and keeps to it until the next.
+    """Maps slots to modules: calls ``module_of`` when an agent begins an episode, and keeps the module until its end.
 
     Args:
-        rollouts: By module id; where it is one alone, it acts for all and nobody is asked.
+        rollouts: The rollouts by module id. A single module acts for all slots, and ``module_of`` may then be None.
         module_of: See `ModuleOf`. None: each agent has the module of its own name.
-        arena: Whose slots they are.
-        tracker: Which episodes they are in.
+        arena: The arena of the slots.
+        tracker: The episodes of the slots.
 
     Raises:
-        EtudeError: several modules, but no ``module_of``, and agents without a module of their name; or one module for
-            agents with different spaces.
+        EtudeError: there are several modules without ``module_of``, and no module with the name of some agent; or one
+            module must act for agents with different spaces.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class PolicyMapping:
         if self._only is None and module_of is None and strangers:
             raise EtudeError(
                 f"there are the modules {_names(self._index)}, but none for {strangers}: say which module acts for an "
-                "agent, as module_of=lambda agent, episode: ..., or name modules as the agents."
+                "agent, as module_of=lambda agent, episode: ..., or give the modules the names of the agents."
             )
         self._module_of = module_of if module_of is not None else (lambda agent, episode: agent)
         self._arena = arena
@@ -89,7 +89,7 @@ class PolicyMapping:
                 self._check_spaces(0, kind, arena.agents[slots[0]])
 
     def split(self, turn: Turn, nth: int) -> list[Share]:
-        """The ``nth`` of the turns that came together, module by module."""
+        """Split a turn, the ``nth`` that `Arena.recv` returned, into the rows of each module."""
         if self._only is not None:
             return [Share(self._only, turn, turn, nth)]
         if turn.first is not None:
@@ -121,19 +121,19 @@ class PolicyMapping:
             self._tracker.module_of[slot] = module_id
 
     def _check_spaces(self, index: int, kind: int, agent: str | None) -> None:
-        """Raise an error where a module is to act for agents with different spaces."""
+        """Raise an EtudeError if a module must act for agents with different spaces."""
         if self._kind_of.setdefault(index, kind) == kind:
             return
         its, other = self._arena.kinds[kind], self._arena.kinds[self._kind_of[index]]
         module_id = self._rollouts[index].module_id
         raise EtudeError(
-            f"the {'only module' if module_id is None else f'module {module_id!r}'} is to act for agent {agent!r} with "
+            f"the {'only module' if module_id is None else f'module {module_id!r}'} must act for agent {agent!r} with "
             f"the spaces {its.obs_space} and {its.action_space}, but acts for others with {other.obs_space} and "
             f"{other.action_space}: agents with different spaces need different modules."
         )
 
     def state_of(self, shares: Sequence[Share]) -> dict[str, Any]:
-        """Who acts for whom now, and which of ``shares`` are whose; plain data and arrays."""
+        """The current mapping, and the modules of ``shares``; plain data and arrays."""
         rows = [
             {"rollout": self._rollouts.index(share.rollout)}
             | {name: getattr(share, name) for name in ("nth", "rows", "start", "results")}
@@ -142,11 +142,11 @@ class PolicyMapping:
         return {"of": self._of.copy(), "shares": rows}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Let those act who did when `state_of` was called."""
+        """Restore the mapping of `state_of`."""
         self._of[:] = state["of"]
 
     def shares_from(self, state: Mapping[str, Any], turns: Sequence[Turn]) -> list[Share]:
-        """The shares of `state_of`, in the same turns."""
+        """The shares of a `state_of`, for the same turns."""
         shares = []
         for each in state["shares"]:
             whole = turns[each["nth"]]
@@ -162,7 +162,7 @@ def _ints(values: Any) -> Ints:
 
 
 def rows_of(turn: Turn, rows: Ints) -> Turn:
-    """Some rows of a turn, as a turn; what is not of rows is left out."""
+    """A turn with some rows of another; fields that are not about rows are left out."""
 
     def some(column: NDArray[Any] | None) -> Any:
         return None if column is None else column.take(rows, axis=0)

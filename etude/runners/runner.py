@@ -316,8 +316,8 @@ class Runner:
             _log.warning(
                 "an episode has had over %s steps, and its end is waited for. Without a time limit, a policy that "
                 "takes the most likely actions may repeat one for ever. Set a limit, such as "
-                "gymnasium.wrappers.TimeLimit or Workers(max_steps=...) in the config, or let the policy draw its "
-                "actions (explore).",
+                "gymnasium.wrappers.TimeLimit, Workers(max_steps=...) in the config or max_steps of an evaluation, or "
+                "let the policy draw its actions (explore).",
                 f"{LONG_EPISODE:,}",
             )
         held = sum(rollout.rows.size for rollout in self.rollouts.values())

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints whose JSON was changed somewhere: whatever it is, the error is one of Etude's, in words."""
 
+import functools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +24,16 @@ OTHERS = (
 )
 
 
-def changed(document: Any, place: Place) -> Iterator[Any]:
-    """A document with a node left out, of another kind, or of another length."""
+def changes(document: Any, place: Place) -> list[Callable[[], Any]]:
+    """What makes documents with a node left out, of another kind, or of another length."""
     node = at(document, place)
-    yield removed(document, place)
-    for other in OTHERS:
-        if (type(other), other) != (type(node), node):
-            yield replaced(document, place, other)
+    others = [other for other in OTHERS if (type(other), other) != (type(node), node)]
     if isinstance(node, list | str) and node:
-        yield replaced(document, place, node + node[-1:])
-        yield replaced(document, place, node[:-1])
+        others += [node + node[-1:], node[:-1]]
     if isinstance(node, dict):
-        yield replaced(document, place, {**node, "another": 1})
+        others.append({**node, "another": 1})
+    made = [functools.partial(replaced, document, place, other) for other in others]
+    return [functools.partial(removed, document, place), *made]
 
 
 SMALL: dict[str, Any] = {"env": "CartPole-v1", "seed": 1}
@@ -47,7 +46,7 @@ PARTS: dict[str, Any] = {
     "connectors": ("frame_stack:2", NormalizeObs(clip=5.0), "prev_action_reward"),
     "smoothing": "ema",
 }
-REPLAY: dict[str, Any] = {"num_envs": 1, "num_steps": 8, "learning_starts": 4, "batch_size": 4}
+REPLAY: dict[str, Any] = {"num_envs": 1, "num_steps": 8, "learning_starts": 4, "batch_size": 4, "iteration_steps": 64}
 MADE = {
     "ppo": lambda: PPO(PPOConfig(**SMALL, **PARTS)),
     "dqn": lambda: DQN(DQNConfig(**SMALL, **REPLAY, network=NetworkConfig(hidden=(4,)))),
@@ -73,8 +72,8 @@ def run(saved: Path) -> Iterator[Path]:
 def test_a_change_is_found_by_the_checksum(run: Path) -> None:
     document, draw = read(run), random.Random(1)
     for place in draw.sample(list(places(document)), 30):
-        for other in draw.sample(list(changed(document, place)), 2):
-            write(run, other, checksum=False)
+        for change in draw.sample(changes(document, place), 2):
+            write(run, change(), checksum=False)
             for load in (etude.load, load_tree, load_meta):
                 with pytest.raises(CheckpointError, match=str(run)):
                     load(run)
@@ -89,7 +88,7 @@ def test_a_change_with_its_checksum_or_in_a_version_without_is_a_checkpoint_erro
         document["version"] = 3
     found = 0
     for place in draw.sample(list(places(document)), 120):
-        write(run, draw.choice(list(changed(document, place))))
+        write(run, draw.choice(changes(document, place))())
         try:
             etude.load(run).close()
         except EtudeError:
@@ -103,7 +102,7 @@ def test_counts_and_figures_of_another_kind_are_found_before_training_goes_on(ru
     beginnings = (("tree", "counters"), ("tree", "figures"), ("tree", "seed"), ("tree", "learners"))
     there = [place for place in places(document) if any(place[: len(begin)] == begin for begin in beginnings)]
     for place in draw.sample(there, 30):
-        write(run, draw.choice(list(changed(document, place))))
+        write(run, draw.choice(changes(document, place))())
         try:
             algorithm = etude.load(run)
         except EtudeError:
@@ -154,7 +153,7 @@ def test_a_folder_of_checkpoints_with_a_changed_one_is_an_error(run: Path, tmp_p
 def test_commands_end_with_an_error_in_words(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document, draw = read(run), random.Random(3)
     for place in draw.sample([place for place in places(document) if place[0] in ("meta", "state")], 25):
-        write(run, draw.choice(list(changed(document, place))))
+        write(run, draw.choice(changes(document, place))())
         code = main(["evaluate", str(run), "--episodes", "1"])
         assert code in (0, 2)
         assert "Traceback" not in capsys.readouterr().err

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 import dataclasses
-import subprocess
-import sys
 
 import pytest
 
@@ -66,7 +64,7 @@ def test_the_engine_comes_from_who_loads_and_no_cluster_is_started_for_it(tmp_pa
     assert load(tmp_path / "run", engine={"num_runners": 5}).config.engine == Ray(num_runners=5)
 
 
-def test_without_ray_the_error_says_what_to_install():
+def test_without_ray_the_error_says_what_to_install(preloaded):
     code = (
         "import sys; sys.modules['ray'] = None\n"
         "from etude.algorithms import PPOConfig\n"
@@ -74,11 +72,10 @@ def test_without_ray_the_error_says_what_to_install():
         "from etude.errors import EngineError\n"
         "try:\n    connect(PPOConfig(engine='ray'))\nexcept EngineError as error:\n    print(error)\n"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    told = preloaded.run(code).stdout
     assert told.strip() == 'the ray engine needs Ray: pip install "etude[ray]".'
 
 
-def test_nothing_but_the_ray_engine_imports_ray():
+def test_nothing_but_the_ray_engine_imports_ray(preloaded):
     code = "import sys, etude.algorithms, etude.cli.main; print('ray' in sys.modules)"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert told.strip() == "False"
+    assert preloaded.run(code).stdout.strip() == "False"

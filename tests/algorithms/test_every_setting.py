@@ -105,7 +105,7 @@ class Case(NamedTuple):
 
 NET = {"hidden": (6,)}
 RECURRENT = {"network": NetworkConfig(hidden=(6,), recurrent="gru", recurrent_size=4)}
-PICTURES = {"env": Camera}
+PICTURES = {"env": Camera, "network": NetworkConfig(hidden=(6,), conv=((2, 3, 1),), conv_width=4)}
 AGENTS: dict[str, Any] = {"env": Two, "modules": ("left", "right")}
 EVALUATED = {"evaluation_interval": 1, "evaluation_episodes": 3}
 THREADS = {"workers": etude.Workers(num_workers=2, envs_per_worker=1, mode="thread", min_batch=2)}
@@ -255,6 +255,7 @@ ELSEWHERE = {
 ACTING = {"env": Walk, "num_envs": 2, "num_steps": 32}
 ON_POLICY = ACTING | {"epochs": 1, "minibatch_size": 16}
 REPLAY = ACTING | {"num_steps": 8, "iteration_steps": 32, "learning_starts": 8, "batch_size": 8, "capacity": 200}
+REPLAY |= {"updates_per_step": 0.25}
 OFFLINE = {"data": "DATA", "batch_size": 16, "updates_per_iteration": 2}
 
 ALGORITHMS: dict[type[etude.Algorithm[Any]], dict[str, Any]] = {
@@ -286,11 +287,14 @@ SHARED = (etude.Workers, etude.RecordConfig)
 """Settings inside others, which the same code reads for all algorithms: they are tried with one that acts, and with one
 that learns from recordings."""
 
+ALIKE = ("worker_kind",)
+"""Likewise, of all that learn from recordings: a process that reads takes seconds to start."""
+
 TRIED = [
     (cls, ".".join(leaf.path))
     for cls in ALGORITHMS
     for leaf in leaves_of(cls.Config)
-    if leaf.owner not in SHARED or cls in (etude.PPO, etude.BC)
+    if (leaf.owner not in SHARED and leaf.path[-1] not in ALIKE) or cls in (etude.PPO, etude.BC)
 ]
 
 

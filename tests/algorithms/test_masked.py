@@ -120,7 +120,7 @@ def test_connectors_leave_the_mask_alone_or_say_that_they_can_not() -> None:
         algorithm.train()
     exp = algorithm.runner.collect(num_steps=300)
     assert exp.steps["obs/action_mask"][np.arange(300), exp.steps["action"]].all()
-    with pytest.raises(ModuleError, match="holds 200 numbers. It needs 100.* such as frame_stack, can't stand between"):
+    with pytest.raises(ModuleError, match="holds 200 numbers. It needs 100.* such as frame_stack, can't be used"):
         PPO(PPOConfig(env=lambda: Keyring(masked=True), connectors=("frame_stack:2",)))
 
 

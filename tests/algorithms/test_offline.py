@@ -284,7 +284,8 @@ def test_a_filter_chooses_steps(mode: Any, tmp_path: Path) -> None:
 def test_a_filter_cuts_nothing_off_what_comes_after(tmp_path: Path) -> None:
     data = written(tmp_path / "data", shouting(), max_rows_per_file=60)
     for mode in ("stream", "auto"):
-        algorithm = IQL(IQLConfig(data=data, filter="t == 3 or t > 9", mode=mode, network=SMALL, **SHORT))
+        given = {**SHORT, "updates_per_iteration": 10}
+        algorithm = IQL(IQLConfig(data=data, filter="t == 3 or t > 9", mode=mode, network=SMALL, **given))
         assert np.isfinite(algorithm.train().losses["critic"])
         assert algorithm.get_state("data")["data"]["epochs"] == {"main": 3 * 40}
 
@@ -298,7 +299,8 @@ def test_parts_in_which_no_step_fits_are_not_read(tmp_path: Path) -> None:
             read.append((k, "obs" in (columns or ())))
             return super().part(k, columns)
 
-    algorithm = BC(BCConfig(data=Watched.open(data), filter="episode_id == 'e0'", mode="stream", prefetch=0, **SHORT))
+    given: Any = {**SHORT, "updates_per_iteration": 5, "mode": "stream", "prefetch": 0}
+    algorithm = BC(BCConfig(data=Watched.open(data), filter="episode_id == 'e0'", **given))
     algorithm.train()
     assert {k for k, _ in read} == set(range(10))
     assert {k for k, whole in read if whole} == {0}
@@ -312,13 +314,13 @@ def broken(exp: Experience, connect: Connect) -> Any:
     raise KeyError("speed")
 
 
-@pytest.mark.parametrize("kind", ["threads", "processes"])
+NO_EXPERIENCE = "the prelearner nothing gives NoneType for episode 'e0' and others: it must give Experience"
+BREAKS = "the prelearner broken fails on episode 'e0' and others: KeyError: 'speed'"
+
+
 @pytest.mark.parametrize(
-    ("own", "problem"),
-    [
-        (nothing, "the prelearner nothing gives NoneType for episode 'e0' and others: it must give Experience"),
-        (broken, "the prelearner broken fails on episode 'e0' and others: KeyError: 'speed'"),
-    ],
+    ("own", "problem", "kind"),
+    [(nothing, NO_EXPERIENCE, "threads"), (broken, BREAKS, "threads"), (broken, BREAKS, "processes")],
 )
 def test_a_prelearner_that_fails_is_named(own: Any, problem: str, kind: Any, tmp_path: Path) -> None:
     how: Any = {"mode": "stream", "num_workers": 1, "worker_kind": kind}
@@ -362,7 +364,7 @@ def double(obs: Any) -> Any:
 
 def test_functions_as_connectors_can_be_sent_to_processes(tmp_path: Path) -> None:
     data = written(tmp_path / "data", shouting())
-    how: Any = {"data": data, "mode": "stream", "connectors": (double,), "num_workers": 2, **SHORT}
+    how: Any = {"data": data, "mode": "stream", "connectors": (double,), "num_workers": 1, **SHORT}
     threads, processes = BC(BCConfig(**how)), BC(BCConfig(**how, worker_kind="processes"))
     assert threads.train().losses == processes.train().losses
     threads.close()
@@ -486,6 +488,7 @@ def test_results_say_where_the_time_went(echo: str) -> None:
 
 def test_an_evaluation_can_go_beside_training(echo: str) -> None:
     same: Any = {"data": echo, "env": Echo, "evaluation_episodes": 4, "evaluation_interval": 2, "seed": 0}
+    same["updates_per_iteration"] = 10
     after, beside = BC(BCConfig(**same)), BC(BCConfig(**same, evaluate_beside=True))
     first = [(r.episodes, r.return_mean) for r in (after.train() for _ in range(6))]
     second = [(r.episodes, r.return_mean) for r in (beside.train() for _ in range(6))]

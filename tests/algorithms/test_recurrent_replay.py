@@ -12,6 +12,7 @@ from over_seeds import median_over_seeds
 
 from etude import DQN, SAC, DQNConfig, NetworkConfig, Output, SACConfig, SettingsError, Stop
 from etude.algorithms.replayed import looked_ahead
+from etude.algorithms.sac import SoftModule
 from etude.experience import Experience, Segments
 from etude.learners import Batch, Loss
 from etude.modules import Module
@@ -286,3 +287,68 @@ def test_with_a_memory_the_cue_is_recalled(algorithm: Any, kind: Any) -> None:
     found = median_over_seeds(lambda seed: earned(algorithm, kind, seed))
     most = 0.65 if algorithm is DQN else 0.3
     assert found > 0.8 if kind else found < most
+
+
+class Drift(gym.Env[Any, Any]):
+    """A point that drifts a little in each step; naming how fast, from the second step on, earns up to 10 in all.
+
+    Two observations tell it; one tells next to nothing, with which 5 can be earned.
+    """
+
+    observation_space = spaces.Box(-10, 10, (1,), np.float32)
+    action_space = spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.t, (self.x, self.speed) = 0, self.np_random.uniform(-1, 1, 2)
+        return np.float32([self.x]), {}
+
+    def step(self, action: Any) -> Any:
+        earned = 1 - abs(float(action[0]) - self.speed) if self.t else 0.0
+        self.t += 1
+        self.x += 0.05 * self.speed
+        return np.float32([self.x]), earned, False, self.t == 11, {}
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_few_numbers_move_all_memories_of_sac(kind: str) -> None:
+    config = SACConfig(env=lambda: Drift(), network=NetworkConfig(hidden=(8,), recurrent=kind, recurrent_size=256))
+    module = SAC(config).module
+    memories = {name: part for name, part in module.named_modules() if isinstance(part, torch.nn.LSTM | torch.nn.GRU)}
+    assert {name.split(".")[0] for name in memories} == {"net", "critic", "target_critic"}
+    seen = torch.linspace(-2, 2, 100).reshape(100, 1, 1)
+    for memory in memories.values():
+        assert memory(seen)[0].std() > 0.1  # it was 0.01
+    given = SAC(SACConfig(env=lambda: Drift(), network=config.network, module=module.net))
+    assert all(torch.equal(a, b) for a, b in zip(given.module.net.parameters(), module.net.parameters(), strict=True))
+
+
+class Timid(SAC):
+    """The mistake of weights that share their scale between all gates: two inputs hardly move a memory."""
+
+    def make_module(self, given: Any, obs_space: Any, action_space: Any) -> Module:
+        module = super().make_module(given, obs_space, action_space)
+        assert isinstance(module, SoftModule)
+        for part in module.modules():
+            if isinstance(part, torch.nn.LSTM):
+                for weight in part.all_weights[0][:2]:
+                    torch.nn.init.orthogonal_(weight)
+        module.follower.follow(1.0)
+        return module
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize(("algorithm", "kind"), [(SAC, "lstm"), (SAC, "gru"), (Timid, "lstm"), (SAC, None)])
+def test_small_differences_between_observations_are_learned_of(algorithm: type[SAC], kind: Any) -> None:
+    """As with the velocities of Pendulum-v1 where they are hidden."""
+    net = NetworkConfig(hidden=(32,), activation="relu", recurrent=kind, recurrent_size=32)
+    given: dict[str, Any] = {"lr": 2e-3, "gamma": 0.5, "num_envs": 4, "batch_size": 96, "max_seq_len": 8, "burn_in": 2}
+    given |= {"updates_per_step": 0.25, "learning_starts": 500, "iteration_steps": 500, "network": net}
+
+    def score(seed: int) -> float:
+        trained = algorithm(SACConfig(env=Drift, seed=seed, **given))
+        trained.fit(Stop(env_steps=5_000))
+        return trained.evaluate(50, seed=1).return_mean
+
+    found = median_over_seeds(score)
+    assert found > 6.5 if algorithm is SAC and kind else found < 6

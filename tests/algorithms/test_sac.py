@@ -147,14 +147,14 @@ def test_sample_is_the_squashed_gaussian_of_actions_scaled_to_one() -> None:
 
 
 def test_actions_are_uniform_until_learning_starts() -> None:
-    algorithm = sac(learning_starts=600, iteration_steps=600)
+    algorithm = sac(learning_starts=600, iteration_steps=600, updates_per_step=0.125)
     result = algorithm.train()
     actions = algorithm.replay.sample(600)["action"]
     assert result.updates == 0
     assert abs(actions.mean()) < 0.2
     assert actions.std() == pytest.approx(4 / math.sqrt(12), abs=0.06)
     assert soft(algorithm).acts_at_random
-    assert algorithm.train().updates == 600
+    assert algorithm.train().updates == 75
     assert not soft(algorithm).acts_at_random
 
 

@@ -114,8 +114,9 @@ def test_replay_and_offline_algorithms_say_how_they_train(tmp_path, ppo):
 @pytest.mark.parametrize(
     ("name", "instead"),
     [
-        *[(name, "evaluate()") for name in ("predict", "act", "compute_single_action", "get_action", "rollout")],
-        *[(name, "algorithm.module") for name in ("policy", "get_policy", "model")],
+        *[(name, "algorithm.policy.act(obs)") for name in ("predict", "act", "compute_single_action", "get_action")],
+        *[(name, "evaluate()") for name in ("predict", "rollout")],
+        *[(name, "algorithm.module") for name in ("get_policy", "model")],
         *[(name, "etude.load(path)") for name in ("restore", "load_checkpoint")],
         ("save_checkpoint", "save(path)"),
         ("num_timesteps", "env_steps"),

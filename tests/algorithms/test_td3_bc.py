@@ -73,7 +73,7 @@ def test_losses_and_their_gradients_are_those_of_the_papers() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch about itself, while it compiles
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_policy_and_targets_move_in_every_third_step_alone(compiled: bool) -> None:
     algorithm, net = made(policy_delay=3, tau=0.1, compile=compiled)
     watched = {"actor": net.net, "critic": net.critic, "targets": net.target_critic, "target policy": net.target}

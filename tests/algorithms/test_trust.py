@@ -383,6 +383,7 @@ def test_target_networks_are_those_of_the_network_that_is_given(kind: Any, tmp_p
 
     def made(seed: int, **own: Any) -> Any:
         small: dict[str, Any] = {"num_envs": 1, "num_steps": 32, "learning_starts": 16, "batch_size": 8, **own}
+        small["iteration_steps"] = 64
         return cls(config(env=env, network=NetworkConfig(hidden=(8,)), seed=seed, **small))
 
     net = made(1).module.net

@@ -72,6 +72,24 @@ def unwatched_env():
     return Unwatched(make_env())
 
 
+class Endless(gym.Env):
+    """Its episodes have no end."""
+
+    observation_space = gym.spaces.Box(-1, 1, (4,))
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), 1.0, False, False, {}
+
+
+def endless_env():
+    return Endless()
+
+
 class Tidying(gym.Wrapper):
     """Removes the metrics of the run that the environment names, at the beginning of the fifth episode."""
 

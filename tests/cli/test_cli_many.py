@@ -30,9 +30,10 @@ def test_workers_and_memory(tmp_path, capsys):
     assert found.workers == Workers(num_workers=2, envs_per_worker=8, min_batch=4, step_timeout=30.0)
     assert (found.network.recurrent, found.network.hidden) == ("lstm", (8,))
     env = ["--env", "cli_runs:make_env"]
-    assert main(["train", "ppo", "--resume", str(out), *env, "--max-wait", "0.5", "--updates", "3", "--quiet"]) == 0
+    other = ["--max-wait", "0.5", "--mode", "thread"]
+    assert main(["train", "ppo", "--resume", str(out), *env, *other, "--updates", "3", "--quiet"]) == 0
     assert config(out).workers == Workers(
-        num_workers=2, envs_per_worker=8, min_batch=4, step_timeout=30.0, max_wait=0.5
+        num_workers=2, envs_per_worker=8, min_batch=4, step_timeout=30.0, max_wait=0.5, mode="thread"
     )
     assert [row["updates"] for row in read_jsonl(out / "metrics.jsonl")] == [1, 2, 3]
 

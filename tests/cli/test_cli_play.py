@@ -35,6 +35,21 @@ def test_another_env(run, capsys):
     assert json.loads(capsys.readouterr().out)["length_mean"] <= 20
 
 
+def test_episodes_that_never_end_are_truncated_where_that_is_asked_for(run, tmp_path, capsys):
+    args = [str(run), "--env", "cli_runs:endless_env", "--episodes", "2", "--max-steps", "30", "--json"]
+    for command in (["evaluate"], ["record", "--to", str(tmp_path / "data")]):
+        assert main([*command, *args]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["episodes"], found["length_mean"], found["return_mean"]) == (2, 30, 30)
+    segments = Recording.open(tmp_path / "data").read().segments
+    assert segments.truncated.all()
+    assert segments.has_final_obs.all()
+    assert main(["evaluate", str(run), "--max-steps", "0"]) == 2
+    assert "`max_steps` is 0, but must be at least 1" in capsys.readouterr().err
+    assert main(["evaluate", str(run), "--max-steps", "9", "--on", "somewhere"]) == 2
+    assert "`max_steps` is for playing" in capsys.readouterr().err
+
+
 def test_to_play_elsewhere_training_s_envs_are_not_made(tmp_path, capsys):
     for name, workers in (("a", []), ("b", ["--workers", "1", "--mode", "thread"])):
         MADE.clear()

@@ -302,7 +302,7 @@ def test_a_folder_that_goes_away_ends_the_run_with_an_error(tmp_path, monkeypatc
 
     train = etude.PPO.train
     monkeypatch.setattr(etude.PPO, "train", removed)
-    assert main([*SMALL, "--stop.updates", "400", "--out", str(tmp_path / "run"), f"--log={log}"]) != 0
+    assert main([*SMALL, "--stop.updates", "40", "--out", str(tmp_path / "run"), f"--log={log}"]) != 0
     assert "removed or moved" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
@@ -429,7 +429,15 @@ SHELL = f'"{sys.executable}" -c "import sys; from etude.cli.main import main; sy
 LEAVES = '2>&1 | (head -1; exec <&-; touch "$GONE")'  # the run goes on only then
 
 
-@pytest.mark.parametrize("redirected", [LEAVES, ">&-", "2>&-", ">&- 2>&-"], ids=["head", "out", "err", "both"])
+@pytest.mark.parametrize(
+    "redirected",
+    [
+        pytest.param(LEAVES, id="head"),
+        pytest.param(">&-", id="out", marks=pytest.mark.slow),
+        pytest.param("2>&-", id="err", marks=pytest.mark.slow),
+        pytest.param(">&- 2>&-", id="both"),
+    ],
+)
 def test_a_run_outlives_those_who_watch_it(tmp_path, redirected):
     out, gone = tmp_path / "run", tmp_path / "gone"
     env = "cli_runs:unwatched_env" if "head" in redirected else "CartPole-v1"

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import os
-import subprocess
-import sys
 
 import gymnasium as gym
 import imageio_ffmpeg
@@ -104,12 +102,12 @@ def test_errors(run, tmp_path, capsys, monkeypatch, args, message):
     assert os.listdir(tmp_path) == []
 
 
-def test_the_env_s_own_window(run):
+def test_the_env_s_own_window(run, preloaded):
     """On a screen that SDL only makes believe."""
     code = "import sys\nfrom etude.cli.main import main\nsys.exit(main(sys.argv[1:]))"
     args = ["watch", str(run), "--live", "--env", "test_cli_watch:make_drawn", "--episodes", "2"]
     env = os.environ | {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy", "PYTHONPATH": os.path.dirname(__file__)}
-    done = subprocess.run([sys.executable, "-c", code, *args], env=env, capture_output=True, text=True, timeout=300)
+    done = preloaded.run(code, *args, env=env)
     assert (done.returncode, done.stdout) == (0, "2 episodes, returned 8, 8\n"), done.stderr
 
 

@@ -264,7 +264,7 @@ def test_a_recurrent_module_is_asked_in_the_states_that_were_recorded(kind: Any)
     assert out["value_target"][9] == pytest.approx(last, rel=1e-4)
     before = value[8] + ratio[8] * (exp.steps["reward"][8] + 0.9 * last - value[8])
     assert out["value_target"][8] == pytest.approx(before, rel=1e-4)
-    with pytest.raises(DataError, match="is recurrent, but its state is not known: there is no column 'state_in/h'"):
+    with pytest.raises(DataError, match="is recurrent, but its state is unknown: there is no column 'state_in/h'"):
         VTrace().offline(episodes([2]).with_steps(logp=np.zeros(2, np.float32)), module)
 
 

@@ -167,10 +167,16 @@ def owners(module: Module, kind: str) -> dict[str, str]:
     return {name: kinds[name.split(".")[1]] for name, _ in module.named_parameters()}
 
 
+RATED = [
+    *((kind, clip, False) for kind in KINDS for clip in (None, LIMIT)),
+    ("partly shared", LIMIT, True),
+    *(pytest.param(kind, clip, True, marks=pytest.mark.slow) for kind in KINDS[:2] for clip in (None, LIMIT)),
+    pytest.param("partly shared", None, True, marks=pytest.mark.slow),
+]
+
+
 @pytest.mark.filterwarnings("ignore")  # of torch about itself
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("clip", [None, LIMIT])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "clip", "compiled"), RATED)
 def test_actor_and_critic_have_learning_rates_of_their_own(kind: str, clip: float | None, compiled: bool) -> None:
     module, other = make(kind), make(kind)
     rates = {"all": 0.01, "actor": 0.002, "critic": 0.03}

@@ -294,7 +294,7 @@ def test_what_recurrent_modules_can_not_do_is_said() -> None:
     with pytest.raises(ModuleError, match="Network is recurrent, and can't learn from batches of single steps"):
         learner.update_from([exp.steps])
     del exp.steps["state_in/c"]
-    with pytest.raises(DataError, match=r"its state is not known: there is no column 'state_in/c'"):
+    with pytest.raises(DataError, match=r"its state is unknown: there is no column 'state_in/c'"):
         learner.update(exp, minibatch_size=8)
     with pytest.raises(ModuleError, match=r"called with \[B, T, ...\].*call batch.forward\(module\) rather than"):
         ModuleLearner(module, lambda module, batch: Loss(x=module(batch.obs).value.mean())).update(

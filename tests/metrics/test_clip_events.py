@@ -44,7 +44,7 @@ def test_what_is_no_gif_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"can't read the clip .*gone\.gif: No such file"):
         sink.video("clip", tmp_path / "gone.gif", 1)
     (tmp_path / "clip.mp4").write_bytes(b"\0\0\0 ftypisom.....")
-    with pytest.raises(DataError, match=r"clip\.mp4 is no GIF, and TensorBoard shows no other clips"):
+    with pytest.raises(DataError, match=r"clip\.mp4 is not a GIF, and TensorBoard shows no other clips"):
         sink.video("clip", tmp_path / "clip.mp4", 1)
     sink.close()
     write_gif(tmp_path / "clip.gif", [np.zeros((2, 2, 3), np.uint8)])

@@ -225,7 +225,7 @@ def test_nan_is_handed_on():
 @pytest.mark.parametrize("value", ["high", None, [1, "2"], [[1], [1, 2]], {"a": 1}])
 def test_what_is_no_number_is_refused(value):
     metrics = Metrics()
-    with pytest.raises(EtudeError, match=r"`red/x` is logged as a \w+ \(.*\), but must be made of numbers"):
+    with pytest.raises(EtudeError, match=r"`red/x` is logged as a \w+ \(.*\), but must be numeric"):
         metrics.under("red").log("x", value, "sum")
     assert metrics.peek() == {}
 
@@ -234,13 +234,13 @@ def test_one_name_means_one_thing():
     metrics = Metrics()
     metrics.log("x", 1)
     metrics.log("w", 1, "window", window=3)
-    with pytest.raises(EtudeError, match="`x` was logged by 'mean' and now by 'sum': take another name"):
+    with pytest.raises(EtudeError, match="`x` was logged by 'mean' and now by 'sum': use another name"):
         metrics.log("x", 1, "sum")
-    with pytest.raises(EtudeError, match="`w` was logged over 3 values and now over 100: take another name"):
+    with pytest.raises(EtudeError, match="`w` was logged over 3 values and now over 100: use another name"):
         metrics.log("w", 1, "window")
-    with pytest.raises(EtudeError, match="`y` is to be logged by 'median', but there are only mean, sum, min, max"):
+    with pytest.raises(EtudeError, match="`y` can't be logged by 'median': there are only mean, sum, min, max"):
         metrics.log("y", 1, "median")
-    with pytest.raises(EtudeError, match="`y` is to be logged over 0 values, but it must be at least 1"):
+    with pytest.raises(EtudeError, match="`y` can't be logged over 0 values: it must be at least 1"):
         metrics.log("y", 1, "window", window=0)
     assert metrics.peek() == {"x": 1, "w": 1}
 

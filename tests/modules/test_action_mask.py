@@ -376,5 +376,5 @@ def test_masks_that_do_not_fit(mask, action, message):
 
 
 def test_a_mask_and_nothing_else_is_nothing_to_see():
-    with pytest.raises(ModuleError, match="the observation is its 'action_mask' and nothing else"):
+    with pytest.raises(ModuleError, match="the observation has no part except 'action_mask'"):
         make_module(None, spaces.Dict({"action_mask": spaces.MultiBinary(2)}), spaces.Discrete(2))

@@ -11,6 +11,7 @@ from torch import nn
 
 from etude.errors import DataError, ModuleError, SettingsError
 from etude.modules import Module, Network, NetworkConfig, Output, TorchActor, make_module
+from etude.modules.network import RecurrentLayer
 
 VECTOR, THREE = spaces.Box(-1, 1, (4,)), spaces.Discrete(3)
 KINDS = ["lstm", "gru"]
@@ -234,9 +235,7 @@ def test_values_of_recorded_steps_and_of_what_follows_them(kind, built_in):
         {"obs": obs[:, :-1].reshape(-1, 4)}, state, {"obs": obs[:, 1:].reshape(-1, 4)}
     ).reshape(40, -1)
     np.testing.assert_allclose(following, columns["value"][:, 1:], atol=1e-5)
-    with pytest.raises(
-        DataError, match=r"its state is not known: there is no column 'state_in/h'. The experience must"
-    ):
+    with pytest.raises(DataError, match=r"its state is unknown: there is no column 'state_in/h'. Collect the"):
         module.value_of({"obs": obs[:, 0]})
 
 
@@ -257,6 +256,20 @@ def test_parameters_are_those_of_torch():
         NetworkConfig(recurrent_size=0)
     with pytest.raises(SettingsError, match=r"NetworkConfig.recurrent is 'rnn', expected"):
         NetworkConfig(recurrent="rnn")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("inputs", "width"), [(1, 256), (2, 64), (64, 64), (512, 16)])
+def test_few_inputs_can_move_a_wide_memory_as_far_as_many_move_a_narrow_one(kind, inputs, width):
+    torch.manual_seed(0)
+    layer = RecurrentLayer(inputs, kind, width)
+    layer.draw_by_gate()
+    with torch.no_grad():
+        out, _ = layer(torch.randn(2000, 1, inputs), None)
+        assert 0.1 < out.std() < 0.5
+        state = torch.randn(2000, width)
+        for gate in layer.cell.weight_hh_l0.split(width):
+            torch.testing.assert_close((state @ gate.T).norm(dim=1), state.norm(dim=1))
 
 
 def test_initial_states():

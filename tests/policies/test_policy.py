@@ -159,7 +159,7 @@ def test_one_without_memory_needs_no_state_but_takes_one() -> None:
 @pytest.mark.parametrize(
     ("obs", "said"),
     [
-        (np.zeros(3, np.float32), r"`obs` has shape \(3,\), but its space"),
+        (np.zeros(3, np.float32), r"`obs` has shape \(3,\), but in its space"),
         (np.zeros((2, 2, 4), np.float32), r"`obs` has shape \(2, 2, 4\)"),
         (np.zeros(4, complex), "`obs` has dtype complex128"),
         ({"obs": 1}, "does not fit its space|dtype|shape"),
@@ -189,7 +189,7 @@ def test_what_is_missing_of_the_steps_before_is_told() -> None:
             ppo.policy.act(obs, ppo.policy.initial_state())
         state = previous.policy.initial_state(2)
         _, state = previous.policy.act(obs, state)
-        with pytest.raises(SettingsError, match=r"prev_action_reward sees the reward.*reward=\.\.\."):
+        with pytest.raises(SettingsError, match=r"prev_action_reward needs the last reward.*reward=\.\.\."):
             previous.policy.act(obs, state)
 
 

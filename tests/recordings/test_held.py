@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from some_recording import assert_same, numbered
 
 from etude.experience import Experience
-from etude.recordings.held import HeldEpisodes, without_first
+from etude.recordings.held import HeldEpisodes
 
 
 def pieces_of(exp, bounds):
@@ -67,17 +67,17 @@ def test_what_is_held_is_copied():
     held = HeldEpisodes()
     held.add(piece)
     piece.steps["obs"][:] = 77
-    piece.segments.episode_id[:] = "gone"
+    piece.segments.t_start[:] = 77
     (out,) = held.add(rest)
     assert_same(out, numbered([8]))
 
 
 def test_rows_in_front_are_left_out():
     exp = numbered([5, 3, 4], t_start=np.array([0, 2, 0]), lookback=np.array([0, 2, 1]))
-    left = without_first(exp, exp.segments.lookback)
+    left = exp.without_first(exp.segments.lookback)
     assert left.lengths.tolist() == [5, 1, 3]
     assert left.segments.t_start.tolist() == [0, 4, 1]
     assert not left.segments.lookback.any()
     assert left.steps["obs"][:, 1].tolist() == [0, 1, 2, 3, 4, 4, 1, 2, 3]
-    assert without_first(exp, np.array([5, 7, -3])).segments.episode_id.tolist() == ["e2"]
-    assert without_first(exp, np.zeros(3, np.int64)) is exp
+    assert exp.without_first(np.array([5, 7, -3])).segments.episode_id.tolist() == ["e2"]
+    assert exp.without_first(np.zeros(3, np.int64)) is exp

@@ -90,12 +90,12 @@ def test_a_filter_on_rows(tmp_path, whole):
 
 @settings(max_examples=25, deadline=None)
 @given(
-    lengths=st.lists(st.integers(1, 25), min_size=1, max_size=4),
+    lengths=st.lists(st.integers(1, 15), min_size=1, max_size=4),
     at_most=st.integers(1, 12),
     lookback=st.integers(0, 5),
     chance=st.sampled_from([0.1, 0.5, 0.9]),
-    per_file=st.integers(5, 60),
-    rows=st.integers(2, 40),
+    per_file=st.integers(5, 40),
+    rows=st.integers(2, 25),
     seed=st.integers(0, 9),
 )
 def test_a_filter_never_makes_lookback_trained(
@@ -144,10 +144,10 @@ def test_arrays_may_be_written_to(tmp_path):
 
 @settings(max_examples=30, deadline=None)
 @given(
-    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=12),
-    per_file=st.integers(1, 60),
-    rows=st.integers(1, 50),
-    max_rows=st.integers(1, 50),
+    lengths=st.lists(st.integers(1, 20), min_size=1, max_size=6),
+    per_file=st.integers(1, 30),
+    rows=st.integers(1, 25),
+    max_rows=st.integers(1, 25),
     lookback=st.integers(0, 5),
 )
 def test_however_it_is_cut_up_the_same_comes_back(tmp_path_factory, lengths, per_file, rows, max_rows, lookback):

@@ -36,11 +36,11 @@ def check_rows(batch):
 
 @settings(max_examples=40, deadline=None)
 @given(
-    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=12),
-    per_file=st.integers(1, 80),
-    rows=st.integers(1, 60),
-    batch_size=st.integers(1, 50),
-    buffer_size=st.integers(1, 200),
+    lengths=st.lists(st.integers(1, 20), min_size=1, max_size=6),
+    per_file=st.integers(1, 40),
+    rows=st.integers(1, 30),
+    batch_size=st.integers(1, 25),
+    buffer_size=st.integers(1, 100),
     lookback=st.integers(0, 4),
     shuffle=st.booleans(),
     prefetch=st.integers(0, 2),

@@ -15,6 +15,7 @@ from etude.envs import Arena
 from etude.experience import Experience
 from etude.modules import Module
 from etude.modules.distributions import distribution_for
+from etude.policies import Policy
 from etude.runners import Runner
 
 
@@ -91,6 +92,7 @@ def play(
     seed: int = 0,
     make: Callable[[Arena, int], Module] = Marked,
     act: Callable[[Any], Any] = lambda action: action,
+    connectors: Any = None,
     **options: Any,
 ) -> "Ledger":
     """A runner in a scene, and the ledger of what it gives.
@@ -100,13 +102,17 @@ def play(
         seed: Of the runner.
         make: Makes the modules.
         act: What connectors make of actions.
+        connectors: Of all modules, or by the id of each.
         **options: Of the runner.
     """
     chances, (module_of, kinds) = SCENES[scene] if isinstance(scene, str) else scene
     arena = ScriptedArena(**chances)
-    modules = {name: make(arena, kind) for name, kind in kinds.items()}
-    given: Any = modules.get(None, modules)
-    if None not in modules and scene != "a module each":
+    policies: dict[Any, Policy] = {}
+    for name, kind in kinds.items():
+        own = connectors.get(name) if isinstance(connectors, dict) else connectors
+        policies[name] = Policy(make(arena, kind), own)
+    given: Any = policies.get(None, policies)
+    if None not in policies and scene != "a module each":
         options["module_of"] = lambda agent, episode: module_of(agent, episode.number)
     runner = Runner(arena, given, seed=seed, **options)
     return Ledger(arena, runner, lambda key: module_of(arena.names[key.agent], key.episode), act)

@@ -517,7 +517,7 @@ def test_what_lives_in_another_process_is_out_of_reach(monkeypatch: pytest.Monke
             assert episode.env is None
             episode.render()
 
-    with pytest.raises(EnvError, match="can't draw an env that lives in a worker process: let envs live here"):
+    with pytest.raises(EnvError, match="can't render an env in a worker process: use no workers"):
         runner_on(ARENAS["lending SAME_STEP"](1), [Draws]).collect(num_steps=1)
 
 
@@ -762,7 +762,7 @@ def test_games_go_on_after_a_resume_unless_new_ones_begin() -> None:
 
 
 def test_an_env_without_lives_is_refused() -> None:
-    with pytest.raises(EnvError, match=r"GameReturns needs `lives` in the infos of the env, which were \['t'\]"):
+    with pytest.raises(EnvError, match=r"GameReturns needs `lives` in the env's info, which has only \['t'\]"):
         runner_on(pool(1), [GameReturns()]).collect(num_steps=9)
 
 
@@ -770,9 +770,7 @@ def test_infos_that_stay_in_workers_are_said_to() -> None:
     arena = PoolArena(Numbered, Workers(num_workers=1))
     runner = runner_on(arena, [GameReturns()])
     try:
-        with pytest.raises(
-            EnvError, match="`lives` in the infos of the env, which worker processes keep to themselves"
-        ):
+        with pytest.raises(EnvError, match="`lives` in the env's info, which worker processes don't send"):
             runner.collect(num_steps=9)
     finally:
         runner.close()

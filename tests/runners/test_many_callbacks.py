@@ -313,5 +313,5 @@ def test_one_of_several_agents_must_be_named() -> None:
 
     arena = InlineArena(TwoJobs)
     modules = {"echo": Marked(arena, 0), "aim": Marked(arena, 1)}
-    with pytest.raises(EtudeError, match=r"the episode has the agents \['echo', 'aim'\]: say which is meant"):
+    with pytest.raises(EtudeError, match=r"the episode has the agents \['echo', 'aim'\]: choose one"):
         Runner(arena, modules, callbacks=[Asks]).collect_each(num_steps=1)

@@ -208,12 +208,10 @@ def test_modules_without_module_of_need_the_agents_names() -> None:
 
 def test_one_module_can_not_act_for_different_spaces() -> None:
     arena = ScriptedArena(1, "abc", [0, 0, 1])
-    with pytest.raises(
-        EtudeError, match=r"the only module is to act for agent 'c' with the spaces Dict.* but acts for"
-    ):
+    with pytest.raises(EtudeError, match=r"the only module must act for agent 'c' with the spaces Dict.* but acts for"):
         Runner(arena, Marked(arena))
     runner = Runner(arena, {"m": Marked(arena)}, module_of=lambda agent, episode: "m", seed=1)
-    with pytest.raises(EtudeError, match=r"the module 'm' is to act for agent 'c' .* different modules"):
+    with pytest.raises(EtudeError, match=r"the module 'm' must act for agent 'c' .* different modules"):
         runner.collect(num_steps=50)
 
 

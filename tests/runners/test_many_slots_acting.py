@@ -79,7 +79,8 @@ def test_what_acted_can_be_recomputed(scene: str, kind: str, net: Any) -> None:
     """With the weights of then, from what the connectors make of the Experience."""
     pipeline = Pipeline(PIPELINES[kind]())
     run = play(scene, 3, make=real(net, pipeline), connectors=pipeline, count_steps_by="agent_steps")
-    module, then = run.runner.policies[None].module, {}
+    (policy,), then = run.runner.policies.values(), {}
+    module = policy.module
     carried = 0
     for num_steps in (1, 2, 30, 1, 1, 40, 3, 20):
         then[module.version] = copy.deepcopy(module)
@@ -163,10 +164,11 @@ def test_greedy_and_exploring_collections_take_turns() -> None:
     """What was made by one and is given by the next keeps its own log-probability."""
     pipeline = Pipeline([small])
     run = play("many in step", 2, real(None, pipeline), connectors=pipeline, count_steps_by="agent_steps")
+    (policy,) = run.runner.policies.values()
     mixed = 0
     for num_steps in (5, 9, 8, 30, 4, 6, 5, 8):
         run.learn()
-        explore = bool(run.runner.policies[None].module.version % 2)
+        explore = bool(policy.module.version % 2)
         exp = run.runner.collect(num_steps=num_steps, explore=explore)
         whose = [who(exp.steps, row) for row in range(exp.num_steps)]
         explored = np.array([run.arena.lives[key].stamps[k] % 2 == 1 for key, k in whose])

@@ -101,7 +101,9 @@ def test_other_numbers_of_slots_begin_anew_and_keep_what_connectors_learned() ->
     assert other.load_state_dict(runner.state_dict()) == "new episodes: there were 4 slots, and now there are 3"
     exp = other.collect(num_steps=20)
     assert (exp.segments.t_start == 0).all()
-    learned = [r.connectors.state_dict()["connectors"][1]["state"]["obs"]["mean"] for r in (runner, other)]
+    learned = [
+        r.policies[None].connectors.state_dict()["connectors"][1]["state"]["obs"]["mean"] for r in (runner, other)
+    ]
     np.testing.assert_array_equal(*learned)
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.errors import DataError
 from etude.experience import Experience
+from etude.experience.ids import Ids
 from etude.recordings.formats.parquet_files import ParquetFolder
 from etude.recordings.formats.rllib_names import extras, infos_of, outputs
 from etude.recordings.manifest import Header
@@ -108,8 +109,8 @@ def _check(space: Space, root: str, *, inside: bool = False) -> None:
         _check(part, f"{root}/{key}", inside=True)
 
 
-def _text(name: str, values: NDArray[np.object_], lengths: NDArray[np.int64]) -> tuple[pa.Field, pa.Array]:
-    array = pa.array(np.repeat(values, lengths), pa.string())
+def _text(name: str, values: Ids, lengths: NDArray[np.int64]) -> tuple[pa.Field, pa.Array]:
+    array = pa.array(values.repeat(lengths), pa.string())
     return pa.field(name, array.type), array
 
 

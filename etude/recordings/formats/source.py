@@ -2,15 +2,16 @@
 """`Source`: a table of steps, and a map from our columns to its own."""
 
 import dataclasses
+import functools
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from etude import columns as col
 from etude.columns import SEPARATOR
 from etude.errors import DataError, SettingsError
 from etude.files import RemotePath, shown
-from etude.settings import nearest
+from etude.settings import choice, nearest
 from etude.spaces import Space
 
 KEYS: Final = (col.EPISODE_ID, col.AGENT_ID, col.MODULE_ID)
@@ -52,6 +53,33 @@ PRESETS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
 """Columns as other tools name them; the first name that a table has is taken."""
 
 
+C = TypeVar("C")
+
+
+def _arguments_checked(cls: type[C]) -> type[C]:
+    """Let arguments that a dataclass does not have raise a SettingsError that says where they go."""
+    made: Any = cls
+    plain_init, known = made.__init__, [field.name for field in dataclasses.fields(made)]
+
+    @functools.wraps(plain_init)
+    def checked_init(self: Any, *unnamed: Any, **given: Any) -> None:
+        others = [name for name in given if name not in known]
+        mapped = {name: given[name] if isinstance(given[name], str) else ... for name in others if name in NAMES}
+        if mapped:
+            written = ", ".join(f"{name!r}: {'...' if own is ... else repr(own)}" for name, own in mapped.items())
+            raise SettingsError(
+                f"{cls.__name__} has no argument `{next(iter(mapped))}`: which of the table's columns is what "
+                f"goes into `columns`. Write {cls.__name__}(..., columns={{{written}}})."
+            )
+        if others:
+            raise SettingsError(f"{cls.__name__} has no argument `{others[0]}`. {choice(others[0], known)}")
+        plain_init(self, *unnamed, **given)
+
+    made.__init__ = checked_init
+    return cls
+
+
+@_arguments_checked
 @dataclasses.dataclass(frozen=True)
 class Source:
     """A table of steps, and which of its columns are what.

@@ -470,6 +470,12 @@ def test_broken_text_is_named(tmp_path: Path, name: str, text: str, message: str
         ({"columns": {"obs": 3}}, r"Source\.columns\['obs'\] is 3: give a column's name"),
         ({"columns": {"t": ["a", "b"]}}, r"Source\.columns\['t'\] is .* give the name of one column"),
         ({"preset": "dopamine"}, r"Source\.preset is 'dopamine'; known are rllib, d4rl"),
+        (
+            {"episode_id": "trip", "obs": ["a", "b"]},
+            r"Source has no argument `episode_id`: .* Write Source.* columns={'episode_id': 'trip', 'obs': \.\.\.}\)",
+        ),
+        ({"presets": "rllib"}, r"Source has no argument `presets`\. Nearest: `preset`"),
+        ({"sep": ";"}, r"Source has no argument `sep`\. There are data, columns, preset"),
     ],
 )
 def test_settings_that_are_wrong(settings: dict[str, Any], message: str) -> None:
