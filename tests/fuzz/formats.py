@@ -10,15 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import corruptions
 import gymnasium as gym
 import h5py
 import msgpack
-import mutations
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
-from mutations import Rng
+from corruptions import Rng
 
 from etude.recordings import CustomSource, RecordingWriter, Source, read_binary, read_text
 
@@ -48,17 +48,17 @@ def _table_bytes(change: Callable[[pa.Table, Rng], pa.Table], **options: Any) ->
         try:
             pq.write_table(table, out, row_group_size=int(rng.integers(1, 40)), **options)
         except (pa.ArrowException, ValueError, TypeError):
-            return mutations.of_bytes(data, rng)
+            return corruptions.of_bytes(data, rng)
         return out.getvalue()
 
     return mutate
 
 
-parquet = _table_bytes(mutations.of_table)
+parquet = _table_bytes(corruptions.of_table)
 
 
 def _ipc(data: bytes, rng: Rng) -> bytes:
-    table = mutations.of_table(pa.ipc.open_file(data).read_all(), rng)
+    table = corruptions.of_table(pa.ipc.open_file(data).read_all(), rng)
     out = io.BytesIO()
     with pa.ipc.new_file(out, table.schema) as file:
         file.write_table(table)
@@ -69,21 +69,21 @@ def _documents(table: pa.Table, rng: Rng) -> pa.Table:
     items = table["item"].to_pylist()
     i = int(rng.integers(len(items)))
     if rng.random() < 0.4:
-        items[i] = mutations.of_bytes(items[i], rng)
+        items[i] = corruptions.of_bytes(items[i], rng)
     else:
         tree = msgpack.unpackb(items[i], strict_map_key=False)
-        tree = mutations.of_tree(tree, rng, (*mutations.ODD, *mutations.BYTES))
+        tree = corruptions.of_tree(tree, rng, (*corruptions.ODD, *corruptions.BYTES))
         try:
             items[i] = msgpack.packb(tree)
         except (ValueError, OverflowError, TypeError):
-            items[i] = mutations.of_bytes(items[i], rng)
+            items[i] = corruptions.of_bytes(items[i], rng)
     return pa.table({"item": pa.array(items, pa.binary())})
 
 
 def _packed_table(table: pa.Table, rng: Rng) -> pa.Table:
     values = table["obs"].to_pylist()
     i = int(rng.integers(len(values)))
-    values[i] = some_rllib.packed(mutations.of_bytes(_pickled(i), rng))
+    values[i] = some_rllib.packed(corruptions.of_bytes(_pickled(i), rng))
     return table.set_column(table.column_names.index("obs"), "obs", pa.array(values))
 
 
@@ -93,7 +93,7 @@ def _pickled(i: int) -> bytes:
 
 def _packed_json(data: bytes, rng: Rng) -> bytes:
     lines = [json.loads(line) for line in data.splitlines()]
-    lines[int(rng.integers(len(lines)))]["obs"] = some_rllib.packed(mutations.of_bytes(_PICKLES, rng))
+    lines[int(rng.integers(len(lines)))]["obs"] = some_rllib.packed(corruptions.of_bytes(_PICKLES, rng))
     return "\n".join(map(json.dumps, lines)).encode()
 
 
@@ -104,7 +104,7 @@ def _npz(data: bytes, rng: Rng) -> bytes:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     name = str(rng.choice(sorted(members)))
-    members[name] = mutations.of_bytes(members[name][:200], rng) + members[name][200:]
+    members[name] = corruptions.of_bytes(members[name][:200], rng) + members[name][200:]
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for member, content in members.items():
@@ -248,30 +248,30 @@ def _ipc_file(path: Path) -> None:
         file.write_table(_steps())
 
 
-RAW = mutations.of_bytes
+RAW = corruptions.of_bytes
 FORMATS: dict[str, Format] = {
-    "etude": Format(_own, "*", (RAW, parquet, mutations.of_json)),
+    "etude": Format(_own, "*", (RAW, parquet, corruptions.of_json)),
     "rllib-episodes": Format(_episodes, "*.parquet", (RAW, _table_bytes(_documents), _table_bytes(_documents))),
     "rllib-table": Format(_table, "*.parquet", (RAW, parquet, parquet)),
     "rllib-table-packed": Format(_packed, "*.parquet", (_table_bytes(_packed_table), parquet)),
-    "rllib-json": Format(_json, "*.json", (RAW, mutations.of_json, mutations.of_json)),
+    "rllib-json": Format(_json, "*.json", (RAW, corruptions.of_json, corruptions.of_json)),
     "rllib-json-packed": Format(lambda path: _json(path, True), "*.json", (RAW, _packed_json, _packed_json)),
     "d4rl-hdf5": Format(_d4rl, "*.hdf5", (RAW, _hdf5)),
     "npz": Format(lambda path: np.savez_compressed(path / "a.npz", **_arrays()), "*.npz", (RAW, _npz, _npz)),
     "minari-hdf5": Format(lambda path: _minari(path, "hdf5"), "*.hdf5", (RAW, _hdf5)),
     "minari-arrow": Format(lambda path: _minari(path, "arrow"), "*.arrow", (RAW, _ipc)),
     "minari-parquet": Format(lambda path: _minari(path, "parquet"), "*.parquet", (RAW, parquet)),
-    "minari-metadata": Format(lambda path: _minari(path, "arrow"), "metadata.json", (RAW, mutations.of_json)),
+    "minari-metadata": Format(lambda path: _minari(path, "arrow"), "metadata.json", (RAW, corruptions.of_json)),
     "table-parquet": Format(lambda p: pq.write_table(_steps(), p / "a.parquet"), "*.parquet", (RAW, parquet), _source),
     "table-arrow": Format(_ipc_file, "*.arrow", (RAW, _ipc), _source),
     "table-csv": Format(lambda p: pa.csv.write_csv(_steps(), str(p / "a.csv")), "*.csv", (RAW,), _source),
     "table-json": Format(
         lambda p: p.joinpath("a.jsonl").write_text("\n".join(map(json.dumps, _steps().to_pylist()))) and None,
         "*.jsonl",
-        (RAW, mutations.of_json),
+        (RAW, corruptions.of_json),
         _source,
     ),
-    "custom-text": Format(_lines, "*.txt", (RAW, mutations.of_json, mutations.of_json), _lines_source),
+    "custom-text": Format(_lines, "*.txt", (RAW, corruptions.of_json, corruptions.of_json), _lines_source),
     "custom-binary": Format(_frames, "*.bin", (RAW,), _frames_source),
 }
 
