@@ -109,8 +109,8 @@ MUTATIONS = (
     Mutation(
         "memory_goes_on_in_the_next_episode",
         "runners/rollout.py",
-        "if turn.first is not None and turn.first.any():\n            initial",
-        "if False:\n            initial",
+        "if turn.first is not None and turn.first.any():\n            for column",
+        "if False:\n            for column",
         "runners modules algorithms/test_recurrent.py",
     ),
     Mutation(
@@ -175,8 +175,8 @@ MUTATIONS = (
     Mutation(
         "advantages_of_lookback_count",
         "connectors/advantages.py",
-        "trained = advantage[exp.trained()].astype(np.float64)",
-        "trained = advantage.astype(np.float64)",
+        "trained = cast(advantage[exp.trained()], np.float64)",
+        "trained = cast(advantage, np.float64)",
         "connectors",
     ),
     Mutation(

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from etude.columns import ACTION, Columns
-from etude.errors import SpaceError
+from etude.errors import ModuleError, SpaceError
 from etude.experience.arrays import Constant, tensor_dtype
 from etude.spaces import Flattener, Space, leaves
 
@@ -93,13 +93,19 @@ class Distribution(ABC):
             noise: float32 ``[N, num_noise]`` from `noise`; the same noise and inputs give the same actions.
         """
 
-    @abstractmethod
     def noise_tensor(self, generator: torch.Generator, rows: int) -> Tensor:
         """float32 ``[rows, num_noise]`` on the generator's device: as `noise`, from torch's random numbers."""
+        raise self._needs_numpy("noise_tensor")
 
-    @abstractmethod
     def act_tensors(self, inputs: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
-        """As `act`, on the device of ``inputs``, without a word to the host."""
+        """As `act`, with tensors on the device of ``inputs``, and without copying anything to the host."""
+        raise self._needs_numpy("act_tensors")
+
+    def _needs_numpy(self, method: str) -> ModuleError:
+        return ModuleError(
+            f"{type(self).__name__} can't act in an env of tensors, since it has no `{method}`: write the methods "
+            "`noise_tensor` and `act_tensors` (see `etude.modules.Distribution`)."
+        )
 
     @abstractmethod
     def logp(self, inputs: Tensor, action: Mapping[str, Tensor]) -> Tensor:

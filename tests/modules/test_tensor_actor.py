@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from etude.errors import EnvError, ModuleError
 from etude.experience.arrays import host_columns
-from etude.modules import NetworkConfig, distribution_for, make_module
+from etude.modules import Distribution, NetworkConfig, distribution_for, make_module
 from etude.modules.distributions import FORBIDDEN, EpsilonGreedy
 from etude.modules.tensors import HostActor, TensorActor, tensor_actor
 
@@ -193,3 +193,17 @@ def test_a_module_with_an_actor_of_its_own_acts_on_the_host() -> None:
     np.testing.assert_array_equal(host_columns(action)["action"], wanted["action"])
     for name, column in others.items():
         np.testing.assert_array_equal(host_columns(extras)[name], column)
+
+
+class OnlyNumPy(Distribution):
+    """A user's own, of before there were envs of tensors."""
+
+    noise = act = logp = entropy = kl = lambda self, *_: None  # type: ignore[assignment]
+
+
+def test_a_distribution_without_tensors_says_what_it_lacks() -> None:
+    own = OnlyNumPy(spaces.Discrete(2), "action", num_inputs=2, num_noise=2, logits=())
+    with pytest.raises(ModuleError, match="OnlyNumPy can't act in an env of tensors, since it has no `noise_tensor`"):
+        own.noise_tensor(torch.Generator(), 1)
+    with pytest.raises(ModuleError, match="it has no `act_tensors`"):
+        own.act_tensors(torch.zeros(1, 2), None)

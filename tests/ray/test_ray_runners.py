@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import ray
 import runner_envs
+import tensor_envs
 import torch
 from signalling import Signalling
 
@@ -99,6 +100,23 @@ def test_a_run_with_one_runner_is_the_run_without_a_cluster(made: Any) -> None:
     for name, value in weights(here).items():
         np.testing.assert_array_equal(value, weights(there)[name], err_msg=name)
     same(here.runner.collect_each(num_steps=64)[None], there.runner.collect_each(num_steps=64)[None])
+
+
+def test_experience_of_tensors_comes_in_numpy(made: Any) -> None:
+    ray.cloudpickle.register_pickle_by_value(tensor_envs)
+    try:
+        one, two = (
+            made(engine, env=tensor_envs.Follow, num_envs=8)
+            for engine in ("local", Ray(num_runners=1, fragment_steps=64))
+        )
+        here, there = (algorithm.runner.collect_each(num_steps=64)[None] for algorithm in (one, two))
+        assert isinstance(here.steps[col.OBS], torch.Tensor)
+        assert isinstance(there.steps[col.OBS], np.ndarray)
+        order = [there.segments.episode_id.tolist().index(name) for name in here.segments.episode_id]
+        same(here.numpy(), there.select(order))
+        assert all(np.isfinite(loss) for loss in two.train().losses.values())
+    finally:
+        ray.cloudpickle.unregister_pickle_by_value(tensor_envs)
 
 
 def test_fragments_that_go_on_are_put_together(made: Any) -> None:
