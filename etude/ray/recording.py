@@ -49,7 +49,7 @@ class RunnerRecorder:
     def __init__(self, job: RecordJob, number: int, life: int) -> None:
         self._job = job
         prefix = f"runner{number}-{life}"
-        self._writers = ModuleWriters(job.path, job.kinds, append=True, prefix=prefix, manifest=False, **job.options)
+        self._writers = ModuleWriters(job.path, job.kinds, append=True, prefix=prefix, **job.options)
         self._taken = 0
 
     def take(self, parts: Mapping[str, Experience], meta: Mapping[str, Any] | None) -> None:

@@ -2,7 +2,7 @@
 """What can be wrong with whole files of a recording, as their footers tell it."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,8 +14,9 @@ from etude.experience import Experience
 from etude.experience.arrays import describe
 from etude.experience.table import SHAPE_KEY
 from etude.files import AnyPath
-from etude.recordings.files import DataFile
-from etude.recordings.manifest import MANIFEST, Header, Manifest
+from etude.recordings.files import REQUIRED, DataFile
+from etude.recordings.layout import FileFacts, Header
+from etude.recordings.manifest import MANIFEST, Manifest
 from etude.spaces import leaf_dtype, leaf_shape
 
 
@@ -26,10 +27,9 @@ def _is_text(kind: pa.DataType) -> bool:
 
 _KEY_TYPES = {
     **dict.fromkeys((col.EPISODE_ID, col.AGENT_ID, col.MODULE_ID), (_is_text,)),
-    **dict.fromkeys((col.T_INDEX, col.LOOKBACK), (pa.types.is_signed_integer,)),
+    **dict.fromkeys((col.SEGMENT, col.T_INDEX, col.LOOKBACK), (pa.types.is_signed_integer,)),
     **dict.fromkeys((col.TERMINATED, col.TRUNCATED), (pa.types.is_boolean,)),
 }
-REQUIRED = (col.EPISODE_ID, col.T_INDEX, col.TERMINATED, col.TRUNCATED)
 
 
 class Fault(NamedTuple):
@@ -45,6 +45,8 @@ class Fault(NamedTuple):
 
 def fault_of(file: DataFile, first: DataFile, wanted: Header | None) -> Fault | None:
     """What is wrong with a file beside the recording's header and first file; None where nothing is."""
+    if file.header is None and file.has_own_columns:
+        return None  # another tool has written it anew: it is read as a table
     if file.header is None or wanted is None:
         names = ", ".join(file.schema.names[:12])
         what = (
@@ -90,6 +92,9 @@ def _column_fault(file: DataFile, first: DataFile) -> Fault | None:
             what = f"column `{name}` is of type {file.schema.field(name).type}, which it can't be. Restore it."
             return Fault("wrong_type", file.path, f"{file.path}: {what}")
     finals = [col.FINAL_OBS + name[len(col.OBS) :] for name in col.under(names, col.OBS)]
+    if file.version == 1 and col.SEGMENT in names:
+        what = f"column `{col.SEGMENT}` can't be told from the one of format 2. Rename it, or read it as a table."
+        return Fault("wrong_type", file.path, f"{file.path}: {what}")
     missing = [name for name in (*REQUIRED, *finals) if name not in names]
     difference = (missing[0], None, None) if missing else first_difference(file.schema, first.schema)
     if difference is None:
@@ -128,12 +133,52 @@ def _type_of(field: pa.Field) -> str:
     return str(field.type) if is_plain else f"{field.type} of shape {shape}"
 
 
-def lost_files(folder: AnyPath, manifest: Manifest, files: Sequence[DataFile]) -> list[Fault]:
-    """Files that ``recording.json`` lists and that are not there, or have other rows, by their footers in ``files``."""
+def lost_files(folder: AnyPath, paths: Sequence[AnyPath], files: Sequence[DataFile]) -> list[tuple[Fault, int]]:
+    """Files that later ones of their series tell of, and that are not there or have fewer rows; with the rows lost.
+
+    Nothing is told where another tool has written some of the files anew.
+
+    Args:
+        folder: Where they lie.
+        paths: All files there.
+        files: Those of them that can be read.
+    """
+    series: dict[str, list[tuple[FileFacts, AnyPath]]] = {}
+    for file in files:
+        if file.facts is None:
+            return []
+        series.setdefault(file.facts.series, []).append((file.facts, file.path))
+    names = {path.name for path in paths}
+    return [fault for prefix, members in series.items() for fault in _gaps(folder, prefix, members, names)]
+
+
+def _gaps(
+    folder: AnyPath, prefix: str, members: list[tuple[FileFacts, AnyPath]], names: set[str]
+) -> Iterator[tuple[Fault, int]]:
+    """The faults of one series; ``names`` are those of all files in the folder."""
+    rows, number, previous = 0, 0, folder
+    for facts, path in sorted(members, key=lambda member: (member[0].number, member[1].name)):
+        # More rows than that are no fault: where there are no locks, two writers may have had one prefix.
+        short = facts.rows_before - rows
+        if short > 0:
+            head = f"when {path.name} was written, {facts.rows_before:,} rows were in the files before it"
+            expected = [f"{prefix}-{k:05d}.parquet" for k in range(number, facts.number)]
+            missing = [name for name in expected if name not in names]
+            for name in missing:
+                text = f"{folder / name}: is not there: {head}. Put it back, or read the rest with on_bad='skip'."
+                yield Fault("missing_file", folder / name, text), short if name == missing[0] else 0
+            if not expected:
+                text = f"{previous}: was replaced: {head}, but now {rows:,} are. Restore it from a copy, or read what "
+                yield Fault("other_rows", previous, f"{text}is there with on_bad='skip'."), short
+        rows, number, previous = max(rows, facts.rows_before) + facts.rows, facts.number + 1, path
+
+
+def unlisted(folder: AnyPath, manifest: Manifest, files: Sequence[DataFile]) -> list[Fault]:
+    """Files of format 1 that ``recording.json`` lists and that are not there, or have other rows."""
     rows = {file.path: file.num_rows for file in files}
     faults = []
-    for name, entry in manifest.files.items():
-        path, listed = folder / name, entry["rows"]
+    for name, listed in manifest.rows.items():
+        path = folder / name
         head = f"{path}: {MANIFEST} lists this file with {listed:,} rows, but it"
         if not path.is_file():
             tail = f"is not there. Put it back, or take its entry out of {MANIFEST} to read the rest."

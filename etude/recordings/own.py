@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Etude's own recordings as parts: the row groups of Parquet files."""
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -12,11 +13,33 @@ from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.table import KEYS
 from etude.files import AnyPath
-from etude.recordings.faults import Fault, fault_of, lost_files
+from etude.recordings.faults import fault_of, lost_files, unlisted
 from etude.recordings.files import DataFile, find_files, open_files
-from etude.recordings.formats.parts import Place, Problem, UnreadableError
-from etude.recordings.manifest import FORMAT, Header, Manifest
+from etude.recordings.formats.parts import Parts, Place, Problem, UnreadableError
+from etude.recordings.formats.source import ETUDE, Source
+from etude.recordings.formats.table import open_parts
+from etude.recordings.layout import FORMAT, Header
+from etude.recordings.manifest import Manifest, read_manifest
 from etude.recordings.pieces import continues
+
+
+def open_own(path: AnyPath, given: Sequence[AnyPath] | None, faults: list[Problem] | None) -> Parts:
+    """Open a recording in Etude's format; see `OwnParts`. One that another tool has written anew is read as a table.
+
+    Raises:
+        DataError: a file is broken or missing, or the files do not belong together.
+    """
+    own = OwnParts(path, given, faults)
+    if own.is_in_order:
+        return own
+    header = own.known_header
+    if header is None:
+        return open_parts(Source(own.files, preset=ETUDE))
+    table = open_parts(
+        Source(own.files, preset=ETUDE, obs_space=header.obs_space, action_space=header.action_space, env=header.env)
+    )
+    table.header = dataclasses.replace(table.header, meta={**header.meta, **table.header.meta})
+    return table
 
 
 class OwnParts:
@@ -38,36 +61,47 @@ class OwnParts:
     ) -> None:
         self.path = path
         paths = find_files(path) if given is None else [file for one in given for file in find_files(one)]
-        manifest = self._manifest(path, faults)
-        listed = {path / name: entry["rows"] for name, entry in manifest.files.items()} if manifest else {}
-        files = list(_usable(zip(paths, open_files(paths), strict=True), listed, faults, is_part=len(paths) > 1))
-        header = manifest.header if manifest else next((file.header for file in files if file.header), None)
+        opened = list(zip(paths, open_files(paths), strict=True))
+        is_new = any(isinstance(file, DataFile) and file.version > 1 for _, file in opened)
+        manifest = None if is_new else self._manifest(path, faults)
+        listed = {path / name: rows for name, rows in manifest.rows.items()} if manifest else {}
+        files = list(_usable(opened, listed, faults, is_part=len(paths) > 1))
         like = next((file for file in files if file.header), files[0] if files else None)
-        lost = lost_files(path, manifest, files) if manifest else []
-        for one in lost:
-            if one.kind == "missing_file":
-                _refuse(_problem(one, listed[one.path], repairable=True), faults)
-        for file in list(files):
-            fault = fault_of(file, like or file, header)
-            if fault:
-                _refuse(_problem(fault, file.num_rows, repairable=len(paths) > 1), faults)
-                files.remove(file)
-        for one in lost:
-            if one.kind != "missing_file":
-                _refuse(_problem(one, listed[one.path], repairable=True), faults)
-        if header is None or not files:
-            assert faults  # a file without a header is a fault
+        wanted = manifest.header if manifest else like.header if like else None
+        lost = [(one, listed[one.path]) for one in unlisted(path, manifest, files)] if manifest else []
+        if given is None and path.is_dir():
+            lost += lost_files(path, paths, files)
+        faulty = [(file, fault_of(file, like or file, wanted)) for file in files]
+        found = [(fault, rows, True) for fault, rows in lost if fault.kind == "missing_file"]
+        found += [(fault, file.num_rows, len(paths) > 1) for file, fault in faulty if fault]
+        found += [(fault, rows, True) for fault, rows in lost if fault.kind != "missing_file"]
+        for fault, rows, repairable in found:
+            _refuse(Problem(fault.kind, fault.message, str(fault.path), count=rows, repairable=repairable), faults)
+        self._files: tuple[DataFile, ...] = tuple(file for file, fault in faulty if not fault)
+        if not self._files:
+            assert faults  # no file is there, but for those with faults
             raise DataError(faults[0].message)
-        self.header: Header = header
-        self._files: tuple[DataFile, ...] = tuple(files)
+        self.known_header = manifest.header if manifest else _newest(self._files)
+        """None where another tool has written all files anew, and left it out."""
         self._groups = [(file, group) for file in self._files for group in range(file.num_groups)]
 
     def _manifest(self, path: AnyPath, faults: list[Problem] | None) -> Manifest | None:
         try:
-            return Manifest.read(path) if path.is_dir() else None
+            return read_manifest(path) if path.is_dir() else None
         except DataError as error:
             _refuse(Problem("manifest", str(error), str(path), count=0, repairable=True), faults)
             return None
+
+    @property
+    def header(self) -> Header:
+        """What the files say of the whole."""
+        assert self.known_header is not None  # else `open_own` reads a table
+        return self.known_header
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether the rows of all files stand as Etude's writer puts them."""
+        return all(file.is_in_order for file in self._files)
 
     @property
     def files(self) -> list[AnyPath]:
@@ -205,8 +239,11 @@ def _usable(
             _refuse(Problem("truncated_file", str(file), str(path), count=count, repairable=is_part), faults)
 
 
-def _problem(fault: Fault, rows: int, *, repairable: bool) -> Problem:
-    return Problem(fault.kind, fault.message, str(fault.path), count=rows, repairable=repairable)
+def _newest(files: Sequence[DataFile]) -> Header | None:
+    """The header of the file that was finished last, as far as they tell; else of the first."""
+    known = [file for file in files if file.header]
+    newest = max(known, key=lambda file: file.facts.closed if file.facts else "", default=None)
+    return newest.header if newest else None
 
 
 def _refuse(problem: Problem, faults: list[Problem] | None) -> None:
