@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.fs
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.errors import DataError
@@ -20,7 +21,7 @@ from etude.experience.table import KEYS
 from etude.files import AnyPath, RemotePath, in_arrow, relative
 from etude.recordings import footers
 from etude.recordings.layers import reading
-from etude.recordings.layout import HEADER_KEY, FileFacts, Header, in_order, loads
+from etude.recordings.layout import HEADER_KEY, FileFacts, Header, is_declared_in_order, loads
 from etude.recordings.manifest import MANIFEST
 from etude.recordings.pieces import filtered
 
@@ -57,10 +58,30 @@ class DataFile:
         """Whether its columns are those of a recording."""
         return has_own_columns(self.schema.names)
 
-    @property
-    def is_in_order(self) -> bool:
-        """Whether its rows stand as Etude's writer puts them; not so after another tool has written it anew."""
-        return self.version == 1 or (self.version > 1 and in_order(self.metadata))
+    def segments_anew(self) -> list[NDArray[np.int64]] | None:
+        """The numbers of the segments in each row group, read from a file that another tool has written anew.
+
+        None where its rows do not stand as Etude's writer puts them, or where there is no header, so that types may be
+        others, too. Nothing is read, and there are no row groups, of files that Etude wrote.
+        """
+        if self.version < 2 or is_declared_in_order(self.metadata):
+            return [] if self.version else None
+        if not {col.SEGMENT, col.T_INDEX} <= set(self.schema.names):
+            return None
+        found = []
+        for group in range(self.num_groups):
+            try:
+                table = self.read_group(group, [col.SEGMENT, col.T_INDEX], None)
+            except DataError:
+                continue  # it is said where all columns are read
+            if any(column.null_count for column in table.columns):
+                return None
+            segment, t = table[col.SEGMENT].to_numpy(), table[col.T_INDEX].to_numpy()
+            rises, follows = np.diff(segment), np.diff(t) > 0
+            if not ((rises > 0) | ((rises == 0) & follows)).all():
+                return None
+            found.append(segment[np.append(True, rises > 0)] if len(segment) else segment)
+        return found
 
     def _opened(self) -> pq.ParquetFile:
         """Opened anew each time: an open file keeps what was read from it, and handles are few."""

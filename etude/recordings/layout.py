@@ -169,7 +169,7 @@ def first_segment(prefix: str) -> int:
     return 0 if prefix == PREFIX else (zlib.crc32(prefix.encode()) & 0x7FFF_FFFF) << 32
 
 
-def in_order(metadata: pq.FileMetaData) -> bool:
+def is_declared_in_order(metadata: pq.FileMetaData) -> bool:
     """Whether a file says that its rows stand as Etude's writer puts them; other tools don't say that of theirs."""
     wanted = [(col.SEGMENT, False), (col.T_INDEX, False)]
     names = [metadata.schema.column(i).path for i in range(metadata.num_columns)]

@@ -2,11 +2,14 @@
 """Etude's own recordings as parts: the row groups of Parquet files."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.errors import DataError
@@ -30,7 +33,7 @@ def open_own(path: AnyPath, given: Sequence[AnyPath] | None, faults: list[Proble
         DataError: a file is broken or missing, or the files do not belong together.
     """
     own = OwnParts(path, given, faults)
-    if own.is_in_order:
+    if own.is_in_order():
         return own
     header = own.known_header
     if header is None:
@@ -40,6 +43,10 @@ def open_own(path: AnyPath, given: Sequence[AnyPath] | None, faults: list[Proble
     )
     table.header = dataclasses.replace(table.header, meta={**header.meta, **table.header.meta})
     return table
+
+
+_TOLD: Final = {"truncated_file": 0, "missing_file": 1, "other_rows": 3}
+"""In which order problems of files are told; all others stand between."""
 
 
 class OwnParts:
@@ -61,23 +68,30 @@ class OwnParts:
     ) -> None:
         self.path = path
         paths = find_files(path) if given is None else [file for one in given for file in find_files(one)]
-        opened = list(zip(paths, open_files(paths), strict=True))
-        is_new = any(isinstance(file, DataFile) and file.version > 1 for _, file in opened)
-        manifest = None if is_new else self._manifest(path, faults)
-        listed = {path / name: rows for name, rows in manifest.rows.items()} if manifest else {}
-        files = list(_usable(opened, listed, faults, is_part=len(paths) > 1))
+        opened = dict(zip(paths, open_files(paths), strict=True))
+        files = [file for file in opened.values() if isinstance(file, DataFile)]
+        manifest = None if any(file.version > 1 for file in files) else self._manifest(path, faults)
         like = next((file for file in files if file.header), files[0] if files else None)
         wanted = manifest.header if manifest else like.header if like else None
-        lost = [(one, listed[one.path]) for one in unlisted(path, manifest, files)] if manifest else []
-        if given is None and path.is_dir():
-            lost += lost_files(path, paths, files)
-        faulty = [(file, fault_of(file, like or file, wanted)) for file in files]
-        found = [(fault, rows, True) for fault, rows in lost if fault.kind == "missing_file"]
-        found += [(fault, file.num_rows, len(paths) > 1) for file, fault in faulty if fault]
-        found += [(fault, rows, True) for fault, rows in lost if fault.kind != "missing_file"]
-        for fault, rows, repairable in found:
-            _refuse(Problem(fault.kind, fault.message, str(fault.path), count=rows, repairable=repairable), faults)
-        self._files: tuple[DataFile, ...] = tuple(file for file, fault in faulty if not fault)
+        found: list[Problem] = []
+        if manifest:
+            found += unlisted(path, manifest, files)
+        elif given is None and path.is_dir():
+            found += lost_files(path, files, [file.name for file in paths])
+        lost = {problem.file: problem.count for problem in found if problem.kind == "lost_rows"}
+        lost |= {str(path / name): rows for name, rows in manifest.rows.items()} if manifest else {}
+        faulty = {file.path: fault_of(file, like or file, wanted) for file in files}
+        for name, file in opened.items():
+            is_part = len(paths) > 1  # of one file alone, nothing would be left
+            if isinstance(file, DataError):
+                count = lost.get(str(name), 0)
+                found.append(Problem("truncated_file", str(file), str(name), count=count, repairable=is_part))
+            elif fault := faulty[name]:
+                found.append(dataclasses.replace(fault, repairable=is_part))
+        for problem in sorted(found, key=lambda problem: _TOLD.get(problem.kind, 2)):
+            if problem.kind != "lost_rows":
+                _refuse(problem, faults)
+        self._files: tuple[DataFile, ...] = tuple(file for file in files if not faulty[file.path])
         if not self._files:
             assert faults  # no file is there, but for those with faults
             raise DataError(faults[0].message)
@@ -98,10 +112,21 @@ class OwnParts:
         assert self.known_header is not None  # else `open_own` reads a table
         return self.known_header
 
-    @property
     def is_in_order(self) -> bool:
-        """Whether the rows of all files stand as Etude's writer puts them."""
-        return all(file.is_in_order for file in self._files)
+        """Whether rows stand as Etude's writer puts them. Of files that another tool has written anew, this reads two
+        columns: in each row group they must be in order, and no segment may lie in row groups that are apart.
+        """
+        groups: list[NDArray[np.int64]] = []
+        for file in self._files:
+            found = file.segments_anew()
+            if found is None:
+                return False
+            groups += [segments for segments in found if len(segments)]
+        if not groups:
+            return True
+        every = np.concatenate(groups)
+        continued = sum(int(a[-1] == b[0]) for a, b in itertools.pairwise(groups))
+        return len(every) - len(np.unique(every)) == continued
 
     @property
     def files(self) -> list[AnyPath]:
@@ -221,22 +246,6 @@ class OwnParts:
     def problems(self) -> Iterator[Problem]:
         """None: files that can't be used are told when it is opened."""
         return iter(())
-
-
-def _usable(
-    files: Iterable[tuple[AnyPath, DataFile | DataError]],
-    listed: Mapping[AnyPath, int],
-    faults: list[Problem] | None,
-    *,
-    is_part: bool,
-) -> Iterator[DataFile]:
-    """The files that can be opened; whether there are others (``is_part``)."""
-    for path, file in files:
-        if isinstance(file, DataFile):
-            yield file
-        else:
-            count = listed.get(path, 0)
-            _refuse(Problem("truncated_file", str(file), str(path), count=count, repairable=is_part), faults)
 
 
 def _newest(files: Sequence[DataFile]) -> Header | None:

@@ -179,8 +179,7 @@ def cut_into_files(path: Path, exp: Experience, order: list[int], rows: int) -> 
     """One file for each ``rows`` rows, their names in another order; row groups do not know what follows them."""
     record(path, exp)
     table = rows_of(path)
-    for file in (path / "part-00000.parquet", path / "recording.json"):
-        file.unlink()
+    (path / "part-00000.parquet").unlink()
     for i, name in enumerate(order):
         pq.write_table(table.slice(i * rows, rows), path / f"part-{name}.parquet")
 
