@@ -58,8 +58,9 @@ class DataFile:
         """Whether its columns are those of a recording."""
         return has_own_columns(self.schema.names)
 
-    def segments_anew(self) -> list[NDArray[np.int64]] | None:
-        """The numbers of the segments in each row group, read from a file that another tool has written anew.
+    def segments_anew(self) -> list[tuple[NDArray[np.int64], int, int]] | None:
+        """The numbers of the segments in each row group, and ``t`` of its first and last row, read from a file that
+        another tool has written anew.
 
         None where its rows do not stand as Etude's writer puts them, or where there is no header, so that types may be
         others, too. Nothing is read, and there are no row groups, of files that Etude wrote.
@@ -80,7 +81,8 @@ class DataFile:
             rises, follows = np.diff(segment), np.diff(t) > 0
             if not ((rises > 0) | ((rises == 0) & follows)).all():
                 return None
-            found.append(segment[np.append(True, rises > 0)] if len(segment) else segment)
+            if len(segment):
+                found.append((segment[np.append(True, rises > 0)], int(t[0]), int(t[-1])))
         return found
 
     def _opened(self) -> pq.ParquetFile:
@@ -152,7 +154,8 @@ class DataFile:
         """Some columns of one row group as Experience."""
         if where is not None and self._has_context(group):
             self._check_filter(where)
-            return filtered(self.load(group, self.schema.names, None), where, names)
+            steps = [name for name in names if name not in KEYS and not col.is_under(name, col.FINAL_OBS)]
+            return filtered(self.load(group, self.schema.names, None), where, steps)
         return self.experience_of(self.read_group(group, names, where), group)
 
     def _has_context(self, group: int) -> bool:
@@ -251,7 +254,7 @@ def find_files(path: AnyPath) -> list[AnyPath]:
                 "(docs/custom-sources.md)."
             )
         if (path / MANIFEST).exists():
-            raise DataError(f"{path}: this recording has no data yet: {MANIFEST} is there, but no Parquet file.")
+            raise DataError(f"{path}: this recording has no data: {MANIFEST} is there, but no Parquet file.")
         raise DataError(
             f"{path}: holds no Parquet file, nor a recording of another tool that is known here. Give the folder "
             "that a recording was written to."

@@ -116,17 +116,16 @@ class OwnParts:
         """Whether rows stand as Etude's writer puts them. Of files that another tool has written anew, this reads two
         columns: in each row group they must be in order, and no segment may lie in row groups that are apart.
         """
-        groups: list[NDArray[np.int64]] = []
+        groups: list[tuple[NDArray[np.int64], int, int]] = []
         for file in self._files:
             found = file.segments_anew()
             if found is None:
                 return False
-            groups += [segments for segments in found if len(segments)]
-        if not groups:
-            return True
-        every = np.concatenate(groups)
-        continued = sum(int(a[-1] == b[0]) for a, b in itertools.pairwise(groups))
-        return len(every) - len(np.unique(every)) == continued
+            groups += found
+        every = np.concatenate([np.zeros(0, np.int64), *(segments for segments, _, _ in groups)])
+        pairs = itertools.pairwise(groups)
+        continued = sum(int(a[-1]) == int(b[0]) and last < first for (a, _, last), (b, first, _) in pairs)
+        return bool(len(every) - len(np.unique(every)) == continued)
 
     @property
     def files(self) -> list[AnyPath]:
