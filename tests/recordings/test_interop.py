@@ -177,6 +177,14 @@ def test_steps_that_are_left_out_are_never_skipped_over(tmp_path: Path) -> None:
         assert exp.segments.has_final_obs.sum() == 2
 
 
+def test_what_follows_may_be_known_nowhere(tmp_path: Path) -> None:
+    exp = numbered([8, 6], has_final_obs=False, terminated=True, truncated=False)
+    record(tmp_path / "r", exp)
+    (tmp_path / "out").mkdir()
+    pq.write_table(shuffled(by_pyarrow(tmp_path / "r")), tmp_path / "out" / "x.parquet", row_group_size=3)
+    same(Recording.open(tmp_path / "out"), exp)
+
+
 def test_images_and_nested_columns_come_back(tmp_path: Path) -> None:
     space = gym.spaces.Dict({"camera": gym.spaces.Box(0, 255, (4, 3), np.uint8), "arm": gym.spaces.Box(-1, 1, (2, 3))})
     act = gym.spaces.Tuple([gym.spaces.Discrete(3), gym.spaces.Box(-1, 1, (2,))])

@@ -97,6 +97,9 @@ class TableColumns:
         (own,) = self._plan.mapped[col.FINAL_OBS + name[len(col.OBS) :]]
         array = one_array(self._read(self._groups[g], [own]), own).take(pa.array(rows))
         known = np.asarray(array.is_valid())
+        if not known.any():
+            shape, dtype = self._found[name]
+            return known, np.zeros((0, *shape), dtype)
         values = flat(array.drop_null(), own, lambda row: self._groups[g].place(int(rows[known][row])))
         return known, self._as_planned(g, name, values[own])
 
