@@ -16,7 +16,8 @@ from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.experience import without_lookback
 from etude.recordings import Recording, Source
-from etude.recordings.pieces import copied, pieces, row_bytes
+from etude.recordings.held import Assembler
+from etude.recordings.pieces import pieces, row_bytes
 from etude.recordings.screening import OnBad
 from etude.spaces import Space, alike, leaf_shape, leaves
 
@@ -86,21 +87,20 @@ class WholeEpisodes:
             DataError: a reward is not finite.
         """
         self.left_out = Counter()
-        waiting: dict[tuple[str, str | None], list[Experience]] = {}
+        assembler = Assembler()
         ready: list[Experience] = []
         for piece in self._pieces():
             own = without_lookback(self._own(piece))  # rows that the piece before has, too
             if own.num_segments:
-                ready += _completed(own, waiting)
+                ready += self._whole(own, assembler)
             rows = sum(exp.num_steps for exp in ready)
             if rows and rows >= min(CHUNK_ROWS, CHUNK_BYTES // row_bytes(ready[0])):
                 yield self._checked(Experience.concat(ready))
                 ready = []
         if ready:
             yield self._checked(Experience.concat(ready))
-        for parts in waiting.values():
-            done = any(bool(part.segments.done[0]) for part in parts)
-            self.left_out[BROKEN if done else NOT_DONE] += 1
+        for held in assembler.waiting.values():
+            self.left_out[NOT_DONE if held.total is None else BROKEN] += 1
 
     def _pieces(self) -> Iterator[Experience]:
         if isinstance(self._data, Recording):
@@ -116,6 +116,19 @@ class WholeEpisodes:
             self.left_out[NO_MODULE] += nobodys
         return piece.select(of == self._name)
 
+    def _whole(self, own: Experience, assembler: Assembler) -> list[Experience]:
+        """What of ``own`` is whole, or became so with what was waiting."""
+        segments = own.segments
+        at_once = (segments.t_start == 0) & segments.done
+        found = [own.select(at_once)] if at_once.any() else []
+        for i in np.flatnonzero(~at_once).tolist():
+            joined = assembler.add((segments.episode_id[i], segments.agent_id[i]), own[i])
+            if joined is not None and joined.num_segments == 1:
+                found.append(joined)
+            elif joined is not None:
+                self.left_out[BROKEN] += 1
+        return found
+
     def _checked(self, exp: Experience) -> Experience:
         bad = np.flatnonzero(~np.isfinite(exp.steps[col.REWARD]))
         if len(bad):
@@ -126,31 +139,6 @@ class WholeEpisodes:
                 "made of it. Mend it, or leave the episode out."
             )
         return exp
-
-
-def _completed(own: Experience, waiting: dict[tuple[str, str | None], list[Experience]]) -> list[Experience]:
-    """What of ``own`` is whole, or became so with what was ``waiting``; the rest waits."""
-    segments = own.segments
-    whole = (segments.t_start == 0) & segments.done
-    found = [own.select(whole)] if whole.any() else []
-    for i in np.flatnonzero(~whole).tolist():
-        key = (segments.episode_id[i], segments.agent_id[i])
-        parts = waiting.setdefault(key, [])
-        parts.append(copied(own[i]))
-        joined = _joined(parts)
-        if joined is not None:
-            found.append(joined)
-            del waiting[key]
-    return found
-
-
-def _joined(parts: Sequence[Experience]) -> Experience | None:
-    """The episode that ``parts`` are all of; None where something is missing or there twice."""
-    if not any(bool(part.segments.done[0]) for part in parts):
-        return None
-    joined = Experience.concat(sorted(parts, key=lambda part: int(part.segments.t_start[0]))).join()
-    whole = joined.num_segments == 1 and joined.segments.t_start[0] == 0 and joined.segments.done[0]
-    return joined if whole else None
 
 
 # -- whether they are of the kind that a module knows ----------------------------------------------------------------

@@ -39,7 +39,7 @@ BLOCK: Final = 4_000_000
 
 
 @dataclasses.dataclass
-class Figures:
+class EpisodeFigures:
     """A row an agent's part in a whole episode. What was not asked for is empty."""
 
     episode_id: NDArray[np.object_]
@@ -83,7 +83,7 @@ class Figures:
 
 def collect(
     chunks: Chunks, log_ratio: Callable[[Experience], Floats] | None, fqe: FQE | None, gamma: float, *, by_step: bool
-) -> Figures:
+) -> EpisodeFigures:
     """One pass over at least one episode.
 
     Args:
@@ -102,7 +102,7 @@ def collect(
             by_steps.add(summed, episodes)
         rows.append(_figures(episodes, summed, None if fqe is None else fqe.values(episodes), gamma, by_step))
     columns: dict[str, Any] = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
-    figures = Figures(**columns)
+    figures = EpisodeFigures(**columns)
     if log_ratio is not None:
         figures.effective_by_step = by_steps.mean(gamma)
     return figures
@@ -115,7 +115,7 @@ def _figures(
     discount = gamma ** episodes.t().astype(np.float64)
     reward = discount * episodes.steps[col.REWARD].astype(np.float64)
     out: dict[str, Any] = {
-        field.name: np.zeros(0) for field in dataclasses.fields(Figures) if field.default is dataclasses.MISSING
+        field.name: np.zeros(0) for field in dataclasses.fields(EpisodeFigures) if field.default is dataclasses.MISSING
     }
     out |= {
         "episode_id": np.asarray(segments.episode_id),
@@ -190,7 +190,7 @@ def effective(weights: Floats) -> float:
 
 
 def estimates_of(
-    figures: Figures, methods: Sequence[str], *, confidence: float, resamples: int, seed: int
+    figures: EpisodeFigures, methods: Sequence[str], *, confidence: float, resamples: int, seed: int
 ) -> dict[str, Estimate]:
     """The estimate by each of ``methods``, and `PLAYED`: the mean return as it was."""
     statistics = {PLAYED: ratio(figures.returns)}
@@ -207,7 +207,7 @@ def estimates_of(
     return out
 
 
-def _statistic(name: str, figures: Figures) -> Statistic:
+def _statistic(name: str, figures: EpisodeFigures) -> Statistic:
     if name == "is":
         return ratio(figures.weight * figures.returns)
     if name == "wis":
@@ -221,7 +221,7 @@ def _statistic(name: str, figures: Figures) -> Statistic:
     return stepwise(figures.start, figures.log_ratio, figures.advantage, figures.lengths)
 
 
-def _by_members(name: str, figures: Figures, confidence: float, *, has_interval: bool) -> Estimate:
+def _by_members(name: str, figures: EpisodeFigures, confidence: float, *, has_interval: bool) -> Estimate:
     """By fitted values, with an interval by the spread of the members: that of so many bootstrap samples."""
     starts, times = figures.member_starts.astype(np.float64), figures.member_times
     mean = float(figures.start.mean() if name == "dm" else starts.mean())
@@ -331,7 +331,7 @@ def student_t(confidence: float, freedom: int) -> float:
 # -- what to think of them -------------------------------------------------------------------------------------------
 
 
-def why_distrusted(figures: Figures) -> str | None:
+def why_distrusted(figures: EpisodeFigures) -> str | None:
     """Why no estimate can be trusted, by fewer than `TRUSTED_FROM` effective episodes; None where that is not so."""
     num = len(set(figures.episode_id.tolist()))
     if num < TRUSTED_FROM:
@@ -354,7 +354,7 @@ def why_distrusted(figures: Figures) -> str | None:
     )
 
 
-def notes_on(figures: Figures, methods: Sequence[str], gamma: float, *, explore: bool) -> list[str]:
+def notes_on(figures: EpisodeFigures, methods: Sequence[str], gamma: float, *, explore: bool) -> list[str]:
     """What to mind; ``explore`` says whether the policy draws its actions."""
     notes = []
     if len(set(figures.episode_id.tolist())) < 2:

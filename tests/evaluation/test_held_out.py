@@ -81,6 +81,16 @@ def test_what_is_not_whole_is_left_out_and_counted():
     same(found, evaluate_on(algorithm, parts[0], methods=CHEAP, gamma=GAMMA))
 
 
+def test_steps_that_are_there_twice_make_no_whole_episode():
+    exp, algorithm = played(30, seed=4), policy(WANTS)
+    long = int(np.flatnonzero(exp.lengths == 3)[0])
+    first, _, third = exp[long].cut(1)
+    others = exp.select(np.arange(30) != long)
+    found = evaluate_on(algorithm, Experience.concat([others, first, first, third]), methods=CHEAP, gamma=GAMMA)
+    assert found.episodes == 29
+    assert found.left_out == {"with a gap or without their beginning": 1}
+
+
 def test_nothing_whole_is_an_error(tmp_path):
     path = write(tmp_path / "rows", played(20, seed=5).cut(1).select(slice(0, 1)))
     if Recording.open(path).read().segments.done.any():
