@@ -110,8 +110,9 @@ def evaluate_on(
 ) -> OffPolicyEvaluation:
     """What the policy of ``algorithm`` would earn in an episode, estimated from episodes that another one played.
 
-    They should be held out: not those that the policy learned from. Data on the disk are streamed, whole episodes at a
-    time; kept are figures of episodes, and for ``wpdis`` and ``wdr`` 12 bytes a step.
+    They should be held out: not those that the policy learned from. Look at `OffPolicyEvaluation.trusted` first: where
+    the policy is far from the one that played, no estimate can be trusted. Data on the disk are streamed, whole
+    episodes at a time; kept are figures of episodes, and for ``wpdis`` and ``wdr`` 12 bytes a step.
 
     Args:
         algorithm: With one module; for several, see `evaluate_each_on`.
@@ -230,6 +231,8 @@ def _result(
         figures, config.methods, confidence=config.confidence, resamples=config.resamples, seed=config.seed
     )
     distrust = why_distrusted(figures)
+    trusted = None if log_ratio is None and distrust is None else distrust is None
+    played_by = "fitted" if config.behaviour == "fit" else "recorded"
     return OffPolicyEvaluation(
         behaviour=estimates.pop(PLAYED),
         estimates=estimates,
@@ -240,9 +243,9 @@ def _result(
         seed=config.seed,
         module=name,
         explore=config.explore,
-        behaviour_policy={"recorded": "recorded", "fit": "fitted"}[config.behaviour] if config.weighs else None,
+        behaviour_policy=played_by if config.weighs else None,
         mean_weight=None if log_ratio is None else float(figures.weight.mean()),
-        trusted=False if distrust else None if log_ratio is None else True,
+        trusted=trusted,
         distrust=distrust,
         left_out=dict(episodes.left_out),
         notes=tuple(notes_on(figures, config.methods, config.gamma, explore=config.explore)),
