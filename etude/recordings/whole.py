@@ -13,7 +13,7 @@ import numpy as np
 from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.experience import without_lookback
-from etude.recordings.pieces import copied
+from etude.recordings.held import Assembler
 from etude.recordings.recording import Recording
 
 
@@ -143,27 +143,21 @@ def whole_episodes(recording: Recording, found: Survey, max_rows: int) -> Iterat
         found: What `survey` found; no episode may lack steps in its middle.
         max_rows: The most rows that are read at a time.
     """
-    waiting: dict[str, list[Experience]] = {}
-    missing = {episode: extent.num_steps for episode, extent in found.parts.items()}
+    assembler = Assembler({episode: extent.num_steps for episode, extent in found.parts.items()})
     for exp in recording.stream(max_rows=max_rows):
         exp = without_lookback(exp)
-        partial = np.fromiter((episode in missing for episode in exp.segments.episode_id), bool, exp.num_segments)
+        partial = np.fromiter((episode in found.parts for episode in exp.segments.episode_id), bool, exp.num_segments)
         if not partial.all():
             yield exp.select(np.flatnonzero(~partial))
         for i in np.flatnonzero(partial):
             piece = exp[int(i)]
-            episode = str(piece.segments.episode_id[0])
-            waiting.setdefault(episode, []).append(copied(piece))
-            missing[episode] -= piece.num_steps
-            if not missing[episode]:
-                yield _joined(waiting.pop(episode), recording)
-
-
-def _joined(pieces: list[Experience], recording: Recording) -> Experience:
-    whole = Experience.concat(sorted(pieces, key=lambda piece: int(piece.segments.t_start[0]))).join()
-    if whole.num_segments > 1:
-        raise DataError(
-            f"{recording.path}: episode {whole.segments.episode_id[0]!r} was acted in by several modules "
-            f"({', '.join(map(repr, dict.fromkeys(whole.segments.module_id.tolist())))}), which this format can't hold."
-        )
-    return whole
+            whole = assembler.add(str(piece.segments.episode_id[0]), piece)
+            if whole is None:
+                continue
+            if whole.num_segments > 1:
+                raise DataError(
+                    f"{recording.path}: episode {whole.segments.episode_id[0]!r} was acted in by several modules "
+                    f"({', '.join(map(repr, dict.fromkeys(whole.segments.module_id.tolist())))}), which this format "
+                    "can't hold."
+                )
+            yield whole
