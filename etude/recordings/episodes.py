@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.experience import Experience
 from etude.recordings.edited import columns_of_pass
-from etude.recordings.expressions import Expression, Reduction, step_values
 from etude.recordings.recording import Recording
+from etude.recordings.where import Expression, Reduction, step_values
 
 RETURN: Final = "return"
 LENGTH: Final = "length"
@@ -106,7 +106,7 @@ class Episodes:
         columns = {name: column[trained] for name, column in of_steps.items()}
         for text, reduction in self._reductions.items():
             assert self._where is not None
-            values = self._where.of_steps(reduction, columns)
+            values = self._where.of_steps(text, columns)
             _MERGES[reduction.how].at(self._reduced[text].upto(count), of_step, values)
 
     def _figures(self) -> dict[str, NDArray[Any]]:
