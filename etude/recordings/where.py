@@ -244,15 +244,26 @@ class RowFilter(Expression):
         self.check_names((), exp.steps)
         return self(step_values(exp, self.columns))
 
-    def chosen(self, exp: Experience) -> Experience:
-        """The steps for which it holds, in segments that know what was observed after each."""
+    def chosen(self, exp: Experience, *, looks_ahead: bool = True) -> Experience:
+        """The steps for which it holds, in segments that know what was observed after each.
+
+        Without ``looks_ahead``, a segment that ends where a step was left out does not know it.
+        """
         kept = self.holds(exp)
         if kept.all():
             return exp
         bounds = np.union1d(exp.offsets, np.flatnonzero(np.diff(kept)) + 1)
         start, stop = bounds[:-1], bounds[1:]
         parent = np.searchsorted(exp.offsets, start, side="right") - 1
-        return exp.pieces(parent, start, stop).select(kept[start])
+        pieces = exp.pieces(parent, start, stop)
+        if not looks_ahead:
+            is_known = pieces.segments.has_final_obs & np.isin(stop, exp.offsets)
+            final_obs = {name: np.array(final) for name, final in pieces.final_obs.items()}
+            for final in final_obs.values():
+                final[~is_known] = None if final.dtype == object else 0
+            segments = pieces.segments.replace(has_final_obs=is_known)
+            pieces = Experience(pieces.steps, pieces.offsets, segments, final_obs)
+        return pieces.select(kept[start])
 
     def in_arrow(self, dtypes: Mapping[str, np.dtype[Any]]) -> pc.Expression | None:
         """A condition for Parquet that holds for every step for which this one holds, and perhaps for others.
@@ -267,12 +278,12 @@ class RowFilter(Expression):
 
     def _in_arrow(self, node: ast.expr, dtypes: Mapping[str, np.dtype[Any]]) -> pc.Expression | None:
         match node:
-            case ast.BoolOp(op=ast.And()):
-                parts = [part for value in node.values if (part := self._in_arrow(value, dtypes)) is not None]
-                return functools.reduce(operator.and_, parts) if parts else None
-            case ast.BoolOp():
-                parts = [self._in_arrow(value, dtypes) for value in node.values]
-                return functools.reduce(operator.or_, parts) if parts and None not in parts else None
+            case ast.BoolOp(op=op):
+                found = [self._in_arrow(value, dtypes) for value in node.values]
+                parts = [part for part in found if part is not None]
+                if not parts or (isinstance(op, ast.Or) and len(parts) < len(found)):
+                    return None
+                return functools.reduce(operator.and_ if isinstance(op, ast.And) else operator.or_, parts)
             case ast.Compare(left=ast.Name() as name, ops=[op], comparators=[value]) if type(op) in _COMPARE:
                 return _in_parquet(self._name(name), dtypes, type(op), _literal(value))
             case ast.Compare(left=value, ops=[op], comparators=[ast.Name() as name]) if type(op) in _COMPARE:
