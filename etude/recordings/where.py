@@ -142,11 +142,8 @@ class Expression:
             case ast.BinOp() if type(node.op) in _ARITHMETIC:
                 left, right = (self._compiled(side, of_steps) for side in (node.left, node.right))
                 return lambda v: _calculated(_ARITHMETIC[type(node.op)], _number(left(v)), _number(right(v)))
-            case ast.Compare(ops=[one], comparators=[other]) if type(one) in _COMPARE:
-                left, right = (self._compiled(side, of_steps) for side in (node.left, other))
-                return lambda v: _compared(_COMPARE[type(one)], left(v), right(v))
-            case ast.Compare() if pairs := _pairs(node):
-                return self._compiled(pairs, of_steps)
+            case ast.Compare() if _is_comparison(node):
+                return self._comparison(node, of_steps)
             case ast.Constant(value=bool() | int() | float() | str()):
                 constant = _loaded(np.asarray(node.value, object if isinstance(node.value, str) else None))
                 return lambda v: constant
@@ -167,6 +164,25 @@ class Expression:
     def _changed(self, op: Callable[[Any], Any], operand: ast.expr, of_steps: bool) -> Evaluate:
         inner = self._compiled(operand, of_steps)
         return lambda v: np.asarray(op(number := _number(inner(v))), number.dtype)
+
+    def _comparison(self, node: ast.Compare, of_steps: bool) -> Evaluate:
+        """What evaluates a chain of comparisons; each side is evaluated once."""
+        *inner, last = node.comparators
+        choices = last.elts if isinstance(last, ast.Tuple | ast.List) else None
+        sides = [self._compiled(side, of_steps) for side in (node.left, *inner, *([last] if choices is None else []))]
+        items = [self._compiled(item, of_steps) for item in choices or ()]
+        ops = [_COMPARE[type(op)] for op in node.ops if type(op) in _COMPARE]
+
+        def evaluate(v: Mapping[str, Values]) -> Values:
+            values = [side(v) for side in sides]
+            found = [_compared(op, a, b) for op, a, b in zip(ops, values, values[1:], strict=False)]
+            if choices is not None:
+                same = (_compared(operator.eq, values[-1], item(v)) for item in items)
+                among = functools.reduce(operator.or_, same, np.array(False))
+                found.append(among if isinstance(node.ops[-1], ast.In) else ~among)
+            return functools.reduce(operator.and_, found)
+
+        return evaluate
 
     def check_names(self, figures: Iterable[str], columns: Iterable[str]) -> None:
         """Raise a SettingsError where a name is neither among ``figures`` nor, over steps, among ``columns``."""
@@ -288,8 +304,8 @@ class RowFilter(Expression):
                 return _in_parquet(self._name(name), dtypes, type(op), _literal(value))
             case ast.Compare(left=value, ops=[op], comparators=[ast.Name() as name]) if type(op) in _COMPARE:
                 return _in_parquet(self._name(name), dtypes, _MIRRORED.get(type(op), type(op)), _literal(value))
-            case ast.Compare(ops=[op, *more]) if (more or type(op) not in _COMPARE) and (pairs := _pairs(node)):
-                return self._in_arrow(pairs, dtypes)
+            case ast.Compare(ops=[op, *more]) if more or type(op) not in _COMPARE:
+                return self._in_arrow(_pairs(node), dtypes)
             case ast.Name() if dtypes.get(self._name(node)) == np.bool_:
                 return pc.field(self._name(node))
         return None
@@ -313,19 +329,26 @@ def step_values(exp: Experience, names: Collection[str]) -> dict[str, Values]:
 # -- grammar ------------------------------------------------------------------------------------------------------
 
 
-def _pairs(node: ast.Compare) -> ast.expr | None:
-    """A chain, or ``in``, as comparisons of two values each; None where it is no comparison of the language."""
+def _is_comparison(node: ast.Compare) -> bool:
+    """Whether it is one of the language: ``in`` only at the end, and followed by numbers or strings."""
+    *first, last = node.ops
+    values = node.comparators[-1]
+    if isinstance(last, ast.In | ast.NotIn):
+        is_known = isinstance(values, ast.Tuple | ast.List) and None not in map(_literal, values.elts)
+    else:
+        is_known = type(last) in _COMPARE
+    return is_known and all(type(op) in _COMPARE for op in first)
+
+
+def _pairs(node: ast.Compare) -> ast.expr:
+    """A chain, or ``in``, as comparisons of two values each."""
     sides, parts = [node.left, *node.comparators], list[ast.expr]()
     for op, left, right in zip(node.ops, sides, sides[1:], strict=False):
-        if type(op) in _COMPARE:
-            parts.append(ast.Compare(left, [op], [right]))
-        elif isinstance(op, ast.In | ast.NotIn) and isinstance(right, ast.Tuple | ast.List) and right is sides[-1]:
-            if any(_literal(item) is None for item in right.elts):
-                return None
+        if isinstance(right, ast.Tuple | ast.List):
             each, join = (ast.Eq(), ast.Or()) if isinstance(op, ast.In) else (ast.NotEq(), ast.And())
             parts.append(ast.BoolOp(join, [ast.Compare(left, [each], [item]) for item in right.elts]))
         else:
-            return None
+            parts.append(ast.Compare(left, [op], [right]))
     return ast.BoolOp(ast.And(), parts)
 
 

@@ -133,6 +133,17 @@ def test_rows_of_several_numbers():
             expression.of_steps(reduction, columns)
 
 
+@pytest.mark.parametrize("inner", ["({} in (1, 2))", "(1 < {} < 3)"])
+def test_what_is_nested_in_the_middle_is_worked_out_once(inner):
+    text = "length"
+    for _ in range(60):  # or else 2 ** 60 times
+        text = inner.format(text)
+    Expression(text)(FIGURES)
+    exp = Experience({"length": FIGURES["length"]}, np.array([0, 4]), Segments.of(1, episode_id="a"), {})
+    RowFilter(text).holds(exp)
+    RowFilter(text).in_arrow({"length": np.dtype(np.int64)})
+
+
 ROWS = {
     "i": np.array([0, 1, -7, 2**31, 2**53 + 1, -(2**63), 2**63 - 1, 10]),
     "u": np.array([0, 3, 2**64 - 1, 2**63, 5, 2, 1, 10], np.uint64),
