@@ -17,8 +17,8 @@ from etude import columns as col
 from etude.errors import DataError, SettingsError
 from etude.recordings.edited import Edited, Part, check_apart, check_free, columns_of_pass, counted, told_where
 from etude.recordings.episodes import FIGURES, LENGTH, RETURN, STEPS, EpisodeTable
-from etude.recordings.expressions import Expression
 from etude.recordings.recording import Recording, recording_of
+from etude.recordings.where import Expression
 from etude.recordings.writer import RecordingWriter
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def filter_recording(
         min_length: The steps of the agent that has most are at least as many.
         max_length: They are at most as many.
         where: An expression over an episode's figures, such as ``return > 100 and mean(reward) > 0.5``; see
-            `etude.recordings.expressions.Expression`.
+            `etude.recordings.where.Expression`.
 
     Raises:
         DataError: no episode is left, or something can't be read or written, or is there already.

@@ -11,7 +11,7 @@ from etude import columns as col
 from etude.experience import Experience
 from etude.experience.arrays import Index
 from etude.experience.ids import Ids
-from etude.recordings.expressions import Expression, Reduction, step_values
+from etude.recordings.where import Expression, Reduction, step_values
 
 RETURN: Final = "return"
 LENGTH: Final = "length"
@@ -111,7 +111,7 @@ class EpisodeTable:
         columns = {name: column[trained] for name, column in of_steps.items()}
         for text, reduction in self._reductions.items():
             assert self._where is not None
-            values = self._where.of_steps(reduction, columns)
+            values = self._where.of_steps(text, columns)
             _MERGES[reduction.how].at(self._reduced[text].upto(count), of_step, values)
 
     @cached_property

@@ -33,7 +33,7 @@ class Assembler:
         lengths: The steps of whole episodes, by key. Of others, the end says how many there are.
     """
 
-    def __init__(self, lengths: Mapping[Hashable, int] | None = None) -> None:
+    def __init__(self, lengths: Mapping[Any, int] | None = None) -> None:
         self._lengths = lengths or {}
         self.waiting: dict[Hashable, Pieces] = {}
         """Episodes that are not whole yet, by key."""
