@@ -171,10 +171,11 @@ class Nester:
     def __init__(self, space: Space, root: str) -> None:
         self._space = space
         self._root = root
+        self._is_leaf = not isinstance(space, spaces.Dict | spaces.Tuple)
 
     def __call__(self, columns: Mapping[str, Any]) -> Any:
         """The nested value (dict, tuple, or a single array) of ``columns``."""
-        return _nest(self._space, self._root, columns)
+        return columns[self._root] if self._is_leaf else _nest(self._space, self._root, columns)
 
 
 def _nest(space: Space, name: str, columns: Mapping[str, Any]) -> Any:

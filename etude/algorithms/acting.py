@@ -135,10 +135,7 @@ class ActingAlgorithm(Algorithm[C]):
                 self._resumed = self._runner.load_state_dict(saved)
             else:  # only the counts go on
                 self.env_steps, self.agent_steps = saved["steps"]
-                is_old = "tracks" in saved
-                self._begin_anew(
-                    "the checkpoint is of an earlier version" if is_old else "the run went on with another engine"
-                )
+                self._begin_anew("the run went on with another engine")
         except KeyError as error:
             raise CheckpointError(
                 f"the checkpoint holds no {error} of the running episodes: it was saved by another version of Etude."

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from etude.algorithms.given_batches import check_batch
 from etude.connectors import Connector, overrides
 from etude.errors import DataError
-from etude.experience import Experience
+from etude.experience import Experience, Segments
 from etude.modules import Module
 from etude.recordings.layers import CONNECTORS, READ, SHUFFLE, Spent
 from etude.recordings.pipeline import DataPipeline
@@ -28,11 +28,7 @@ _END: Any = object()
 
 @dataclasses.dataclass(frozen=True)
 class SegmentsOf:
-    """Gives the segments that one of several modules learns from.
-
-    These are those of the agents that ``module_of`` names it for; without one, those that it acted in by the recording;
-    where that does not say, those of the agent of its name.
-    """
+    """Gives the segments that one of several modules learns from: those that are its own by `modules_of`."""
 
     module_id: str
     module_ids: tuple[str, ...]
@@ -44,7 +40,7 @@ class SegmentsOf:
         Raises:
             DataError: a segment is of none of the modules.
         """
-        of = self._modules(exp)
+        of = modules_of(exp.segments, self.module_of)
         unknown = sorted({str(name) for name in of} - set(self.module_ids))
         if unknown:
             raise DataError(
@@ -53,27 +49,30 @@ class SegmentsOf:
             )
         return exp.select(of == self.module_id)
 
-    def _modules(self, exp: Experience) -> NDArray[np.object_]:
-        segments = exp.segments
-        if self.module_of is None:
-            named = segments.module_id != None  # noqa: E711 - an array, element by element
-            return np.where(named, segments.module_id, segments.agent_id)
-        known: dict[tuple[Any, str], str] = {}
-        of = np.empty(exp.num_segments, object)
-        for i, key in enumerate(zip(segments.agent_id.tolist(), segments.episode_id.tolist(), strict=True)):
-            if key not in known:
-                known[key] = self._asked(*key)
-            of[i] = known[key]
-        return of
 
-    def _asked(self, agent: Any, episode: str) -> str:
-        assert self.module_of is not None
-        try:
-            return self.module_of(agent, Episode(episode, 0, 0))
-        except Exception as error:
-            raise DataError(
-                f"module_of fails for agent {agent!r} of episode {episode!r}: {type(error).__name__}: {error}"
-            ) from error
+def modules_of(segments: Segments, module_of: ModuleOf | None) -> NDArray[np.object_]:
+    """``[segments]``: the id of the module that each segment is of, perhaps of none that there is.
+
+    Without ``module_of`` it is the module that acted; where the recording does not say, that of the agent's name.
+
+    Raises:
+        DataError: ``module_of`` fails.
+    """
+    if module_of is None:
+        named = segments.module_id != None  # noqa: E711 - an array, element by element
+        return np.where(named, segments.module_id, segments.agent_id)
+    known: dict[tuple[Any, str], str] = {}
+    of = np.empty(len(segments), object)
+    for i, (agent, episode) in enumerate(zip(segments.agent_id.tolist(), segments.episode_id.tolist(), strict=True)):
+        if (agent, episode) not in known:
+            try:
+                known[agent, episode] = module_of(agent, Episode(episode, 0, 0))
+            except Exception as error:
+                raise DataError(
+                    f"module_of fails for agent {agent!r} of episode {episode!r}: {type(error).__name__}: {error}"
+                ) from error
+        of[i] = known[agent, episode]
+    return of
 
 
 class Elsewhere(Protocol):

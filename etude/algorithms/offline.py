@@ -66,7 +66,7 @@ class OfflineAlgorithm(Algorithm[C]):
             DataError: it is not there or broken, or its spaces are others than those that a saved run learned from.
         """
         from etude.recordings import Recording  # needs pyarrow, which acting does not
-        from etude.recordings.row_filters import RowFilter
+        from etude.recordings.where import RowFilter
 
         if self.config.filter is not None:
             RowFilter(self.config.filter)  # a wrong one is told before anything is read

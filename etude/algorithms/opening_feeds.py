@@ -27,7 +27,7 @@ from etude.recordings.batches import DERIVED
 from etude.recordings.parted import PIECE_ROWS, InMemory, Parted
 from etude.recordings.pipeline import Cuts, DataPipeline, Flow, Job, Steps
 from etude.recordings.preparation import Preparation
-from etude.recordings.row_filters import RowFilter
+from etude.recordings.where import RowFilter
 from etude.spaces import leaf_dtype, leaf_shape, leaves
 
 MEMORY_LIMIT = 2**30
@@ -171,7 +171,7 @@ class Opening:
             return tuple(name for name in there if name in wanted or name not in _MADE_UP)
         wanted |= dict.fromkeys(root for connector in looking for root in connector.needs or ())
         if config.filter is not None:
-            wanted |= dict.fromkeys(RowFilter(config.filter).columns(there))
+            wanted |= dict.fromkeys(RowFilter(config.filter).columns_in(there))
         if any(_looks(connector) for connector in early):  # what is not there, one of them may add
             return tuple(root for root in wanted if col.under(there, root))
         return tuple(wanted)

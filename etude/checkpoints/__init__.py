@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """State on disk: atomic, checksummed, free of pickle."""
 
-from etude.checkpoints.codec import Tree
+from etude.checkpoints.codec import MANIFEST, Tree
 from etude.checkpoints.tree import (
     Where,
     copy_tree,
@@ -14,6 +14,7 @@ from etude.checkpoints.tree import (
 )
 
 __all__ = [
+    "MANIFEST",
     "Tree",
     "Where",
     "copy_tree",

@@ -1,22 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trees of plain data as JSON beside a dict of arrays, and back, exactly.
+"""Trees of plain data as JSON beside a file of arrays, and back, exactly.
 
 JSON holds None, bools, numbers, strings, lists and dicts with string keys as they are. All else is an object whose one
 special key ``"$"`` names its kind: ``{"$": "tuple", "items": [...]}``, ``{"$": "array", "name": "module/w", ...}``.
 Nothing that is read back can run code.
+
+The arrays are in a safetensors file (https://huggingface.co/docs/safetensors): the length of the header as 8 bytes,
+little-endian; the header, a JSON object of ``{"dtype", "shape", "data_offsets"}`` by name; the arrays' bytes. They are
+written from where they lie in memory, and read one at a time.
 """
 
 import base64
+import io
+import json
 import math
 import reprlib
 import struct
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from etude.errors import CheckpointError
+from etude.files import AnyPath, put
 
 if TYPE_CHECKING:
     import torch
@@ -24,12 +33,19 @@ if TYPE_CHECKING:
 Tree: TypeAlias = Any
 """A nested dict, list or tuple of None, bool, int, float, str, bytes, NumPy arrays and scalars, and torch tensors."""
 
+MANIFEST = "checkpoint.json"
+"""The file of a checkpoint that holds the JSON, and says what else belongs to it."""
+
 KIND = "$"
 _JSON_INT = 2**63  # beyond this, other readers of JSON lose digits
 _RESERVED = "__metadata__"  # safetensors keeps this name for itself
-_NATIVE = frozenset(
-    np.dtype(name) for name in ("bool", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8")
-)
+_DTYPES = {"BOOL": np.dtype(bool)} | {
+    f"{kind.upper()}{8 * size}": np.dtype(f"{kind}{size}")
+    for kind, sizes in (("u", (1, 2, 4, 8)), ("i", (1, 2, 4, 8)), ("f", (2, 4, 8)))
+    for size in sizes
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_LONGEST_HEADER = 100_000_000  # as in safetensors' own reader
 _TORCH_NATIVE = frozenset(("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"))
 _TORCH_RAW = frozenset(("bfloat16", "complex32", "complex64", "complex128", "uint16", "uint32", "uint64")) | frozenset(
     f"float8_{kind}" for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")
@@ -98,7 +114,7 @@ class Encoder:
             return {KIND: "objects", "shape": list(array.shape), "items": items}
         if array.dtype.hasobject or array.dtype.names:
             raise _refusal(path, f"an array of dtype {array.dtype}, which a checkpoint can't hold")
-        if array.dtype in _NATIVE and array.dtype.isnative:
+        if array.dtype in _NAMES and array.dtype.isnative:
             return {KIND: "array", "name": self._keep(array, path)}
         raw = np.frombuffer(array.tobytes(), np.uint8)
         return {
@@ -243,3 +259,98 @@ def _refusal(path: str, what: str) -> CheckpointError:
         f"can't save `{path.strip('/') or 'the tree'}`: it is {what}. Turn it into numbers, strings, arrays, lists, "
         "tuples or dicts of these first."
     )
+
+
+# -- the file of arrays ------------------------------------------------------------------------------------------------
+
+
+def write_arrays(path: AnyPath, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """Write C-contiguous arrays of native dtypes to a new file; the numbers are not copied on the way.
+
+    Returns:
+        What a manifest has to say of the file, for `Arrays`: its ``file`` name, its ``bytes``, the CRC-32 of the length
+        and the ``header``, and that of each array, as ``crc32``.
+    """
+    ordered = sorted(arrays, key=lambda name: -arrays[name].itemsize)  # so that each array is aligned
+    buffers = [arrays[name].reshape(-1).view(np.uint8).data for name in ordered]
+    header: dict[str, Any] = {}
+    end = 0
+    for key, buffer in zip(ordered, buffers, strict=True):
+        begin, end = end, end + len(buffer)
+        shape, dtype = arrays[key].shape, _NAMES[arrays[key].dtype]
+        header[key] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    head = len(text).to_bytes(8, "little") + text
+    with ThreadPoolExecutor(1) as pool:  # neither summing nor writing holds the lock of the interpreter
+        sums = pool.map(zlib.crc32, buffers)
+        put(path, [head, *buffers])
+        crc32 = dict(zip(ordered, sums, strict=True))
+    return {"file": path.name, "bytes": len(head) + end, "header": zlib.crc32(head), "crc32": crc32}
+
+
+class Arrays(Mapping[str, NDArray[Any]]):
+    """The arrays of an open safetensors file, each read, and checked against its checksum, when it is asked for.
+
+    Args:
+        file: The file.
+        state: What its manifest says of it; see `write_arrays`.
+        name: What the file is called in messages.
+
+    Raises:
+        CheckpointError: the file is not what the manifest says.
+    """
+
+    def __init__(self, file: BinaryIO, state: Mapping[str, Any], name: str) -> None:
+        self._file, self._name = file, name
+        size = file.seek(0, io.SEEK_END)
+        if size != state["bytes"]:
+            raise self._broken(f"it has {size:,} bytes, but {MANIFEST} says {state['bytes']:,}")
+        file.seek(0)
+        self._sums: Mapping[str, int] = state["crc32"]
+        length = self._file.read(8)
+        self._start = 8 + int.from_bytes(length, "little")
+        if self._start > min(size, _LONGEST_HEADER):
+            raise self._broken("the length of its header is too large")
+        text = self._file.read(self._start - 8)
+        if zlib.crc32(length + text) != state["header"]:
+            raise self._broken("its content does not match its checksum")
+        try:
+            self._entries = {key: _entry(value) for key, value in json.loads(text).items() if key != _RESERVED}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise self._broken(f"its header can't be read ({type(error).__name__}: {error})") from error
+        self._size = size - self._start
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        dtype, shape, begin, end = self._entries[name]
+        if not 0 <= begin <= end <= self._size:
+            raise self._broken(f"`{name}` lies outside of it")
+        array = np.empty(shape, dtype)
+        buffer = array.reshape(-1).view(np.uint8).data
+        self._file.seek(self._start + begin)
+        done = 0
+        while done < len(buffer):
+            count = self._file.readinto(buffer[done:])  # type: ignore[attr-defined]
+            if not count:
+                raise self._broken("it ends too early")
+            done += count
+        if zlib.crc32(buffer) != self._sums.get(name):
+            raise self._broken("its content does not match its checksum")
+        return array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def _broken(self, what: str) -> CheckpointError:
+        return CheckpointError(f"{self._name} is broken: {what}. Restore it from a copy.")
+
+
+def _entry(value: Mapping[str, Any]) -> tuple[np.dtype[Any], tuple[int, ...], int, int]:
+    dtype, (begin, end) = _DTYPES[value["dtype"]], value["data_offsets"]
+    shape = tuple(int(n) for n in value["shape"])
+    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != int(end) - int(begin):
+        raise ValueError("a shape does not fit its bytes")
+    return dtype, shape, int(begin), int(end)

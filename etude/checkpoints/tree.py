@@ -19,16 +19,15 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TypeAlias
 
 from etude import __version__
-from etude.checkpoints.arrays import MANIFEST, Arrays, write_arrays
-from etude.checkpoints.codec import Encoder, Tree, decode
-from etude.checkpoints.upgrades import UPGRADES, VERSION
+from etude.checkpoints.codec import MANIFEST, Arrays, Encoder, Tree, decode, write_arrays
 from etude.errors import CheckpointError, DataError
 from etude.files import AnyPath, RemotePath, located, names_in, put, replace, spare_name, sync
 
 FORMAT = "etude-checkpoint"
+VERSION = 5
+"""Of the layout of the manifest and of the states in it. Lower ones were written before the first release."""
 _STATE_FILE = re.compile(r"state-[0-9a-f]{16}\.safetensors")
 _SPARE = spare_name(MANIFEST)
-_FIRST_WITH_CHECKSUM = 4  # the version of the format whose manifest holds a checksum of itself
 
 _BLOCK = 1 << 24  # bytes that are copied at once
 _FAILED = (OSError, DataError)  # what files and file systems raise
@@ -292,9 +291,7 @@ def _parsed(at: AnyPath, name: str) -> tuple[bytes, dict[str, Any]]:
         document = json.loads(text, parse_constant=_no_number)
         if not isinstance(document, dict) or document.get("format") != FORMAT:
             raise CheckpointError(f"{at} is not a checkpoint: its {MANIFEST} does not say `format: {FORMAT}`.")
-        version = document.get("version")
-        is_summed = type(version) is int and _FIRST_WITH_CHECKSUM <= version <= VERSION
-        if is_summed and document.get("crc32") != _checksum(document):
+        if document.get("version") == VERSION and document.get("crc32") != _checksum(document):
             raise CheckpointError(f"{path} is broken: its content does not match its checksum. Restore it from a copy.")
     except _FAILED as error:
         raise CheckpointError(f"can't read {path}: {error}.") from error
@@ -307,11 +304,17 @@ def _read_manifest(at: AnyPath) -> dict[str, Any]:
     path = f"{at}/{MANIFEST}"
     _, _, document = _whole_manifest(at)
     version = document.get("version")
-    if type(version) is not int or (version != VERSION and version not in UPGRADES):
+    if type(version) is not int or version != VERSION:
+        is_older = type(version) is int and version < VERSION
         raise CheckpointError(
             f"{at} is a checkpoint of version {version}, written by Etude {document.get('etude')}; Etude "
-            f"{__version__} reads versions {min(UPGRADES)} to {VERSION}. Load it with an Etude that reads it: one of "
-            "the version that wrote it, or later."
+            f"{__version__} reads version {VERSION}. "
+            + (
+                "It is from before the first release, whose formats are not read any more: train anew, or load it with "
+                "the Etude that wrote it."
+                if is_older
+                else "Load it with an Etude of the version that wrote it, or later."
+            )
         )
     state = document.get("state")
     if not {"meta", "tree"} <= document.keys() or not isinstance(state, dict):
@@ -321,22 +324,9 @@ def _read_manifest(at: AnyPath) -> dict[str, Any]:
             f"{path} is broken: it names the state file {state.get('file')!r}. Restore it from a copy."
         )
     sums = state.get("crc32")
-    is_whole_file = type(state.get("bytes")) is int and isinstance(state.get("sha256"), str)
-    are_parts = [state.get("bytes"), state.get("header"), *(sums.values() if isinstance(sums, dict) else [None])]
-    if not is_whole_file and not all(type(number) is int for number in are_parts):
+    numbers = [state.get("bytes"), state.get("header"), *(sums.values() if isinstance(sums, dict) else [None])]
+    if not all(type(number) is int for number in numbers):
         raise CheckpointError(f"{path} is broken: it lacks checksums of {state['file']}. Restore it from a copy.")
-    return _upgraded(document, version, path)
-
-
-def _upgraded(document: dict[str, Any], version: int, path: str) -> dict[str, Any]:
-    for old in range(version, VERSION):
-        try:
-            document = UPGRADES[old](document)
-        except Exception as error:
-            raise CheckpointError(
-                f"{path} is broken: it says that it is of version {old}, but is not laid out so "
-                f"({type(error).__name__}: {error}). Restore it from a copy."
-            ) from error
     return document
 
 

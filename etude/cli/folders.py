@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from etude.checkpoints import remove_tree
-from etude.checkpoints.arrays import MANIFEST
+from etude.checkpoints import MANIFEST, remove_tree
 from etude.errors import SettingsError
 from etude.files import InUseError, Lock
 from etude.metrics.plot import METRICS_FILE

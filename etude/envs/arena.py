@@ -44,7 +44,8 @@ class Turn:
     """
 
     slots: NDArray[np.int64]
-    """``[n]``: the slots, each at most once."""
+    """``[n]``: the slots, each at most once. Where each env has one slot and all of them are here, in order, it may be
+    `Arena.env_of` itself, by which a reader can tell that without looking at the numbers."""
     obs: Columns
     """``[n, ...]`` each: the observation to act on, or the last one of an episode. NumPy arrays, or tensors on
     `Arena.device`; all other columns are NumPy arrays."""

@@ -143,7 +143,7 @@ class CopiesArena:
         self._steps = np.zeros(count, np.int64)  # of each env, since the arena was made
         self._failures = FailurePolicy(workers, self._steps, can_restart=can_restart)
         self._seeds = EnvSeeds(count)
-        self._all = np.arange(count)
+        self._all = self.env_of if slots.size == count else np.arange(count)
         self._counted = np.zeros(count, np.int64)  # the steps that stats told of
         self._broken: set[int] = set()  # envs that must be made again before they are anything else
         self._turns: list[Turn] = []  # given by recv

@@ -178,7 +178,8 @@ class VectorArena:
         obs, reward, terminated, truncated, info = given
         if not isinstance(reward, np.ndarray):
             _refuse_tensors(self.env, (obs, reward, terminated, truncated))
-        if np.shape(reward) != self._slots.shape:
+            reward = np.asarray(reward)
+        if reward.shape != self._slots.shape:
             raise EnvError(
                 f"`reward` has shape {np.shape(reward)}, but must have one number for each of the {self.num_slots} "
                 f"copies: shape {self._slots.shape}."

@@ -15,196 +15,189 @@ the product of the ratios up to step t, and ``w`` that of the whole episode:
 - ``wdr``: the same with weights as in ``wpdis`` (Thomas & Brunskill 2016, section 5).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, Final, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.algorithms.base import Algorithm
 from etude.connectors import Pipeline, overrides
 from etude.errors import DataError, SettingsError
-from etude.evaluation.agents import check_spaces, module_of_segments
-from etude.evaluation.asked import METHODS, BehaviourLike, EvaluateOn
-from etude.evaluation.behaviour import NO_LOGP, Fitted, Recorded
-from etude.evaluation.estimates import PLAYED, estimates_of, mean_weight, notes_on
-from etude.evaluation.figures import collect
+from etude.evaluation.episodes import HeldOutLike, WholeEpisodes, check_spaces, opened, where
+from etude.evaluation.estimators import PLAYED, VALUING, WEIGHING, collect, estimates_of, notes_on, why_distrusted
 from etude.evaluation.fqe import FQE, FQEConfig
-from etude.evaluation.held_out import HeldOut, HeldOutLike, opened, where
+from etude.evaluation.policies import Chunks, Floats, TargetPolicy, fitted_behaviour, recorded_logp
 from etude.evaluation.result import OffPolicyEvaluation
-from etude.evaluation.target import Target
 from etude.experience import Experience
 from etude.modules import Module
 from etude.recordings import Recording
 from etude.recordings.screening import OnBad
+from etude.settings import nearest, settings
 
-LogRatio: TypeAlias = Callable[[Experience], NDArray[np.float64]]
-"""Gives ``[steps]``: log-probabilities under the policy evaluated less those under the one that played."""
+METHODS: Final = ("is", "wis", "pdis", "wpdis", "dm", "dr", "wdr", "fqe")
+"""The estimators."""
+
+
+@settings
+class OffPolicyEvaluationConfig:
+    """How to evaluate a policy off-policy."""
+
+    methods: tuple[str, ...] = METHODS
+    """Which of `METHODS`. ``dm``, ``dr``, ``wdr`` and ``fqe`` fit action values, which takes the most time."""
+
+    gamma: float = 0.99
+    """Discount of rewards, from each episode's first step on, 0 to 1."""
+
+    confidence: float = 0.95
+    """Of the intervals, between 0 and 1."""
+
+    seed: int = 0
+    """Of the bootstrap and of all fits."""
+
+    explore: bool = True
+    """Evaluate the policy that draws its actions; else the one that takes the most likely ones."""
+
+    behaviour: Literal["recorded", "fit"] = "recorded"
+    """Where the probabilities of the policy that played are from: the column ``logp``, or a network that is fitted to
+    the actions."""
+
+    on_bad: OnBad = "strict"
+    """What happens to bad data, such as NaN (`etude.recordings.screening`): ``strict`` raises, ``repair`` mends and
+    ``skip`` leaves out, and a note says what was. A `Recording` does as it was opened, and `Experience` is taken as it
+    is."""
+
+    resamples: int = 1_000
+    """Bootstrap samples, at least 1."""
+
+    fqe: FQEConfig = FQEConfig()
+    """How action values are fitted."""
+
+    def __post_init__(self) -> None:
+        for method in self.methods:
+            if method not in METHODS:
+                near = nearest(method, METHODS)
+                hint = f" Nearest: `{near}`." if near else ""
+                raise SettingsError(f"there is no method `{method}`; there are {', '.join(METHODS)}.{hint}")
+        for name, right, words in (
+            ("methods", len(self.methods) > 0, f"some of {', '.join(METHODS)}"),
+            ("gamma", 0 <= self.gamma <= 1, "between 0 and 1"),
+            ("confidence", 0 < self.confidence < 1, "between 0 and 1, both left out"),
+            ("seed", self.seed >= 0, "at least 0"),
+            ("resamples", self.resamples >= 1, "at least 1"),
+        ):
+            if not right:
+                raise SettingsError(f"`{name}` is {getattr(self, name)!r}, but must be {words}.")
+
+    @property
+    def weighs(self) -> bool:
+        """Whether probabilities are needed."""
+        return not set(self.methods).isdisjoint(WEIGHING)
+
+    @property
+    def values(self) -> bool:
+        """Whether fitted values are needed."""
+        return not set(self.methods).isdisjoint(VALUING)
 
 
 def evaluate_on(
     algorithm: Algorithm[Any],
     data: HeldOutLike,
-    *,
-    methods: Sequence[str] = METHODS,
-    gamma: float = 0.99,
-    confidence: float = 0.95,
-    seed: int = 0,
-    explore: bool = True,
-    behaviour: BehaviourLike = "recorded",
-    on_bad: OnBad = "strict",
-    resamples: int = 1_000,
-    fqe: FQEConfig | None = None,
+    config: OffPolicyEvaluationConfig = OffPolicyEvaluationConfig(),  # noqa: B008 - frozen
+    **settings: Any,
 ) -> OffPolicyEvaluation:
     """What the policy of ``algorithm`` would earn in an episode, estimated from episodes that another one played.
 
-    They should be held out: not those that the policy learned from. Data on the disk are streamed, whole episodes at a
-    time; kept are figures of episodes, and for ``wpdis`` and ``wdr`` 12 bytes a step.
+    They should be held out: not those that the policy learned from. Look at `OffPolicyEvaluation.trusted` first: where
+    the policy is far from the one that played, no estimate can be trusted. Data on the disk are streamed, whole
+    episodes at a time; kept are figures of episodes, and for ``wpdis`` and ``wdr`` 12 bytes a step.
 
     Args:
         algorithm: With one module; for several, see `evaluate_each_on`.
         data: The episodes: a path, a `Recording`, a `Source`, or `Experience` in memory.
-        methods: Which of `METHODS`. ``dm``, ``dr``, ``wdr`` and ``fqe`` fit action values, which takes the most time.
-        gamma: Discount of rewards, from each episode's first step on, 0 to 1.
-        confidence: Of the intervals, between 0 and 1.
-        seed: Of the bootstrap and of all fits.
-        explore: Evaluate the policy that draws its actions; else the one that takes the most likely ones.
-        behaviour: Where the probabilities of the policy that played are from: the column ``logp``, or a network that is
-            fitted to the actions.
-        on_bad: What happens to bad data, such as NaN (`etude.recordings.screening`): ``strict`` raises, ``repair``
-            mends and ``skip`` leaves out, and a note says what was. A `Recording` does as it was opened, and
-            `Experience` is taken as it is.
-        resamples: Bootstrap samples, at least 1.
-        fqe: How action values are fitted; None is `FQEConfig()`.
+        config: How to evaluate.
+        settings: Fields of ``config`` by name, to be used in place of its own: ``methods=("wis", "dr")``.
 
     Raises:
         DataError: the data can't be read, have no whole episode, are not of the module's kind, or have no ``logp``
             where it is needed.
-        SettingsError: an argument is out of range; or a method needs what the policy does not have.
+        SettingsError: a setting is out of range or unknown; or a method needs what the policy does not have.
     """
     if len(algorithm.policies) > 1:
         raise SettingsError(
             f"there are the modules {list(algorithm.policies)}: evaluate_each_on gives a result for each of them."
         )
-    asked = _asked(methods, gamma, confidence, seed, explore, behaviour, resamples, fqe)
-    held, name = opened(data, on_bad), next(iter(algorithm.policies))
-    found = _evaluated(algorithm, name, held, asked)
-    if found is None:
-        raise _nothing(held)
-    return _with_bad(found, held)
+    return next(iter(evaluate_each_on(algorithm, data, config, **settings).values()))
 
 
 def evaluate_each_on(
     algorithm: Algorithm[Any],
     data: HeldOutLike,
-    *,
-    methods: Sequence[str] = METHODS,
-    gamma: float = 0.99,
-    confidence: float = 0.95,
-    seed: int = 0,
-    explore: bool = True,
-    behaviour: BehaviourLike = "recorded",
-    on_bad: OnBad = "strict",
-    resamples: int = 1_000,
-    fqe: FQEConfig | None = None,
+    config: OffPolicyEvaluationConfig = OffPolicyEvaluationConfig(),  # noqa: B008 - frozen
+    **settings: Any,
 ) -> dict[str, OffPolicyEvaluation]:
     """As `evaluate_on`, for each module by itself, by its id: from what its own agents did and earned.
 
     An estimate says what its agents would earn if it acted for them, and all others acted as they did when the
     episodes were played. Modules without a whole episode are left out, and named in the others' notes.
     """
-    asked = _asked(methods, gamma, confidence, seed, explore, behaviour, resamples, fqe)
-    held = opened(data, on_bad)
-    found = {name: _evaluated(algorithm, name, held, asked) for name in algorithm.policies}
-    results = {name: result for name, result in found.items() if result is not None}
-    if not results:
-        raise _nothing(held)
+    config = dataclasses.replace(config, **settings)
+    held = opened(data, config.on_bad)
+    found = {name: _evaluated(algorithm, name, held, config) for name in algorithm.policies}
     absent = [name for name, result in found.items() if result is None]
-    if absent:
-        note = f"there is no whole episode of the modules {absent}"
-        results = {name: result.noted(note) for name, result in results.items()}
-    return {name: _with_bad(result, held) for name, result in results.items()}
-
-
-def _with_bad(result: OffPolicyEvaluation, held: Recording | Experience) -> OffPolicyEvaluation:
-    """The same with a note on what was bad in the data, where it was looked for and found."""
-    report = held.left_out_report() if isinstance(held, Recording) else ""
-    return result.noted(report) if report else result
-
-
-def _asked(
-    methods: Sequence[str],
-    gamma: float,
-    confidence: float,
-    seed: int,
-    explore: bool,
-    behaviour: BehaviourLike,
-    resamples: int,
-    fqe: FQEConfig | None,
-) -> EvaluateOn:
-    return EvaluateOn(
-        methods=tuple(dict.fromkeys(methods)),
-        gamma=gamma,
-        confidence=confidence,
-        seed=seed,
-        explore=explore,
-        behaviour=behaviour,
-        resamples=resamples,
-        fqe=fqe or FQEConfig(),
-    )
-
-
-def _nothing(held: Recording | Experience) -> DataError:
-    return DataError(
-        f"{where(held)}: there is no whole episode, from its first step to one that is done: nothing to estimate from. "
-        "Rows without their episode, or cut off before it ended, don't say what an episode earns."
-    )
+    notes = [f"there is no whole episode of the modules {absent}"] if absent else []
+    if isinstance(held, Recording) and held.left_out_report():
+        notes.append(held.left_out_report())
+    results = {name: result.noted(*notes) for name, result in found.items() if result is not None}
+    if not results:
+        raise DataError(
+            f"{where(held)}: there is no whole episode, from its first step to one that is done: nothing to estimate "
+            "from. Rows without their episode, or cut off before it ended, don't say what an episode earns."
+        )
+    return results
 
 
 def _evaluated(
-    algorithm: Algorithm[Any], name: str, data: Recording | Experience, asked: EvaluateOn
+    algorithm: Algorithm[Any], name: str, data: Recording | Experience, config: OffPolicyEvaluationConfig
 ) -> OffPolicyEvaluation | None:
     """The result of one module; None where it has no whole episode."""
     policy = algorithm.policies[name]
-    target = Target(policy.module, policy.connectors, explore=asked.explore)
+    target = TargetPolicy(policy.module, policy.connectors, explore=config.explore)
     check_spaces(algorithm, name, data)
-    if asked.weighs:
+    if config.weighs:
         target.check_density()
-    if asked.values and policy.module.recurrent:
+    if config.values and policy.module.recurrent:
         raise SettingsError(
             f"module {name!r} is recurrent, but dm, dr, wdr and fqe fit values of single observations: take other "
             "methods, such as wis and wpdis."
         )
-    held = HeldOut(data, _columns(data, policy.connectors, asked), *_owners(algorithm, name))
-    with _resting(policy.module), algorithm.threads_held():
-        return _result(name, target, held, where(data), asked)
+    episodes = WholeEpisodes(data, _columns(data, policy.connectors, config), algorithm, name)
+    with _in_evaluation_mode(policy.module), algorithm.threads_held():
+        return _result(name, target, episodes, where(data), config)
 
 
-def _owners(algorithm: Algorithm[Any], name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """What says of segments which are this module's, and which are nobody's."""
-    named = module_of_segments(algorithm)
-    return (lambda segments: named(segments) == name), (lambda segments: named(segments) == None)  # noqa: E711
-
-
-def _columns(data: Recording | Experience, connectors: Pipeline, asked: EvaluateOn) -> list[str]:
+def _columns(data: Recording | Experience, connectors: Pipeline, config: OffPolicyEvaluationConfig) -> list[str]:
     """What to read: all where a connector of the user's may look at anything.
 
     Raises:
         DataError: probabilities are needed, and not recorded.
     """
     names = data.columns if isinstance(data, Recording) else list(data.steps)
-    if asked.weighs and asked.behaviour == "recorded" and col.LOGP not in names:
-        raise DataError(NO_LOGP.format(where=where(data)))
+    if config.weighs and config.behaviour == "recorded" and col.LOGP not in names:
+        raise DataError(
+            f"{where(data)}: there is no column `logp`, the log-probability of each action under the policy that "
+            "played, which the importance weights need. Record with Etude or with what else keeps it; or let the "
+            "policy be estimated (behaviour='fit'); or evaluate by dm and fqe alone."
+        )
     if any(overrides(c, "offline") and not type(c).__module__.startswith("etude.") for c in connectors.connectors):
         return list(names)
     return [col.OBS, col.ACTION, col.REWARD, *([col.LOGP] if col.LOGP in names else [])]
 
 
 @contextmanager
-def _resting(module: Module) -> Iterator[None]:
-    """Within it, the module is in evaluation mode."""
+def _in_evaluation_mode(module: Module) -> Iterator[None]:
     was = module.training
     module.eval()
     try:
@@ -213,52 +206,78 @@ def _resting(module: Module) -> Iterator[None]:
         module.train(was)
 
 
-def _result(name: str, target: Target, held: HeldOut, place: str, asked: EvaluateOn) -> OffPolicyEvaluation | None:
+def _result(
+    name: str, target: TargetPolicy, episodes: WholeEpisodes, place: str, config: OffPolicyEvaluationConfig
+) -> OffPolicyEvaluation | None:
     def chunks() -> Iterator[Experience]:
-        return map(target.seen, held.chunks())
+        return map(target.connected, episodes.chunks())
 
     first = next(chunks(), None)
     if first is None:
         return None
-    if asked.values and asked.gamma == 1 and first.segments.truncated.any():
+    if config.values and config.gamma == 1 and first.segments.truncated.any():
         raise SettingsError(
             "`gamma` is 1, and episodes were truncated: what would have followed has no bound, which dm, dr, wdr and "
             "fqe would value. Take a smaller gamma, or other methods."
         )
-    ratio: LogRatio | None
-    behaviour: str | None
-    if asked.weighs:
-        ratio, behaviour = _log_ratio(target, chunks, first, place, asked)
-    else:
-        ratio, behaviour = _distance(target, first), None
+    log_ratio = _log_ratio(target, chunks, first, place, config)
     fqe = None
-    if asked.values:
-        fqe = FQE(target, asked.gamma, asked.fqe, asked.seed)
+    if config.values:
+        fqe = FQE(target, config.gamma, config.fqe, config.seed)
         fqe.fit(chunks)
-    by_step = bool({"wpdis", "wdr"} & set(asked.methods))
-    figures = collect(chunks, ratio, fqe, asked.gamma, by_step=by_step)
-    found = estimates_of(
-        figures, asked.methods, confidence=asked.confidence, resamples=asked.resamples, seed=asked.seed
+    by_step = not {"wpdis", "wdr"}.isdisjoint(config.methods)
+    figures = collect(chunks, log_ratio, fqe, config.gamma, by_step=by_step)
+    estimates = estimates_of(
+        figures, config.methods, confidence=config.confidence, resamples=config.resamples, seed=config.seed
     )
+    distrust = why_distrusted(figures)
+    trusted = None if log_ratio is None and distrust is None else distrust is None
+    played_by = "fitted" if config.behaviour == "fit" else "recorded"
     return OffPolicyEvaluation(
-        behaviour=found.pop(PLAYED),
-        estimates=found,
+        behaviour=estimates.pop(PLAYED),
+        estimates=estimates,
         episodes=len(figures.lengths),
         steps=int(figures.lengths.sum()),
-        gamma=asked.gamma,
-        confidence=asked.confidence,
-        seed=asked.seed,
+        gamma=config.gamma,
+        confidence=config.confidence,
+        seed=config.seed,
         module=name,
-        explore=asked.explore,
-        behaviour_policy=behaviour,
-        mean_weight=mean_weight(figures),
-        left_out=dict(held.left_out),
-        notes=tuple(notes_on(figures, asked.methods, asked.gamma, explore=asked.explore)),
+        explore=config.explore,
+        behaviour_policy=played_by if config.weighs else None,
+        mean_weight=None if log_ratio is None else float(figures.weight.mean()),
+        trusted=trusted,
+        distrust=distrust,
+        left_out=dict(episodes.left_out),
+        notes=tuple(notes_on(figures, config.methods, config.gamma, explore=config.explore)),
     )
 
 
-def _distance(target: Target, first: Experience) -> LogRatio | None:
-    """As `_log_ratio`, for notes alone: how far the policy is from the one that played; None where nothing says it."""
+def _log_ratio(
+    target: TargetPolicy, chunks: Chunks, first: Experience, place: str, config: OffPolicyEvaluationConfig
+) -> Callable[[Experience], Floats] | None:
+    """Gives ``[steps]``: log-probabilities under the target policy less those under the behaviour policy.
+
+    Where no method weighs, they only say how far the policy is from the one that played, and are None where nothing
+    recorded says it.
+
+    Raises:
+        DataError: the actions were not drawn.
+    """
+    if not config.weighs:
+        return _recorded_distance(target, first)
+    if config.behaviour == "fit":
+        fitted = fitted_behaviour(target, chunks, config.seed)
+        return lambda episodes: target.logp(episodes) - fitted.logp(episodes)
+    if not recorded_logp(first, place).any():
+        raise DataError(
+            f"{place}: `logp` is 0 throughout: the actions were not drawn, but always the most likely ones. What "
+            "the policy would do otherwise was never tried, and no weight can say what it brings. Record while "
+            "exploring (explore=True), or evaluate by dm and fqe alone."
+        )
+    return lambda episodes: target.logp(episodes) - recorded_logp(episodes, place)
+
+
+def _recorded_distance(target: TargetPolicy, first: Experience) -> Callable[[Experience], Floats] | None:
     if col.LOGP not in first.steps or not first.steps[col.LOGP].any():
         return None
     try:
@@ -267,30 +286,8 @@ def _distance(target: Target, first: Experience) -> LogRatio | None:
     except SettingsError:
         return None
 
-    def log_ratio(seen: Experience) -> NDArray[np.float64]:
-        played = seen.steps[col.LOGP].astype(np.float64)
-        return np.where(np.isfinite(played), target.logp(seen) - played, 0.0)
+    def log_ratio(episodes: Experience) -> Floats:
+        played = episodes.steps[col.LOGP].astype(np.float64)
+        return np.where(np.isfinite(played), target.logp(episodes) - played, 0.0)
 
     return log_ratio
-
-
-def _log_ratio(
-    target: Target, chunks: Callable[[], Iterator[Experience]], first: Experience, place: str, asked: EvaluateOn
-) -> tuple[LogRatio, str]:
-    """What gives the logarithms of ratios ``[steps]``, and where they are from.
-
-    Raises:
-        DataError: the actions were not drawn.
-    """
-    played: Recorded | Fitted
-    if asked.behaviour == "fit":
-        played = Fitted(target, chunks, asked.seed)
-    else:
-        played = Recorded(place)
-        if not played.logp(first).any():
-            raise DataError(
-                f"{place}: `logp` is 0 throughout: the actions were not drawn, but always the most likely ones. What "
-                "the policy would do otherwise was never tried, and no weight can say what it brings. Record while "
-                "exploring (explore=True), or evaluate by dm and fqe alone."
-            )
-    return (lambda seen: target.logp(seen) - played.logp(seen)), played.name

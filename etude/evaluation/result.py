@@ -47,18 +47,23 @@ class OffPolicyEvaluation:
     """The policy draws its actions; else it takes the most likely ones."""
     behaviour_policy: str | None
     """Where the probabilities of the policy that played are from: ``recorded``, ``fitted``, or None: not needed."""
-    mean_weight: float | None = None
+    mean_weight: float | None
     """Mean importance weight of whole episodes, None where no probabilities are known: 1 on average, where the policy
     that played could do all that is done by the one evaluated, and its probabilities are right. Far from 1, neither is
     sure."""
+    trusted: bool | None
+    """False where no estimate can be trusted, those by fitted values included; `distrust` says why. None where no
+    probabilities are known, so that nothing says whether they can."""
+    distrust: str | None
+    """Why no estimate can be trusted; None unless `trusted` is False."""
     left_out: dict[str, int] = dataclasses.field(default_factory=dict)
     """Agents' parts in episodes that are not whole, and so left out, by reason."""
     notes: tuple[str, ...] = ()
     """What to mind about these estimates."""
 
-    def noted(self, note: str) -> "OffPolicyEvaluation":
-        """The same with one more note."""
-        return dataclasses.replace(self, notes=(*self.notes, note))
+    def noted(self, *notes: str) -> "OffPolicyEvaluation":
+        """The same with more notes."""
+        return dataclasses.replace(self, notes=(*self.notes, *notes))
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain data."""
@@ -76,6 +81,7 @@ class OffPolicyEvaluation:
             f"return discounted by {self.gamma:g}; intervals of {self.confidence:.0%}"
             + (f"; probabilities of the policy that played: {self.behaviour_policy}" if self.behaviour_policy else "")
             + (f"; mean weight {self.mean_weight:.3g}" if self.mean_weight is not None else ""),
+            *([f"no estimate can be trusted: {self.distrust}"] if self.distrust else []),
         ]
         rows = [("", "estimate", "low", "high", "effective episodes")]
         for name, estimate in {"as played": self.behaviour, **self.estimates}.items():

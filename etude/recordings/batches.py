@@ -6,18 +6,19 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.columns import Columns
 from etude.errors import DataError
 from etude.experience import Experience
-from etude.recordings.row_pool import RowPool
+from etude.experience.arrays import Index
+from etude.recordings.row_pool import RowPool, rows_of_block
 
 T = TypeVar("T", Columns, Experience)
+T_co = TypeVar("T_co", Columns, Experience, covariant=True)
 Item = TypeVar("Item")
 
 DERIVED: Final = (col.NEXT_OBS, col.TERMINATED, col.TRUNCATED)
@@ -29,10 +30,6 @@ NOTHING: Final = (
     "there are no steps to make batches of: the recording has none, or all of them were left out, by a filter, by a "
     "prelearner, by `on_bad`, or because none are of this module's agents."
 )
-BLOCK_BYTES: Final = 8 * 2**20
-BLOCK_ROWS: Final = 16_384
-BLOCK_BATCHES: Final = 16
-"""Rows are gathered and handed between threads in blocks: large enough to cost little, small enough to hold."""
 
 
 def steps_of(exp: Experience, roots: Sequence[str]) -> Columns:
@@ -131,7 +128,10 @@ def batches_of(
 ) -> Iterator[Columns]:
     """Batches from any source; see `Recording.batches` for the arguments, and `Ahead`."""
     first, skip = checked_start(source, batch_size, buffer_size, start)
-    blocks = _epochs(source, batch_size, buffer_size if shuffle else None, seed, first, epochs)
+    if shuffle:
+        blocks = shuffled(source, RowPool, batch_size, buffer_size, seed, first, epochs)
+    else:
+        blocks = _epochs(lambda _: _in_order(source, batch_size), first, epochs)
     blocks = blocks if ahead is None else ahead(blocks)
     return _rebatched(blocks, batch_size, skip, are_views=not shuffle)
 
@@ -144,77 +144,111 @@ def checked_start(source: Rows[T], batch_size: int, buffer_size: int, start: int
     return divmod(start * batch_size, max(1, source.num_trained())) if start else (0, 0)
 
 
-def _epochs(
-    source: Rows[Columns], batch_size: int, buffer_size: int | None, seed: int, first: int, epochs: int | None
-) -> Iterator[Columns]:
-    """Blocks of rows of one epoch after the other, in the order in which they are given. Without a buffer they are
-    views, to be copied when they are taken, while a thread may decode what comes next."""
-    whole = None
-    if buffer_size is not None and source.num_rows <= buffer_size:  # loaded once, in memory for all epochs
+class Pool(Protocol[T_co]):
+    """Rows or segments in memory, which are given in random order."""
+
+    def __len__(self) -> int:
+        """How many rows or segments."""
+
+    def take(self, index: Index) -> T_co:
+        """A copy of these, in that order."""
+
+    def blocks(self, index: Index, batch_size: int) -> Iterator[T_co]:
+        """The same in blocks of bounded size."""
+
+    def fitting(self, index: Index, rows: int) -> int:
+        """How many of ``index``, from the first on, have at most ``rows`` rows together."""
+
+
+def shuffled(
+    source: Rows[T],
+    pooled: Callable[[Sequence[T]], Pool[T]],
+    batch_size: int,
+    buffer_size: int,
+    seed: int,
+    first: int,
+    epochs: int | None,
+) -> Iterator[T]:
+    """Blocks of one epoch after the other, shuffled; see `Recording.batches` for the arguments.
+
+    ``pooled`` makes a pool of what was loaded, and ``first`` is the first epoch to give.
+    """
+    whole: Pool[T] | None = None
+    if source.num_rows <= buffer_size:  # loaded once, in memory for all epochs
         parts = list(source.loaded(range(source.num_groups)))
-        whole = RowPool(parts or [{}])
-    for epoch in itertools.count(first) if epochs is None else range(first, epochs):
+        if not parts:
+            raise DataError(NOTHING)
+        whole = pooled(parts)
+        parts.clear()
+
+    def blocks(epoch: int) -> Iterator[T]:
         rng = np.random.default_rng([seed, epoch])
+        if whole is not None:
+            return whole.blocks(rng.permutation(len(whole)), batch_size)
+        parts = source.loaded(rng.permutation(source.num_groups).tolist())
+        return _through_buffer(parts, pooled, batch_size, buffer_size, rng)
+
+    yield from _epochs(blocks, first, epochs)
+
+
+def _through_buffer(
+    parts: Iterable[T],
+    pooled: Callable[[Sequence[T]], Pool[T]],
+    batch_size: int,
+    buffer_size: int,
+    rng: np.random.Generator,
+) -> Iterator[T]:
+    """One epoch: the buffer is filled with parts, emptied to half of its size at random, and so on."""
+    held: list[T] = []
+    rows = 0
+    for part in parts:
+        if rows >= buffer_size:
+            pool = pooled(held)
+            held.clear()
+            index = rng.permutation(len(pool))
+            kept = pool.fitting(index, buffer_size // 2)
+            yield from pool.blocks(index[kept:], batch_size)
+            held = [pool.take(index[:kept])]
+            rows = rows_of(held[0])
+            del pool
+        held.append(part)
+        rows += rows_of(part)
+    if rows:
+        pool = pooled(held)
+        held.clear()
+        yield from pool.blocks(rng.permutation(len(pool)), batch_size)
+
+
+def _epochs(blocks: Callable[[int], Iterator[T]], first: int, epochs: int | None) -> Iterator[T]:
+    """The ``blocks`` of one epoch after the other."""
+    for epoch in itertools.count(first) if epochs is None else range(first, epochs):
         given = 0
-        blocks: Iterator[Columns]
-        if buffer_size is None:
-            blocks = (b for rows in source.loaded(range(source.num_groups)) for b in _views(rows, batch_size))
-        elif whole is not None:
-            blocks = _cut(whole, rng.permutation(len(whole)), batch_size)
-        else:
-            blocks = _shuffled(source, batch_size, buffer_size, rng)
-        for block in blocks:
+        for block in blocks(epoch):
             given += rows_of(block)
             yield block
         if not given:
             raise DataError(NOTHING)
 
 
-def _shuffled(source: Rows[Columns], batch_size: int, buffer_size: int, rng: np.random.Generator) -> Iterator[Columns]:
-    """One epoch through the buffer: filled with groups, emptied to half of its size at random, and so on."""
-    parts: list[Columns] = []
-    rows, kept = 0, buffer_size // 2
-    order = rng.permutation(source.num_groups).tolist()
-    for i, part in enumerate(source.loaded(order)):
-        parts.append(part)
-        rows += rows_of(part)
-        if rows >= buffer_size and i + 1 < len(order):
-            pool, index = RowPool(parts), rng.permutation(rows)
-            parts.clear()
-            yield from _cut(pool, index[kept:], batch_size)
-            parts, rows = [pool.take(index[:kept])], kept
-    if rows:
-        pool = RowPool(parts)
-        parts.clear()
-        yield from _cut(pool, rng.permutation(rows), batch_size)
+def _in_order(source: Rows[Columns], batch_size: int) -> Iterator[Columns]:
+    """All rows in order, in blocks: views, to be copied when they are taken, while a thread may decode what comes
+    next."""
+    for rows in source.loaded(range(source.num_groups)):
+        row_bytes = sum(column[:1].nbytes for column in rows.values()) or 1
+        step = max(1, rows_of_block(row_bytes, batch_size) // batch_size) * batch_size
+        for at in range(0, rows_of(rows), step):
+            yield {name: column[at : at + step] for name, column in rows.items()}
 
 
-def rows_of(batch: Columns) -> int:
+def rows_of(batch: Columns | Experience) -> int:
     """The rows of a batch."""
+    if isinstance(batch, Experience):
+        return batch.num_steps
     return len(next(iter(batch.values()))) if batch else 0
 
 
 def _joined(parts: Sequence[Columns]) -> Columns:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def _views(rows: Columns, batch_size: int) -> Iterator[Columns]:
-    """All rows in order, in blocks of whole batches and bounded size."""
-    step = _block_rows(sum(column[:1].nbytes for column in rows.values()) or 1, batch_size)
-    for at in range(0, rows_of(rows), step):
-        yield {name: column[at : at + step] for name, column in rows.items()}
-
-
-def _cut(pool: RowPool, index: NDArray[np.int64], batch_size: int) -> Iterator[Columns]:
-    """The rows ``index`` of ``pool``, copied in blocks of whole batches and bounded size."""
-    step = _block_rows(pool.row_bytes, batch_size)
-    for at in range(0, len(index), step):
-        yield pool.take(index[at : at + step])
-
-
-def _block_rows(row_bytes: int, batch_size: int) -> int:
-    rows = min(BLOCK_BYTES // row_bytes, max(BLOCK_BATCHES * batch_size, BLOCK_ROWS))
-    return max(1, rows // batch_size) * batch_size
 
 
 def _rebatched(blocks: Iterator[Columns], batch_size: int, skip: int, *, are_views: bool) -> Iterator[Columns]:

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from etude import columns as col
 from etude.errors import DataError, SettingsError
-from etude.recordings.edited import Edited, Part, check_apart, check_free, counted, told_where
-from etude.recordings.episodes import LENGTH, RETURN, STEPS, Episodes
-from etude.recordings.expressions import Expression
+from etude.recordings.edited import Edited, Part, check_apart, check_free, columns_of_pass, counted, told_where
+from etude.recordings.episodes import FIGURES, LENGTH, RETURN, STEPS, EpisodeTable
 from etude.recordings.recording import Recording, recording_of
+from etude.recordings.where import Expression
 from etude.recordings.writer import RecordingWriter
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def split_recording(
     if not 0 < fraction < 1:
         raise SettingsError(f"`fraction` is {fraction}, but must be between 0 and 1.")
     recording = recording_of(recording)
-    episodes = Episodes(recording)
+    episodes = _table(recording)
     count = len(episodes)
     if count < 2:
         raise DataError(f"{recording.path}: holds {counted(count, 'episode')}, which can't be split in two.")
@@ -79,7 +80,7 @@ def filter_recording(
         min_length: The steps of the agent that has most are at least as many.
         max_length: They are at most as many.
         where: An expression over an episode's figures, such as ``return > 100 and mean(reward) > 0.5``; see
-            `etude.recordings.expressions.Expression`.
+            `etude.recordings.where.Expression`.
 
     Raises:
         DataError: no episode is left, or something can't be read or written, or is there already.
@@ -94,7 +95,7 @@ def filter_recording(
         raise SettingsError("nothing is said about which episodes to keep: give min_return, max_length, where, ...")
     expression = None if where is None else Expression(where)
     recording = recording_of(recording)
-    episodes = Episodes(recording, expression)
+    episodes = _table(recording, expression)
     kept = np.ones(len(episodes), bool)
     for name, (low, high) in limits.items():
         if name not in episodes.figures:
@@ -136,7 +137,7 @@ def sample_recording(
     if (episodes if episodes is not None else steps or 0) < 1:
         raise SettingsError("`episodes` or `steps` must be at least 1.")
     recording = recording_of(recording)
-    there = Episodes(recording)
+    there = _table(recording)
     order = _shuffled(len(there), seed)
     summed = np.cumsum(there.figures[STEPS][order])
     count = episodes if episodes is not None else int(np.searchsorted(summed, steps or 0)) + 1
@@ -151,13 +152,30 @@ def sample_recording(
     return _copied(recording, there, {path: kept}, {"how": "sample", **asked, "seed": seed})
 
 
+def _table(recording: Recording, where: Expression | None = None) -> EpisodeTable:
+    """The episodes of a recording, in pieces: memory is bounded by these and by a row for each episode.
+
+    Raises:
+        DataError: something can't be read.
+        SettingsError: the expression names what is not there.
+    """
+    there = recording.columns
+    if where is not None:
+        where.check_names([name for name in FIGURES if name != RETURN or col.REWARD in there], there)
+    wanted = {*(where.columns if where is not None else ()), col.REWARD} & set(there)
+    table = EpisodeTable(where)
+    for exp in recording.stream(columns=columns_of_pass(recording, sorted(wanted), there)):
+        table.add(exp)
+    return table
+
+
 def _shuffled(count: int, seed: int) -> NDArray[np.int64]:
     if seed < 0:
         raise SettingsError(f"`seed` is {seed}, but must be at least 0.")
     return np.random.default_rng(seed).permutation(count)
 
 
-def _ranges(episodes: Episodes) -> str:
+def _ranges(episodes: EpisodeTable) -> str:
     if not len(episodes):
         return "It holds none."
     spans = [
@@ -170,7 +188,7 @@ def _ranges(episodes: Episodes) -> str:
 
 def _copied(
     recording: Recording,
-    episodes: Episodes,
+    episodes: EpisodeTable,
     to: Mapping[str | os.PathLike[str], NDArray[np.bool_]],
     how: Mapping[str, Any],
 ) -> Edited:

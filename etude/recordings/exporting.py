@@ -92,9 +92,8 @@ def _steps_of(recording: Recording, notes: list[str]) -> Iterator[Experience]:
 def _episodes_of(recording: Recording, writer: Writer, format: str, notes: list[str]) -> Iterator[Experience]:
     """What to write of whole episodes; whether they can be is known at once."""
     found = survey(recording, MAX_ROWS)
-    gap = found.gap()
-    if gap:
-        episode, start, stop = gap
+    if found.gap:
+        episode, start, stop = found.gap
         raise DataError(
             f"{recording.path}: episode {episode!r} lacks the steps {start} to {stop - 1}, but {format} holds whole "
             "episodes alone. Leave it out with `etude data filter`, or write another format."

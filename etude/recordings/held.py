@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Episodes that are held back until they have ended, so that each is written as a whole."""
+"""Pieces of episodes that are held back until the episodes are whole."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +14,44 @@ HELD_BYTES: Final = 256 * 2**20
 """The most memory that unfinished episodes take: beyond it, those that were added to longest ago are given out cut."""
 
 _NAMES: Final = ("episode_id", "agent_id", "module_id")
+
+
+@dataclasses.dataclass
+class Pieces:
+    """What has come of an episode."""
+
+    total: int | None
+    """The steps of the whole episode; None while its end has not come."""
+    parts: list[Experience] = dataclasses.field(default_factory=list)
+    num_steps: int = 0
+
+
+class Assembler:
+    """Joins the pieces of episodes, in whatever order they come. They wait, copied, until none is missing.
+
+    Args:
+        lengths: The steps of whole episodes, by key. Of others, the end says how many there are.
+    """
+
+    def __init__(self, lengths: Mapping[Any, int] | None = None) -> None:
+        self._lengths = lengths or {}
+        self.waiting: dict[Hashable, Pieces] = {}
+        """Episodes that are not whole yet, by key."""
+
+    def add(self, key: Hashable, piece: Experience) -> Experience | None:
+        """Take a segment without lookback; gives the episode that it is the last missing piece of.
+
+        The episode is one segment, unless steps are there twice or several modules acted in it.
+        """
+        held = self.waiting.setdefault(key, Pieces(self._lengths.get(key)))
+        held.parts.append(copied(piece))
+        held.num_steps += piece.num_steps
+        if held.total is None and piece.segments.done[0]:
+            held.total = int(piece.segments.t_start[0]) + piece.num_steps
+        if held.num_steps != held.total:
+            return None
+        del self.waiting[key]
+        return Experience.concat(sorted(held.parts, key=lambda part: int(part.segments.t_start[0]))).join()
 
 
 @dataclasses.dataclass
@@ -41,7 +79,8 @@ class _Episode:
 
 
 class HeldEpisodes:
-    """Takes pieces of episodes as they come, and gives episodes out when all their agents that were seen have ended.
+    """Takes pieces of running episodes in order of time, and gives episodes out when all their agents that were seen
+    have ended.
 
     Args:
         max_bytes: The most memory held.

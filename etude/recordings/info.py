@@ -1,51 +1,65 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a recording holds, counted over every row in bounded memory."""
+"""What experience adds up to, counted over every row in bounded memory."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.experience import Experience
+from etude.experience.arrays import Index
+from etude.recordings.episodes import RETURN, STEPS, EpisodeTable
 
-if TYPE_CHECKING:
-    from etude.recordings.recording import Recording
 
+def counts_of(pieces: Iterable[Experience]) -> dict[str, Any]:
+    """Episodes, agents, steps, returns and sums of ``pieces``, as JSON data.
 
-class _Tally:
-    """Running counts of one pass."""
-
-    def __init__(self) -> None:
-        self.episodes: dict[str, int] = {}
-        self.agents: set[str | None] = set()
-        self.returns: dict[tuple[str, str | None], float] = {}
-        self.done: dict[tuple[str, str | None], tuple[bool, bool]] = {}
-        self.agent_steps = 0
-        self.sums = {col.OBS: 0.0, col.FINAL_OBS: 0.0, col.ACTION: 0.0}
-        self._spans: list[np.ndarray] = []
-
-    def add(self, exp: Experience) -> None:
-        """Count one piece."""
+    Counts and sums are over steps that are not lookback. ``final_obs_sum`` is over the last observations of episodes
+    that ended; ``return_*`` are of episodes (the sum over their agents), unfinished ones included; the sums of
+    observations and actions are float64 over all numbers in them, as recorded.
+    """
+    table, env_steps = EpisodeTable(), _EnvSteps()
+    sums = {col.OBS: 0.0, col.FINAL_OBS: 0.0, col.ACTION: 0.0}
+    for exp in pieces:
         trained, segments = exp.trained(), exp.segments
-        keys = list(zip(segments.episode_id.tolist(), segments.agent_id.tolist(), strict=True))
-        codes = np.array([self.episodes.setdefault(episode, len(self.episodes)) for episode, _ in keys], np.int64)
-        self.agents.update(agent for _, agent in keys)
-        self.agent_steps += int(trained.sum())
-        if col.REWARD in exp.steps:
-            for key, value in zip(keys, exp.returns().tolist(), strict=True):
-                self.returns[key] = self.returns.get(key, 0.0) + value
-        for i in np.flatnonzero(segments.done):
-            self.done[keys[i]] = (bool(segments.terminated[i]), bool(segments.truncated[i]))
+        env_steps.add(exp, table.add(exp), trained)
         for root in (col.OBS, col.ACTION):
             for values in col.subtree(exp.steps, root).values():
-                self.sums[root] += _sum(values if trained.all() else values[trained])
+                sums[root] += _sum(values if trained.all() else values[trained])
         ends = segments.done & segments.has_final_obs
         for values in exp.final_obs.values():
-            self.sums[col.FINAL_OBS] += _sum(values[ends])
-        self._add_spans(exp, codes, trained)
+            sums[col.FINAL_OBS] += _sum(values[ends])
+    figures, num = table.figures, len(table)
+    returns = figures.get(RETURN, np.zeros(num)) if num else np.array([np.nan])
+    return {
+        "episodes": num,
+        "agents": sorted(agent for agent in table.agents if agent is not None),
+        "env_steps": env_steps.total(),
+        "agent_steps": int(figures[STEPS].sum()),
+        "terminated": int(figures[col.TERMINATED].sum()),
+        "truncated": int(figures[col.TRUNCATED].sum()),
+        "unfinished": num - int(figures["done"].sum()),
+        "return_total": float(np.nansum(returns)),
+        "return_mean": _or_none(returns.mean()),
+        "return_min": _or_none(returns.min()),
+        "return_max": _or_none(returns.max()),
+        "obs_sum": sums[col.OBS],
+        "final_obs_sum": sums[col.FINAL_OBS],
+        "action_sum": sums[col.ACTION],
+    }
 
-    def _add_spans(self, exp: Experience, codes: np.ndarray, trained: np.ndarray) -> None:
-        """Spans of the env's clock: ``[episode, first, last + 1]``, one for each segment."""
+
+class _EnvSteps:
+    """Counts the steps of the envs: several agents that act at one time are one step."""
+
+    def __init__(self) -> None:
+        self._spans: list[Index] = []
+        """Of the env's clock, ``[n, 3]``: episode, first, last + 1."""
+
+    def add(self, exp: Experience, codes: Index, trained: NDArray[np.bool_]) -> None:
+        """Take experience, the code of the episode of each segment, and which steps are not lookback."""
         if col.ENV_T in exp.steps:
             clock = np.asarray(exp.steps[col.ENV_T])[trained]
             episode = codes[exp.segment_of_step()][trained]
@@ -57,8 +71,8 @@ class _Tally:
         if len(self._spans) > 256:
             self._spans = [_united(np.concatenate(self._spans))]
 
-    def env_steps(self) -> int:
-        """The steps of the envs: several agents that act at one time are one step."""
+    def total(self) -> int:
+        """All of them."""
         spans = _united(np.concatenate(self._spans)) if self._spans else np.zeros((0, 3), np.int64)
         return int((spans[:, 2] - spans[:, 1]).sum())
 
@@ -69,7 +83,7 @@ def _sum(values: Any) -> float:
     return float(np.asarray(values).sum(dtype=np.float64))
 
 
-def _united(spans: np.ndarray) -> np.ndarray:
+def _united(spans: Index) -> Index:
     """Spans of each episode with those that touch or overlap made one."""
     spans = spans[np.lexsort((spans[:, 1], spans[:, 0]))]
     if not len(spans):
@@ -82,53 +96,6 @@ def _united(spans: np.ndarray) -> np.ndarray:
     tails = np.append(heads[1:], len(spans)) - 1
     episode = spans[heads, 0]
     return np.stack([episode, starts[heads] - episode * width, reach[tails] - episode * width], axis=1)
-
-
-def info(recording: "Recording") -> dict[str, Any]:
-    """What ``recording`` holds, as JSON data.
-
-    Counts and sums are over steps that are not lookback. ``final_obs_sum`` is over the last observations of episodes
-    that ended; ``return_*`` are of episodes (the sum over their agents), unfinished ones included; the sums of
-    observations and actions are float64 over all numbers in them, as recorded.
-
-    Raises:
-        DataError: a file can't be decoded.
-    """
-    tally = _Tally()
-    for exp in recording.stream():
-        tally.add(exp)
-    by_episode = dict.fromkeys(tally.episodes, 0.0)
-    for (episode, _), value in tally.returns.items():
-        by_episode[episode] += value
-    returns = np.array(list(by_episode.values()) or [np.nan])
-    terminated = {episode for (episode, _), (is_terminated, _) in tally.done.items() if is_terminated}
-    truncated = {episode for (episode, _), (_, is_truncated) in tally.done.items() if is_truncated}
-    header = recording.header.to_json()
-    return {
-        "path": str(recording.path),
-        "format": recording.format,
-        "version": header["version"] if recording.format == header["format"] else None,
-        "env": recording.env,
-        "episodes": len(tally.episodes),
-        "agents": sorted(agent for agent in tally.agents if agent is not None),
-        "env_steps": tally.env_steps(),
-        "agent_steps": tally.agent_steps,
-        "terminated": len(terminated),
-        "truncated": len(truncated),
-        "unfinished": len(tally.episodes) - len(terminated | truncated),
-        "return_total": float(np.nansum(returns)),
-        "return_mean": _or_none(returns.mean()),
-        "return_min": _or_none(returns.min()),
-        "return_max": _or_none(returns.max()),
-        "obs_sum": tally.sums[col.OBS],
-        "final_obs_sum": tally.sums[col.FINAL_OBS],
-        "action_sum": tally.sums[col.ACTION],
-        "columns": recording.columns,
-        "spaces": header["spaces"],
-        "meta": dict(recording.meta),
-        "files": len(recording.files),
-        "bytes": sum(path.stat().st_size for path in recording.files),
-    }
 
 
 def _or_none(value: float) -> float | None:

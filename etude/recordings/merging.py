@@ -14,6 +14,7 @@ from etude.experience import Experience
 from etude.experience.arrays import describe
 from etude.files import shown
 from etude.recordings.edited import Edited, Part, check_apart, check_free, columns_of_pass, counted, told_where
+from etude.recordings.episodes import EpisodeTable
 from etude.recordings.recording import Recording, recording_of
 from etude.recordings.writer import RecordingWriter
 from etude.spaces import space_to_json
@@ -94,9 +95,10 @@ class _Names:
 
     def of(self, recording: Recording, number: int, columns: Sequence[str]) -> _Renamed:
         """What is to be renamed in the next recording, of which these ``columns`` are written."""
-        own: dict[str, None] = {}
+        table = EpisodeTable()
         for exp in recording.stream(columns=columns_of_pass(recording, (), columns)):
-            own.update(dict.fromkeys(exp.segments.episode_id.tolist()))
+            table.add(exp)
+        own = dict.fromkeys(table.ids)
         ids = {}
         for name in own:
             if name in self._taken:

@@ -81,7 +81,7 @@ class Job:
         where = self.prepare.where
         if where is None or self.source.is_in_memory:
             return True
-        return bool(where.holds(self.source.part(k, where.columns(self.source.columns))).any())
+        return bool(where.holds(self.source.part(k, where.columns_in(self.source.columns))).any())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import numpy as np
 from etude.connectors import Connect, Pipeline, PreLearnerLike
 from etude.errors import DataError, EtudeError
 from etude.experience import Experience
-from etude.recordings.row_filters import RowFilter
+from etude.recordings.where import RowFilter
 
 
 class Preparation:
@@ -35,7 +35,7 @@ class Preparation:
     def chosen(self, exp: Experience) -> Experience:
         """The segments that the module learns from, and of these the steps."""
         exp = exp if self.select is None else self.select(exp)
-        return exp if self.where is None else self.where(exp)
+        return exp if self.where is None else self.where.chosen(exp)
 
     def __call__(self, exp: Experience) -> Experience:
         """What is trained on of the segments `chosen`; what must not be is lookback.

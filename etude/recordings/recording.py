@@ -14,6 +14,7 @@ from etude.experience import Experience
 from etude.files import AnyPath, absolute
 from etude.recordings.batches import DERIVED, Prefetched, Rows, batches_of, steps_of
 from etude.recordings.formats.parts import Parts, Problem, chosen
+from etude.recordings.info import counts_of
 from etude.recordings.layout import Header
 from etude.recordings.opening import Place, Places, opened
 from etude.recordings.own import OwnParts
@@ -335,10 +336,24 @@ class Recording:
         return validate(self.path)
 
     def info(self) -> dict[str, Any]:
-        """What the recording holds, counted over every row; see `etude.recordings.info`."""
-        from etude.recordings.info import info
+        """What the recording holds, counted over every row, as JSON data; see `etude.recordings.info`.
 
-        return info(self)
+        Raises:
+            DataError: a file can't be decoded.
+        """
+        header = self.header.to_json()
+        return {
+            "path": str(self.path),
+            "format": self.format,
+            "version": header["version"] if self.format == header["format"] else None,
+            "env": self.env,
+            **counts_of(self.stream()),
+            "columns": self.columns,
+            "spaces": header["spaces"],
+            "meta": dict(self.meta),
+            "files": len(self.files),
+            "bytes": sum(path.stat().st_size for path in self.files),
+        }
 
     # -- inside ----------------------------------------------------------------------------------------------
 

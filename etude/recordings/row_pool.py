@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows that lie in several parts, taken at random as if they lay in one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -12,6 +12,16 @@ from etude.experience.experience import offsets_of
 
 LARGE_ROW: Final = 4096
 """Bytes from which on a row is copied in the time that it takes to look up where it is."""
+
+BLOCK_BYTES: Final = 8 * 2**20
+BLOCK_ROWS: Final = 16_384
+BLOCK_BATCHES: Final = 16
+"""Rows are gathered and handed between threads in blocks: large enough to cost little, small enough to hold."""
+
+
+def rows_of_block(row_bytes: int, batch_size: int) -> int:
+    """The most rows of a block, at least 1."""
+    return max(1, min(BLOCK_BYTES // row_bytes, max(BLOCK_BATCHES * batch_size, BLOCK_ROWS)))
 
 
 class RowPool:
@@ -37,6 +47,16 @@ class RowPool:
     def take(self, index: NDArray[np.int64]) -> Columns:
         """A copy of the rows ``index``, in that order."""
         return {name: self._taken(pieces, index) for name, pieces in self._columns.items()}
+
+    def blocks(self, index: NDArray[np.int64], batch_size: int) -> Iterator[Columns]:
+        """A copy of the rows ``index``, in that order, in blocks of whole batches and bounded size."""
+        step = max(1, rows_of_block(self.row_bytes, batch_size) // batch_size) * batch_size
+        for at in range(0, len(index), step):
+            yield self.take(index[at : at + step])
+
+    def fitting(self, index: NDArray[np.int64], rows: int) -> int:
+        """How many of ``index`` have at most ``rows`` rows together."""
+        return min(rows, len(index))
 
     def _taken(self, pieces: list[NDArray[Any]], index: NDArray[np.int64]) -> NDArray[Any]:
         if len(pieces) == 1:

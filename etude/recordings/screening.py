@@ -32,6 +32,7 @@ from etude.recordings.pieces import filtered, in_order
 from etude.recordings.screening_index import ClashIndex, Index
 from etude.recordings.spans import KINDS
 from etude.recordings.tolerance import load_rest, place_of, problems_of
+from etude.recordings.where import RowFilter
 
 OnBad: TypeAlias = Literal["strict", "repair", "skip"]
 MODES: Final = ("strict", "repair", "skip")
@@ -191,7 +192,7 @@ class ScreenedParts:
         self,
         k: int,
         columns: Sequence[str],
-        where: pc.Expression | None = None,
+        where: pc.Expression | str | None = None,
         clashes: ClashIndex | None = None,
         *,
         finals: bool = True,
@@ -201,17 +202,22 @@ class ScreenedParts:
         Args:
             k: Which.
             columns: The step columns, each by its name.
-            where: Only rows for which this holds; some of Etude's files are read by it.
+            where: Only rows for which this holds: an expression of pyarrow's, or the text of a `RowFilter`. Some of
+                Etude's files are read by what Parquet can look at of it.
             clashes: From `pass_over`, with ``where``: the order of the rows that are left is looked at in it.
             finals: With False, what was observed after segments may be left out; that of images takes long to decode.
 
         Raises:
             DataError: with ``strict``, there is a fault: named are its place, how many rows have it, and what to do. In
                 all modes but ``repair`` and ``skip``, a step is there twice.
+            SettingsError: ``where`` is a text that is no condition on the steps of this recording.
         """
+        where = RowFilter(where) if isinstance(where, str) else where
         if self._clashes is not None:
             return self._checked(k, columns, where, clashes, finals)
         exp = self._mended(k, columns if where is None else None)
+        if isinstance(where, RowFilter):
+            return _filtered(exp, where, columns)
         return exp if where is None else filtered(exp, where, columns)
 
     def pass_over(self) -> ClashIndex | None:
@@ -305,13 +311,15 @@ class ScreenedParts:
         self,
         k: int,
         columns: Sequence[str],
-        where: pc.Expression | None,
+        where: pc.Expression | RowFilter | None,
         clashes: ClashIndex | None,
         finals: bool,
     ) -> Experience:
         self._begin()
         problems: list[Problem] = []
-        if where is not None:
+        if isinstance(where, RowFilter):
+            exp = self._steps_where(k, columns, where)
+        elif where is not None:
             exp = loaded(self.parts, k, columns, where)
         elif not finals and isinstance(self.parts, OwnParts):
             exp = self.parts.steps(k, columns)
@@ -333,6 +341,16 @@ class ScreenedParts:
             with self._lock:
                 self._note(k, problems)
         return exp
+
+    def _steps_where(self, k: int, columns: Sequence[str], where: RowFilter) -> Experience:
+        """Columns of the steps of part ``k`` for which ``where`` holds."""
+        where.check_names((), self.parts.columns)
+        names = list(dict.fromkeys([*columns, *where.columns_in(self.parts.columns)]))
+        in_arrow = None
+        if isinstance(self.parts, OwnParts):  # what is joined has other episode ids here than on the disk
+            columns_of = self.parts.nothing(names).steps
+            in_arrow = where.in_arrow({name: values.dtype for name, values in columns_of.items() if values.ndim == 1})
+        return _filtered(loaded(self.parts, k, names, in_arrow), where, columns)
 
     def _begin(self) -> None:
         """Look at what is known of the whole before the first part."""
@@ -365,6 +383,13 @@ class ScreenedParts:
         )
         place = place_of(self.parts, k, row, exp)
         return f"{place.words}: `{found.column}` {found.what}. {rows}. {_REMEDY}"
+
+
+def _filtered(exp: Experience, where: RowFilter, columns: Sequence[str]) -> Experience:
+    """Some columns of the steps for which ``where`` holds; steps that are left out cut segments."""
+    exp = where.chosen(exp, looks_ahead=False)
+    final_obs = {name: column for name, column in exp.final_obs.items() if name in columns}
+    return Experience({name: exp.steps[name] for name in columns}, exp.offsets, exp.segments, final_obs)
 
 
 _REMEDY: Final = "Repair with --on-bad=repair, leave it out with --on-bad=skip, or mend the file."

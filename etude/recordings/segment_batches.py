@@ -1,26 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches of segments for losses that look along time: from a stream in bounded memory, or at random from memory."""
 
-import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.arrays import Index
 from etude.experience.experience import without_lookback
-from etude.recordings.batches import (
-    BLOCK_BATCHES,
-    BLOCK_BYTES,
-    BLOCK_ROWS,
-    NOTHING,
-    Ahead,
-    Rows,
-    checked_start,
-    steps_of,
-)
+from etude.recordings.batches import Ahead, Rows, checked_start, shuffled, steps_of
 from etude.recordings.pieces import row_bytes
+from etude.recordings.row_pool import rows_of_block
 
 
 def sample_segments(
@@ -75,69 +65,37 @@ def segment_batches_of(
     With ``by_segments``, a batch is ``batch_size`` whole segments, which may have lookback, and ``start`` counts such.
     """
     first, skip = checked_start(source, batch_size, buffer_size, start)
-    blocks = _epochs(source, batch_size, buffer_size, seed, first, epochs)
+    blocks = shuffled(source, SegmentPool, batch_size, buffer_size, seed, first, epochs)
     blocks = blocks if ahead is None else ahead(blocks)
     return _whole(blocks, batch_size, skip) if by_segments else _rebatched(blocks, batch_size, skip)
 
 
-def _epochs(
-    source: Rows[Experience], batch_size: int, buffer_size: int, seed: int, first: int, epochs: int | None
-) -> Iterator[Experience]:
-    """Blocks of segments of one epoch after the other, in the order in which they are to be given."""
-    whole = None
-    if source.num_rows <= buffer_size:  # loaded once, in memory for all epochs
-        parts = list(source.loaded(range(source.num_groups)))
-        if not parts:
-            raise DataError(NOTHING)
-        whole = Experience.concat(parts)
-    for epoch in itertools.count(first) if epochs is None else range(first, epochs):
-        rng = np.random.default_rng([seed, epoch])
-        if whole is not None:
-            blocks = _in_blocks(whole, rng.permutation(len(whole)), batch_size)
-        else:
-            blocks = _shuffled(source, batch_size, buffer_size, rng)
-        steps = 0
-        for block in blocks:
-            steps += block.num_steps
-            yield block
-        if not steps:
-            raise DataError(NOTHING)
+class SegmentPool:
+    """The segments of some parts, one after the other; see `etude.recordings.batches.Pool`."""
 
+    def __init__(self, parts: Sequence[Experience]) -> None:
+        self._exp = Experience.concat(parts)
 
-def _shuffled(
-    source: Rows[Experience], batch_size: int, buffer_size: int, rng: np.random.Generator
-) -> Iterator[Experience]:
-    """One epoch through the buffer: filled with groups, emptied to half of its size at random, and so on."""
-    parts: list[Experience] = []
-    steps = 0
-    order = rng.permutation(source.num_groups).tolist()
-    for i, part in enumerate(source.loaded(order)):
-        parts.append(part)
-        steps += part.num_steps
-        if steps >= buffer_size and i + 1 < len(order):
-            pool = Experience.concat(parts)
-            parts.clear()
-            index = rng.permutation(len(pool))
-            kept = int(np.searchsorted(np.cumsum(pool.lengths[index]), buffer_size // 2, side="right"))
-            yield from _in_blocks(pool, index[kept:], batch_size)
-            parts = [pool.select(index[:kept])]
-            steps = parts[0].num_steps
-    if not parts:
-        return
-    pool = Experience.concat(parts)
-    parts.clear()
-    yield from _in_blocks(pool, rng.permutation(len(pool)), batch_size)
+    def __len__(self) -> int:
+        return len(self._exp)
 
+    def take(self, index: Index) -> Experience:
+        """A copy of the segments ``index``, in that order."""
+        return self._exp.select(index)
 
-def _in_blocks(exp: Experience, order: Index, batch_size: int) -> Iterator[Experience]:
-    """The segments ``order`` of ``exp``, copied in blocks of a few batches and bounded size."""
-    room = max(1, min(BLOCK_BYTES // row_bytes(exp), max(BLOCK_BATCHES * batch_size, BLOCK_ROWS)))
-    ends = np.cumsum(exp.lengths[order])
-    at, given = 0, 0
-    while at < len(order):
-        stop = max(at + 1, int(np.searchsorted(ends, given + room, side="right")))
-        yield exp.select(order[at:stop])
-        at, given = stop, int(ends[stop - 1])
+    def blocks(self, index: Index, batch_size: int) -> Iterator[Experience]:
+        """The same in blocks of a few batches and bounded size."""
+        room = rows_of_block(row_bytes(self._exp), batch_size)
+        ends = np.cumsum(self._exp.lengths[index])
+        at, given = 0, 0
+        while at < len(index):
+            stop = max(at + 1, int(np.searchsorted(ends, given + room, side="right")))
+            yield self._exp.select(index[at:stop])
+            at, given = stop, int(ends[stop - 1])
+
+    def fitting(self, index: Index, rows: int) -> int:
+        """How many of the segments ``index``, from the first on, have at most ``rows`` rows together."""
+        return int(np.searchsorted(np.cumsum(self._exp.lengths[index]), rows, side="right"))
 
 
 def _rebatched(blocks: Iterator[Experience], batch_size: int, skip: int) -> Iterator[Experience]:

@@ -5,101 +5,74 @@ A first look at the keys alone says which episodes are in pieces, so that what i
 written, and so that the second look holds no more than the episodes that have begun and are not yet complete.
 """
 
-import dataclasses
+import itertools
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.experience import without_lookback
-from etude.recordings.pieces import copied
+from etude.recordings.held import Assembler
 from etude.recordings.recording import Recording
+from etude.recordings.spans import all_of, clashes, in_time, spans_of
 
 
-@dataclasses.dataclass(slots=True)
-class Extent:
-    """What is there of an episode that is not one segment from its beginning to its end."""
-
-    runs: list[tuple[int, int]] = dataclasses.field(default_factory=list)
-    """The first step of each piece, and the one after its last."""
-    done: bool = False
-    context: int = 0
-    """Rows of lookback before the earliest piece."""
-
-    @property
-    def num_steps(self) -> int:
-        """In all pieces."""
-        return sum(stop - start for start, stop in self.runs)
-
-    def gap(self) -> tuple[int, int] | None:
-        """The first steps that are missing in the middle: from, and up to."""
-        pairs = zip(self.runs, self.runs[1:], strict=False)
-        return next(((a[1], b[0]) for a, b in pairs if a[1] < b[0]), None)
-
-
-@dataclasses.dataclass
-class Survey:
+class Survey(NamedTuple):
     """What the segments of a recording add up to."""
 
-    parts: dict[str, Extent] = dataclasses.field(default_factory=dict)
-    """The episodes that are not one segment from their beginning to their end."""
-
-    @property
-    def unfinished(self) -> int:
-        """How many episodes are neither terminated nor truncated."""
-        return sum(not extent.done for extent in self.parts.values())
-
-    @property
-    def late(self) -> int:
-        """How many episodes lack their first steps."""
-        return sum(extent.runs[0][0] > 0 for extent in self.parts.values())
-
-    @property
-    def context(self) -> int:
-        """The rows of lookback that repeat no step of the recording."""
-        return sum(extent.context for extent in self.parts.values())
-
-    def gap(self) -> tuple[str, int, int] | None:
-        """The first episode that lacks steps in its middle, and which; None if there is none."""
-        found = ((episode, extent.gap()) for episode, extent in self.parts.items())
-        return next(((episode, *gap) for episode, gap in found if gap), None)
+    parts: dict[int, int]
+    """The episodes that are not one segment from their beginning to their end, by hash of their id: their steps."""
+    unfinished: int
+    """How many of these are neither terminated nor truncated."""
+    late: int
+    """How many of these lack their first steps."""
+    context: int
+    """The rows of lookback that repeat no step of the recording."""
+    gap: tuple[str, int, int] | None
+    """An episode that lacks steps in its middle: its id, the first of these, and the first that is there again."""
 
 
 def survey(recording: Recording, max_rows: int) -> Survey:
-    """Look at the keys of all segments, in pieces of at most ``max_rows`` rows.
-
-    Takes some 400 bytes of memory for each episode that is not one segment, and 60 for the others.
+    """Look at the keys of all segments, in pieces of at most ``max_rows`` rows. Takes some 60 bytes of memory for each.
 
     Raises:
         DataError: an episode has several agents.
     """
-    found = Survey()
-    whole: set[int] = set()  # hashes, as ids take several times their memory
+
+    def keys() -> Iterator[Experience]:
+        return recording.stream(columns=(), max_rows=max_rows)
+
+    def episode_of(at: int) -> str:
+        exp = next(itertools.islice(keys(), int(spans["part"][at]), None))
+        return str(exp.segments.episode_id[int(np.searchsorted(exp.offsets, spans["row"][at], side="right")) - 1])
+
     agents: dict[str | None, None] = {}
-    for exp in recording.stream(columns=(), max_rows=max_rows):
-        segments = exp.segments
-        starts, stops = segments.t_start + segments.lookback, segments.t_start + exp.lengths
-        agents |= dict.fromkeys(segments.agent_id.tolist())
-        rows = zip(segments.episode_id.tolist(), starts.tolist(), stops.tolist(), segments.done.tolist(),
-                   segments.lookback.tolist(), strict=True)  # fmt: skip
-        for episode, start, stop, done, lookback in rows:
-            if hash(episode) in whole:
-                raise _several(recording, episode, list(agents))
-            if start == 0 and done and episode not in found.parts:
-                whole.add(hash(episode))
-            elif start < stop:
-                extent = found.parts.setdefault(episode, Extent())
-                if not extent.runs or start < min(extent.runs)[0]:
-                    extent.context = lookback
-                extent.runs.append((start, stop))
-                extent.done |= done
-    for episode, extent in found.parts.items():
-        extent.runs.sort()
-        for a, b in zip(extent.runs, extent.runs[1:], strict=False):
-            if b[0] < a[1]:
-                raise _several(recording, episode, list(agents))
-    return found
+    runs = []
+    for k, exp in enumerate(keys()):
+        agents |= dict.fromkeys(np.asarray(exp.segments.agent_id).tolist())
+        runs.append(spans_of(k, exp))
+    spans = all_of(runs)
+    spans["key"] = spans["episode"]  # that have one agent each, or else their steps clash
+    spans = in_time(spans)
+    found = clashes(spans)
+    for at in (*found["duplicate"].tolist(), *found["after_end"].tolist()):
+        raise _several(recording, episode_of(at), list(agents))
+    heads = np.flatnonzero(np.append(True, spans["key"][1:] != spans["key"][:-1])) if len(spans) else np.zeros(0, int)
+    counts = np.diff(np.append(heads, len(spans)))
+    is_done = np.logical_or.reduceat(spans["terminated"] | spans["truncated"], heads) if len(heads) else heads > 0
+    steps = np.add.reduceat(spans["stop"] - spans["start"], heads) if len(heads) else heads
+    first = spans["start"][heads]
+    is_part = (counts > 1) | (first > 0) | ~is_done
+    gap = found["gap"][:1]
+    return Survey(
+        parts=dict(zip(spans["key"][heads][is_part].tolist(), steps[is_part].tolist(), strict=True)),
+        unfinished=int((~is_done).sum()),
+        late=int((first > 0).sum()),
+        context=int(spans["lookback"][heads].sum()),
+        gap=(episode_of(gap[0]), int(spans["stop"][gap[0]]), int(spans["start"][gap[0] + 1])) if len(gap) else None,
+    )
 
 
 def check_one_agent(recording: Recording, max_rows: int) -> int:
@@ -143,27 +116,21 @@ def whole_episodes(recording: Recording, found: Survey, max_rows: int) -> Iterat
         found: What `survey` found; no episode may lack steps in its middle.
         max_rows: The most rows that are read at a time.
     """
-    waiting: dict[str, list[Experience]] = {}
-    missing = {episode: extent.num_steps for episode, extent in found.parts.items()}
+    assembler = Assembler(found.parts)
     for exp in recording.stream(max_rows=max_rows):
         exp = without_lookback(exp)
-        partial = np.fromiter((episode in missing for episode in exp.segments.episode_id), bool, exp.num_segments)
-        if not partial.all():
-            yield exp.select(np.flatnonzero(~partial))
-        for i in np.flatnonzero(partial):
-            piece = exp[int(i)]
-            episode = str(piece.segments.episode_id[0])
-            waiting.setdefault(episode, []).append(copied(piece))
-            missing[episode] -= piece.num_steps
-            if not missing[episode]:
-                yield _joined(waiting.pop(episode), recording)
-
-
-def _joined(pieces: list[Experience], recording: Recording) -> Experience:
-    whole = Experience.concat(sorted(pieces, key=lambda piece: int(piece.segments.t_start[0]))).join()
-    if whole.num_segments > 1:
-        raise DataError(
-            f"{recording.path}: episode {whole.segments.episode_id[0]!r} was acted in by several modules "
-            f"({', '.join(map(repr, dict.fromkeys(whole.segments.module_id.tolist())))}), which this format can't hold."
-        )
-    return whole
+        keys = exp.segments.episode_id.mapped(hash, np.int64)
+        is_part = np.isin(keys, list(found.parts))
+        if not is_part.all():
+            yield exp.select(np.flatnonzero(~is_part))
+        for i in np.flatnonzero(is_part):
+            whole = assembler.add(int(keys[i]), exp[int(i)])
+            if whole is None:
+                continue
+            if whole.num_segments > 1:
+                raise DataError(
+                    f"{recording.path}: episode {whole.segments.episode_id[0]!r} was acted in by several modules "
+                    f"({', '.join(map(repr, dict.fromkeys(whole.segments.module_id.tolist())))}), which this format "
+                    "can't hold."
+                )
+            yield whole

@@ -147,17 +147,24 @@ class EpisodeTracker(Stateful):
         Returns:
             The envs whose episode it ends for all agents, and the indices of these episodes.
         """
-        slots, first = turn.slots, turn.first
-        self.t[slots] += 1
-        self.total[slots] += turn.reward
-        if first is not None and first.any():
+        slots, first, terminated, truncated = turn.slots, turn.first, turn.terminated, turn.truncated
+        if slots is self.env_of:  # every slot, in order: indices are not needed, and would cost more than the sums
+            self.t += 1
+            self.total += turn.reward
+        else:
+            self.t[slots] += 1
+            self.total[slots] += turn.reward
+        if first is not None and np.count_nonzero(first):
             self._begin(turn, slots[first], at)
         if turn.env_t is not None:
             self._follow_env(turn)
-        if turn.terminated is None and turn.truncated is None and turn.over is None:
+        if terminated is None and truncated is None and turn.over is None:
             return _NO_INTS, _NO_INTS
-        flags = [flag for flag in (turn.terminated, turn.truncated) if flag is not None]
-        ended = slots[np.logical_or.reduce(flags)] if flags else slots[:0]
+        if terminated is None or truncated is None:
+            flags = truncated if terminated is None else terminated
+            ended = slots[:0] if flags is None else slots[flags]
+        else:
+            ended = slots[terminated | truncated]
         if self.named:
             return self._end_for_agents(ended, turn.over, at)
         if not len(ended):

@@ -129,7 +129,7 @@ def test_unchanged_weights_say_what_they_said_while_acting(memory: Any, max_seq_
 
 
 def test_older_weights_show_in_the_figures() -> None:
-    algorithm = type("Late", (Lagging, IMPALA), {"lag": 3})(config(env="CartPole-v1", lr=0.01, num_minibatches=1))
+    algorithm = type("Late", (Lagging, IMPALA), {"lag": 3})(config(env="CartPole-v1", lr=0.03, num_minibatches=1))
     results = [algorithm.train() for _ in range(8)]
     assert results[0].metrics["rho"] == pytest.approx(1, abs=1e-4)
     assert results[-1].metrics["rho"] < 0.97

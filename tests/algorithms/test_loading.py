@@ -7,6 +7,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from checkpoint_documents import at, read, replaced, write
 from gymnasium import spaces
 from many_agent_envs import CartPoles, TwoJobs
 from toy_envs import Echo, OwnNet
@@ -152,6 +153,16 @@ def test_a_checkpoint_that_lacks_something_is_named_at_once_or_when_training_beg
     save_tree(tmp_path / "c", {**tree, "runner": runner}, meta=meta)
     with pytest.raises(CheckpointError, match="holds no 'tracker' of the running episodes: it was saved by another"):
         etude.load(tmp_path / "c", env=counted).train()
+
+
+def test_a_class_of_etudes_is_found_when_it_has_moved_to_another_file(tmp_path: Path) -> None:
+    ppo(connectors=(etude.NormalizeObs(clip=5.0),)).save(tmp_path)
+    document = read(tmp_path)
+    place = ("meta", "config", "connectors", 0, "$made")
+    assert at(document, place) == "etude.connectors.observations:NormalizeObs"
+    write(tmp_path, replaced(document, place, "etude.connectors.normalize:NormalizeObs"))
+    (normalize,) = etude.load(tmp_path, env=counted).config.connectors
+    assert (type(normalize), normalize.clip) == (etude.NormalizeObs, 5.0)
 
 
 # -- settings -------------------------------------------------------------------------------------------------------

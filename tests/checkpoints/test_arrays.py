@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from safetensors.numpy import load_file, save
 
-from etude.checkpoints.arrays import Arrays, write_arrays
+from etude.checkpoints.codec import Arrays, write_arrays
 from etude.errors import CheckpointError
 
 DTYPES = [np.dtype(name) for name in ("?", "u1", "i1", "u2", "i2", "f2", "u4", "i4", "f4", "u8", "i8", "f8")]

@@ -10,7 +10,7 @@ import pytest
 from pyarrow import fs
 
 from etude.checkpoints import copy_tree, folder_at, load_meta, load_tree, remove_tree, save_tree, tree
-from etude.checkpoints.arrays import Arrays, write_arrays
+from etude.checkpoints.codec import Arrays, write_arrays
 from etude.errors import CheckpointError
 from etude.files import RemotePath, located, names_in, replace
 from etude.urls import inside

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -186,12 +187,10 @@ def _flip_a_bit(folder):
 
 
 def _forge(folder):
-    import hashlib
-
     path = _state_file(folder)
-    path.write_bytes(b"\xff" * 64)
-    sha = hashlib.sha256(path.read_bytes()).hexdigest()
-    _edit(lambda d: d["state"].update(bytes=64, sha256=sha))(folder)
+    path.write_bytes((56).to_bytes(8, "little") + b"\xff" * 56)
+    header = zlib.crc32(path.read_bytes())
+    _edit(lambda d: d["state"].update(bytes=64, header=header))(folder)
 
 
 @pytest.mark.parametrize(
@@ -206,8 +205,18 @@ def _forge(folder):
         (lambda f: (f / "checkpoint.json").write_text("[]"), "is not a checkpoint: .* does not say `format: etude-ch"),
         (
             _edit(lambda d: d.update(version=9, etude="7.0")),
-            "of version 9, written by Etude 7.0; Etude .* reads versions 1 to 5",
+            r"of version 9, written by Etude 7\.0; Etude .* reads version 5\. Load it with an Etude of the",
         ),
+        *(
+            (
+                _edit(lambda d, version=version: d.update(version=version, etude="0.1.0"), checksum=checksum),
+                rf"of version {version}, written by Etude 0\.1\.0; Etude .* from before the first release",
+            )
+            for version in (1, 4)
+            for checksum in (True, False)
+        ),
+        (_edit(lambda d: d.update(version="4")), r"of version 4, written by .* Load it with an Etude of the version"),
+        (_edit(lambda d: d.update(version=None)), "of version None, written by"),
         (_edit(lambda d: d.pop("state")), "is broken: it lacks `meta`, `tree` or `state`"),
         (_edit(lambda d: d.pop("tree")), "is broken: it lacks"),
         (_edit(lambda d: d["state"].update(file="../../etc/passwd")), "it names the state file '../../etc/passwd'"),

@@ -23,7 +23,8 @@ def make_vector() -> Any:
 @pytest.mark.parametrize(
     ("env", "num_envs", "kind"),
     [
-        ("CartPole-v1", 3, VectorArena),
+        ("CartPole-v1", 5, VectorArena),
+        ("CartPole-v1", 4, InlineArena),
         ("CartPole-v1", 1, InlineArena),
         ("Pendulum-v1", 3, InlineArena),
         (Numbered, 3, InlineArena),
@@ -63,7 +64,7 @@ def test_limits_and_checks_do_not_change_the_arena(limits: dict[str, Any]) -> No
     for env in ("CartPole-v1", make_vector):
         if env is make_vector and "max_steps" in limits:
             continue  # it resets itself
-        arena = make_arena(env, 3, Workers(**limits))
+        arena = make_arena(env, 5 if env == "CartPole-v1" else 3, Workers(**limits))
         assert type(arena) is VectorArena
         arena.close()
 

@@ -173,7 +173,7 @@ def test_cartpoles_vectorised_version_acts_by_the_rules_of_the_single_env(
 ) -> None:
     """Steered, the pole stands until the time is up; else it falls."""
     name, limit = cart_pole
-    arena = make_arena(name, 4)
+    arena = make_arena(name, 5)
     assert isinstance(arena, VectorArena)
     single: Any = gym.make(name)
     single.reset(seed=0)
@@ -184,7 +184,7 @@ def test_cartpoles_vectorised_version_acts_by_the_rules_of_the_single_env(
     while not (terminated or truncated):
         t += 1
         turn = arena.recv()[-1]
-        actions = rng.integers(2, size=4)
+        actions = rng.integers(2, size=5)
         if steered:
             position, speed, angle, turning = turn.obs["obs"].T
             actions = (0.1 * position + 0.3 * speed + 3 * angle + turning > 0).astype(np.int64)

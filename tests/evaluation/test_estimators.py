@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each estimator against its formula, written out for one episode and step at a time, and against exact values."""
 
+import json
 import math
-import re
 
 import numpy as np
 import pytest
-from tabular import GAMMA, PLAYS, WANTS, exact, played, policy, probabilities
+from tabular import GAMMA, PLAYS, WANTS, Chain, exact, played, policy, probabilities
 
+from etude.algorithms import BC, BCConfig, Stop
+from etude.cli.main import main
 from etude.connectors import Pipeline
 from etude.evaluation import METHODS, FQEConfig, evaluate_on
+from etude.evaluation.estimators import effective, student_t
 from etude.evaluation.fqe import FQE
-from etude.evaluation.statistics import effective, student_t
-from etude.evaluation.target import Target
-from etude.experience import Experience
+from etude.evaluation.policies import TargetPolicy
+from etude.experience import Experience, Segments
+from etude.recordings import RecordingWriter
 
 SMALL = FQEConfig(members=4, steps=60, batch_size=64)
 
@@ -80,7 +83,7 @@ def test_effective_sample_size_by_steps():
 def test_estimators_with_values_are_their_formulas():
     exp, algorithm = played(40, seed=3), policy(WANTS)
     found = evaluate_on(algorithm, exp, methods=["dm", "dr", "wdr", "fqe"], gamma=GAMMA, seed=5, fqe=SMALL)
-    fqe = FQE(Target(algorithm.module, Pipeline(), explore=True), GAMMA, SMALL, 5)
+    fqe = FQE(TargetPolicy(algorithm.module, Pipeline(), explore=True), GAMMA, SMALL, 5)
     fqe.fit(lambda: iter([exp]))
     values = fqe.values(exp)
     first, extra = exp.offsets[:-1], []
@@ -101,7 +104,7 @@ def test_estimators_with_values_are_their_formulas():
 
 def test_members_have_not_learned_from_the_episodes_that_they_are_asked_about():
     exp, algorithm = played(50, seed=4), policy(WANTS)
-    fqe = FQE(Target(algorithm.module, Pipeline(), explore=True), GAMMA, SMALL, 0)
+    fqe = FQE(TargetPolicy(algorithm.module, Pipeline(), explore=True), GAMMA, SMALL, 0)
     fqe.fit(lambda: iter([exp]))
     values = fqe.values(exp)
     assert (values.times == 0).any(1).all()
@@ -131,7 +134,7 @@ def test_exact_values_lie_in_the_intervals_and_fitted_ones_are_close():
 def test_fitted_values_are_those_of_states_and_actions():
     exp, (_, values, of_actions) = played(2_000, seed=9), exact(WANTS)
     config = FQEConfig(members=2, steps=600, batch_size=256)
-    fqe = FQE(Target(policy(WANTS).module, Pipeline(), explore=True), GAMMA, config, 0)
+    fqe = FQE(TargetPolicy(policy(WANTS).module, Pipeline(), explore=True), GAMMA, config, 0)
     fqe.fit(lambda: iter([exp]))
     fitted, s, a = fqe.values(exp), exp.steps["obs"].argmax(1), exp.steps["action"]
     for state in range(3):
@@ -144,13 +147,7 @@ def test_fitted_values_are_those_of_states_and_actions():
 FAR, NEAR = np.array([[3.0, 0.0], [0.0, 3.0], [3.0, 0.0]]), WANTS
 
 
-def warned(found):
-    """The methods that a note says are not to be relied on."""
-    notes = [note for note in found.notes if "rely on" in note and " count" in note]
-    return {method for method in METHODS for note in notes if method in re.findall(r"\w+", note.split("rely on", 1)[1])}
-
-
-def test_all_estimates_of_a_policy_far_from_the_data_carry_a_warning():
+def test_no_estimate_of_a_policy_far_from_the_data_is_trusted():
     """Here the intervals of wpdis, dr and wdr leave out the truth, though 18 episodes of 60 count at a step."""
     exp = played(60, 2)
     found = evaluate_on(policy(FAR), exp, gamma=GAMMA, fqe=SMALL)
@@ -158,17 +155,66 @@ def test_all_estimates_of_a_policy_far_from_the_data_carry_a_warning():
     assert found.estimates["wis"].effective_sample_size < 10 < found.estimates["wdr"].effective_sample_size
     for method in ("wpdis", "dr", "wdr"):
         assert found.estimates[method].high < truth
-    assert warned(found) == set(METHODS)
-    assert warned(evaluate_on(policy(NEAR), exp, gamma=GAMMA, fqe=SMALL)) == set()
+    assert found.trusted is False
+    size = found.estimates["wis"].effective_sample_size
+    assert found.distrust.startswith(f"of 60 episodes, {size:.1f} count, but at least 10 must")
+    assert f"\nno estimate can be trusted: {found.distrust}\n" in str(found)
+    said = json.loads(found.to_json())
+    assert (said["trusted"], said["distrust"]) == (False, found.distrust)
+
+
+def test_estimates_of_a_policy_near_the_data_are_trusted():
+    found = evaluate_on(policy(NEAR), played(60, 2), gamma=GAMMA, fqe=SMALL)
+    assert (found.trusted, found.distrust) == (True, None)
+    assert "trusted" not in str(found)
+    assert json.loads(found.to_json())["trusted"] is True
 
 
 @pytest.mark.parametrize("methods", [("fqe",), ("dm",), ("dr",), ("wpdis", "wdr"), ("pdis", "fqe")])
-def test_each_estimate_carries_it_by_itself(methods):
+def test_no_method_is_trusted_by_itself_either(methods):
     """Values that are fitted, too: they are of actions that hardly anybody took."""
     exp = played(60, 2)
-    found = evaluate_on(policy(FAR), exp, methods=methods, gamma=GAMMA, fqe=SMALL)
-    assert warned(found) == set(methods)
-    assert warned(evaluate_on(policy(NEAR), exp, methods=methods, gamma=GAMMA, fqe=SMALL)) == set()
+    assert evaluate_on(policy(FAR), exp, methods=methods, gamma=GAMMA, fqe=SMALL).trusted is False
+    assert evaluate_on(policy(NEAR), exp, methods=methods, gamma=GAMMA, fqe=SMALL).trusted is True
+
+
+def one_step_episodes(actions):
+    """In state 0, where `PLAYS` takes either action half of the time."""
+    n = len(actions)
+    steps = {
+        "obs": np.tile(np.eye(3, dtype=np.float32)[0], (n, 1)),
+        "action": np.array(actions),
+        "reward": np.ones(n, np.float32),
+        "logp": np.full(n, np.log(0.5), np.float32),
+    }
+    segments = Segments.of(n, episode_id=[str(i) for i in range(n)], terminated=True)
+    return Experience(steps, np.arange(n + 1), segments, {"obs": np.zeros((n, 3), np.float32)})
+
+
+@pytest.mark.parametrize("methods", [METHODS, ("dr",), ("fqe",)])
+def test_weights_that_are_all_0(methods):
+    exp = one_step_episodes([1] * 30)  # the most likely action is 0
+    found = evaluate_on(policy(NEAR), exp, methods=methods, explore=False, gamma=GAMMA, fqe=SMALL)
+    assert found.mean_weight == 0
+    assert found.trusted is False
+    assert found.distrust.startswith("the weights of all 30 episodes are 0")
+
+
+@pytest.mark.parametrize(("matching", "trusted"), [(9, False), (10, True), (15, True)])
+@pytest.mark.parametrize("methods", [("wis",), ("dr",), ("fqe",)])
+def test_the_bound_is_10_effective_episodes(matching, trusted, methods):
+    """Greedy weights are 2 where the action is the most likely one, else 0: as many episodes count as match."""
+    exp = one_step_episodes([0] * matching + [1] * (30 - matching))
+    found = evaluate_on(policy(NEAR), exp, methods=methods, explore=False, gamma=GAMMA, fqe=SMALL)
+    assert found.mean_weight == pytest.approx(2 * matching / 30)
+    assert found.trusted is trusted
+
+
+def test_fewer_than_10_episodes_are_never_trusted():
+    for methods in (("wis",), ("fqe",)):
+        found = evaluate_on(policy(PLAYS), played(9, 1), methods=methods, gamma=GAMMA, fqe=SMALL)
+        assert found.trusted is False
+        assert found.distrust == "there are 9 whole episodes, but at least 10 must count."
 
 
 def test_without_probabilities_nothing_says_how_far_fitted_values_are_from_the_data():
@@ -179,6 +225,7 @@ def test_without_probabilities_nothing_says_how_far_fitted_values_are_from_the_d
         found = evaluate_on(policy(FAR), bare, methods=["fqe"], gamma=GAMMA, fqe=SMALL)
         assert found.notes == ()
         assert found.mean_weight is None
+        assert (found.trusted, found.distrust) == (None, None)
         assert found.behaviour_policy is None
 
 
@@ -219,3 +266,25 @@ def test_student_t_and_effective_size():
     assert effective(np.ones(7)) == pytest.approx(7)
     assert effective(np.array([1e300, 1.0])) == pytest.approx(1)
     assert effective(np.zeros(3)) == 0
+
+
+def write(path, exp):
+    with RecordingWriter(path, obs_space=Chain.observation_space, action_space=Chain.action_space) as writer:
+        writer.write(exp)
+    return str(path)
+
+
+def test_the_command_line_says_when_no_estimate_can_be_trusted(tmp_path, capsys):
+    config = BCConfig(data=write(tmp_path / "learned", one_step_episodes([0] * 30)), seed=0, lr=0.1, batch_size=30)
+    clone = BC(config)
+    clone.fit(Stop(updates=20))
+    clone.save(tmp_path / "run")
+    held_out = write(tmp_path / "held_out", one_step_episodes([1] * 30))
+    line = ["evaluate", str(tmp_path / "run"), "--on", held_out, "--methods", "wis,pdis", "--greedy"]
+    assert main(line) == 0
+    assert "\nno estimate can be trusted: the weights of all 30 episodes are 0" in capsys.readouterr().out
+    assert main([*line, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["modules"]["main"]
+    assert found["trusted"] is False
+    assert found["distrust"].startswith("the weights of all 30 episodes are 0")
+    assert found["estimates"]["wis"]["mean"] is None

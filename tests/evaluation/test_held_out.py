@@ -6,8 +6,8 @@ import pytest
 from tabular import GAMMA, WANTS, Chain, played, policy
 
 from etude.errors import DataError, SettingsError
-from etude.evaluation import FQEConfig, evaluate_on, held_out
-from etude.evaluation.pool import shuffled
+from etude.evaluation import FQEConfig, episodes, evaluate_on
+from etude.evaluation.policies import shuffled_rows
 from etude.experience import Experience
 from etude.recordings import Recording, RecordingWriter
 
@@ -52,7 +52,7 @@ def test_in_small_chunks_all_is_the_same(monkeypatch):
     exp, algorithm = played(200, seed=3), policy(WANTS)
     fqe = FQEConfig(members=2, steps=30, batch_size=32)
     whole = evaluate_on(algorithm, exp, gamma=GAMMA, methods=CHEAP)
-    monkeypatch.setattr(held_out, "CHUNK_ROWS", 37)
+    monkeypatch.setattr(episodes, "CHUNK_ROWS", 37)
     same(evaluate_on(algorithm, exp, gamma=GAMMA, methods=CHEAP), whole)
     assert evaluate_on(algorithm, exp, gamma=GAMMA, methods=["fqe", "dr"], fqe=fqe).episodes == 200
 
@@ -60,7 +60,7 @@ def test_in_small_chunks_all_is_the_same(monkeypatch):
 def test_chunks_may_end_in_the_context_of_a_piece(monkeypatch):
     exp, algorithm = played(30, seed=6), policy(WANTS)
     whole = evaluate_on(algorithm, exp, methods=CHEAP, gamma=GAMMA)
-    monkeypatch.setattr(held_out, "CHUNK_ROWS", 1)
+    monkeypatch.setattr(episodes, "CHUNK_ROWS", 1)
     same(evaluate_on(algorithm, exp.cut(2, lookback=2), methods=CHEAP, gamma=GAMMA), whole)
 
 
@@ -79,6 +79,16 @@ def test_what_is_not_whole_is_left_out_and_counted():
     assert found.left_out == {"with a gap or without their beginning": 2, "not done": 1}
     assert "left out: 2 with a gap or without their beginning\nleft out: 1 not done" in str(found)
     same(found, evaluate_on(algorithm, parts[0], methods=CHEAP, gamma=GAMMA))
+
+
+def test_steps_that_are_there_twice_make_no_whole_episode():
+    exp, algorithm = played(30, seed=4), policy(WANTS)
+    long = int(np.flatnonzero(exp.lengths == 3)[0])
+    first, _, third = exp[long].cut(1)
+    others = exp.select(np.arange(30) != long)
+    found = evaluate_on(algorithm, Experience.concat([others, first, first, third]), methods=CHEAP, gamma=GAMMA)
+    assert found.episodes == 29
+    assert found.left_out == {"with a gap or without their beginning": 1}
 
 
 def test_nothing_whole_is_an_error(tmp_path):
@@ -106,25 +116,25 @@ def test_rewards_that_are_no_numbers():
         evaluate_on(policy(WANTS), exp.with_steps(reward=reward))
 
 
-@pytest.mark.parametrize("most_bytes", [10**9, 2_000])
-def test_batches_hold_every_row_about_once_a_pass(most_bytes):
+@pytest.mark.parametrize("buffer_bytes", [10**9, 2_000])
+def test_batches_hold_every_row_about_once_a_pass(buffer_bytes):
     def chunks():
         return ({"x": np.arange(at, at + 50), "y": np.arange(at, at + 50) * 2.0} for at in range(0, 500, 50))
 
-    batches = shuffled(chunks, 32, seed=1, most_bytes=most_bytes)
+    batches = shuffled_rows(chunks, 32, seed=1, buffer_bytes=buffer_bytes)
     taken = [next(batches) for _ in range(160)]  # ten passes
     assert all(len(batch["x"]) == 32 and (batch["y"] == 2 * batch["x"]).all() for batch in taken)
     counts = np.bincount(np.concatenate([batch["x"] for batch in taken]), minlength=500)
     assert counts.min() >= 8
     assert counts.max() <= 22
-    again = shuffled(chunks, 32, seed=1, most_bytes=most_bytes)
+    again = shuffled_rows(chunks, 32, seed=1, buffer_bytes=buffer_bytes)
     assert all((next(again)["x"] == batch["x"]).all() for batch in taken)
-    other = next(shuffled(chunks, 32, seed=2, most_bytes=most_bytes))
+    other = next(shuffled_rows(chunks, 32, seed=2, buffer_bytes=buffer_bytes))
     assert (other["x"] != taken[0]["x"]).any()
 
 
 def test_few_rows_fill_a_batch():
-    (batch,) = [next(shuffled(lambda: iter([{"x": np.arange(3)}]), 8, seed=0))]
+    (batch,) = [next(shuffled_rows(lambda: iter([{"x": np.arange(3)}]), 8, seed=0))]
     assert sorted(set(batch["x"])) == [0, 1, 2]
     assert len(batch["x"]) == 8
 
@@ -148,4 +158,5 @@ def test_a_greedy_policy_that_nobody_played_is_told_so():
     exp = played(30, seed=1, logits=np.array([[9.0, 0.0]] * 3))
     found = evaluate_on(policy(np.array([[0.0, 1.0]] * 3)), exp, methods=["wis"], explore=False)
     assert found.mean_weight < 0.5
+    assert found.trusted is False
     assert any("always takes its most likely action (greedy)" in note for note in found.notes)

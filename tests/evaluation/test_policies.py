@@ -14,7 +14,7 @@ from toy_envs import Echo, Switchboard
 
 from etude.algorithms import DQN, PPO, SAC, DQNConfig, PPOConfig, SACConfig, Task, TaskConfig
 from etude.errors import DataError, SettingsError
-from etude.evaluation import FQEConfig, evaluate_each_on, evaluate_on
+from etude.evaluation import FQEConfig, OffPolicyEvaluationConfig, evaluate_each_on, evaluate_on
 from etude.modules import NetworkConfig
 from etude.recordings import Recording
 
@@ -144,8 +144,7 @@ def test_where_no_episode_could_be_the_policys_there_is_no_estimate():
     assert np.isnan(found.estimates["wpdis"].low)
     assert found.estimates["wis"].effective_sample_size == 0
     assert '"mean": null' in found.to_json()
-    assert "of 6 episodes, 0.0 count: don't rely on is and wis" in found.notes
-    assert any("count at a step: don't rely on pdis and wpdis" in note for note in found.notes)
+    assert found.trusted is False
     assert any("the mean weight of whole episodes is 0 rather than 1" in note for note in found.notes)
 
 
@@ -290,8 +289,9 @@ def test_actions_that_were_not_drawn(tmp_path):
         ({"gamma": 1.1}, "`gamma` is 1.1, but must be between 0 and 1"),
         ({"confidence": 1.0}, "`confidence` is 1.0, but must be between 0 and 1, both left out"),
         ({"seed": -1}, "`seed` is -1, but must be at least 0"),
-        ({"behaviour": "guess"}, "EvaluateOn.behaviour is 'guess', expected 'recorded' | 'fit'"),
+        ({"behaviour": "guess"}, "OffPolicyEvaluationConfig.behaviour is 'guess', expected 'recorded' | 'fit'"),
         ({"resamples": 0}, "`resamples` is 0, but must be at least 1"),
+        ({"resample": 10}, "OffPolicyEvaluationConfig has no setting `resample`. Nearest: `resamples`"),
     ],
 )
 def test_arguments_out_of_range(given, message):
@@ -313,6 +313,16 @@ def test_arguments_out_of_range(given, message):
 def test_settings_of_fits_out_of_range(name, value, words):
     with pytest.raises(SettingsError, match=f"`fqe.{name}` is {value}, but must be {words}"):
         FQEConfig(**{name: value})
+
+
+def test_settings_come_as_one_object_or_by_name():
+    exp, algorithm = played(30, seed=6), policy(WANTS)
+    config = OffPolicyEvaluationConfig(methods=("wis",), gamma=0.9, seed=4)
+    found = evaluate_on(algorithm, exp, config)
+    assert found == evaluate_on(algorithm, exp, methods=["wis"], gamma=0.9, seed=4)
+    other = evaluate_on(algorithm, exp, config, gamma=0.5)
+    assert (other.gamma, other.seed, list(other.estimates)) == (0.5, 4, ["wis"])
+    assert evaluate_each_on(algorithm, exp, config) == {"main": found}
 
 
 def test_one_episode_has_an_estimate_and_no_interval():

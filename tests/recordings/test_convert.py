@@ -160,8 +160,8 @@ def test_whole_episodes_hold_no_more_than_has_begun(tmp_path: Path) -> None:
     record(tmp_path / "own", *(cut.select(np.array([i])) for i in (0, 2, 3, 6, 1, 5, 4)))
     recording = Recording.open(tmp_path / "own", on_bad=None)
     found = survey(recording, 100)
-    assert sorted(found.parts) == ["e0", "e1", "e2"]
-    assert (found.unfinished, found.late, found.context, found.gap()) == (0, 0, 0, None)
+    assert found.parts == {hash(f"e{i}"): 6 for i in range(3)}
+    assert (found.unfinished, found.late, found.context, found.gap) == (0, 0, 0, None)
     pieces = list(whole_episodes(recording, found, 100))
     got = Experience.concat(pieces)
     assert sorted(got.segments.episode_id.tolist()) == ["e0", "e1", "e2", "e3"]

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from some_recording import assert_same, numbered
 
 from etude.experience import Experience
-from etude.recordings.held import HeldEpisodes
+from etude.recordings.held import Assembler, HeldEpisodes
 
 
 def pieces_of(exp, bounds):
@@ -81,3 +81,36 @@ def test_rows_in_front_are_left_out():
     assert left.steps["obs"][:, 1].tolist() == [0, 1, 2, 3, 4, 4, 1, 2, 3]
     assert exp.without_first(np.array([5, 7, -3])).segments.episode_id.tolist() == ["e2"]
     assert exp.without_first(np.zeros(3, np.int64)) is exp
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=6), st.randoms())
+def test_pieces_in_any_order_make_whole_episodes(sizes, random):
+    exp = numbered([length for length, _ in sizes])
+    pieces = pieces_of(exp, [size for _, size in sizes])
+    random.shuffle(pieces)
+    assembler, missing = Assembler(), {one.segments.episode_id[0]: one.num_steps for one in exp}
+    out = {}
+    for piece in pieces:
+        name = piece.segments.episode_id[0]
+        whole = assembler.add(name, piece)
+        missing[name] -= piece.num_steps
+        assert (whole is None) == (missing[name] > 0)
+        if whole is not None:
+            out[name] = whole
+    assert not assembler.waiting
+    for one in exp:
+        assert_same(out[one.segments.episode_id[0]], one)
+
+
+def test_an_assembler_knows_what_is_missing():
+    first, second, third = numbered([9]).cut(3)
+    assembler = Assembler()
+    assert assembler.add("e", third) is None
+    assert assembler.add("e", first) is None
+    assert (assembler.waiting["e"].num_steps, assembler.waiting["e"].total) == (6, 9)
+    twice = assembler.add("e", first)  # as many steps, but not those that are missing
+    assert twice.num_segments > 1
+    late = Assembler({"e": 6})  # its beginning was never recorded
+    assert late.add("e", third) is None
+    assert late.add("e", second).segments.t_start.tolist() == [3]

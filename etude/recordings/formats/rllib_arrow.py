@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from etude.columns import Columns
 from etude.errors import DataError
-from etude.recordings.formats.pickle_machine import unpickle
-from etude.recordings.formats.pickled_arrays import unpack, unpack_rows
+from etude.recordings.formats.packed import unpack, unpack_rows, unpickle
 from etude.recordings.formats.rllib_columns import flat_entries
 
 _TENSORS: Final = ("ray.data.arrow_tensor", "ray.data.arrow_tensor_v2", "arrow.fixed_shape_tensor")

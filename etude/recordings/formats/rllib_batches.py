@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.columns import Columns
 from etude.errors import DataError
-from etude.recordings.formats.pickled_arrays import PACKED, unpack
+from etude.recordings.formats.packed import PACKED, unpack
 from etude.recordings.formats.rllib_columns import flat_entries, flat_whole, numbers, own_name
 
 ENDS: Final = ("terminateds", "truncateds", "dones")

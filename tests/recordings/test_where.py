@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from etude.errors import SettingsError
 from etude.experience import Experience, Segments
-from etude.recordings.expressions import MAX_LENGTH, Expression
-from etude.recordings.row_filters import RowFilter
+from etude.recordings.where import MAX_LENGTH, Expression, RowFilter
 
 FIGURES = {
     "return": np.array([1.0, 5.0, -2.0, 5.0]),
@@ -51,7 +50,7 @@ def test_reductions_over_columns():
     assert expression.columns == ["reward", "obs", "obs/x y", "reward"]
     assert expression.names == set()
     columns = {"reward": np.array([1, -2]), "obs": np.array([[9.0, 1.0], [9.0, 4.0]]), "obs/x y": np.array([2.0, 3.0])}
-    values = {text: expression.of_steps(r, columns).tolist() for text, r in expression.reductions.items()}
+    values = {text: expression.of_steps(text, columns).tolist() for text in expression.reductions}
     assert list(values.values()) == [[1, -2], [1, 0], [0, 1]]
     worth = {text: np.array(v) for text, v in zip(values, ([2.0, 0.5], [True, True], [0.0, 0.0]), strict=True)}
     assert expression(worth).tolist() == [True, False]
@@ -70,6 +69,8 @@ def test_reductions_over_columns():
         ("obs[0] > 1", r"holds `obs\[0\]`"),
         ("mean(mean(reward)) > 1", r"holds `mean\(reward\)`"),
         ("return in 2", "can't stand there"),
+        ("length in (1, 2) < 3", "can't stand there"),
+        ("return in (1, None)", "can't stand there"),
         ("return in (1, length)", "can't stand there"),
         ("(1, 2) == return", "can't stand there"),
         ("mean(reward, 2) > 1", "can't stand there"),
@@ -122,10 +123,25 @@ def test_what_makes_no_sense(text, message):
 def test_rows_of_several_numbers():
     expression = Expression("max(obs) > 1 and max(obs[5]) > 1 and max(who) > 1")
     columns = {"obs": np.zeros((2, 3)), "who": np.array(["a", None], object)}
-    many, far, words = expression.reductions.values()
-    for reduction, message in ((many, r"each step has \[3\] of it"), (far, "out of bounds"), (words, "worked out")):
+    many, far, words = expression.reductions
+    for reduction, message in (
+        (many, r"looks at \[3\] values of each row"),
+        (far, "out of bounds"),
+        (words, "worked out"),
+    ):
         with pytest.raises(SettingsError, match=message):
             expression.of_steps(reduction, columns)
+
+
+@pytest.mark.parametrize("inner", ["({} in (1, 2))", "(1 < {} < 3)"])
+def test_what_is_nested_in_the_middle_is_worked_out_once(inner):
+    text = "length"
+    for _ in range(60):  # or else 2 ** 60 times
+        text = inner.format(text)
+    Expression(text)(FIGURES)
+    exp = Experience({"length": FIGURES["length"]}, np.array([0, 4]), Segments.of(1, episode_id="a"), {})
+    RowFilter(text).holds(exp)
+    RowFilter(text).in_arrow({"length": np.dtype(np.int64)})
 
 
 ROWS = {
@@ -183,7 +199,7 @@ def test_filter_and_where_mean_what_python_means(text):
             wanted.append(None)
     of_episodes = Expression(text)(ROWS)
     of_steps = Expression(f"any({text})")
-    (reduction,) = of_steps.reductions.values()
+    (reduction,) = of_steps.reductions
     by_reduction = of_steps.of_steps(reduction, ROWS).astype(bool)
     segments = Segments.of(8, episode_id=ROWS["s"], has_final_obs=False)
     exp = Experience({n: v for n, v in ROWS.items() if n != "s"}, np.arange(9), segments, {})

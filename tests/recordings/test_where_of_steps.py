@@ -8,7 +8,7 @@ from some_recording import numbered, record
 
 from etude.errors import SettingsError
 from etude.recordings import Recording
-from etude.recordings.row_filters import RowFilter
+from etude.recordings.where import RowFilter
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
 )
 def test_it_keeps_the_steps_for_which_it_holds(recording: Recording, text: str, holds: Any) -> None:
     whole = recording.read()
-    kept = RowFilter(text)(whole)
+    kept = RowFilter(text).chosen(whole)
     kept.validate()
     rows = zip(whole.steps["obs"][:, 0], whole.steps["obs"][:, 1], whole.steps["action"], strict=True)
     expected = np.array([bool(holds(*row)) for row in rows])
@@ -70,4 +70,4 @@ def test_anything_else_is_refused(text: str) -> None:
 )
 def test_what_does_not_fit_the_recording_is_named(recording: Recording, text: str, problem: str) -> None:
     with pytest.raises(SettingsError, match=f"the filter {re.escape(repr(text))} can't be used .*{problem}"):
-        RowFilter(text)(recording.read())
+        RowFilter(text).chosen(recording.read())

@@ -13,8 +13,7 @@ import pytest
 from some_rllib import mutated, packed
 
 from etude.errors import DataError
-from etude.recordings.formats.pickle_machine import unpickle
-from etude.recordings.formats.pickled_arrays import decompress, unpack, unpack_rows
+from etude.recordings.formats.packed import decompress, unpack, unpack_rows, unpickle
 
 # Two texts as RLlib 2.60 (NumPy 2) and Ray's test data of 2021 (NumPy 1) hold them.
 NUMPY_2 = (
@@ -119,6 +118,46 @@ def test_sizes_are_checked_before_anything_is_made():
     assert b"K\x04\x85" in data
     with pytest.raises(DataError, match=r"an array of shape \(2147483647,\) and type uint8 in 4 bytes"):
         unpickle(data.replace(b"K\x04\x85", b"J\xff\xff\xff\x7f\x85"))
+
+
+def test_what_grows_by_being_used_many_times_is_refused():
+    """Each would take gigabytes from a pickle of less than a megabyte."""
+    many = 50_000
+    numbers = b"(" + b"K\x01" * 100_000 + b"tq\x00"
+    raw = b"B" + (400_000).to_bytes(4, "little") + bytes(400_000) + b"q\x00"
+    text = b"X" + (400_000).to_bytes(4, "little") + b"a" * 400_000 + b"q\x00"
+    dtype = b"cnumpy\ndtype\nq\x01\x8c\x02i4\x85Rq\x02(K\x03\x8c\x01>NNNtb"
+    frombuffer = b"cnumpy.core.numeric\n_frombuffer\nq\x03"
+    array = b"h\x03(h\x00h\x02J" + (100_000).to_bytes(4, "little") + b"\x85\x8c\x01CtR"
+    encoded = b"h\x01h\x00\x8c\x06latin1\x86R"
+    for data, message in (
+        (numbers + b"](" + b"h\x00" * many + b"e", "the same tuple twice"),
+        (raw + dtype + frombuffer + b"](" + array * many + b"e", "the same bytes many times"),
+        (
+            text + b"c_codecs\nencode\nq\x01](" + encoded * many + b"e",
+            "the same bytes many times",
+        ),
+    ):
+        with pytest.raises(DataError, match=message):
+            unpickle(b"\x80\x04" + data + b".")
+
+
+def test_a_key_nested_deeper_than_the_stack_of_the_process_is_refused():
+    with pytest.raises(DataError, match="keys that are no plain values"):
+        unpickle(b"\x80\x04})" + b"\x85" * 1_000_000 + b"K\x01s.")
+    with pytest.raises(DataError, match="a pickle"):
+        unpickle(b"\x80\x04)" + b"\x85" * 1_000_000 + b"\x8c\x01a\x93.")
+
+
+def test_a_memo_index_allocates_nothing():
+    assert unpickle(b"\x80\x04K\x01r\xff\xff\xff\xff.") == 1
+
+
+def test_an_array_used_twice_is_read_twice():
+    array = np.arange(5.0)
+    first, second = unpickle(pickle.dumps([array, array]))
+    np.testing.assert_array_equal(first, array)
+    np.testing.assert_array_equal(second, array)
 
 
 def test_frames_that_are_broken_or_say_too_much():

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The recorded whole episodes of one module's agents, in bounded memory, as often as they are asked for."""
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from gymnasium import spaces
+
+from etude import columns as col
+from etude.algorithms.base import Algorithm
+from etude.algorithms.feeding import modules_of
+from etude.errors import DataError
+from etude.experience import Experience
+from etude.experience.experience import without_lookback
+from etude.recordings import Recording, Source
+from etude.recordings.held import Assembler
+from etude.recordings.pieces import pieces, row_bytes
+from etude.recordings.screening import OnBad
+from etude.spaces import Space, alike, leaf_shape, leaves
+
+HeldOutLike: TypeAlias = str | os.PathLike[str] | Source | Recording | Experience
+"""Where held-out episodes are: a path, or data that is open or in memory."""
+
+CHUNK_ROWS = 16_384
+CHUNK_BYTES: Final = 64 * 2**20
+
+NOT_DONE: Final = "not done"
+BROKEN: Final = "with a gap or without their beginning"
+NO_MODULE: Final = "of agents that no module acts for"
+
+
+def opened(data: HeldOutLike, on_bad: OnBad) -> Recording | Experience:
+    """The data, opened with ``on_bad`` where it is a path or a `Source`.
+
+    Raises:
+        DataError: there is none, or it has no rewards.
+    """
+    held = data if isinstance(data, Recording | Experience) else Recording.open(data, on_bad=on_bad)
+    columns = held.columns if isinstance(held, Recording) else list(held.steps)
+    for root in (col.OBS, col.ACTION, col.REWARD):
+        if not col.under(columns, root):
+            raise DataError(
+                f"{where(held)}: there is no column `{root}`, without which no policy can be evaluated; there are "
+                f"{', '.join(columns)}."
+            )
+    return held
+
+
+def where(data: Recording | Experience) -> str:
+    """What messages call the data."""
+    return str(data.path) if isinstance(data, Recording) else "the experience"
+
+
+class WholeEpisodes:
+    """The whole episodes of one module's agents.
+
+    An agent's part in an episode is whole where its first step is known and its last one is done. Pieces of it are
+    joined, in whatever order they come; those that wait for others are held in memory. Others are left out, and
+    counted.
+
+    Where there is one module, all agents are its own, unless ``module_of`` of the settings says otherwise.
+
+    Args:
+        data: Where they are.
+        columns: The step columns to read.
+        algorithm: What has the module.
+        name: Of the module.
+    """
+
+    def __init__(
+        self, data: Recording | Experience, columns: Sequence[str], algorithm: Algorithm[Any], name: str
+    ) -> None:
+        self._data = data.numpy() if isinstance(data, Experience) else data
+        self._columns = list(columns)
+        self._modules, self._module_of = list(algorithm.policies), algorithm.config.module_of
+        self._name = name
+        self.left_out: Counter[str] = Counter()
+        """Agents' parts in episodes that are left out, by reason; known after a pass."""
+
+    def chunks(self) -> Iterator[Experience]:
+        """One pass over all of them, always in the same order: a segment each, without lookback.
+
+        Raises:
+            DataError: a reward is not finite.
+        """
+        self.left_out = Counter()
+        assembler = Assembler()
+        ready: list[Experience] = []
+        for piece in self._pieces():
+            own = without_lookback(self._own(piece))  # rows that the piece before has, too
+            if own.num_segments:
+                ready += self._whole(own, assembler)
+            rows = sum(exp.num_steps for exp in ready)
+            if rows and rows >= min(CHUNK_ROWS, CHUNK_BYTES // row_bytes(ready[0])):
+                yield self._checked(Experience.concat(ready))
+                ready = []
+        if ready:
+            yield self._checked(Experience.concat(ready))
+        for held in assembler.waiting.values():
+            self.left_out[NOT_DONE if held.total is None else BROKEN] += 1
+
+    def _pieces(self) -> Iterator[Experience]:
+        if isinstance(self._data, Recording):
+            return self._data.stream(columns=self._columns, max_rows=CHUNK_ROWS)
+        steps = {name: c for name, c in self._data.steps.items() if any(col.is_under(name, r) for r in self._columns)}
+        return pieces(Experience(steps, self._data.offsets, self._data.segments, self._data.final_obs), CHUNK_ROWS)
+
+    def _own(self, piece: Experience) -> Experience:
+        if self._module_of is None and len(self._modules) == 1:
+            return piece
+        of = modules_of(piece.segments, self._module_of)
+        if nobodys := sum(name not in self._modules for name in of.tolist()):
+            self.left_out[NO_MODULE] += nobodys
+        return piece.select(of == self._name)
+
+    def _whole(self, own: Experience, assembler: Assembler) -> list[Experience]:
+        """What of ``own`` is whole, or became so with what was waiting."""
+        segments = own.segments
+        at_once = (segments.t_start == 0) & segments.done
+        found = [own.select(at_once)] if at_once.any() else []
+        for i in np.flatnonzero(~at_once).tolist():
+            joined = assembler.add((segments.episode_id[i], segments.agent_id[i]), own[i])
+            if joined is not None and joined.num_segments == 1:
+                found.append(joined)
+            elif joined is not None:
+                self.left_out[BROKEN] += 1
+        return found
+
+    def _checked(self, exp: Experience) -> Experience:
+        bad = np.flatnonzero(~np.isfinite(exp.steps[col.REWARD]))
+        if len(bad):
+            segment = int(exp.segment_of_step()[bad[0]])
+            raise DataError(
+                f"{where(self._data)}: `reward` is {exp.steps[col.REWARD][bad[0]]} at t "
+                f"{bad[0] - exp.offsets[segment]} of episode {exp.segments.episode_id[segment]!r}: no return can be "
+                "made of it. Mend it, or leave the episode out."
+            )
+        return exp
+
+
+# -- whether they are of the kind that a module knows ----------------------------------------------------------------
+
+
+def check_spaces(algorithm: Algorithm[Any], name: str, data: Recording | Experience) -> None:
+    """Raise a DataError where the data are not of the kind that the module sees and does."""
+    wanted = {col.OBS: algorithm.spaces[name][0], col.ACTION: algorithm.policies[name].module.action_space}
+    for root, what in ((col.OBS, "observations"), (col.ACTION, "actions")):
+        found: Any
+        if isinstance(data, Recording):
+            found = data.obs_space if root == col.OBS else data.action_space
+            fits = alike(found, wanted[root]) and (root == col.OBS or _same_units(found, wanted[root]))
+        else:
+            found = {column: tuple(c.shape[1:]) for column, c in col.subtree(data.steps, root).items()}
+            fits = found == {column: leaf_shape(leaf) for column, leaf in leaves(wanted[root], root).items()}
+        if not fits:
+            raise DataError(
+                f"{where(data)}: the {what} are {found}, but module {name!r} was made for {wanted[root]}: take "
+                "episodes of the same env, with actions in the units in which the module acts."
+            )
+
+
+def _same_units(space: Space, other: Space) -> bool:
+    """Whether the bounds of Boxes are the same, where both have some."""
+    others = leaves(other, "")
+    pairs = [(leaf, others[name]) for name, leaf in leaves(space, "").items()]
+    return all(
+        np.allclose(a.low, b.low) and np.allclose(a.high, b.high)
+        for a, b in pairs
+        if isinstance(a, spaces.Box) and isinstance(b, spaces.Box) and a.is_bounded() and b.is_bounded()
+    )

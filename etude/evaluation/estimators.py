@@ -1,0 +1,380 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The estimators, from figures of episodes that one pass over the data collects, to intervals and a verdict on them."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import NormalDist
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from etude import columns as col
+from etude.evaluation.fqe import FQE, Values
+from etude.evaluation.policies import Chunks, Floats
+from etude.evaluation.result import Estimate
+from etude.experience import Experience
+
+Ints: TypeAlias = NDArray[np.int64]
+Singles: TypeAlias = NDArray[np.float32]
+Statistic: TypeAlias = Callable[[Floats], Floats]
+"""Gives estimates ``[B]`` where episodes count as often as ``counts`` ``[B, episodes]`` says; NaN where all weights are
+0."""
+
+PLAYED: Final = "as played"
+WEIGHING: Final = ("is", "wis", "pdis", "wpdis", "dr", "wdr")
+"""The estimators that need probabilities of actions."""
+VALUING: Final = ("dm", "dr", "wdr", "fqe")
+"""Those that need fitted values."""
+TRUSTED_FROM: Final = 10
+"""Effective episodes below which no estimate can be trusted."""
+
+NEVER: Final = -1e4
+"""Stands for the logarithm of a ratio that is 0, while it is summed."""
+MOST: Final = 690.0
+"""Logarithms of weights are at most this, so that they don't overflow."""
+BLOCK: Final = 4_000_000
+"""Numbers that a table of weights or counts may have; larger ones are made in parts."""
+
+
+@dataclasses.dataclass
+class EpisodeFigures:
+    """A row an agent's part in a whole episode. What was not asked for is empty."""
+
+    episode_id: NDArray[np.object_]
+    lengths: Ints
+    truncated: NDArray[np.bool_]
+    """Stopped from outside: what would have followed has a value."""
+    returns: Floats
+    """Discounted from each one's first step."""
+    log_weight: Floats
+    """Of whole episodes; -inf where the policy would never have played one."""
+    per_decision: Floats
+    """Sums of discounted rewards, each weighed by the ratio up to its step (Precup, Sutton & Singh 2000, eq. 5)."""
+    log_ratio: Singles
+    """``[steps]``: logarithms of the ratios up to each step."""
+    reward: Singles
+    """``[steps]``: discounted rewards."""
+    advantage: Singles
+    """``[steps]``: ``gamma^t * (r + gamma * V(s') - Q(s, a))``."""
+    start: Floats
+    """Value of the first observation, by members of the fit that have not learned from the episode."""
+    doubly_robust: Floats
+    """See `etude.evaluation.evaluate`: what ``dr`` is the mean of."""
+    member_starts: Singles
+    """``[rows, members]``: the value of the first observation by each member of the fit."""
+    member_times: NDArray[np.uint8]
+    """``[rows, members]``: how often the row is in the sample that each member learned from."""
+    effective_by_step: float = 0.0
+    """See `EffectiveByStep`."""
+
+    @property
+    def weight(self) -> Floats:
+        """Weights of whole episodes."""
+        return np.exp(np.minimum(self.log_weight, MOST))
+
+    @property
+    def scaled_weight(self) -> Floats:
+        """The same, but the greatest is 1."""
+        most = self.log_weight.max(initial=-np.inf)
+        return np.exp(self.log_weight - (most if np.isfinite(most) else 0.0))
+
+
+def collect(
+    chunks: Chunks, log_ratio: Callable[[Experience], Floats] | None, fqe: FQE | None, gamma: float, *, by_step: bool
+) -> EpisodeFigures:
+    """One pass over at least one episode.
+
+    Args:
+        chunks: Makes it.
+        log_ratio: Gives ``[steps]``: log-probabilities under the target policy less those under the behaviour policy;
+            None where no weights are wanted.
+        fqe: Fitted; None where no values are wanted.
+        gamma: Discount.
+        by_step: Keep figures of steps.
+    """
+    rows: list[dict[str, Any]] = []
+    by_steps = EffectiveByStep()
+    for episodes in chunks():
+        summed = None if log_ratio is None else _summed(log_ratio(episodes), episodes)
+        if summed is not None:
+            by_steps.add(summed, episodes)
+        rows.append(_figures(episodes, summed, None if fqe is None else fqe.values(episodes), gamma, by_step))
+    columns: dict[str, Any] = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+    figures = EpisodeFigures(**columns)
+    if log_ratio is not None:
+        figures.effective_by_step = by_steps.mean(gamma)
+    return figures
+
+
+def _figures(
+    episodes: Experience, summed: Floats | None, values: Values | None, gamma: float, by_step: bool
+) -> dict[str, Any]:
+    first, segments = episodes.offsets[:-1], episodes.segments
+    discount = gamma ** episodes.t().astype(np.float64)
+    reward = discount * episodes.steps[col.REWARD].astype(np.float64)
+    out: dict[str, Any] = {
+        field.name: np.zeros(0) for field in dataclasses.fields(EpisodeFigures) if field.default is dataclasses.MISSING
+    }
+    out |= {
+        "episode_id": np.asarray(segments.episode_id),
+        "lengths": episodes.lengths,
+        "truncated": segments.truncated & ~segments.terminated,
+        "returns": np.add.reduceat(reward, first),
+    }
+    advantage = np.zeros(0)
+    if values is not None:
+        advantage = reward + discount * (gamma * values.after - values.taken)
+        out["start"] = values.at[first]
+        out |= {"member_starts": values.start.T.astype(np.float32), "member_times": values.times}
+    if summed is None:
+        return out
+    weight = np.exp(np.minimum(summed, MOST))
+    out |= {"log_weight": summed[episodes.offsets[1:] - 1], "per_decision": np.add.reduceat(weight * reward, first)}
+    if values is not None:
+        out["doubly_robust"] = out["start"] + np.add.reduceat(weight * advantage, first)
+    if by_step:
+        steps = {"log_ratio": summed, "reward": reward, "advantage": advantage}
+        out |= {name: column.astype(np.float32) for name, column in steps.items()}
+    return out
+
+
+def _summed(log_ratio: Floats, episodes: Experience) -> Floats:
+    """``[steps]``: the sum of log ratios from each episode's first step on; -inf from where one is."""
+    finite = np.maximum(log_ratio, NEVER)
+    total = np.cumsum(finite)
+    before = total[episodes.offsets[:-1]] - finite[episodes.offsets[:-1]]
+    summed = total - np.repeat(before, episodes.lengths)
+    return np.where(summed <= 0.5 * NEVER, -np.inf, summed)
+
+
+class EffectiveByStep:
+    """The effective sample size of the weights at each step, summed up as episodes come; one that has ended keeps its
+    last weight."""
+
+    def __init__(self) -> None:
+        self._running = np.zeros((3, 0))
+        self._ended = np.zeros((3, 0))
+
+    def add(self, summed: Floats, episodes: Experience) -> None:
+        """Take a chunk with the logarithms of its weights ``[steps]``."""
+        weight = np.exp(np.minimum(summed, MOST / 2))
+        t, lengths, last = episodes.t(), episodes.lengths, weight[episodes.offsets[1:] - 1]
+        longest = max(self._running.shape[1], int(lengths.max()) + 1)
+        self._running, self._ended = (
+            np.pad(table, ((0, 0), (0, longest - table.shape[1]))) for table in (self._running, self._ended)
+        )
+        for power in range(3):
+            self._running[power] += np.bincount(t, weight**power, longest)
+            self._ended[power] += np.bincount(lengths, last**power, longest)
+
+    def mean(self, gamma: float) -> float:
+        """Over all steps, each weighed by its discount."""
+        _, sums, squares = self._running + self._ended.cumsum(1)
+        sizes = np.divide(sums**2, squares, out=np.zeros_like(sums), where=squares > 0)
+        share = self._running[0] * gamma ** np.arange(len(sums), dtype=np.float64)
+        return float((sizes * share).sum() / share.sum())
+
+
+def effective(weights: Floats) -> float:
+    """Kish's effective sample size, ``sum(w)^2 / sum(w^2)``; 0 where all are 0."""
+    most = weights.max(initial=0.0)
+    if most <= 0:
+        return 0.0
+    scaled = weights / most
+    return float(scaled.sum() ** 2 / np.square(scaled).sum())
+
+
+# -- estimates -------------------------------------------------------------------------------------------------------
+
+
+def estimates_of(
+    figures: EpisodeFigures, methods: Sequence[str], *, confidence: float, resamples: int, seed: int
+) -> dict[str, Estimate]:
+    """The estimate by each of ``methods``, and `PLAYED`: the mean return as it was."""
+    statistics = {PLAYED: ratio(figures.returns)}
+    statistics |= {name: _statistic(name, figures) for name in methods if name in WEIGHING}
+    cluster = np.unique(figures.episode_id.astype(str), return_inverse=True)[1]
+    found = intervals(statistics, cluster, confidence=confidence, resamples=resamples, seed=seed)
+    out = {PLAYED: Estimate(*found[PLAYED])}
+    for name in methods:
+        if name in found:
+            size = effective(figures.scaled_weight) if name in ("is", "wis") else figures.effective_by_step
+            out[name] = Estimate(*found[name], size)
+        else:
+            out[name] = _by_members(name, figures, confidence, has_interval=bool(cluster.any()))
+    return out
+
+
+def _statistic(name: str, figures: EpisodeFigures) -> Statistic:
+    if name == "is":
+        return ratio(figures.weight * figures.returns)
+    if name == "wis":
+        return ratio(figures.scaled_weight * figures.returns, figures.scaled_weight)
+    if name == "pdis":
+        return ratio(figures.per_decision)
+    if name == "dr":
+        return ratio(figures.doubly_robust)
+    if name == "wpdis":
+        return stepwise(np.zeros(len(figures.lengths)), figures.log_ratio, figures.reward, figures.lengths)
+    return stepwise(figures.start, figures.log_ratio, figures.advantage, figures.lengths)
+
+
+def _by_members(name: str, figures: EpisodeFigures, confidence: float, *, has_interval: bool) -> Estimate:
+    """By fitted values, with an interval by the spread of the members: that of so many bootstrap samples."""
+    starts, times = figures.member_starts.astype(np.float64), figures.member_times
+    mean = float(figures.start.mean() if name == "dm" else starts.mean())
+    members = _divided((starts * times).sum(0), times.sum(0, dtype=np.float64))
+    members = members[np.isfinite(members)]
+    if len(members) < 2 or not has_interval:
+        return Estimate(mean, math.nan, math.nan)
+    reach = student_t(confidence, len(members) - 1) * float(members.std(ddof=1))
+    return Estimate(mean, mean - reach, mean + reach)
+
+
+def ratio(top: Floats, bottom: Floats | None = None) -> Statistic:
+    """``sum(count * top) / sum(count * bottom)``: a mean, where ``bottom`` is 1."""
+    below = np.ones_like(top) if bottom is None else bottom
+    return lambda counts: _divided(counts @ top, counts @ below)
+
+
+def stepwise(base: Floats, log_w: Singles, x: Singles, lengths: Ints) -> Statistic:
+    """``mean(base) + sum over t of sum(count * w[t] * x[t]) / sum(count * w[t])``.
+
+    An episode that has ended keeps its last weight, and brings nothing more (Thomas & Brunskill 2016, section 5).
+
+    Args:
+        base: float64 ``[episodes]``.
+        log_w: float32 ``[steps]``: logarithms of the weights, -inf for none, of all episodes one after the other.
+        x: float32 ``[steps]``.
+        lengths: int64 ``[episodes]``.
+    """
+    first = np.cumsum(lengths) - lengths
+    longest, width = int(lengths.max(initial=0)), max(1, BLOCK // max(1, len(lengths)))
+
+    def tables() -> Iterator[tuple[Floats, Floats]]:
+        """Weights and weighted ``x``, ``[episodes, steps of a block]``; the greatest weight of a step is 1."""
+        for begin in range(0, longest, width):
+            t = np.arange(begin, min(begin + width, longest))
+            rows = first[:, None] + np.minimum(t, lengths[:, None] - 1)
+            log_weight = log_w[rows].astype(np.float64)
+            most = log_weight.max(0)
+            weight = np.exp(log_weight - np.where(np.isfinite(most), most, 0.0))
+            yield weight, np.where(t < lengths[:, None], weight * x[rows], 0.0)
+
+    def statistic(counts: Floats) -> Floats:
+        total = ratio(base)(counts)
+        for weight, weighted in tables():
+            total = total + _divided(counts @ weighted, counts @ weight).sum(1)
+        return total
+
+    return statistic
+
+
+def _divided(top: Floats, bottom: Floats) -> Floats:
+    """NaN where ``bottom`` is 0: nothing has any weight."""
+    return np.divide(top, bottom, out=np.full_like(top, np.nan), where=bottom > 0)
+
+
+def intervals(
+    statistics: Mapping[str, Statistic], cluster: Ints, *, confidence: float, resamples: int, seed: int
+) -> dict[str, tuple[float, float, float]]:
+    """Each estimate with the bounds of its interval, by bootstrap over clusters of rows (whole episodes).
+
+    The bounds are percentiles of the estimates from resamples (Efron & Tibshirani 1993, "An introduction to the
+    bootstrap", 13.3). All estimates see the same resamples. Those in which an estimate is not defined, as all weights
+    are 0, are left out of its interval. There is no interval, but NaN, where there is one cluster or no estimate.
+
+    Args:
+        statistics: What to estimate, by name.
+        cluster: int64 ``[rows]``: which rows are drawn together, from 0.
+        confidence: Of the intervals, between 0 and 1.
+        resamples: How many bootstrap samples.
+        seed: Of the draws.
+    """
+    num = int(cluster.max()) + 1
+    rng = np.random.default_rng(seed)
+    draws: dict[str, list[Floats]] = {name: [] for name in statistics}
+    step = max(1, BLOCK // num)
+    for begin in range(0, resamples, step):
+        size = min(step, resamples - begin)
+        index = rng.integers(0, num, (size, num)) + np.arange(size)[:, None] * num
+        counts = np.bincount(index.reshape(-1), minlength=size * num).reshape(size, num)[:, cluster].astype(np.float64)
+        for name, statistic in statistics.items():
+            draws[name].append(statistic(counts))
+    found = {}
+    for name, statistic in statistics.items():
+        estimate = float(statistic(np.ones((1, len(cluster))))[0])
+        drawn = np.concatenate(draws[name])
+        drawn = drawn[np.isfinite(drawn)]
+        low = high = math.nan
+        if num > 1 and math.isfinite(estimate) and len(drawn):
+            low, high = np.quantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2]).tolist()
+        found[name] = (estimate, low, high)
+    return found
+
+
+def student_t(confidence: float, freedom: int) -> float:
+    """How many standard errors a two-sided interval reaches: Student's t by its expansion (Abramowitz & Stegun 1964,
+    26.7.5), off by less than 1 % from 5 degrees of freedom at confidence 0.95."""
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    terms: Sequence[float] = (
+        z,
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return float(sum(term / freedom**i for i, term in enumerate(terms)))
+
+
+# -- what to think of them -------------------------------------------------------------------------------------------
+
+
+def why_distrusted(figures: EpisodeFigures) -> str | None:
+    """Why no estimate can be trusted, by fewer than `TRUSTED_FROM` effective episodes; None where that is not so."""
+    num = len(set(figures.episode_id.tolist()))
+    if num < TRUSTED_FROM:
+        return f"there are {num} whole episodes, but at least {TRUSTED_FROM} must count."
+    if not len(figures.log_weight):
+        return None
+    whole = effective(figures.scaled_weight)
+    if not whole:
+        return (
+            f"the weights of all {len(figures.lengths):,} episodes are 0, as none is one that the policy could have "
+            "played. Values that are fitted (dm, dr, wdr, fqe) are of actions that were not taken."
+        )
+    size = min(whole, figures.effective_by_step)
+    if size >= TRUSTED_FROM:
+        return None
+    return (
+        f"of {len(figures.lengths):,} episodes, {size:.1f} count, but at least {TRUSTED_FROM} must. The policy is far "
+        "from the one that played, so that intervals leave out the truth, and values that are fitted (dm, dr, wdr, "
+        "fqe) are of actions that were hardly ever taken."
+    )
+
+
+def notes_on(figures: EpisodeFigures, methods: Sequence[str], gamma: float, *, explore: bool) -> list[str]:
+    """What to mind; ``explore`` says whether the policy draws its actions."""
+    notes = []
+    if len(set(figures.episode_id.tolist())) < 2:
+        notes.append("one episode has no interval")
+    weight = float(figures.weight.mean()) if len(figures.log_weight) else 1.0
+    if weight < 0.5 and not explore:
+        notes.append(
+            f"the mean weight of whole episodes is {weight:.3g} rather than 1: evaluated is the policy that always "
+            "takes its most likely action (greedy), and an episode in which another was played counts for nothing. "
+            "Let it draw its actions"
+        )
+    elif not 0.5 <= weight <= 2:
+        notes.append(
+            f"the mean weight of whole episodes is {weight:.3g} rather than 1: the policy does what was hardly ever "
+            "played, or the episodes are too few for their length"
+        )
+    cut = figures.truncated & (gamma**figures.lengths > 0.01)
+    if cut.any() and set(methods) & set(VALUING):
+        notes.append(
+            f"{int(cut.sum()):,} episodes were truncated: dm, dr, wdr and fqe value what would have followed, other "
+            "estimates end there"
+        )
+    return notes
