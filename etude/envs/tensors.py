@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.columns import Columns
+from etude.envs.adapters import OFF_POLICY_ACTION
 from etude.envs.arena import Turn
 from etude.envs.vector import VectorArena
 from etude.errors import EnvError
@@ -75,9 +76,9 @@ class TensorArena(VectorArena):
         return self._turns if self._turns else super().recv()
 
     def _taken(self, info: dict[str, Any]) -> tuple[NDArray[np.int64], Columns]:
-        there = info.get("_off_policy_action")
+        there = info.get(f"_{OFF_POLICY_ACTION}")
         rows = self._slots if there is None else np.flatnonzero(arrays.host(there))
-        values = self._flatten_action(info["off_policy_action"])
+        values = self._flatten_action(info[OFF_POLICY_ACTION])
         return rows, {name: arrays.take(column, rows) for name, column in values.items()}
 
     def _final_columns(self, final: Any, rows: NDArray[np.int64]) -> Columns:

@@ -154,7 +154,7 @@ class VectorArena:
         return obs, info
 
     def _reset_rows(self, rows: NDArray[np.bool_]) -> tuple[Any, dict[str, Any]]:
-        """Likewise, where some of the copies begin a new episode."""
+        """What the env's reset gives where only the copies in ``rows`` begin a new episode."""
         given: tuple[Any, dict[str, Any]] = self._call(self.env.reset, options={"reset_mask": rows.copy()})
         return given
 

@@ -14,6 +14,7 @@ from etude.algorithms.base import Algorithm
 from etude.algorithms.feeding import modules_of
 from etude.errors import DataError
 from etude.experience import Experience
+from etude.experience.arrays import first_not_finite
 from etude.experience.experience import without_lookback
 from etude.recordings import Recording, Source
 from etude.recordings.held import Assembler
@@ -130,15 +131,20 @@ class WholeEpisodes:
         return found
 
     def _checked(self, exp: Experience) -> Experience:
-        bad = np.flatnonzero(~np.isfinite(exp.steps[col.REWARD]))
-        if len(bad):
-            segment = int(exp.segment_of_step()[bad[0]])
-            raise DataError(
-                f"{where(self._data)}: `reward` is {exp.steps[col.REWARD][bad[0]]} at t "
-                f"{bad[0] - exp.offsets[segment]} of episode {exp.segments.episode_id[segment]!r}: no return can be "
-                "made of it. Mend it, or leave the episode out."
-            )
+        remedy = "no return can be made of it. Mend it, or leave the episode out."
+        check_column_finite(exp, col.REWARD, where(self._data), remedy)
         return exp
+
+
+def check_column_finite(episodes: Experience, name: str, place: str, remedy: str) -> None:
+    """Raise a DataError for the first number of a column of whole episodes that is not finite."""
+    row = first_not_finite(episodes.steps[name])
+    if row is not None:
+        segment = int(episodes.segment_of_step()[row])
+        raise DataError(
+            f"{place}: `{name}` is {episodes.steps[name][row]} at t {row - episodes.offsets[segment]} of episode "
+            f"{episodes.segments.episode_id[segment]!r}: {remedy}"
+        )
 
 
 # -- whether they are of the kind that a module knows ----------------------------------------------------------------

@@ -15,7 +15,8 @@ from etude import columns as col
 from etude.algorithms.task_module import TaskModule
 from etude.columns import Columns
 from etude.connectors import Pipeline
-from etude.errors import DataError, SettingsError
+from etude.errors import SettingsError
+from etude.evaluation.episodes import check_column_finite
 from etude.experience import Experience
 from etude.experience.arrays import ranges
 from etude.learners import Loss, ModuleLearner, seeded
@@ -174,15 +175,12 @@ def recorded_logp(episodes: Experience, where: str) -> Floats:
     Raises:
         DataError: one of them is not finite.
     """
+    remedy = (
+        "an action that was taken has a finite log-probability. Mend it, leave the episode out, or let the policy be "
+        "estimated (behaviour='fit')."
+    )
+    check_column_finite(episodes, col.LOGP, where, remedy)
     logp: Floats = episodes.steps[col.LOGP].astype(np.float64)
-    bad = np.flatnonzero(~np.isfinite(logp))
-    if len(bad):
-        segment = int(episodes.segment_of_step()[bad[0]])
-        raise DataError(
-            f"{where}: `logp` is {logp[bad[0]]} at t {bad[0] - episodes.offsets[segment]} of episode "
-            f"{episodes.segments.episode_id[segment]!r}: an action that was taken has a finite log-probability. Mend "
-            "it, leave the episode out, or let the policy be estimated (behaviour='fit')."
-        )
     return logp
 
 

@@ -199,16 +199,18 @@ class Recording:
 
     # -- reading ---------------------------------------------------------------------------------------------
 
-    def read(self, *, columns: Sequence[str] | None = None, filter: pc.Expression | None = None) -> Experience:
+    def read(self, *, columns: Sequence[str] | None = None, filter: pc.Expression | str | None = None) -> Experience:
         """The whole recording. Segments that continue others are put behind them and joined to them.
 
         Args:
             columns: The step columns to read, by name or root (``obs`` stands for all its parts); None is all.
-            filter: Only rows for which this holds, such as ``pyarrow.compute.field("reward") > 0``; it may name any
-                scalar column on the disk, and row groups that can't match are not read. Rows left out cut segments.
+            filter: Only rows for which this holds: text, such as ``"reward > 0 and t < 100"`` (see
+                `etude.recordings.where.RowFilter`), or an expression such as ``pyarrow.compute.field("reward") > 0``
+                over scalar columns on the disk. Row groups that can't match are not read. Rows left out cut segments.
 
         Raises:
             DataError: a column does not exist, or a file can't be decoded.
+            SettingsError: ``filter`` is a text that can't be used.
         """
         names = self._names(columns)
         parts = self._loaded(names, filter)
@@ -218,7 +220,7 @@ class Recording:
         return in_order(exp).join()
 
     def stream(
-        self, *, columns: Sequence[str] | None = None, filter: pc.Expression | None = None, max_rows: int = 65_536
+        self, *, columns: Sequence[str] | None = None, filter: pc.Expression | str | None = None, max_rows: int = 65_536
     ) -> Iterator[Experience]:
         """The recording in order, as pieces of at most ``max_rows`` rows, in bounded memory; see `read`.
 
@@ -360,7 +362,7 @@ class Recording:
     def _names(self, columns: Sequence[str] | None) -> list[str]:
         return chosen(self.columns, columns, str(self.path), derived=DERIVED)
 
-    def _loaded(self, names: Sequence[str], where: pc.Expression | None) -> Iterator[Experience]:
+    def _loaded(self, names: Sequence[str], where: pc.Expression | str | None) -> Iterator[Experience]:
         """Each part, with only the rows for which ``where`` holds."""
         clashes = None if where is None else self._screened.pass_over()
         return (self._screened.load(k, names, where, clashes) for k in range(self._parts.num_parts))

@@ -126,7 +126,7 @@ def differing(request: pytest.FixtureRequest) -> Iterator[str]:
 def test_a_vectorised_version_with_other_rules_is_used_nowhere_and_that_is_said_once(
     differing: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = etude.PPOConfig(env=differing, num_envs=3, num_steps=60, minibatch_size=60, epochs=1, seed=1)
+    config = etude.PPOConfig(env=differing, num_envs=5, num_steps=60, minibatch_size=60, epochs=1, seed=1)
     ppo = etude.PPO(config)
     assert isinstance(ppo.runner.arena, InlineArena)  # type: ignore[union-attr]
     trained = ppo.runner.collect(num_steps=60)
