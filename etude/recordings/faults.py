@@ -84,11 +84,12 @@ def _column_fault(file: DataFile, first: DataFile) -> Problem | None:
         if name in names and not any(is_kind(file.schema.field(name).type) for is_kind in kinds):
             what = f"column `{name}` is of type {file.schema.field(name).type}, which it can't be. Restore it."
             return _problem("wrong_type", file, what)
-    finals = [col.FINAL_OBS + name[len(col.OBS) :] for name in col.under(names, col.OBS)]
     if file.version == 1 and col.SEGMENT in names:
         what = f"column `{col.SEGMENT}` can't be told from the one of format 2. Rename it, or read it as a table."
         return _problem("wrong_type", file, what)
-    missing = [name for name in (*REQUIRED, *finals) if name not in names]
+    finals = [col.FINAL_OBS + name[len(col.OBS) :] for name in col.under(names, col.OBS)]
+    seen = [col.OBS + name[len(col.FINAL_OBS) :] for name in col.under(names, col.FINAL_OBS)]
+    missing = [name for name in (*REQUIRED, *finals, *seen) if name not in names]
     difference = (missing[0], None, None) if missing else first_difference(file.schema, first.schema)
     if difference is None:
         return None

@@ -8,8 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-import pyarrow.parquet as pq
-
 from etude.errors import DataError
 from etude.files import AnyPath, RemotePath, Systems, expanded, shown
 from etude.recordings import footers
@@ -179,12 +177,10 @@ def is_own(path: AnyPath) -> bool:
     if (path / MANIFEST).exists():
         return True
     files = [file for file in ([path] if path.is_file() else data_files(path)) if file.suffix == ".parquet"]
-    found = list(footers.footers(files))
-    if any(_is_own(one) for one in found if not isinstance(one, DataError)):
-        return True
-    # Whatever it was: Etude's own reader says what is wrong with it.
-    return bool(found) and isinstance(found[0], DataError)
-
-
-def _is_own(footer: pq.FileMetaData) -> bool:
-    return HEADER_KEY in (footer.metadata or {}) or has_own_columns(footer.schema.to_arrow_schema().names)
+    is_first_broken = False
+    for k, footer in enumerate(footers.footers(files)):
+        if isinstance(footer, DataError):
+            is_first_broken |= k == 0
+        elif HEADER_KEY in (footer.metadata or {}) or has_own_columns(footer.schema.to_arrow_schema().names):
+            return True
+    return is_first_broken  # whatever it was: Etude's own reader says what is wrong with it

@@ -331,6 +331,14 @@ def test_a_missing_column_is_named(tmp_path):
         Recording.open(path)
 
 
+def test_final_observations_without_observations_are_named(tmp_path):
+    record(tmp_path, numbered([3, 4]), max_rows_per_file=4)
+    for path in tmp_path.glob("*.parquet"):
+        pq.write_table(pq.read_table(path).drop_columns(["obs"]), path)
+    with pytest.raises(DataError, match=r"part-00000\.parquet: has no column `obs`"):
+        Recording.open(tmp_path)
+
+
 def test_a_column_of_another_type_is_named(tmp_path):
     record(tmp_path, numbered([3, 4]), max_rows_per_file=4)
     path = tmp_path / "part-00001.parquet"
