@@ -44,6 +44,7 @@ MODULE_ID: Final = "module_id"
 T_INDEX: Final = "t"
 ENV_T: Final = "env_t"
 LOOKBACK: Final = "lookback"
+SEGMENT: Final = "segment"
 
 SEPARATOR: Final = "/"
 

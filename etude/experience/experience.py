@@ -481,7 +481,7 @@ class Experience:
     # -- at rest and in order -----------------------------------------------------------------------------------
 
     def to_table(self) -> "pa.Table":
-        """A row a step, as recordings keep it; see `etude.experience.table`."""
+        """A row a step, as recordings hold it; see `etude.experience.table`."""
         from etude.experience.table import to_table
 
         exp = self.numpy()
@@ -491,9 +491,7 @@ class Experience:
     def from_table(table: "pa.Table") -> "Experience":
         """The inverse of `to_table`, bit for bit.
 
-        Rows that a filter removed cut segments: a piece whose end is missing has no ``final_obs``. How many rows of a
-        segment are lookback is known only if its first row is there: `etude.recordings.Recording.read` filters rows
-        without losing it.
+        Rows that a filter removed cut segments: a piece whose end is missing has no ``final_obs``.
 
         Raises:
             DataError: a key column is missing, or a column's type is not one that `to_table` makes.

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Experience as an Arrow table, a row a step, and back: the layout of recordings.
 
-Key columns: ``episode_id``, ``agent_id``, ``module_id`` (dictionary-encoded strings) and ``t`` (int64). ``lookback``
-(int32) is null but on the first row of each segment, where it holds how many leading rows are context; ``final_obs`` is
-null but on the last row, and null there too where it is not known. ``terminated`` and ``truncated`` are True on a
-segment's last row only. A step column of shape ``[n, ...]`` is a fixed-size list, flattened, with its shape in the
-field's metadata; images (uint8 of two or more axes) are fixed-size binary, which is faster and smaller.
+Key columns: ``episode_id``, ``agent_id``, ``module_id`` (dictionary-encoded strings), ``segment`` (int64, one number
+for all rows of a segment) and ``t`` (int64). ``terminated`` and ``truncated`` are True on a segment's last row only.
+``final_obs`` is null but on the last row, and null there too where it is not known. Where there is context,
+``lookback`` (bool) is True on its rows; recordings hold none. A step column of shape ``[n, ...]`` is a fixed-size list,
+flattened, with its shape in the field's metadata; images (uint8 of two or more axes) are fixed-size binary, which is
+faster and smaller.
 """
 
 import json
@@ -19,16 +20,20 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.columns import Columns
 from etude.errors import DataError
-from etude.experience.arrays import Index, zeros
+from etude.experience.arrays import Index, ranges, zeros
 from etude.experience.ids import Ids
 
 SHAPE_KEY = b"etude:shape"
 IDS = (col.EPISODE_ID, col.AGENT_ID, col.MODULE_ID)
-KEYS = (*IDS, col.T_INDEX, col.LOOKBACK, col.TERMINATED, col.TRUNCATED)
+KEYS = (*IDS, col.SEGMENT, col.T_INDEX, col.LOOKBACK, col.TERMINATED, col.TRUNCATED)
 
 
-def to_table(steps: Columns, offsets: Index, segments: Mapping[str, Any], final_obs: Columns) -> pa.Table:
+def to_table(
+    steps: Columns, offsets: Index, segments: Mapping[str, Any], final_obs: Columns, first_segment: int = 0
+) -> pa.Table:
     """The parts of an Experience, in NumPy, as a table; ``segments`` are the columns of `Segments` by name.
+
+    A segment is called after its first row: ``first_segment`` and the rows before it.
 
     Raises:
         DataError: a column has a name or holds values that a recording can't keep.
@@ -38,9 +43,13 @@ def to_table(steps: Columns, offsets: Index, segments: Mapping[str, Any], final_
     t = np.arange(num_steps) + np.repeat(segments["t_start"] - start_rows, lengths)
     columns: list[tuple[pa.Field, pa.Array]] = [
         *(_keyed(name, segments[name], lengths) for name in IDS),
+        _plain(col.SEGMENT, pa.array(np.repeat(start_rows + first_segment, lengths))),
         _plain(col.T_INDEX, pa.array(t)),
-        _plain(col.LOOKBACK, _sparse(segments["lookback"], start_rows, num_steps), nullable=True),
     ]
+    if segments["lookback"].any():
+        is_context = np.zeros(num_steps, bool)
+        is_context[ranges(start_rows, segments["lookback"])] = True
+        columns.append(_plain(col.LOOKBACK, pa.array(is_context)))
     for name, values in steps.items():
         if name in KEYS or col.is_under(name, col.FINAL_OBS):
             raise DataError(
@@ -69,15 +78,6 @@ def _keyed(name: str, ids: Ids, lengths: NDArray[np.int64]) -> tuple[pa.Field, p
     codes = pa.array(ids.codes.astype(np.int32).repeat(lengths), mask=mask)
     array = pa.DictionaryArray.from_arrays(codes, pa.array(np.where(absent, "", ids.names), pa.string()))
     return _plain(name, array, nullable=name != col.EPISODE_ID)
-
-
-def _sparse(values: NDArray[Any], rows: NDArray[np.int64], num_rows: int) -> pa.Array:
-    """Values at some rows, null at all others."""
-    full = np.zeros(num_rows, np.int32)
-    full[rows] = values
-    absent = np.ones(num_rows, bool)
-    absent[rows] = False
-    return pa.array(full, mask=absent)
 
 
 def _column(
@@ -145,12 +145,21 @@ def from_table(table: pa.Table) -> tuple[Columns, Index, dict[str, Any], Columns
     t = to_numpy(table, col.T_INDEX)
     ids = {name: _ids(table, name) for name in IDS}
     terminated, truncated = _flags(table, col.TERMINATED), _flags(table, col.TRUNCATED)
-    lookback = _one(table[col.LOOKBACK]) if col.LOOKBACK in table.column_names else None
     starts = _segment_starts(t, list(ids.values()), ends_known | terminated | truncated)
-    if lookback is not None:
+    if col.SEGMENT in table.column_names:
+        number = to_numpy(table, col.SEGMENT)
+        starts[1:] |= number[1:] != number[:-1]
+    lookback = _one(table[col.LOOKBACK]) if col.LOOKBACK in table.column_names else None
+    is_sparse = lookback is not None and not pa.types.is_boolean(lookback.type)  # as format 1 has it
+    if is_sparse:
         starts |= _valid(lookback)
     offsets = np.append(np.flatnonzero(starts), num_rows).astype(np.int64) if num_rows else np.zeros(1, np.int64)
     first, last = offsets[:-1], offsets[1:] - 1
+    context = np.zeros(len(first), np.int64)
+    if is_sparse:
+        context = _lookback_at(lookback, first)
+    elif lookback is not None and num_rows:
+        context = np.add.reduceat(_flags(table, col.LOOKBACK), first, dtype=np.int64)
     known = ends_known[last]
     final_obs = {}
     for name in final_names:
@@ -161,7 +170,7 @@ def from_table(table: pa.Table) -> tuple[Columns, Index, dict[str, Any], Columns
     segments = {
         **{name: Ids(each.names, each.codes[first].astype(np.int64)) for name, each in ids.items()},
         "t_start": t[first],
-        "lookback": np.zeros(len(first), np.int64) if lookback is None else _lookback_at(lookback, first),
+        "lookback": context,
         "terminated": terminated[last],
         "truncated": truncated[last],
         "has_final_obs": known,

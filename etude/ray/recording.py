@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recording that all runners write at once: each its own files, and who acts for them ``recording.json``."""
+"""A recording that all runners write at once, each its own files."""
 
 import dataclasses
 import os
@@ -49,7 +49,7 @@ class RunnerRecorder:
     def __init__(self, job: RecordJob, number: int, life: int) -> None:
         self._job = job
         prefix = f"runner{number}-{life}"
-        self._writers = ModuleWriters(job.path, job.kinds, append=True, prefix=prefix, manifest=False, **job.options)
+        self._writers = ModuleWriters(job.path, job.kinds, append=True, prefix=prefix, **job.options)
         self._taken = 0
 
     def take(self, parts: Mapping[str, Experience], meta: Mapping[str, Any] | None) -> None:
@@ -74,7 +74,7 @@ class RunnerRecorder:
 
 
 class SharedRecording:
-    """The side of who acts by the runners: begins the recording and, when they have written, lists their files.
+    """The side of who acts by the runners: looks that the recording can be written, and keeps other runs away.
 
     Args:
         algorithm: What it is of.
@@ -101,7 +101,7 @@ class SharedRecording:
             "max_file_size": own.max_file_size,
         }
         self._lock = self._claimed()
-        self._write_manifest(append=own.append or goes_on)
+        self._check(append=own.append or goes_on)
         there = sum(len(data_files(folder)) for folder in self._folders())
         self._tag = f"+{there}" if there else ""
 
@@ -117,12 +117,7 @@ class SharedRecording:
             self.meta, self.version = self._new_meta(), self.version + 1
 
     def finish(self) -> None:
-        """List all files that are there.
-
-        Raises:
-            DataError: that can't be written.
-        """
-        self._write_manifest(append=True)
+        """Let other runs record here."""
         if self._lock is not None:
             self._lock.release()
 
@@ -145,6 +140,7 @@ class SharedRecording:
         folders = set(folders_of(kinds_of(self._algorithm)).values())
         return [root / folder if folder else root for folder in folders]
 
-    def _write_manifest(self, *, append: bool) -> None:
+    def _check(self, *, append: bool) -> None:
+        """Raise a DataError where there is a recording that nothing can be added to."""
         kinds = kinds_of(self._algorithm)
-        ModuleWriters(self.path, kinds, append=append, **self._options, meta=self._new_meta()).close()
+        ModuleWriters(self.path, kinds, append=append, **self._options, meta=self.meta).close()

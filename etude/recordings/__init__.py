@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recordings: Experience at rest, as a folder of Parquet files and one ``recording.json``."""
+"""Recordings: Experience at rest, as a folder of Parquet files."""
 
 from etude.recordings.batches import sample_batches
 from etude.recordings.converting import convert
@@ -9,7 +9,7 @@ from etude.recordings.formats.custom import CustomSource, read_binary, read_text
 from etude.recordings.formats.custom_rows import RawRow
 from etude.recordings.formats.parts import Parts, Problem
 from etude.recordings.formats.source import Source
-from etude.recordings.manifest import Header
+from etude.recordings.layout import Header
 from etude.recordings.merging import merge_recordings
 from etude.recordings.recording import Recording
 from etude.recordings.segment_batches import sample_segments

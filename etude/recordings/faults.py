@@ -2,8 +2,8 @@
 """What can be wrong with whole files of a recording, as their footers tell it."""
 
 import json
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -14,8 +14,10 @@ from etude.experience import Experience
 from etude.experience.arrays import describe
 from etude.experience.table import SHAPE_KEY
 from etude.files import AnyPath
-from etude.recordings.files import DataFile
-from etude.recordings.manifest import MANIFEST, Header, Manifest
+from etude.recordings.files import REQUIRED, DataFile
+from etude.recordings.formats.parts import Problem
+from etude.recordings.layout import FileFacts, Header
+from etude.recordings.manifest import MANIFEST, Manifest
 from etude.spaces import leaf_dtype, leaf_shape
 
 
@@ -26,32 +28,25 @@ def _is_text(kind: pa.DataType) -> bool:
 
 _KEY_TYPES = {
     **dict.fromkeys((col.EPISODE_ID, col.AGENT_ID, col.MODULE_ID), (_is_text,)),
-    **dict.fromkeys((col.T_INDEX, col.LOOKBACK), (pa.types.is_signed_integer,)),
+    **dict.fromkeys((col.SEGMENT, col.T_INDEX, col.LOOKBACK), (pa.types.is_signed_integer,)),
     **dict.fromkeys((col.TERMINATED, col.TRUNCATED), (pa.types.is_boolean,)),
 }
-REQUIRED = (col.EPISODE_ID, col.T_INDEX, col.TERMINATED, col.TRUNCATED)
 
 
-class Fault(NamedTuple):
-    """What is wrong with one file."""
-
-    kind: str
-    """A word for it, as in `etude.recordings.Problem`."""
-    path: AnyPath
-    """The file."""
-    message: str
-    """What is wrong, where, and what to do."""
+_REMEDY: Final = "or read the rest with on_bad='skip'."
 
 
-def fault_of(file: DataFile, first: DataFile, wanted: Header | None) -> Fault | None:
+def fault_of(file: DataFile, first: DataFile, wanted: Header | None) -> Problem | None:
     """What is wrong with a file beside the recording's header and first file; None where nothing is."""
+    if file.header is None and file.has_own_columns:
+        return None  # another tool has written it anew: it is read as a table
     if file.header is None or wanted is None:
         names = ", ".join(file.schema.names[:12])
         what = (
             f"is no part of a recording: it carries no Etude header; its columns are {names}. Move it away; or read it "
             "as a table, with a Source that says which column is what."
         )
-        return Fault("foreign_file", file.path, f"{file.path}: {what}")
+        return _problem("foreign_file", file, what)
     own, other = file.header.to_json()["spaces"], wanted.to_json()["spaces"]
     for root in (col.OBS, col.ACTION):
         if own[root] != other[root]:
@@ -60,11 +55,11 @@ def fault_of(file: DataFile, first: DataFile, wanted: Header | None) -> Fault | 
                 f"its `{root}` space is {mine}, but the recording's is {theirs}. Recordings of different envs can't "
                 "stand in one folder: move this file to its own."
             )
-            return Fault("mismatched_spaces", file.path, f"{file.path}: {what}")
+            return _problem("mismatched_spaces", file, what)
     return _column_fault(file, first) or _space_fault(file, file.header)
 
 
-def _space_fault(file: DataFile, header: Header) -> Fault | None:
+def _space_fault(file: DataFile, header: Header) -> Problem | None:
     """A column that has another dtype or shape than its space; the writer makes none, but other tools do."""
     try:
         empty = Experience.from_table(file.schema.empty_table())
@@ -75,22 +70,26 @@ def _space_fault(file: DataFile, header: Header) -> Fault | None:
         for own, columns in ((name, empty.steps), (col.FINAL_OBS + name[len(col.OBS) :], empty.final_obs)):
             if name in columns and describe(columns[name]) != wanted:
                 what = f"column `{own}` is {describe(columns[name])}, but its space {leaf} is {wanted}. Convert it, or"
-                return Fault("wrong_type", file.path, f"{file.path}: {what} restore the file from a copy.")
+                return _problem("wrong_type", file, f"{what} restore the file from a copy.")
     return None
 
 
-def _column_fault(file: DataFile, first: DataFile) -> Fault | None:
+def _column_fault(file: DataFile, first: DataFile) -> Problem | None:
     names = file.schema.names
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         what = f"has the column `{twice}` more than once. Leave one of them out."
-        return Fault("wrong_type", file.path, f"{file.path}: {what}")
+        return _problem("wrong_type", file, what)
     for name, kinds in _KEY_TYPES.items():
         if name in names and not any(is_kind(file.schema.field(name).type) for is_kind in kinds):
             what = f"column `{name}` is of type {file.schema.field(name).type}, which it can't be. Restore it."
-            return Fault("wrong_type", file.path, f"{file.path}: {what}")
+            return _problem("wrong_type", file, what)
+    if file.version == 1 and col.SEGMENT in names:
+        what = f"column `{col.SEGMENT}` can't be told from the one of format 2. Rename it, or read it as a table."
+        return _problem("wrong_type", file, what)
     finals = [col.FINAL_OBS + name[len(col.OBS) :] for name in col.under(names, col.OBS)]
-    missing = [name for name in (*REQUIRED, *finals) if name not in names]
+    seen = [col.OBS + name[len(col.FINAL_OBS) :] for name in col.under(names, col.FINAL_OBS)]
+    missing = [name for name in (*REQUIRED, *finals, *seen) if name not in names]
     difference = (missing[0], None, None) if missing else first_difference(file.schema, first.schema)
     if difference is None:
         return None
@@ -102,7 +101,11 @@ def _column_fault(file: DataFile, first: DataFile) -> Fault | None:
         kind, what = "extra_column", f"has a column `{name}` ({own}), which {first.path.name} has not. {remedy}"
     else:
         kind, what = "wrong_type", f"column `{name}` is of type {own}, but {wanted} in {first.path.name}. {remedy}"
-    return Fault(kind, file.path, f"{file.path}: {what}")
+    return _problem(kind, file, what)
+
+
+def _problem(kind: str, file: DataFile, what: str) -> Problem:
+    return Problem(kind, f"{file.path}: {what}", str(file.path), count=file.num_rows, repairable=True)
 
 
 def first_difference(schema: pa.Schema, other: pa.Schema) -> tuple[str, str | None, str | None] | None:
@@ -128,20 +131,62 @@ def _type_of(field: pa.Field) -> str:
     return str(field.type) if is_plain else f"{field.type} of shape {shape}"
 
 
-def lost_files(folder: AnyPath, manifest: Manifest, files: Sequence[DataFile]) -> list[Fault]:
-    """Files that ``recording.json`` lists and that are not there, or have other rows, by their footers in ``files``."""
+def lost_files(folder: AnyPath, files: Sequence[DataFile], names: Sequence[str]) -> Iterator[Problem]:
+    """Files that later ones of their series tell of, and that are not there, or have fewer rows.
+
+    Nothing is told where another tool has written some of the files anew. Of a file that is there, but can't be read,
+    it is told how many rows it had: ``lost_rows``.
+
+    Args:
+        folder: Where they lie.
+        files: Those that can be read.
+        names: Those of all files there.
+    """
+    series: dict[str, list[tuple[FileFacts, str]]] = {}
+    for file in files:
+        if file.facts is not None:
+            series.setdefault(file.facts.series, []).append((file.facts, file.path.name))
+        elif file.has_own_columns:
+            return
+    for prefix, members in series.items():
+        rows, number, previous = 0, 0, ""
+        for facts, name in sorted(members, key=lambda member: (member[0].number, member[1])):
+            # More rows than that are no fault: where there are no locks, two writers may have had one prefix.
+            short = facts.rows_before - rows
+            if short > 0:
+                said = f"when {name} was written, {facts.rows_before:,} rows were in the files before it"
+                between = [f"{prefix}-{k:05d}.parquet" for k in range(number, facts.number)]
+                missing = [one for one in between if one not in names]
+                if missing:
+                    yield from _missing(folder, missing, short, said)
+                elif between or previous:
+                    path = folder / (between[0] if between else previous)
+                    text = f"{path}: was replaced: {said}, {short:,} more than now. Restore it from a copy, {_REMEDY}"
+                    kind = "lost_rows" if between else "other_rows"
+                    yield Problem(kind, text, str(path), count=short, repairable=True)
+            rows, number, previous = max(rows, facts.rows_before) + facts.rows, facts.number + 1, name
+
+
+def _missing(folder: AnyPath, names: Sequence[str], rows: int, said: str) -> Iterator[Problem]:
+    """Files that are not there, and had so many rows together."""
+    for name in names:
+        text = f"{folder / name}: is not there, but {said}. Put it back, {_REMEDY}"
+        count = rows if name == names[0] else 0
+        yield Problem("missing_file", text, str(folder / name), count=count, repairable=True)
+
+
+def unlisted(folder: AnyPath, manifest: Manifest, files: Sequence[DataFile]) -> Iterator[Problem]:
+    """Files of format 1 that ``recording.json`` lists and that are not there, or have other rows."""
     rows = {file.path: file.num_rows for file in files}
-    faults = []
-    for name, entry in manifest.files.items():
-        path, listed = folder / name, entry["rows"]
+    for name, listed in manifest.rows.items():
+        path = folder / name
         head = f"{path}: {MANIFEST} lists this file with {listed:,} rows, but it"
         if not path.is_file():
             tail = f"is not there. Put it back, or take its entry out of {MANIFEST} to read the rest."
-            faults.append(Fault("missing_file", path, f"{head} {tail}"))
+            yield Problem("missing_file", f"{head} {tail}", str(path), count=listed, repairable=True)
         elif rows.get(path, listed) != listed:
             tail = (
                 f"holds {rows[path]:,}: it was replaced or written anew. Restore it from a copy; or, where these rows "
                 f"are the ones you want, take its entry out of {MANIFEST}."
             )
-            faults.append(Fault("other_rows", path, f"{head} {tail}"))
-    return faults
+            yield Problem("other_rows", f"{head} {tail}", str(path), count=listed, repairable=True)

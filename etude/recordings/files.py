@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Parquet files of a recording: found, opened, and their faults named."""
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
-from pathlib import PurePath
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +21,12 @@ from etude.experience.table import KEYS
 from etude.files import AnyPath, RemotePath, in_arrow, relative
 from etude.recordings import footers
 from etude.recordings.layers import reading
-from etude.recordings.manifest import HEADER_KEY, MANIFEST, Header, Manifest, loads
+from etude.recordings.layout import HEADER_KEY, FileFacts, Header, is_declared_in_order, loads
+from etude.recordings.manifest import MANIFEST
+from etude.recordings.pieces import filtered
+
+REQUIRED: Final = (col.EPISODE_ID, col.T_INDEX, col.TERMINATED, col.TRUNCATED)
+"""The columns without which nothing is a recording of Etude's."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +37,11 @@ class DataFile:
     metadata: pq.FileMetaData
     schema: pa.Schema
     header: Header | None
-    """None where the file is not one of Etude's."""
+    """None where the file is not one of Etude's, or another tool has written it anew and left the header out."""
+    version: int
+    """Of the format; 0 without a header."""
+    facts: FileFacts | None
+    """None where it is of format 1, or another tool has written it anew."""
 
     @property
     def num_rows(self) -> int:
@@ -44,6 +52,38 @@ class DataFile:
     def num_groups(self) -> int:
         """Its row groups."""
         return int(self.metadata.num_row_groups)
+
+    @property
+    def has_own_columns(self) -> bool:
+        """Whether its columns are those of a recording."""
+        return has_own_columns(self.schema.names)
+
+    def segments_anew(self) -> list[tuple[NDArray[np.int64], int, int]] | None:
+        """The numbers of the segments in each row group, and ``t`` of its first and last row, read from a file that
+        another tool has written anew.
+
+        None where its rows do not stand as Etude's writer puts them, or where there is no header, so that types may be
+        others, too. Nothing is read, and there are no row groups, of files that Etude wrote.
+        """
+        if self.version < 2 or is_declared_in_order(self.metadata):
+            return [] if self.version else None
+        if not {col.SEGMENT, col.T_INDEX} <= set(self.schema.names):
+            return None
+        found = []
+        for group in range(self.num_groups):
+            try:
+                table = self.read_group(group, [col.SEGMENT, col.T_INDEX], None)
+            except DataError:
+                continue  # it is said where all columns are read
+            if any(column.null_count for column in table.columns):
+                return None
+            segment, t = table[col.SEGMENT].to_numpy(), table[col.T_INDEX].to_numpy()
+            rises, follows = np.diff(segment), np.diff(t) > 0
+            if not ((rises > 0) | ((rises == 0) & follows)).all():
+                return None
+            if len(segment):
+                found.append((segment[np.append(True, rises > 0)], int(t[0]), int(t[-1])))
+        return found
 
     def _opened(self) -> pq.ParquetFile:
         """Opened anew each time: an open file keeps what was read from it, and handles are few."""
@@ -76,10 +116,8 @@ class DataFile:
         """The column in the schema that each column of the file is a part of."""
         return [self.metadata.schema.column(i).path.split(".")[0] for i in range(self.metadata.num_columns)]
 
-    def _scanned(
-        self, group: int, columns: Sequence[str] | Mapping[str, pc.Expression], where: pc.Expression | None
-    ) -> pa.Table:
-        """Columns, or what is computed from them, of the rows of one row group for which ``where`` holds."""
+    def _scanned(self, group: int, columns: Sequence[str], where: pc.Expression) -> pa.Table:
+        """Columns of the rows of one row group for which ``where`` holds."""
         try:
             checked = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
             path, system = in_arrow(self.path if isinstance(self.path, RemotePath) else self.path.absolute())
@@ -114,10 +152,18 @@ class DataFile:
 
     def load(self, group: int, names: Sequence[str], where: pc.Expression | None) -> Experience:
         """Some columns of one row group as Experience."""
-        table = self.read_group(group, names, where)
-        if where is not None and table.num_rows and col.LOOKBACK in self.schema.names:
-            table = self._marked_anew(table, group, where)
-        return self.experience_of(table, group)
+        if where is not None and self._has_context(group):
+            self._check_filter(where)
+            steps = [name for name in names if name not in KEYS and not col.is_under(name, col.FINAL_OBS)]
+            return filtered(self.load(group, self.schema.names, None), where, steps)
+        return self.experience_of(self.read_group(group, names, where), group)
+
+    def _has_context(self, group: int) -> bool:
+        """Whether there is lookback in a row group, as only format 1 has it."""
+        if self.version != 1 or col.LOOKBACK not in self.schema.names:
+            return False
+        keys = [name for name in self.schema.names if name in KEYS]
+        return bool(self.load(group, keys, None).segments.lookback.any())
 
     def experience_of(self, table: pa.Table, group: int) -> Experience:
         """The table of a row group as Experience; a segment that began before it keeps the rest of its lookback.
@@ -129,36 +175,10 @@ class DataFile:
         if (exp.segments.t_start < 0).any():
             t = int(exp.segments.t_start.min())
             raise DataError(f"{self.path}: row group {group}: column `{col.T_INDEX}` is {t}, but counts steps from 0.")
-        if group and table.num_rows and not _is_marked(table):
+        if self.version == 1 and group and table.num_rows and not _is_marked(table):
             exp.segments.lookback[0] = self._lookback_before(group)
         np.minimum(exp.segments.lookback, exp.lengths, out=exp.segments.lookback)
         return exp
-
-    def _marked_anew(self, table: pa.Table, group: int, where: pc.Expression) -> pa.Table:
-        """The rows of a row group for which ``where`` holds, with a mark of lookback on each run of them.
-
-        On the disk, the mark of a segment is on its first row alone, which may be among those left out.
-        """
-        segment, is_lookback = self._lookback_rows(group)
-        if not is_lookback.any():
-            return table
-        kept = np.flatnonzero(self._scanned(group, {"kept": where}, None)["kept"].fill_null(False))
-        starts = np.append(True, (np.diff(kept) != 1) | (np.diff(segment[kept]) != 0))
-        marks = np.zeros(len(kept), np.int32)
-        marks[starts] = np.add.reduceat(is_lookback[kept], np.flatnonzero(starts), dtype=np.int32)
-        at = table.column_names.index(col.LOOKBACK)
-        return table.set_column(at, table.schema.field(at), pa.array(marks, mask=~starts))
-
-    def _lookback_rows(self, group: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """For each row of a row group: its segment, counted from 0, and whether it is lookback."""
-        marks = self.read_group(group, [col.LOOKBACK], None)[col.LOOKBACK]
-        starts, counts = np.asarray(marks.is_valid()), np.asarray(marks.drop_null())
-        if not starts[0]:
-            starts = np.append(True, starts[1:])
-            counts = np.append(self._lookback_before(group), counts)
-        segment = np.cumsum(starts) - 1
-        row_in_segment = np.arange(len(starts)) - np.flatnonzero(starts)[segment]
-        return segment, row_in_segment < counts[segment]
 
     def _lookback_before(self, group: int) -> int:
         """How many first rows of a row group are lookback of a segment that began in a row group before it."""
@@ -197,33 +217,24 @@ class DataFile:
         return [name for name in names if name in KEYS or any(col.is_under(name, root) for root in wanted)]
 
 
-def data_files(folder: AnyPath, pattern: str = "*.parquet") -> list[AnyPath]:
+def has_own_columns(names: Sequence[str]) -> bool:
+    """Whether columns of these names are those of a recording, whoever has written them."""
+    return set(REQUIRED) <= set(names) and all(col.under(names, root) for root in (col.OBS, col.ACTION))
+
+
+def data_files(folder: AnyPath) -> list[AnyPath]:
     """The Parquet files under ``folder`` in the order of their names; hidden ones are left out."""
-    found = [path for path in folder.rglob(pattern) if path.is_file()]
+    found = [path for path in folder.rglob("*.parquet") if path.is_file()]
     return sorted(p for p in found if not any(part[0] in "._" for part in relative(p, folder).parts))
 
 
 def recordings_in(folder: AnyPath) -> dict[AnyPath, list[AnyPath]]:
-    """The recordings under ``folder`` in the order of their names: their folders, and the data files of each.
-
-    Whatever folder holds Parquet files, or a ``recording.json`` that lists some, is a recording of its own. Only files
-    that the ``recording.json`` of a folder above lists belong to that one.
-    """
-    files = {relative(file, folder): file for file in data_files(folder)}
-    manifests = {relative(file, folder).parent for file in data_files(folder, MANIFEST)}
-    above = PurePath()
-    if {name.parent for name in files} | manifests <= {above}:
-        return {folder: list(files.values())} if files else {}
-    listed: dict[PurePath, PurePath] = {}  # the folder whose recording.json lists a file; the uppermost of them
-    for place in sorted(manifests):
-        with contextlib.suppress(DataError):  # opening that recording says what is wrong
-            manifest = Manifest.read(folder / str(place) if place != above else folder)
-            for entry in manifest.files if manifest else ():
-                listed.setdefault(place / entry, place)
-    found: dict[PurePath, list[AnyPath]] = {place: [] for place in listed.values()}
-    for name, file in files.items():
-        found.setdefault(listed.get(name, name.parent), []).append(file)
-    return {folder / str(place) if place != above else folder: found[place] for place in sorted(found)}
+    """The recordings under ``folder``: each folder that holds Parquet files, in the order of their names, and these."""
+    found: dict[AnyPath, list[AnyPath]] = {}
+    for file in data_files(folder):
+        inside = relative(file, folder).parent
+        found.setdefault(folder / str(inside) if inside.parts else folder, []).append(file)
+    return dict(sorted(found.items()))
 
 
 def find_files(path: AnyPath) -> list[AnyPath]:
@@ -243,7 +254,7 @@ def find_files(path: AnyPath) -> list[AnyPath]:
                 "(docs/custom-sources.md)."
             )
         if (path / MANIFEST).exists():
-            raise DataError(f"{path}: this recording has no data yet: {MANIFEST} is there, but no Parquet file.")
+            raise DataError(f"{path}: this recording has no data: {MANIFEST} is there, but no Parquet file.")
         raise DataError(
             f"{path}: holds no Parquet file, nor a recording of another tool that is known here. Give the folder "
             "that a recording was written to."
@@ -271,16 +282,15 @@ def open_files(paths: Sequence[AnyPath]) -> Iterator["DataFile | DataError"]:
 
 def _described(path: AnyPath, metadata: pq.FileMetaData) -> DataFile:
     schema = metadata.schema.to_arrow_schema()
-    raw = (schema.metadata or {}).get(HEADER_KEY)
-    return DataFile(path, metadata, schema, None if raw is None else _parse(raw, path))
-
-
-def _parse(raw: bytes, path: AnyPath) -> Header:
+    raw = (metadata.metadata or {}).get(HEADER_KEY)
+    if raw is None:
+        return DataFile(path, metadata, schema, None, 0, None)
     try:
         data = loads(raw)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: the recording's header in its footer is not JSON: {error}.") from error
-    return Header.from_json(data, path)
+    header = Header.from_json(data, path)
+    return DataFile(path, metadata, schema, header, data["version"], FileFacts.of(metadata))
 
 
 def _is_marked(table: pa.Table) -> bool:

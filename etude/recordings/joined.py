@@ -14,8 +14,9 @@ from etude.files import AnyPath
 from etude.recordings import tolerance
 from etude.recordings.formats.inferring import joint_space
 from etude.recordings.formats.parts import Parts, Place, Problem
-from etude.recordings.manifest import Header
+from etude.recordings.layout import Header
 from etude.recordings.own import OwnParts
+from etude.recordings.pieces import filtered
 from etude.spaces import Space, leaf_dtype, leaf_shape, leaves
 
 
@@ -116,13 +117,6 @@ def loaded(parts: Parts, k: int, names: Sequence[str], where: pc.Expression | No
     if where is None:
         return parts.load(k, names)
     return filtered(parts.load(k), where, names)
-
-
-def filtered(exp: Experience, where: pc.Expression, names: Sequence[str]) -> Experience:
-    """Some columns of the rows for which an expression over columns holds; rows that are left out cut segments."""
-    kept = Experience.from_table(exp.to_table().filter(where))
-    final_obs = {name: column for name, column in kept.final_obs.items() if name in names}
-    return Experience({name: kept.steps[name] for name in names}, kept.offsets, kept.segments, final_obs)
 
 
 def _name(parts: Parts) -> str:

@@ -16,8 +16,8 @@ from etude.experience import Experience
 from etude.experience.experience import without_lookback
 from etude.files import AnyPath, RemotePath, located
 from etude.recordings.held import HeldEpisodes
+from etude.recordings.layout import PREFIX, number_of
 from etude.recordings.recording import Recording
-from etude.recordings.roller import PREFIX, number_of
 from etude.recordings.writer import ROW_GROUP_ROWS, RecordingWriter
 from etude.spaces import Space
 

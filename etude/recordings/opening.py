@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from etude.errors import DataError
 from etude.files import AnyPath, RemotePath, Systems, expanded, shown
 from etude.recordings import footers
-from etude.recordings.files import data_files, recordings_in
+from etude.recordings.files import data_files, has_own_columns, recordings_in
 from etude.recordings.formats import Opener, open_files, open_foreign, opener_of
 from etude.recordings.formats.parts import Parts, Problem
 from etude.recordings.joined import JoinedParts
-from etude.recordings.manifest import HEADER_KEY, MANIFEST
-from etude.recordings.own import OwnParts
+from etude.recordings.layout import HEADER_KEY
+from etude.recordings.manifest import MANIFEST
+from etude.recordings.own import open_own
 
 if TYPE_CHECKING:
     from etude.recordings.formats.custom import CustomSource
@@ -154,7 +155,7 @@ def _of_path(path: AnyPath, faults: list[Problem] | None) -> list[Found]:
         if parts is not None:
             return [Found(path, None, lambda: parts)]
     folders = list(recordings_in(path)) if path.is_dir() else []
-    return [Found(folder, None, partial(OwnParts, folder, None, faults)) for folder in folders or [path]]
+    return [Found(folder, None, partial(open_own, folder, None, faults)) for folder in folders or [path]]
 
 
 def _of_files(files: Sequence[AnyPath], faults: list[Problem] | None) -> Iterable[Found]:
@@ -166,7 +167,7 @@ def _of_files(files: Sequence[AnyPath], faults: list[Problem] | None) -> Iterabl
         kinds.setdefault(opener, []).append(file)
     for opener, alike in kinds.items():
         if opener is None:
-            yield Found(alike[0], tuple(alike), partial(OwnParts, alike[0], alike, faults))
+            yield Found(alike[0], tuple(alike), partial(open_own, alike[0], alike, faults))
         else:
             yield Found(alike[0], tuple(alike), partial(open_files, opener, alike, faults))
 
@@ -175,12 +176,11 @@ def is_own(path: AnyPath) -> bool:
     """Whether there is a file in Etude's own format at ``path``, or one that says it was."""
     if (path / MANIFEST).exists():
         return True
-    files = [path] if path.is_file() else data_files(path)
-    return any(_has_header(file) for file in files[:1] if file.suffix == ".parquet")
-
-
-def _has_header(file: AnyPath) -> bool:
-    try:
-        return HEADER_KEY in (footers.schema_of(file).metadata or {})
-    except DataError:
-        return True  # whatever it was: Etude's own reader says what is wrong with it
+    files = [file for file in ([path] if path.is_file() else data_files(path)) if file.suffix == ".parquet"]
+    is_first_broken = False
+    for k, footer in enumerate(footers.footers(files)):
+        if isinstance(footer, DataError):
+            is_first_broken |= k == 0
+        elif HEADER_KEY in (footer.metadata or {}) or has_own_columns(footer.schema.to_arrow_schema().names):
+            return True
+    return is_first_broken  # whatever it was: Etude's own reader says what is wrong with it

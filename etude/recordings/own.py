@@ -1,22 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
 """Etude's own recordings as parts: the row groups of Parquet files."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.table import KEYS
 from etude.files import AnyPath
-from etude.recordings.faults import Fault, fault_of, lost_files
+from etude.recordings.faults import fault_of, lost_files, unlisted
 from etude.recordings.files import DataFile, find_files, open_files
-from etude.recordings.formats.parts import Place, Problem, UnreadableError
-from etude.recordings.manifest import FORMAT, Header, Manifest
+from etude.recordings.formats.parts import Parts, Place, Problem, UnreadableError
+from etude.recordings.formats.source import ETUDE, Source
+from etude.recordings.formats.table import open_parts
+from etude.recordings.layout import FORMAT, Header
+from etude.recordings.manifest import Manifest, read_manifest
 from etude.recordings.pieces import continues
+
+
+def open_own(path: AnyPath, given: Sequence[AnyPath] | None, faults: list[Problem] | None) -> Parts:
+    """Open a recording in Etude's format; see `OwnParts`. One that another tool has written anew is read as a table.
+
+    Raises:
+        DataError: a file is broken or missing, or the files do not belong together.
+    """
+    own = OwnParts(path, given, faults)
+    if own.is_in_order():
+        return own
+    header = own.known_header
+    if header is None:
+        return open_parts(Source(own.files, preset=ETUDE))
+    table = open_parts(
+        Source(own.files, preset=ETUDE, obs_space=header.obs_space, action_space=header.action_space, env=header.env)
+    )
+    table.header = dataclasses.replace(table.header, meta={**header.meta, **table.header.meta})
+    return table
+
+
+_TOLD: Final = {"truncated_file": 0, "missing_file": 1, "other_rows": 3}
+"""In which order problems of files are told; all others stand between."""
 
 
 class OwnParts:
@@ -38,36 +68,64 @@ class OwnParts:
     ) -> None:
         self.path = path
         paths = find_files(path) if given is None else [file for one in given for file in find_files(one)]
-        manifest = self._manifest(path, faults)
-        listed = {path / name: entry["rows"] for name, entry in manifest.files.items()} if manifest else {}
-        files = list(_usable(zip(paths, open_files(paths), strict=True), listed, faults, is_part=len(paths) > 1))
-        header = manifest.header if manifest else next((file.header for file in files if file.header), None)
+        opened = dict(zip(paths, open_files(paths), strict=True))
+        files = [file for file in opened.values() if isinstance(file, DataFile)]
+        manifest = None if any(file.version > 1 for file in files) else self._manifest(path, faults)
         like = next((file for file in files if file.header), files[0] if files else None)
-        lost = lost_files(path, manifest, files) if manifest else []
-        for one in lost:
-            if one.kind == "missing_file":
-                _refuse(_problem(one, listed[one.path], repairable=True), faults)
-        for file in list(files):
-            fault = fault_of(file, like or file, header)
-            if fault:
-                _refuse(_problem(fault, file.num_rows, repairable=len(paths) > 1), faults)
-                files.remove(file)
-        for one in lost:
-            if one.kind != "missing_file":
-                _refuse(_problem(one, listed[one.path], repairable=True), faults)
-        if header is None or not files:
-            assert faults  # a file without a header is a fault
+        wanted = manifest.header if manifest else like.header if like else None
+        found: list[Problem] = []
+        if manifest:
+            found += unlisted(path, manifest, files)
+        elif given is None and path.is_dir():
+            found += lost_files(path, files, [file.name for file in paths])
+        lost = {problem.file: problem.count for problem in found if problem.kind == "lost_rows"}
+        lost |= {str(path / name): rows for name, rows in manifest.rows.items()} if manifest else {}
+        faulty = {file.path: fault_of(file, like or file, wanted) for file in files}
+        for name, file in opened.items():
+            is_part = len(paths) > 1  # of one file alone, nothing would be left
+            if isinstance(file, DataError):
+                count = lost.get(str(name), 0)
+                found.append(Problem("truncated_file", str(file), str(name), count=count, repairable=is_part))
+            elif fault := faulty[name]:
+                found.append(dataclasses.replace(fault, repairable=is_part))
+        for problem in sorted(found, key=lambda problem: _TOLD.get(problem.kind, 2)):
+            if problem.kind != "lost_rows":
+                _refuse(problem, faults)
+        self._files: tuple[DataFile, ...] = tuple(file for file in files if not faulty[file.path])
+        if not self._files:
+            assert faults  # no file is there, but for those with faults
             raise DataError(faults[0].message)
-        self.header: Header = header
-        self._files: tuple[DataFile, ...] = tuple(files)
+        self.known_header = manifest.header if manifest else _newest(self._files)
+        """None where another tool has written all files anew, and left it out."""
         self._groups = [(file, group) for file in self._files for group in range(file.num_groups)]
 
     def _manifest(self, path: AnyPath, faults: list[Problem] | None) -> Manifest | None:
         try:
-            return Manifest.read(path) if path.is_dir() else None
+            return read_manifest(path) if path.is_dir() else None
         except DataError as error:
             _refuse(Problem("manifest", str(error), str(path), count=0, repairable=True), faults)
             return None
+
+    @property
+    def header(self) -> Header:
+        """What the files say of the whole."""
+        assert self.known_header is not None  # else `open_own` reads a table
+        return self.known_header
+
+    def is_in_order(self) -> bool:
+        """Whether rows stand as Etude's writer puts them. Of files that another tool has written anew, this reads two
+        columns: in each row group they must be in order, and no segment may lie in row groups that are apart.
+        """
+        groups: list[tuple[NDArray[np.int64], int, int]] = []
+        for file in self._files:
+            found = file.segments_anew()
+            if found is None:
+                return False
+            groups += found
+        every = np.concatenate([np.zeros(0, np.int64), *(segments for segments, _, _ in groups)])
+        pairs = itertools.pairwise(groups)
+        continued = sum(int(a[-1]) == int(b[0]) and last < first for (a, _, last), (b, first, _) in pairs)
+        return bool(len(every) - len(np.unique(every)) == continued)
 
     @property
     def files(self) -> list[AnyPath]:
@@ -189,24 +247,11 @@ class OwnParts:
         return iter(())
 
 
-def _usable(
-    files: Iterable[tuple[AnyPath, DataFile | DataError]],
-    listed: Mapping[AnyPath, int],
-    faults: list[Problem] | None,
-    *,
-    is_part: bool,
-) -> Iterator[DataFile]:
-    """The files that can be opened; whether there are others (``is_part``)."""
-    for path, file in files:
-        if isinstance(file, DataFile):
-            yield file
-        else:
-            count = listed.get(path, 0)
-            _refuse(Problem("truncated_file", str(file), str(path), count=count, repairable=is_part), faults)
-
-
-def _problem(fault: Fault, rows: int, *, repairable: bool) -> Problem:
-    return Problem(fault.kind, fault.message, str(fault.path), count=rows, repairable=repairable)
+def _newest(files: Sequence[DataFile]) -> Header | None:
+    """The header of the file that was finished last, as far as they tell; else of the first."""
+    known = [file for file in files if file.header]
+    newest = max(known, key=lambda file: file.facts.closed if file.facts else "", default=None)
+    return newest.header if newest else None
 
 
 def _refuse(problem: Problem, faults: list[Problem] | None) -> None:

@@ -2,10 +2,11 @@
 """Experience in pieces of bounded size, cut between segments wherever that can be."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from etude.experience import Experience, Segments
@@ -66,6 +67,13 @@ def gathered(parts: Iterable[Experience], expected_rows: int) -> Experience | No
     return Experience(
         {name: column[:rows] for name, column in steps.items()}, whole.offsets, whole.segments, whole.final_obs
     )
+
+
+def filtered(exp: Experience, where: pc.Expression, names: Sequence[str]) -> Experience:
+    """Some columns of the rows for which an expression over columns holds; rows that are left out cut segments."""
+    kept = Experience.from_table(exp.to_table().filter(where))
+    final_obs = {name: column for name, column in kept.final_obs.items() if name in names}
+    return Experience({name: kept.steps[name] for name in names}, kept.offsets, kept.segments, final_obs)
 
 
 def row_bytes(exp: Experience) -> int:

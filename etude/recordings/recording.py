@@ -15,7 +15,7 @@ from etude.files import AnyPath, absolute
 from etude.recordings.batches import DERIVED, Prefetched, Rows, batches_of, steps_of
 from etude.recordings.formats.parts import Parts, Problem, chosen
 from etude.recordings.info import counts_of
-from etude.recordings.manifest import Header
+from etude.recordings.layout import Header
 from etude.recordings.opening import Place, Places, opened
 from etude.recordings.own import OwnParts
 from etude.recordings.pieces import copied, gathered, in_order, pieces

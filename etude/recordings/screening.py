@@ -26,9 +26,9 @@ from etude.errors import DataError, SettingsError
 from etude.experience import Experience
 from etude.recordings.faulty_rows import Found, found_in, steps_lost, without
 from etude.recordings.formats.parts import Parts, Problem
-from etude.recordings.joined import filtered, loaded
+from etude.recordings.joined import loaded
 from etude.recordings.own import OwnParts
-from etude.recordings.pieces import in_order
+from etude.recordings.pieces import filtered, in_order
 from etude.recordings.screening_index import ClashIndex, Index
 from etude.recordings.spans import KINDS
 from etude.recordings.tolerance import load_rest, place_of, problems_of

@@ -17,12 +17,13 @@ from etude import columns as col
 from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.arrays import describe
+from etude.experience.experience import without_lookback
 from etude.experience.table import KEYS
 from etude.files import RemotePath, located
 from etude.recordings.compression import CompressionLike, check_roots, codecs
-from etude.recordings.manifest import Header
+from etude.recordings.layout import PREFIX, Encoding, Header, check_encoding
 from etude.recordings.pieces import copied, first_piece, row_bytes
-from etude.recordings.roller import PREFIX, FileRoller
+from etude.recordings.roller import FileRoller
 from etude.spaces import Space, leaf_dtype, leaf_shape
 
 ROW_GROUP_ROWS: Final = 65_536
@@ -41,6 +42,7 @@ class RecordingWriter:
     Use it as a context manager, or call `close`: what was written last is on the disk only then, or after `flush`.
     At any moment, even after SIGKILL or a power cut, every file with a visible name is whole and can be read.
     Segments are kept whole, but for those that are longer than a row group, which are cut as `Experience.split` cuts.
+    Rows of context (``lookback``) are left out: they are steps of other segments.
 
     Args:
         path: The folder, or its URL, such as ``s3://bucket/run``; made where it does not exist.
@@ -58,14 +60,14 @@ class RecordingWriter:
         prefix: What the names of the files begin with. Writers at work in one folder at one time need different ones.
         append: Add files to the recording that is there, if any: the columns must be the same; else a recording there
             is an error.
-        manifest: Keep ``recording.json``, which repeats what the files say. Of several writers at work in one folder at
-            one time, at most one may.
+        encoding: How numbers are kept. ``plain`` is for tools that do not know Parquet's newer encodings, such as older
+            Spark: files are larger, and read more slowly. Without ``compression``, all its columns take Snappy.
         filesystem: The pyarrow or fsspec file system that ``path`` is in; None is what its URL names, or this machine.
             Behind a URL, a file is made on this machine first, and is sent when it is whole.
 
     Raises:
         DataError: the folder holds a recording and ``append`` is False, or one with other spaces.
-        SettingsError: a codec is not known.
+        SettingsError: a codec or the encoding is not known.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class RecordingWriter:
         compression: CompressionLike | None = None,
         prefix: str = PREFIX,
         append: bool = False,
-        manifest: bool = True,
+        encoding: Encoding = "compact",
         filesystem: Any = None,
     ) -> None:
         if max_rows_per_file < 1 or max_file_size < 1:
@@ -93,10 +95,11 @@ class RecordingWriter:
                 "characters, all of them printable, and no slash."
             )
         self.path = located(path, filesystem)
+        check_encoding(encoding)
         self.header = Header(obs_space, action_space, env, dict(meta or {}))
         self._codecs = codecs(compression)
         limits = (max_rows_per_file, max_file_size)
-        self._files = FileRoller(self.path, self.header, *limits, append, prefix, self._codecs, manifest=manifest)
+        self._files = FileRoller(self.path, self.header, *limits, append, prefix, self._codecs, encoding)
         self._columns = None if columns is None else tuple(columns)
         self._limits = limits
         self._group_rows = 0
@@ -127,7 +130,7 @@ class RecordingWriter:
         return self._files.next_number
 
     def set_meta(self, meta: Mapping[str, Any]) -> None:
-        """Keep ``meta`` in place of what was given before, in files that are begun from now on, and for the whole.
+        """Keep ``meta`` in place of what was given before, in files that are finished from now on.
 
         Raises:
             DataError: it holds something that JSON can't.
@@ -146,7 +149,7 @@ class RecordingWriter:
                 to; or an earlier write failed.
         """
         self._check_alive()
-        exp = self._chosen(exp.numpy())
+        exp = self._chosen(without_lookback(exp.numpy()))
         if not exp.num_segments:
             return
         self._check_columns(exp)

@@ -60,7 +60,8 @@ def test_the_layout_is_what_recordings_promise():
     assert table["t"].to_pylist() == [0, 1, 7, 8, 9]
     assert table["episode_id"].to_pylist() == ["e0", "e0", "e1", "e1", "e1"]
     assert table["agent_id"].to_pylist() == ["red", "red", None, None, None]
-    assert table["lookback"].to_pylist() == [0, None, 1, None, None]
+    assert table["segment"].to_pylist() == [0, 0, 2, 2, 2]
+    assert table["lookback"].to_pylist() == [False, False, True, False, False]
     assert table["final_obs"].to_pylist() == [None, 2.0, None, None, 103.0]
     assert table["terminated"].to_pylist() == [False, True, False, False, False]
     assert table["truncated"].to_pylist() == [False] * 5

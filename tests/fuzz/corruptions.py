@@ -178,7 +178,7 @@ def of_table(table: pa.Table, rng: Rng) -> pa.Table:
                 metadata = {k: of_bytes(v, rng) for k, v in (field.metadata or {b"etude:shape": b"[3]"}).items()}
                 table = table.set_column(i, field.with_metadata(metadata), column)
             elif kind == 5 and table.schema.metadata:
-                table = table.replace_schema_metadata(_metadata(table.schema.metadata, rng))
+                table = table.replace_schema_metadata(of_metadata(table.schema.metadata, rng))
             elif kind == 6:
                 table = (
                     table.append_column(name, column) if rng.random() < 0.3 else table.slice(int(rng.integers(0, 5)))
@@ -190,7 +190,7 @@ def of_table(table: pa.Table, rng: Rng) -> pa.Table:
     return table
 
 
-def _metadata(metadata: dict[bytes, bytes], rng: Rng) -> dict[bytes, bytes]:
+def of_metadata(metadata: dict[bytes, bytes], rng: Rng) -> dict[bytes, bytes]:
     return {key: of_json(value, rng) if rng.random() < 0.7 else of_bytes(value, rng) for key, value in metadata.items()}
 
 

@@ -4,6 +4,7 @@
 import io
 import json
 import pickle
+import shutil
 import sys
 import zipfile
 from collections.abc import Callable
@@ -55,6 +56,20 @@ def _table_bytes(change: Callable[[pa.Table, Rng], pa.Table], **options: Any) ->
 
 
 parquet = _table_bytes(corruptions.of_table)
+
+
+def _footer(data: bytes, rng: Rng) -> bytes:
+    """Another header or other facts of the file, in one that says it is in order, as Etude's do."""
+    table, out = pq.read_table(io.BytesIO(data)), io.BytesIO()
+    changed = table.replace_schema_metadata(corruptions.of_metadata(table.schema.metadata, rng))
+    if rng.random() < 0.5:
+        changed = corruptions.of_table(changed, rng)
+    try:
+        order = pq.SortingColumn.from_ordering(changed.schema, [("segment", "ascending"), ("t", "ascending")])
+        pq.write_table(changed, out, row_group_size=int(rng.integers(1, 40)), sorting_columns=order)
+    except (pa.ArrowException, ValueError, TypeError):
+        return corruptions.of_bytes(data, rng)
+    return out.getvalue()
 
 
 def _ipc(data: bytes, rng: Rng) -> bytes:
@@ -138,6 +153,10 @@ def _own(path: Path) -> None:
     spaces = {"obs_space": gym.spaces.Box(-9e9, 9e9, (3,), np.float32), "action_space": gym.spaces.Discrete(1000)}
     with RecordingWriter(path, **spaces, max_rows_per_file=25) as writer:
         writer.write(numbered([10, 12, 9, 14]))
+
+
+def _format_1(path: Path) -> None:
+    shutil.copytree(Path(__file__).parent.parent / "recordings" / "format_1", path, dirs_exist_ok=True)
 
 
 def _episodes(path: Path) -> None:
@@ -250,7 +269,8 @@ def _ipc_file(path: Path) -> None:
 
 RAW = corruptions.of_bytes
 FORMATS: dict[str, Format] = {
-    "etude": Format(_own, "*", (RAW, parquet, corruptions.of_json)),
+    "etude": Format(_own, "*", (RAW, parquet, _footer)),
+    "etude-1": Format(_format_1, "*", (RAW, parquet, corruptions.of_json)),
     "rllib-episodes": Format(_episodes, "*.parquet", (RAW, _table_bytes(_documents), _table_bytes(_documents))),
     "rllib-table": Format(_table, "*.parquet", (RAW, parquet, parquet)),
     "rllib-table-packed": Format(_packed, "*.parquet", (_table_bytes(_packed_table), parquet)),

@@ -162,8 +162,8 @@ def test_credentials_are_used_but_never_told(s3, monkeypatch, tmp_path, capsys):
             Recording.open(url(path))
         told.append(caught.value)
     assert main.main(["data", "info", url("a")]) == 0
-    told += [capsys.readouterr(), (tmp_path / "b" / "recording.json").read_text()]
-    told.append(s3.system.open_input_file(f"{bucket}/a/recording.json").read())
+    told += [capsys.readouterr(), (tmp_path / "b" / "part-00000.parquet").read_bytes()]
+    told.append(s3.system.open_input_file(f"{bucket}/a/part-00000.parquet").read())
     for text in map(str, told):
         assert not [word for word in ("TOPKEY", "SECRET", "endpoint_override") if word in text], text
 
@@ -214,7 +214,7 @@ def test_broken_files_are_named(where):
     (problem,) = (p for p in validate(f"{where}/a").problems if p.kind == "truncated_file")
     assert problem.file == f"{where}/a/part-00001.parquet"
     path.unlink()
-    with pytest.raises(DataError, match=rf"{where}/a/part-00001\.parquet: recording\.json lists this file"):
+    with pytest.raises(DataError, match=rf"{where}/a/part-00001\.parquet: is not there, but when part-00002"):
         Recording.open(f"{where}/a")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from some_recording import assert_same, numbered, record
+from some_recording import assert_same, numbered, record, record_format_1
 
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience
@@ -103,8 +103,9 @@ def test_without_steps_or_rewards(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"own: has no column `reward`, which minari can't do without"):
         converted(tmp_path, "minari", bare)
     context = Experience(exp.steps, exp.offsets, exp.segments.replace(lookback=np.array([3])), exp.final_obs)
+    record_format_1(tmp_path / "a" / "own", context)
     with pytest.raises(DataError, match=r"own: holds no steps"):
-        converted(tmp_path / "a", "rllib-episodes", context)
+        convert(Recording.open(tmp_path / "a" / "own"), tmp_path / "a" / "out", "rllib-episodes")
 
 
 @pytest.mark.parametrize("format", OTHERS)
@@ -138,7 +139,8 @@ def test_steps_after_which_nobody_knows_what_was_observed(tmp_path: Path, format
 def test_steps_of_context_that_stand_nowhere_else(tmp_path: Path) -> None:
     whole = numbered([6])
     rest = whole.cut(3, lookback=2)[1:]
-    written = converted(tmp_path, "rllib-episodes", rest)
+    record_format_1(tmp_path / "own", rest)
+    written = convert(Recording.open(tmp_path / "own"), tmp_path / "out", "rllib-episodes")
     assert written.notes == ("2 steps are context only (lookback) and of no episode that is there: left out",)
     assert written.read().steps["obs"][:, 1].tolist() == [3, 4, 5]
 

@@ -5,7 +5,7 @@ import gymnasium as gym
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from some_recording import OBS, numbered, record
+from some_recording import OBS, numbered, record, record_format_1
 
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience
@@ -128,11 +128,11 @@ def test_figures_of_several_agents(tmp_path):
 
 def test_lookback_counts_for_nothing(tmp_path):
     exp = numbered([6, 6], lookback=np.array([0, 4]))
-    record(tmp_path / "r", exp)
+    record_format_1(tmp_path / "r", exp)
     done = filter_recording(Recording.open(tmp_path / "r", on_bad=None), tmp_path / "f", max_length=2)
     assert (done.written[0].episodes, done.written[0].steps) == (1, 2)
     kept = Recording.open(tmp_path / "f", on_bad=None).read()
-    assert (kept.num_steps, kept.segments.lookback.tolist()) == (6, [4])
+    assert (kept.num_steps, kept.segments.lookback.tolist()) == (2, [0])
     done = filter_recording(Recording.open(tmp_path / "r", on_bad=None), tmp_path / "g", where="min(obs[1]) >= 4")
     assert done.written[0].episodes == 1
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A writer that is killed at any moment leaves whole files, a right recording.json, and all that it had reported."""
+"""A writer that is killed at any moment leaves whole files, and all that it had reported."""
 
-import json
 import random
 import signal
 import subprocess
@@ -38,12 +37,8 @@ def look(folder):
     rows = {}
     for path in folder.glob("*.parquet"):
         rows[path.name] = pq.read_table(path).num_rows
-    manifest = json.loads((folder / "recording.json").read_text())
-    assert manifest["env"] == "Numbered-v0"
-    listed = {name: entry["rows"] for name, entry in manifest["files"].items()}
-    assert listed.items() <= rows.items()
-    assert len(rows) - len(listed) <= 1  # the one that was published last may not be listed yet
     if rows:
+        assert Recording.open(folder).env == "Numbered-v0"
         exp = Recording.open(folder).read()
         assert exp.num_steps == sum(rows.values())
         assert (exp.lengths == np.resize([20, 35, 1], exp.num_segments)).all()  # whole episodes only

@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from some_recording import ACTION, OBS, assert_same, numbered, record
+from some_recording import ACTION, OBS, assert_same, numbered, record, record_format_1
 
 from etude.errors import DataError, EtudeError
 from etude.experience import Experience
-from etude.recordings import Recording, RecordingWriter
+from etude.recordings import Recording, RecordingWriter, convert, validate
 from etude.recordings.files import DataFile
 
 
@@ -38,11 +38,9 @@ def test_what_it_says_of_itself(tmp_path):
     assert "12 steps in 2 files" in repr(recording)
 
 
-def test_one_file_alone_and_a_folder_without_its_json_are_read(tmp_path):
+def test_one_file_alone_is_read(tmp_path):
     record(tmp_path, numbered([3, 4, 5]), max_rows_per_file=7)
     assert Recording.open(tmp_path / "part-00001.parquet").read().num_steps == 5
-    (tmp_path / "recording.json").unlink()
-    assert_same(Recording.open(tmp_path).read(), numbered([3, 4, 5]))
 
 
 def test_files_in_sub_folders_are_found_and_hidden_ones_are_not(tmp_path):
@@ -52,14 +50,6 @@ def test_files_in_sub_folders_are_found_and_hidden_ones_are_not(tmp_path):
     (tmp_path / "_old").mkdir()
     record(tmp_path / "_old" / "c", numbered([9]))
     assert_same(Recording.open(tmp_path).read(), numbered([3, 4], episode_id=["0-e0", "1-e1"]))
-
-
-def test_a_file_that_json_does_not_list_yet_counts(tmp_path):
-    record(tmp_path, numbered([3, 4]), max_rows_per_file=4)
-    data = json.loads((tmp_path / "recording.json").read_text())
-    del data["files"]["part-00001.parquet"]
-    (tmp_path / "recording.json").write_text(json.dumps(data))
-    assert Recording.open(tmp_path).num_steps == 7
 
 
 def test_only_some_columns_and_roots(tmp_path):
@@ -104,7 +94,8 @@ def test_a_filter_never_makes_lookback_trained(
     folder = tmp_path_factory.mktemp("r")
     exp = numbered(lengths).cut(at_most, lookback=lookback)
     ids, keep = np.arange(exp.num_steps), np.random.default_rng(seed).random(exp.num_steps) < chance
-    record(folder, exp.with_steps(**{"info/id": ids, "info/keep": keep}), max_rows_per_file=per_file)
+    record_format_1(folder / "r", exp.with_steps(**{"info/id": ids, "info/keep": keep}), rows_per_file=per_file)
+    folder /= "r"
     rewritten(folder, rows)
     recording = Recording.open(folder)
     where = pc.field("info/keep")
@@ -117,8 +108,8 @@ def test_a_filter_never_makes_lookback_trained(
 
 
 def test_a_filter_that_drops_the_first_rows_of_lookback_keeps_the_others_untrained(tmp_path):
-    record(tmp_path, numbered([10, 10], t_start=[6, 0], lookback=[4, 0]))
-    exp = Recording.open(tmp_path).read(filter=pc.field("t") >= 8)
+    record_format_1(tmp_path / "r", numbered([10, 10], t_start=[6, 0], lookback=[4, 0]))
+    exp = Recording.open(tmp_path / "r").read(filter=pc.field("t") >= 8)
     assert exp.segments.lookback.tolist() == [2, 0]
     assert exp.steps["obs"][exp.trained(), 1].tolist() == [10, 11, 12, 13, 14, 15, 8, 9]
 
@@ -149,11 +140,18 @@ def test_arrays_may_be_written_to(tmp_path):
     rows=st.integers(1, 25),
     max_rows=st.integers(1, 25),
     lookback=st.integers(0, 5),
+    version=st.sampled_from([1, 2]),
 )
-def test_however_it_is_cut_up_the_same_comes_back(tmp_path_factory, lengths, per_file, rows, max_rows, lookback):
+def test_however_it_is_cut_up_the_same_comes_back(
+    tmp_path_factory, lengths, per_file, rows, max_rows, lookback, version
+):
     folder = tmp_path_factory.mktemp("r")
-    exp = numbered(lengths, lookback=np.minimum(lookback, lengths))
-    record(folder, exp, max_rows_per_file=per_file)
+    exp = numbered(lengths, lookback=np.minimum(lookback, lengths) * (version == 1))
+    if version == 1:
+        folder /= "r"
+        record_format_1(folder, exp, rows_per_file=per_file)
+    else:
+        record(folder, exp, max_rows_per_file=per_file)
     rewritten(folder, rows)
     recording = Recording.open(folder)
     assert_same(recording.read(), exp)
@@ -165,6 +163,44 @@ def test_however_it_is_cut_up_the_same_comes_back(tmp_path_factory, lengths, per
     np.testing.assert_array_equal(streamed.trained(), exp.trained())
     for part in parts:
         part.validate()
+
+
+def test_context_is_left_out_by_the_writer(tmp_path):
+    exp = numbered([30, 5]).cut(7, lookback=3)
+    record(tmp_path, exp, numbered([4], first=2, lookback=[4]))
+    assert_same(Recording.open(tmp_path).read(), numbered([30, 5]))
+
+
+FORMAT_1 = Path(__file__).parent / "format_1"
+"""Written by Etude 0.1: three episodes of 30, 7 and 12 steps, and one of 40 in pieces of 15 with 4 steps of context."""
+
+
+def test_a_recording_of_format_1_is_read_and_converted(tmp_path):
+    recording = Recording.open(FORMAT_1)
+    whole = Experience.concat([numbered([30, 7, 12], agent_id=["a", None, "b"]), numbered([40], first=3)])
+    assert recording.meta == {"seed": 2}
+    assert recording.num_steps == 97
+    assert validate(FORMAT_1).ok
+    exp = recording.read()
+    assert exp.segments.lookback.tolist() == [0, 0, 0, 0, 4, 4]
+    np.testing.assert_array_equal(exp.steps["obs"][exp.trained()], whole.steps["obs"])
+    assert_same(convert(recording, tmp_path / "r").read(), whole)
+    assert sorted(path.name for path in (tmp_path / "r").iterdir()) == ["part-00000.parquet"]
+
+
+def test_nothing_is_added_to_format_1(tmp_path):
+    record_format_1(tmp_path / "r", numbered([4]))
+    with pytest.raises(DataError, match="holds a recording of format 1, .* Convert it with `etude data convert`"):
+        record(tmp_path / "r", numbered([4], first=1), append=True)
+
+
+def test_a_column_of_format_1_that_has_a_meaning_now_is_named(tmp_path):
+    record_format_1(tmp_path / "r", numbered([4]))
+    file = tmp_path / "r" / "part-00000.parquet"
+    table = pq.read_table(file)
+    pq.write_table(table.append_column("segment", pa.array([7] * 4)), file)
+    with pytest.raises(DataError, match="column `segment` can't be told from the one of format 2"):
+        Recording.open(tmp_path / "r")
 
 
 def test_reading_imports_neither_torch_nor_an_env(tmp_path):
@@ -191,9 +227,14 @@ def test_an_empty_folder(tmp_path):
 
 
 def test_a_recording_without_data_yet(tmp_path):
-    record(tmp_path)
-    with pytest.raises(DataError, match=r"this recording has no data yet: recording\.json is there"):
-        Recording.open(tmp_path)
+    record(tmp_path / "a")
+    assert list((tmp_path / "a").iterdir()) == []
+    with pytest.raises(DataError, match="holds no Parquet file"):
+        Recording.open(tmp_path / "a")
+    record_format_1(tmp_path / "b", numbered([3]))
+    (tmp_path / "b" / "part-00000.parquet").unlink()
+    with pytest.raises(DataError, match=r"this recording has no data: recording\.json is there"):
+        Recording.open(tmp_path / "b")
 
 
 def test_a_file_that_is_not_parquet(tmp_path):
@@ -221,26 +262,48 @@ def test_bytes_that_changed_are_named(tmp_path):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    record(tmp_path, numbered([3, 4]), max_rows_per_file=4)
+    record(tmp_path, numbered([3, 4, 5, 6]), max_rows_per_file=6)
     (tmp_path / "part-00000.parquet").unlink()
-    with pytest.raises(DataError, match=r"part-00000\.parquet: recording\.json lists this file with 3 rows, but"):
+    message = (
+        r"part-00000\.parquet: is not there, but when part-00001\.parquet was written, 3 rows were in the files before "
+        r"it\. Put it back, or read the rest with on_bad='skip'"
+    )
+    with pytest.raises(DataError, match=message):
         Recording.open(tmp_path)
+    rest = Recording.open(tmp_path, on_bad="skip")
+    assert rest.read().segments.episode_id.tolist() == ["e1", "e2", "e3"]
+    assert rest.left_out == {"missing_file": 3}
+    assert Recording.open([tmp_path / "part-00001.parquet", tmp_path / "part-00002.parquet"]).num_steps == 9
 
 
-def test_a_file_with_other_rows_than_listed_is_named(tmp_path):
-    record(tmp_path / "a", numbered([5]))
+def test_a_missing_file_of_format_1_is_named(tmp_path):
+    record_format_1(tmp_path / "r", numbered([3, 4]), rows_per_file=4)
+    (tmp_path / "r" / "part-00000.parquet").unlink()
+    with pytest.raises(DataError, match=r"part-00000\.parquet: recording\.json lists this file with 4 rows, but"):
+        Recording.open(tmp_path / "r")
+
+
+def test_a_file_that_was_replaced_is_named(tmp_path):
+    record(tmp_path / "a", numbered([5, 6]), max_rows_per_file=6)
     record(tmp_path / "b", numbered([3]))
     shutil.copy(tmp_path / "b" / "part-00000.parquet", tmp_path / "a" / "part-00000.parquet")
     message = (
-        r"part-00000\.parquet: recording\.json lists this file with 5 rows, but it holds 3: it was replaced .* Restore "
-        r"it from a copy; or, where these rows are the ones you want, take its entry out of recording\.json"
+        r"part-00000\.parquet: was replaced: when part-00001\.parquet was written, 5 rows were in the files before "
+        r"it, 2 more than now\. Restore it from a copy, or read the rest"
     )
     with pytest.raises(DataError, match=message):
         Recording.open(tmp_path / "a")
-    data = json.loads((tmp_path / "a" / "recording.json").read_text())
-    del data["files"]["part-00000.parquet"]
-    (tmp_path / "a" / "recording.json").write_text(json.dumps(data))
-    assert Recording.open(tmp_path / "a").num_steps == 3
+    assert Recording.open(tmp_path / "a", on_bad="skip").num_steps == 9
+
+
+def test_files_may_have_other_names_and_lie_beside_those_of_other_writers(tmp_path):
+    record(tmp_path, numbered([3, 4, 5]), max_rows_per_file=5)
+    record(tmp_path, numbered([6, 7], first=3), max_rows_per_file=7, prefix="other", append=True)
+    for i, file in enumerate(sorted(tmp_path.iterdir())):
+        file.rename(tmp_path / f"{9 - i}.parquet")
+    assert sorted(Recording.open(tmp_path).read().lengths) == [3, 4, 5, 6, 7]
+    (tmp_path / "8.parquet").unlink()  # the last of its series: nothing tells of it
+    assert Recording.open(tmp_path).num_steps == 18
 
 
 def test_a_column_that_only_later_files_have_is_named(tmp_path):
@@ -268,6 +331,14 @@ def test_a_missing_column_is_named(tmp_path):
         Recording.open(path)
 
 
+def test_final_observations_without_observations_are_named(tmp_path):
+    record(tmp_path, numbered([3, 4]), max_rows_per_file=4)
+    for path in tmp_path.glob("*.parquet"):
+        pq.write_table(pq.read_table(path).drop_columns(["obs"]), path)
+    with pytest.raises(DataError, match=r"part-00000\.parquet: has no column `obs`"):
+        Recording.open(tmp_path)
+
+
 def test_a_column_of_another_type_is_named(tmp_path):
     record(tmp_path, numbered([3, 4]), max_rows_per_file=4)
     path = tmp_path / "part-00001.parquet"
@@ -288,12 +359,14 @@ def test_mismatched_spaces_between_files_and_with_the_json_are_named(tmp_path):
         DataError, match=r"a/.* and .*b/.*the `action` space is Discrete\(1000\) in the first, and Disc"
     ):
         Recording.open(tmp_path)
-    shutil.copy(tmp_path / "b" / "part-00000.parquet", tmp_path / "a" / "b.parquet")
-    with pytest.raises(DataError, match=r"a/b\.parquet: its `action` space is Discrete\(7\), but the recording"):
+    shutil.copy(tmp_path / "b" / "part-00000.parquet", tmp_path / "a" / "x.parquet")
+    with pytest.raises(DataError, match=r"a/x\.parquet: its `action` space is Discrete\(7\), but the recording"):
         Recording.open(tmp_path / "a")
-    shutil.copy(tmp_path / "a" / "recording.json", tmp_path / "b" / "recording.json")
+    record_format_1(tmp_path / "c", numbered([3]))
+    file = tmp_path / "c" / "recording.json"
+    file.write_text(file.read_text().replace('"n": 1000', '"n": 7'))
     with pytest.raises(DataError, match="its `action` space is Discrete"):
-        Recording.open(tmp_path / "b")
+        Recording.open(tmp_path / "c")
 
 
 @pytest.mark.parametrize(
@@ -301,15 +374,20 @@ def test_mismatched_spaces_between_files_and_with_the_json_are_named(tmp_path):
     [
         ("{", r"recording\.json: can't be read as JSON .*move recording\.json away"),
         ("[]", r"recording\.json: this does not describe an Etude recording"),
-        ('{"format": "etude-recording", "version": 99}', "has format version 99, but this Etude reads version 1"),
+        (
+            '{"format": "etude-recording", "version": 99}',
+            "format version 99, but this Etude reads versions 1 and 2",
+        ),
         ('{"format": "etude-recording", "version": 1}', "the recording's description can't be read"),
     ],
 )
-def test_a_broken_json_is_named(tmp_path, text, message):
-    record(tmp_path, numbered([3]))
-    (tmp_path / "recording.json").write_text(text)
+def test_a_broken_json_of_format_1_is_named(tmp_path, text, message):
+    record_format_1(tmp_path / "r", numbered([3]))
+    (tmp_path / "r" / "recording.json").write_text(text)
     with pytest.raises(DataError, match=message):
-        Recording.open(tmp_path)
+        Recording.open(tmp_path / "r")
+    (tmp_path / "r" / "recording.json").unlink()
+    assert Recording.open(tmp_path / "r").num_steps == 3
 
 
 def test_parquet_files_of_others_are_told_apart_by_what_is_in_them(tmp_path):
@@ -369,8 +447,8 @@ def test_info_of_several_agents_counts_env_steps_once(tmp_path):
 
 
 def test_info_leaves_lookback_out(tmp_path):
-    record(tmp_path, numbered([6, 4], lookback=[2, 0], t_start=[3, 0]))
-    info = Recording.open(tmp_path).info()
+    record_format_1(tmp_path / "r", numbered([6, 4], lookback=[2, 0], t_start=[3, 0]))
+    info = Recording.open(tmp_path / "r").info()
     assert (info["agent_steps"], info["env_steps"]) == (8, 8)
 
 

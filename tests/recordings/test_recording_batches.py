@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from some_recording import numbered, record
+from some_recording import numbered, record, record_format_1
 
 from etude.errors import DataError
 from etude.recordings import Recording, sample_batches
@@ -50,7 +50,11 @@ def test_every_step_once_an_epoch_with_its_own_next_obs(
 ):
     folder = tmp_path_factory.mktemp("r")
     exp = numbered([n + lookback for n in lengths], lookback=lookback)
-    record(folder, exp, max_rows_per_file=per_file)
+    if lookback:  # only format 1 has it
+        folder /= "r"
+        record_format_1(folder, exp, rows_per_file=per_file)
+    else:
+        record(folder, exp, max_rows_per_file=per_file)
     for path in folder.glob("*.parquet"):  # row groups that cut through segments, as other tools may leave them
         pq.write_table(pq.read_table(path), path, row_group_size=rows)
     options = {"columns": ALL, "shuffle": shuffle, "buffer_size": buffer_size, "prefetch": prefetch}
@@ -178,7 +182,7 @@ def test_unknown_columns_and_no_steps_are_refused(tmp_path, recording):
     with pytest.raises(DataError, match="there are no steps to make batches of"):
         next(sample_batches(numbered([]), 2))
     only_lookback = tmp_path / "lookback"
-    record(only_lookback, numbered([3], lookback=3))
+    record_format_1(only_lookback, numbered([3], lookback=3))
     with pytest.raises(DataError, match="there are no steps to make batches of"):
         next(Recording.open(only_lookback).batches(2))
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from some_recording import OBS, numbered, record
+from some_recording import OBS, numbered, record, record_format_1
 
 from etude.errors import DataError
 from etude.experience import Experience
@@ -38,7 +38,7 @@ def change(path, name, rows, values):
 
 @pytest.mark.parametrize("name", ["../../x", "/etc/passwd", "a/../../b", "", "x\0y", "..\\x", "x" * 300])
 def test_a_manifest_names_no_file_outside_of_its_folder(tmp_path, name):
-    record(tmp_path / "r", numbered([4]))
+    record_format_1(tmp_path / "r", numbered([4]))
     manifest = tmp_path / "r" / "recording.json"
     listed = json.loads(manifest.read_text())
     manifest.write_text(json.dumps({**listed, "files": {**listed["files"], name: {"rows": 1, "bytes": 2}}}))
@@ -49,39 +49,43 @@ def test_a_manifest_names_no_file_outside_of_its_folder(tmp_path, name):
 
 @pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="no such device here")
 def test_a_device_or_a_pipe_is_no_manifest(tmp_path):
-    record(tmp_path, numbered([4]))
-    (tmp_path / "recording.json").unlink()
-    (tmp_path / "recording.json").symlink_to("/dev/zero")
+    record_format_1(tmp_path / "r", numbered([4]))
+    manifest = tmp_path / "r" / "recording.json"
+    manifest.unlink()
+    manifest.symlink_to("/dev/zero")
     with pytest.raises(DataError, match=r"recording\.json"):
-        Recording.open(tmp_path)
-    (tmp_path / "recording.json").unlink()
-    os.mkfifo(tmp_path / "recording.json")
+        Recording.open(tmp_path / "r")
+    manifest.unlink()
+    os.mkfifo(manifest)
     with pytest.raises(DataError, match=r"recording\.json"):
-        Recording.open(tmp_path)
+        Recording.open(tmp_path / "r")
 
 
 @pytest.mark.parametrize("depth", [70, 400, 100_000])
 @pytest.mark.parametrize("where", ["recording.json", "footer", "shape"])
 def test_what_is_nested_too_deep_is_an_error(tmp_path, depth, where):
-    record(tmp_path, numbered([4]))
-    path = tmp_path / "part-00000.parquet"
+    folder = tmp_path / "r"
+    if where == "recording.json":
+        record_format_1(folder, numbered([4]))
+    else:
+        record(folder, numbered([4]))
+    path = folder / "part-00000.parquet"
     table = pq.read_table(path)
     header = table.schema.metadata[b"etude:recording"].decode()
     space = json.dumps(json.loads(header)["spaces"]["obs"])
     deep = '{"type": "Tuple", "spaces": [' * depth + space + "]}" * depth
     if where == "recording.json":
-        manifest = tmp_path / "recording.json"
+        manifest = folder / "recording.json"
         manifest.write_text(json.dumps(json.loads(manifest.read_text())).replace(space, deep))
     else:
-        (tmp_path / "recording.json").unlink()
         field = table.schema.field("obs").with_metadata({b"etude:shape": (b"[" * depth + b"]" * depth)})
         schema = table.schema.set(table.schema.get_field_index("obs"), field) if where == "shape" else table.schema
         metadata = {b"etude:recording": header.replace(space, deep if where == "footer" else space).encode()}
         pq.write_table(pa.Table.from_arrays(table.columns, schema=schema.with_metadata(metadata)), path)
     with pytest.raises(DataError):
-        Recording.open(tmp_path).read()
+        Recording.open(folder).read()
     with contextlib.suppress(DataError):
-        assert not validate(tmp_path).ok
+        assert not validate(folder).ok
 
 
 def test_a_good_recording_is_good(tmp_path):
@@ -99,7 +103,6 @@ def test_row_groups_that_cut_segments_are_no_problem(tmp_path):
     table = pq.read_table(tmp_path / "part-00000.parquet")
     pq.write_table(table.slice(0, 71), tmp_path / "part-00000.parquet", row_group_size=7)
     pq.write_table(table.slice(71), tmp_path / "part-00001.parquet", row_group_size=7)
-    (tmp_path / "recording.json").unlink()  # it lists other rows
     assert validate(tmp_path).ok, str(validate(tmp_path))
 
 
@@ -180,14 +183,30 @@ def test_row_groups_that_cut_lookback_are_no_problem(tmp_path):
     assert validate(tmp_path).ok, str(validate(tmp_path))
 
 
-def test_a_file_with_other_rows_than_listed(tmp_path):
-    record(tmp_path / "a", numbered([5]))
+def test_a_file_with_other_rows_than_were_there(tmp_path):
+    record(tmp_path / "a", numbered([5, 6]), max_rows_per_file=6)
     record(tmp_path / "b", numbered([3]))
     path = tmp_path / "a" / "part-00000.parquet"
     path.write_bytes((tmp_path / "b" / "part-00000.parquet").read_bytes())
     problem = only(validate(tmp_path / "a"), "other_rows")
     assert problem.file == str(path)
-    assert "lists this file with 5 rows, but it holds 3" in problem.message
+    assert "5 rows were in the files before it, 2 more than now" in problem.message
+    record_format_1(tmp_path / "c", numbered([5]))
+    record_format_1(tmp_path / "d", numbered([3]))
+    path = tmp_path / "c" / "part-00000.parquet"
+    path.write_bytes((tmp_path / "d" / "part-00000.parquet").read_bytes())
+    assert "lists this file with 5 rows, but it holds 3" in only(validate(tmp_path / "c"), "other_rows").message
+
+
+def test_missing_files(tmp_path):
+    record(tmp_path, numbered([3, 4, 5, 6]), max_rows_per_file=6)
+    (tmp_path / "part-00001.parquet").unlink()
+    (tmp_path / "part-00002.parquet").unlink()
+    problems = validate(tmp_path).problems
+    assert [(p.kind, p.file, p.count) for p in problems] == [
+        ("missing_file", str(tmp_path / "part-00001.parquet"), 9),
+        ("missing_file", str(tmp_path / "part-00002.parquet"), 0),
+    ]
 
 
 def test_a_column_that_only_later_files_have(tmp_path):
@@ -261,17 +280,16 @@ def test_bytes_that_changed(tmp_path):
     assert (problem.file, problem.row_group) == (str(path), 0)
 
 
-def test_missing_columns_files_and_foreign_ones(tmp_path):
+def test_missing_columns_and_foreign_files(tmp_path):
     record(tmp_path, numbered([3, 4, 5, 6]), max_rows_per_file=6)
     pq.write_table(
         pq.read_table(tmp_path / "part-00001.parquet").drop_columns(["action"]), tmp_path / "part-00001.parquet"
     )
-    (tmp_path / "part-00002.parquet").unlink()
     pq.write_table(pa.table({"item": [b"x"]}), tmp_path / "x.parquet")
     problems = validate(tmp_path).problems
-    assert [p.kind for p in problems] == ["missing_file", "missing_column", "foreign_file"]
-    assert "has no column `action`" in problems[1].message
-    assert "x.parquet: is no part of a recording: it carries no Etude header; its columns" in problems[2].message
+    assert [p.kind for p in problems] == ["missing_column", "foreign_file"]
+    assert "has no column `action`" in problems[0].message
+    assert "x.parquet: is no part of a recording: it carries no Etude header; its columns" in problems[1].message
 
 
 def test_mismatched_spaces_and_a_broken_json(tmp_path):
@@ -279,8 +297,9 @@ def test_mismatched_spaces_and_a_broken_json(tmp_path):
     with RecordingWriter(tmp_path / "b", obs_space=OBS, action_space=gym.spaces.Discrete(7)) as writer:
         writer.write(numbered([4], first=1))
     assert "the `action` space is" in only(validate(tmp_path), "not_together").message
-    shutil.copy(tmp_path / "b" / "part-00000.parquet", tmp_path / "a" / "b.parquet")
-    assert "a/b.parquet: its `action` space" in only(validate(tmp_path / "a"), "mismatched_spaces").message
-    (tmp_path / "a" / "b.parquet").unlink()
-    (tmp_path / "a" / "recording.json").write_text("{")
-    assert "recording.json" in only(validate(tmp_path / "a"), "manifest").message
+    shutil.copy(tmp_path / "b" / "part-00000.parquet", tmp_path / "a" / "x.parquet")
+    assert "a/x.parquet: its `action` space" in only(validate(tmp_path / "a"), "mismatched_spaces").message
+    (tmp_path / "a" / "x.parquet").unlink()
+    record_format_1(tmp_path / "c", numbered([3]))
+    (tmp_path / "c" / "recording.json").write_text("{")
+    assert "recording.json" in only(validate(tmp_path / "c"), "manifest").message

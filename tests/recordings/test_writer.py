@@ -3,6 +3,7 @@ import asyncio
 import functools
 import json
 import threading
+from datetime import UTC, datetime
 
 import gymnasium as gym
 import numpy as np
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from some_recording import ACTION, OBS, assert_same, numbered, record
+from some_recording import ACTION, OBS, assert_same, numbered, record, record_format_1
 
 import etude.recordings.roller as roller_module
 import etude.recordings.writer as writer_module
@@ -47,21 +48,46 @@ def test_many_small_writes_are_one_row_group_and_arrays_may_be_used_again(tmp_pa
 
 def test_the_layout_other_tools_see(tmp_path):
     record(tmp_path, numbered([3, 4]), numbered([5], first=2), meta={"seed": 3, "connectors": ["frame_stack:4"]})
-    table = ds.dataset(tmp_path, format="parquet", exclude_invalid_files=True).to_table()
+    table = ds.dataset(tmp_path, format="parquet", exclude_invalid_files=False).to_table()
     assert table["t"].to_pylist() == [0, 1, 2, 0, 1, 2, 3, 0, 1, 2, 3, 4]
     assert [v for v in table["final_obs"].to_pylist() if v is not None] == [[0, 3, 3], [1, 4, 1004], [2, 5, 2005]]
     assert table["terminated"].to_pylist().count(True) == 2
     assert "next_obs" not in table.column_names
     assert table.schema.field("episode_id").type == pa.string()  # as a dictionary, pyarrow can't even count them
-    data = json.loads((tmp_path / "recording.json").read_text())
+    assert table["segment"].to_pylist() == [0, 0, 0, 3, 3, 3, 3, 7, 7, 7, 7, 7]
+    assert not table["terminated"].null_count + table["truncated"].null_count + table["segment"].null_count
+    assert [path.name for path in tmp_path.iterdir()] == ["part-00000.parquet"]
+    footer = pq.read_metadata(tmp_path / "part-00000.parquet").metadata
+    data, facts = (json.loads(footer[key]) for key in (b"etude:recording", b"etude:file"))
     assert data["format"] == "etude-recording"
-    assert data["version"] == 1
+    assert data["version"] == 2
     assert data["env"] == "Numbered-v0"
     assert data["spaces"]["action"] == {"type": "Discrete", "n": 1000, "start": 0, "dtype": "int64"}
     assert data["meta"] == {"seed": 3, "connectors": ["frame_stack:4"]}
-    size = (tmp_path / "part-00000.parquet").stat().st_size
-    assert data["files"] == {"part-00000.parquet": {"rows": 12, "bytes": size}}
-    assert data["totals"] == {"files": 1, "rows": 12}
+    assert datetime.fromisoformat(facts.pop("closed")) <= datetime.now(UTC)
+    assert facts == {"series": "part", "number": 0, "rows": 12, "rows_before": 0, "segments": 3}
+
+
+def test_segments_have_numbers_that_are_unique_in_the_folder(tmp_path):
+    record(tmp_path, numbered([3, 4, 25]), max_rows_per_file=10)
+    record(tmp_path, numbered([5, 6], first=3), append=True)
+    record(tmp_path, numbered([7, 8], first=5), append=True, prefix="other")
+    table = ds.dataset(tmp_path, format="parquet").to_table()
+    numbers = dict(zip(table["segment"].to_pylist(), table["episode_id"].to_pylist(), strict=True))
+    assert sorted(numbers.values()) == ["e0", "e1", *["e2"] * 3, "e3", "e4", "e5", "e6"]
+    assert [number for number, name in numbers.items() if name < "e5"] == [0, 3, 7, 17, 27, 32, 37]
+
+
+def test_a_file_costs_the_same_however_many_there_are(tmp_path):
+    sizes = {}
+    with RecordingWriter(tmp_path, obs_space=OBS, action_space=ACTION) as writer:
+        for i in range(60):
+            before = {path.name for path in tmp_path.iterdir()}
+            writer.write(numbered([4], first=10 + i))
+            writer.flush()
+            (new,) = {path.name for path in tmp_path.iterdir()} - before
+            sizes[i] = (tmp_path / new).stat().st_size
+    assert max(sizes.values()) - min(sizes.values()) < 20
 
 
 def test_files_roll_by_rows_and_keep_segments_whole(tmp_path):
@@ -133,7 +159,7 @@ def test_append_adds_files_and_clears_what_a_killed_writer_left(tmp_path):
     record(tmp_path, numbered([4]))
     (tmp_path / ".part-00001.parquet.tmp").write_bytes(b"half a file")
     record(tmp_path, numbered([5], first=1), append=True)
-    assert sorted(f.name for f in tmp_path.iterdir()) == ["part-00000.parquet", "part-00001.parquet", "recording.json"]
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["part-00000.parquet", "part-00001.parquet"]
     assert_same(Recording.open(tmp_path).read(), numbered([4, 5]))
 
 
@@ -246,13 +272,12 @@ def test_what_json_has_no_place_for_is_refused_before_anything_is_written(tmp_pa
 
 
 def test_meta_of_other_writers_that_is_no_json_is_read_and_can_be_converted(tmp_path):
-    record(tmp_path / "r", numbered([4]), meta={"x": "HERE"})
+    record_format_1(tmp_path / "r", numbered([4]), meta={"x": "HERE"})
     manifest = tmp_path / "r" / "recording.json"
     manifest.write_text(manifest.read_text().replace('"HERE"', "NaN"))
     recording = Recording.open(tmp_path / "r")
     assert recording.meta == {"x": "NaN"}
     assert convert(recording, tmp_path / "s").meta["x"] == "NaN"
-    (tmp_path / "s" / "recording.json").read_text().index('"NaN"')
 
 
 @pytest.mark.slow
@@ -276,7 +301,7 @@ def test_a_failed_write_is_raised_by_the_next_call(tmp_path):
         writer.write(exp)
     with pytest.raises(DataError, match="writing failed"):
         writer.close()
-    assert [f.name for f in tmp_path.iterdir()] == ["recording.json"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_full_disk_is_told_and_what_was_published_stays(tmp_path, monkeypatch):
@@ -334,7 +359,7 @@ def test_segments_that_were_cut_while_acting_are_joined_when_read(tmp_path):
     assert_same(Recording.open(tmp_path).read(), whole)
 
 
-def test_nested_spaces_and_lookback_come_back(tmp_path):
+def test_nested_spaces_come_back(tmp_path):
     obs = gym.spaces.Dict({"a": gym.spaces.Box(-1, 1, (2, 3), np.float64), "b": gym.spaces.Discrete(4)})
     action = gym.spaces.Tuple([gym.spaces.MultiDiscrete([3, 2]), gym.spaces.MultiBinary(4)])
     rng = np.random.default_rng(1)
@@ -346,7 +371,7 @@ def test_nested_spaces_and_lookback_come_back(tmp_path):
         "reward": rng.normal(size=7),
         "info/name": np.array(["x", None, "y"] * 2 + ["z"], object),
     }
-    segments = Segments.of(2, episode_id=["p", "q"], lookback=[2, 0], t_start=[5, 0], has_final_obs=[True, False])
+    segments = Segments.of(2, episode_id=["p", "q"], t_start=[5, 0], has_final_obs=[True, False])
     exp = Experience(steps, np.array([0, 4, 7]), segments, {"obs/a": steps["obs/a"][:2], "obs/b": steps["obs/b"][:2]})
     with RecordingWriter(tmp_path, obs_space=obs, action_space=action) as writer:
         writer.write(exp)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Codecs by column, file series of several writers, and a meta that changes."""
 
-import json
-
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -78,17 +76,23 @@ def test_writers_with_prefixes_of_their_own_write_one_recording_at_one_time(tmp_
         assert writer.next_file == 3
 
 
-def test_one_of_several_writers_keeps_the_manifest_or_none(tmp_path):
-    spaces = {"obs_space": OBS, "action_space": ACTION}
-    parts = [numbered([4, 2]), numbered([3], first=2)]
-    writers = [RecordingWriter(tmp_path, **spaces, prefix=f"w{i}", append=True, manifest=False) for i in range(2)]
-    for writer, exp in zip(writers, parts, strict=True):
-        writer.write(exp)
-        writer.close()
-    assert not (tmp_path / "recording.json").exists()  # files have it all
-    assert_same(Recording.open(tmp_path).read(), Experience.concat(parts))
-    RecordingWriter(tmp_path, **spaces, append=True).close()
-    assert {*json.loads((tmp_path / "recording.json").read_text())["files"]} == {"w0-00000.parquet", "w1-00000.parquet"}
+@pytest.mark.parametrize("compression", [None, "obs=zstd:3"])
+def test_the_plain_encoding_is_one_that_older_tools_read(tmp_path, compression):
+    exp = numbered([300, 4])
+    record(tmp_path / "r", exp, encoding="plain", compression=compression)
+    assert_same(Recording.open(tmp_path / "r").read(), exp)
+    group = pq.read_metadata(next((tmp_path / "r").glob("*.parquet"))).row_group(0)
+    columns = [group.column(i) for i in range(group.num_columns)]
+    assert {name for column in columns for name in column.encodings} <= {"PLAIN", "RLE", "RLE_DICTIONARY"}
+    others = {column.compression for column in columns if not column.path_in_schema.startswith(("obs", "final_obs"))}
+    assert others == {"SNAPPY"}
+    assert compressions(tmp_path / "r")["obs"] == ("ZSTD" if compression else "SNAPPY")
+
+
+def test_an_unknown_encoding(tmp_path):
+    with pytest.raises(SettingsError, match="`encoding` is 'plane'. Nearest: `plain`"):
+        record(tmp_path / "r", encoding="plane")
+    assert not (tmp_path / "r").exists()
 
 
 @pytest.mark.parametrize("prefix", ["", ".a", "_a", "a/b"])
@@ -104,7 +108,7 @@ def test_meta_may_change_while_writing(tmp_path):
         writer.set_meta({"known": 2})
         with pytest.raises(DataError, match="`meta` must be plain JSON data"):
             writer.set_meta({"known": object()})
-        assert json.loads((tmp_path / "recording.json").read_text())["meta"] == {"known": 1}
+        assert Recording.open(tmp_path).meta == {"known": 1}
         writer.write(numbered([3], first=1))
     assert Recording.open(tmp_path).meta == {"known": 2}
     each = [Recording.open(file).meta for file in sorted(tmp_path.glob("*.parquet"))]

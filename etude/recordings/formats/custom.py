@@ -27,7 +27,7 @@ from etude.recordings.formats.custom_rows import (
     text_rows,
 )
 from etude.recordings.formats.parts import MAX_ROWS, Place, Problem, chosen
-from etude.recordings.manifest import Header
+from etude.recordings.layout import Header
 from etude.recordings.pieces import row_bytes
 from etude.spaces import Space
 

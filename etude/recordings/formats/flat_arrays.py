@@ -22,7 +22,7 @@ from etude.files import AnyPath
 from etude.recordings.formats.grouping import cut_long, grouped
 from etude.recordings.formats.inferring import Range, inferred_space, needs_range, reserved, widen
 from etude.recordings.formats.parts import Place, Problem, UnreadableError, chosen
-from etude.recordings.manifest import Header
+from etude.recordings.layout import Header
 from etude.spaces import Space, leaf_dtype, leaves
 
 ROOTS: Final = {

@@ -10,6 +10,7 @@ from gymnasium import spaces
 from etude import columns as col
 from etude.columns import SEPARATOR, Columns
 from etude.errors import DataError
+from etude.experience.table import KEYS
 from etude.spaces import Space
 
 MOST_CHOICES: Final = 65_536
@@ -143,5 +144,4 @@ def widen(ranges: dict[str, Range], columns: Columns) -> None:
 
 def reserved(name: str) -> bool:
     """Whether a recording keeps something of its own under ``name``, so that no column of steps may have it."""
-    own = (col.EPISODE_ID, col.AGENT_ID, col.MODULE_ID, col.T_INDEX, col.LOOKBACK, col.TERMINATED, col.TRUNCATED)
-    return name in own or any(col.is_under(name, root) for root in (col.FINAL_OBS, col.NEXT_OBS))
+    return name in KEYS or any(col.is_under(name, root) for root in (col.FINAL_OBS, col.NEXT_OBS))

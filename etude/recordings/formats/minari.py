@@ -24,7 +24,7 @@ from etude.recordings.formats.minari_episodes import Column, Episodes, Reader
 from etude.recordings.formats.minari_hdf5 import FILE, Hdf5Episodes
 from etude.recordings.formats.minari_metadata import METADATA, env_id, is_image, leaves_of, read_metadata, space_of
 from etude.recordings.formats.parts import Place, Problem, chosen
-from etude.recordings.manifest import Header
+from etude.recordings.layout import Header
 from etude.spaces import Space, leaf_shape
 
 NAMES: Final = {col.REWARD: "rewards", col.TERMINATED: "terminations", col.TRUNCATED: "truncations"}

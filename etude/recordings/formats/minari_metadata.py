@@ -11,7 +11,7 @@ from gymnasium import spaces
 from etude.columns import SEPARATOR
 from etude.errors import DataError, SpaceError
 from etude.files import AnyPath
-from etude.recordings.manifest import loads
+from etude.recordings.layout import loads
 from etude.spaces import Space, leaves
 
 METADATA: Final = "metadata.json"

@@ -19,7 +19,7 @@ from etude.recordings.formats.hdf5_files import h5py_module
 from etude.recordings.formats.minari_hdf5 import FILE
 from etude.recordings.formats.minari_metadata import METADATA, json_of
 from etude.recordings.formats.rllib_names import extras, infos_of
-from etude.recordings.manifest import Header
+from etude.recordings.layout import Header
 from etude.spaces import Nester
 
 VERSION: Final = "0.5.4"

@@ -9,7 +9,7 @@ from etude import columns as col
 from etude.errors import DataError
 from etude.experience import Experience
 from etude.files import AnyPath
-from etude.recordings.manifest import Header
+from etude.recordings.layout import Header
 from etude.settings import nearest
 
 MAX_ROWS: Final = 65_536

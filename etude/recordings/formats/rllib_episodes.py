@@ -25,7 +25,7 @@ from etude.recordings.formats.parts import Place, Problem, chosen
 from etude.recordings.formats.rllib_documents import DocumentReader, Episode, Spaces, flat, info_columns, info_names
 from etude.recordings.formats.rllib_files import ParquetFiles, found_files
 from etude.recordings.formats.rllib_pieces import Piece, check_clock, num_steps, piece_of, step_columns
-from etude.recordings.manifest import Header
+from etude.recordings.layout import Header
 from etude.spaces import Space
 
 ITEM: Final = "item"

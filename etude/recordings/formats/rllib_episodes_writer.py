@@ -21,7 +21,7 @@ from etude.recordings.formats.msgpack_writer import entries, list_header, list_o
 from etude.recordings.formats.parquet_files import ParquetFolder
 from etude.recordings.formats.rllib_names import extras, infos_of, outputs
 from etude.recordings.formats.rllib_spaces import map_of
-from etude.recordings.manifest import Header
+from etude.recordings.layout import Header
 from etude.spaces import Nester
 
 ITEM: Final = "item"

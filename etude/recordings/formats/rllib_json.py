@@ -25,7 +25,7 @@ from etude.recordings.formats.rllib_files import found_files
 from etude.recordings.formats.rllib_rows import hashes_of
 from etude.recordings.formats.rllib_segments import Rows, segments_of
 from etude.recordings.formats.rllib_trajectories import Trajectories
-from etude.recordings.manifest import Header
+from etude.recordings.layout import Header
 
 _HEAD: Final = 1 << 16
 _REMEDY: Final = "Leave this line out, or restore the file from a copy"

@@ -28,7 +28,7 @@ from etude.recordings.formats.rllib_files import found_files
 from etude.recordings.formats.rllib_rows import Run, without_copies
 from etude.recordings.formats.rllib_segments import Rows, in_time, segments_of
 from etude.recordings.formats.rllib_table_files import ENDS, KEYS, OWN, TableFiles
-from etude.recordings.manifest import Header
+from etude.recordings.layout import Header
 from etude.spaces import Space
 
 

@@ -21,7 +21,7 @@ from etude.experience import Experience
 from etude.experience.ids import Ids
 from etude.recordings.formats.parquet_files import ParquetFolder
 from etude.recordings.formats.rllib_names import extras, infos_of, outputs
-from etude.recordings.manifest import Header
+from etude.recordings.layout import Header
 from etude.spaces import Nester, Space
 
 Fields = dict[str, tuple[pa.Field, pa.Array]]

@@ -21,9 +21,11 @@ OUTPUTS: Final = (
     *(col.REWARD, col.ENV_T, col.LOGP, col.DIST_INPUTS, col.VALUE, col.ADVANTAGE, col.VALUE_TARGET, col.WEIGHT),
     *(col.STATE_IN, col.STATE_OUT, col.INFO),
 )
-NAMES: Final = (col.OBS, col.ACTION, col.NEXT_OBS, *OUTPUTS, *FLAGS, *KEYS, col.T_INDEX)
+NAMES: Final = (col.OBS, col.ACTION, col.NEXT_OBS, col.FINAL_OBS, *OUTPUTS, *FLAGS, *KEYS, col.T_INDEX)
 """What a table's columns can be mapped to; a part of a nested one is ``obs/camera``."""
 
+_ROOTS: Final = (col.OBS, col.ACTION, col.NEXT_OBS, col.FINAL_OBS, *OUTPUTS)
+_OWN: Final = (*KEYS, col.SEGMENT, col.T_INDEX, col.TERMINATED, col.TRUNCATED)
 PRESETS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "rllib": {
         col.OBS: ("obs",),
@@ -51,6 +53,8 @@ PRESETS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     },
 }
 """Columns as other tools name them; the first name that a table has is taken."""
+ETUDE: Final = "etude"
+"""The preset for a recording of Etude's own that another tool has written anew: all columns by their own names."""
 
 
 C = TypeVar("C")
@@ -95,10 +99,12 @@ class Source:
     columns: Mapping[str, str | Sequence[str]] = dataclasses.field(default_factory=dict)
     """For each of our columns the table's: ``obs``, ``action``, ``next_obs``, ``reward``, ``terminated``,
     ``truncated``, ``done`` (either end, as older tools have it), ``episode_id``, ``t``, ``agent_id``, ``module_id``,
-    ``logp`` and so on; ``obs/camera`` is a part of a nested one. Several columns of single numbers make one vector. The
+    ``logp`` and so on; ``obs/camera`` is a part of a nested one. ``final_obs``, instead of ``next_obs``, is what was
+    observed after the row, and empty where that is the next row. Several columns of single numbers make one vector. The
     table's other columns are kept under their own names."""
     preset: str | None = None
-    """``rllib`` or ``d4rl``: these tools' names for whatever `columns` leaves out and the table has."""
+    """``rllib`` or ``d4rl``: these tools' names for whatever `columns` leaves out and the table has. ``etude``: those
+    of Etude's own recordings, for one that another tool has written anew: sorted, filtered, or without its metadata."""
     obs_space: Space | None = None
     """None: from the numbers; an unbounded Box, or Discrete for single integers from 0."""
     action_space: Space | None = None
@@ -114,7 +120,7 @@ class Source:
 
     def __post_init__(self) -> None:
         for name, own in self.columns.items():
-            if name not in NAMES and name.split(SEPARATOR)[0] not in (col.OBS, col.ACTION, col.NEXT_OBS, *OUTPUTS):
+            if name not in NAMES and name.split(SEPARATOR)[0] not in _ROOTS:
                 near = nearest(name, NAMES)
                 hint = f" Nearest: `{near}`." if near else ""
                 raise SettingsError(f"Source.columns has `{name}`; known are {', '.join(NAMES)}.{hint}")
@@ -123,8 +129,8 @@ class Source:
                 raise SettingsError(f"Source.columns[{name!r}] is {own!r}: give a column's name, or a list of names.")
             if not isinstance(own, str) and name in (*FLAGS, *KEYS, col.T_INDEX):
                 raise SettingsError(f"Source.columns[{name!r}] is {own!r}: give the name of one column.")
-        if self.preset is not None and self.preset not in PRESETS:
-            raise SettingsError(f"Source.preset is {self.preset!r}; known are {', '.join(PRESETS)}.")
+        if self.preset is not None and self.preset not in (*PRESETS, ETUDE):
+            raise SettingsError(f"Source.preset is {self.preset!r}; known are {', '.join((*PRESETS, ETUDE))}.")
 
     def mapped(self, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
         """The columns of a table with these ``names`` by ours.
@@ -139,7 +145,9 @@ class Source:
                     near = nearest(part, list(names))
                     hint = f" Nearest: `{near}`." if near else ""
                     raise DataError(f"there is no column `{part}` for `{name}`; there are {', '.join(names)}.{hint}")
-        for name, known in PRESETS[self.preset].items() if self.preset else ():
+        if self.preset == ETUDE:
+            out = {name: (name,) for name in names if name in _OWN or name.split(SEPARATOR)[0] in _ROOTS} | out
+        for name, known in PRESETS.get(self.preset or "", {}).items():
             found = next((own for own in known if own in names), None)
             taken = name == DONE and (col.TERMINATED in out or col.TRUNCATED in out)
             if found and not taken and not any(col.is_under(mapped, name) for mapped in out):

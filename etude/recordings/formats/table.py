@@ -14,11 +14,11 @@ from etude.columns import Columns
 from etude.errors import DataError
 from etude.experience import Experience, Segments
 from etude.recordings.formats.parts import Place, Problem, UnreadableError, chosen
-from etude.recordings.formats.source import DONE, FLAGS, KEYS, Source, described
+from etude.recordings.formats.source import DONE, ETUDE, FLAGS, KEYS, Source, described
 from etude.recordings.formats.table_columns import Plan, TableColumns
 from etude.recordings.formats.table_index import Index, index_of
 from etude.recordings.formats.table_inputs import BROKEN, Group, groups_of
-from etude.recordings.manifest import Header
+from etude.recordings.layout import Header
 
 
 def open_parts(source: Source) -> "TableParts":
@@ -53,7 +53,9 @@ class TableParts:
         keys = (*KEYS, col.T_INDEX, *FLAGS)
         found = {name: self._columns.key(plan.mapped[name][0]) for name in keys if name in plan.mapped}
         self._has_next = bool(col.under(plan.mapped, col.NEXT_OBS))
-        self._index: Index = index_of(found, int(self._first[-1]), self._has_next, self._place)
+        self._has_finals = bool(col.under(plan.mapped, col.FINAL_OBS)) and not self._has_next
+        by_one = source.preset == ETUDE
+        self._index: Index = index_of(found, int(self._first[-1]), self._has_next, self._place, by_one=by_one)
         self.columns = self._columns.steps
         self.header = Header(self._columns.obs_space, self._columns.action_space, source.env, self._meta(plan))
 
@@ -126,14 +128,17 @@ class TableParts:
         nexts = [col.NEXT_OBS + n[len(col.OBS) :] for n in names if col.is_under(n, col.OBS)] if self._has_next else []
         found = self._rows(start, stop + follows, [*names, *nexts])
         offsets = index.offsets[which.start : which.stop + 1] - start
+        known = np.ones(len(offsets) - 1, bool) if self._has_next else index.goes_on[which].copy()
         final_obs = {name: self._final(name, found, offsets, which) for name in col.under(names, col.OBS)}
+        if self._has_finals:
+            known |= self._add_finals(final_obs, start + offsets[1:] - 1)
         segments = Segments.of(
             which.stop - which.start,
             **{name: ids[which] for name, ids in index.ids.items()},
             t_start=index.t_start[which],
             terminated=index.terminated[which],
             truncated=index.truncated[which],
-            has_final_obs=True if self._has_next else index.goes_on[which],
+            has_final_obs=known,
         )
         exp = Experience({name: found[name][: stop - start] for name in names}, offsets, segments, final_obs)
         return exp, [
@@ -156,6 +161,20 @@ class TableParts:
         inside = np.flatnonzero(self._index.goes_on[which])
         final[inside] = found[name][offsets[1:][inside]]
         return final
+
+    def _add_finals(self, final_obs: Columns, last: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Put in what ``final_obs`` holds at the positions ``last``, one for each segment; tells where there is any."""
+        order = self._index.order
+        rows = last if order is None else order[last]
+        known = np.zeros(len(rows), bool)
+        group = np.searchsorted(self._first, rows, side="right") - 1
+        for g in np.unique(group).tolist():
+            here = np.flatnonzero(group == g)
+            for name, values in final_obs.items():
+                is_there, found = self._columns.finals(g, name, rows[here] - self._first[g])
+                values[here[is_there]] = found
+                known[here] = is_there
+        return known
 
     def _rows(self, start: int, stop: int, names: Sequence[str]) -> Columns:
         """Columns at the positions from ``start``, from whatever groups hold them."""

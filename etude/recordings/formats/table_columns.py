@@ -21,7 +21,8 @@ from etude.spaces import Space, leaf_shape, leaves
 
 CACHE_BYTES: Final = 256 * 2**20
 """Decoded groups that are kept, so that parts of one group, or rows that are scattered, are not decoded each time."""
-OWN: Final = (col.OBS, col.ACTION, col.REWARD, col.INFO, col.ENV_T, col.WEIGHT)
+NUMBERS: Final = (col.OBS, col.ACTION, col.REWARD, col.ENV_T, col.WEIGHT)
+OWN: Final = (*NUMBERS, col.INFO)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Plan:
         used = {name for own in mapped.values() for name in own}
         extras = {}
         for name in schema.names:
-            if name not in used:
+            if name not in used and not name.startswith("__index_level_"):  # pandas' index without a name
                 taken = reserved(name) or any(col.is_under(name, own) for own in (*OWN, *mapped))
                 extras[f"extra/{name}" if taken else name] = name
         return Plan(mapped, extras)
@@ -85,12 +86,33 @@ class TableColumns:
                 del self._cache[next(iter(sizes))], sizes[next(iter(sizes))]
         return {name: known[name] for name in names}
 
+    def finals(self, g: int, name: str, rows: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[Any]]:
+        """Whether ``final_obs`` is there in some rows of one group, and where it is, the numbers.
+
+        Args:
+            g: The group.
+            name: The column of observations.
+            rows: The rows of the group.
+        """
+        (own,) = self._plan.mapped[col.FINAL_OBS + name[len(col.OBS) :]]
+        array = one_array(self._read(self._groups[g], [own]), own).take(pa.array(rows))
+        known = np.asarray(array.is_valid())
+        if not known.any():
+            shape, dtype = self._found[name]
+            return known, np.zeros((0, *shape), dtype)
+        values = flat(array.drop_null(), own, lambda row: self._groups[g].place(int(rows[known][row])))
+        return known, self._as_planned(g, name, values[own])
+
     # -- what there is ----------------------------------------------------------------------------------------
 
     def _values(self) -> dict[str, tuple[str, ...]]:
         """The columns that are decoded to arrays, of the plan."""
-        keys = (*KEYS, col.T_INDEX, *FLAGS)
-        return {name: own for name, own in self._plan.mapped.items() if name not in keys}
+        others = (*KEYS, col.SEGMENT, col.T_INDEX, *FLAGS)
+        return {
+            name: own
+            for name, own in self._plan.mapped.items()
+            if name not in others and not col.is_under(name, col.FINAL_OBS)
+        }
 
     def _look(self) -> None:
         """Shapes and dtypes, from the first group."""
@@ -145,6 +167,9 @@ class TableColumns:
             if shape not in ((), (1,)) or dtype.kind == "O":
                 raise DataError(f"`{col.REWARD}` has rows of shape {list(shape)}, not one number each.")
             self._found[col.REWARD] = (), dtype if dtype.kind == "f" else np.dtype(np.float64)
+        finals, like = col.under(self._plan.mapped, col.FINAL_OBS), [*col.renamed(self._found, col.OBS, col.FINAL_OBS)]
+        if finals and set(finals) != set(like):
+            raise DataError(f"`{col.FINAL_OBS}` has the columns {finals}, but those of `{col.OBS}` ask for {like}.")
         nexts = col.under(self._found, col.NEXT_OBS)
         wanted = {col.NEXT_OBS + n[len(col.OBS) :]: n for n in col.under(self._found, col.OBS)}
         if nexts and set(nexts) != set(wanted):
@@ -169,7 +194,7 @@ class TableColumns:
         table = self._read(group, own)
         if len(own) == 1:
             array = one_array(table, own[0])
-            if is_text(array.type) and not any(col.is_under(name, root) for root in (*OWN, col.NEXT_OBS)):
+            if is_text(array.type) and not any(col.is_under(name, root) for root in (*NUMBERS, col.NEXT_OBS)):
                 return {name: strings(array, own[0], group.place)}
             found = flat(array, own[0], group.place)
             return {name + path[len(own[0]) :]: values for path, values in found.items()}

@@ -46,14 +46,17 @@ class Index:
         return position if self.order is None else int(self.order[position])
 
 
-def index_of(keys: Mapping[str, pa.ChunkedArray], num_rows: int, has_next: bool, place: Place) -> Index:
+def index_of(
+    keys: Mapping[str, pa.ChunkedArray], num_rows: int, has_next: bool, place: Place, *, by_one: bool = False
+) -> Index:
     """Put ``num_rows`` rows in order, from those of ``episode_id agent_id module_id t terminated truncated done``
     that are there.
 
     With ``t``, rows are sorted by it within each agent of each episode; without an episode's id, an episode ends where
     a flag is set or ``t`` does not rise. If ``t`` holds points in time, they only sort: steps are then numbered from 0,
     and rows of the same time have the same number. Without ``t``, rows stand in order of time. Without both, each row
-    is a segment of its own where the next observation is known, else rows stand in order and flags end episodes.
+    is a segment of its own where the next observation is known, else rows stand in order and flags end episodes. With
+    ``by_one``, ``t`` counts each step: where it rises by more, steps are missing.
 
     Raises:
         DataError: a key is empty or ill-typed, or nothing says where episodes end; ``place`` names the row.
@@ -76,7 +79,7 @@ def index_of(keys: Mapping[str, pa.ChunkedArray], num_rows: int, has_next: bool,
         codes, groups = [c[order] for c in codes], [c[order] for c in groups]
         terminated, truncated, done = terminated[order], truncated[order], done[order]
         t = None if t is None else t[order]
-    return _cut(codes, groups, names, t, is_clock, terminated, truncated, order)
+    return _cut(codes, groups, names, t, is_clock, terminated, truncated, order, by_one=by_one)
 
 
 def _cut(
@@ -88,6 +91,8 @@ def _cut(
     terminated: NDArray[np.bool_],
     truncated: NDArray[np.bool_],
     order: Ints | None,
+    *,
+    by_one: bool,
 ) -> Index:
     num = len(terminated)
     done = (terminated | truncated)[:-1]
@@ -99,7 +104,7 @@ def _cut(
     if t is None or is_clock:
         counted = np.arange(num) if t is None else np.cumsum(np.append(0, np.diff(t) != 0))[:num]
         t = counted - np.repeat(counted[heads], np.diff(np.append(heads, num)))
-    else:
+    elif not by_one:
         rises = np.diff(t)[same]
         stride = max(1, int(np.gcd.reduce(rises)) if len(rises) else 1)
         if stride > 1:
@@ -220,11 +225,11 @@ def _codes(column: pa.ChunkedArray, name: str, place: Place) -> tuple[Ints, NDAr
     array = _one(column)
     if array.null_count == len(array) and name != col.EPISODE_ID:
         return np.zeros(len(array), np.int64), np.array([None], object)
-    if array.null_count:
+    if array.null_count and (name == col.EPISODE_ID or pa.types.is_dictionary(array.type)):
         row = int(np.argmax(np.asarray(array.is_null())))
         raise DataError(f"{place(row)}: the column of `{name}` is empty. Fill it, or leave these rows out.")
     try:
-        encoded = array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
+        encoded = array if pa.types.is_dictionary(array.type) else array.dictionary_encode(null_encoding="encode")
     except pa.ArrowException as error:
         raise DataError(f"{place(0)}: the column of `{name}` is of type {array.type}, not text or numbers.") from error
     words = strings(encoded.dictionary, name, place)

@@ -56,6 +56,8 @@ def numbers(array: pa.Array, name: str, place: Place) -> NDArray[Any]:
         inside = _inside(array, name, place)
         values = inside.reshape(len(array), -1, *inside.shape[1:])
         return values.reshape(len(array), *shape) if shape and np.prod(shape) == values[:1].size else values
+    if _is_bytes(kind):
+        return _bytes_of(array, name, place)
     if pa.types.is_decimal(kind):
         array = array.cast(pa.float64())
     elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
@@ -89,6 +91,23 @@ def _inside(array: pa.Array, name: str, place: Place) -> NDArray[Any]:
     """The numbers inside of lists, one list after the other."""
     width = _width(array, name, place)
     return numbers(array.flatten(), name, lambda row: place(row // max(1, width)))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
+
+
+def _bytes_of(array: pa.Array, name: str, place: Place) -> NDArray[np.uint8]:
+    """Bytes, as many in each row, as ``[rows, bytes]``."""
+    lengths = np.asarray(pc.binary_length(array))
+    other = np.flatnonzero(lengths != lengths[:1])
+    if len(other):
+        row = int(other[0])
+        raise DataError(
+            f"{place(row)}: column `{name}` has {lengths[row]} bytes, but {lengths[0]} in the rows before it. All rows "
+            "must be of one length: decode what is compressed."
+        )
+    return np.frombuffer(b"".join(array.to_pylist()), np.uint8).reshape(len(array), *lengths[:1])
 
 
 def _is_list(kind: pa.DataType) -> bool:

@@ -79,7 +79,7 @@ def test_pieces_of_episodes_are_written_as_they_come(tmp_path: Path) -> None:
     cut = whole.cut(5, lookback=2)
     order = np.lexsort((cut.segments.episode_id.astype(str), cut.segments.t_start))
     written = converted(tmp_path, "rllib-table", BOX, MOVE, *(cut.select(np.array([i])) for i in order))
-    assert written.notes == ("6 rows are context only (lookback), copies of steps in the main: left out",)
+    assert written.notes == ()
     assert_equal(written.read(), whole, dtypes=False)
 
 

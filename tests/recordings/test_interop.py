@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Other tools open a recording by its folder's path, and what they write anew reads back as the same experience."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+from some_recording import ACTION, OBS, assert_same, numbered, record
+
+from etude.errors import DataError
+from etude.experience import Experience
+from etude.recordings import Recording, RecordingWriter, Source, convert, validate
+
+LENGTHS = [30, 7, 12, 40]
+ROWS = sum(LENGTHS)
+
+
+def whole() -> Experience:
+    return numbered(LENGTHS, agent_id=["a", None, "b", "a"], module_id=["m", "n", "m", "m"])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    record(tmp_path / "r", whole(), max_rows_per_file=40, meta={"seed": 1})
+    assert len(list((tmp_path / "r").iterdir())) == 3
+    return tmp_path / "r"
+
+
+def tool(name: str) -> Any:
+    return pytest.importorskip(name, reason=f"{name} is not installed")
+
+
+def by_pandas(path: Path) -> pa.Table:
+    return pa.Table.from_pandas(tool("pandas").read_parquet(path), preserve_index=False)
+
+
+def by_polars(path: Path) -> pa.Table:
+    return tool("polars").read_parquet(path).to_arrow()
+
+
+def by_polars_scan(path: Path) -> pa.Table:
+    return tool("polars").scan_parquet(path).collect().to_arrow()
+
+
+def by_pyarrow(path: Path) -> pa.Table:
+    return ds.dataset(path).to_table()
+
+
+def by_duckdb(path: Path) -> pa.Table:
+    return tool("duckdb").connect().sql(f"SELECT * FROM read_parquet('{path}')").to_arrow_table()
+
+
+def by_datasets(path: Path) -> pa.Table:
+    found = tool("datasets").load_dataset(str(path), cache_dir=str(path.parent / "cache"))["train"]
+    return found.with_format("arrow")[:]
+
+
+TOOLS = (by_pandas, by_polars, by_polars_scan, by_pyarrow, by_duckdb, by_datasets)
+
+
+@pytest.mark.parametrize("read", TOOLS)
+def test_a_folder_is_opened_by_its_path_alone(folder: Path, read: Callable[[Path], pa.Table]) -> None:
+    table, exp = read(folder), whole()
+    order = np.lexsort([np.asarray(table["t"]), np.asarray(table["segment"])])
+    table = table.take(order)
+    assert table["episode_id"].to_pylist() == np.repeat(np.asarray(exp.segments.episode_id), exp.lengths).tolist()
+    assert np.array_equal(np.array(table["obs"].to_pylist(), np.float32), exp.steps["obs"])
+    assert table["action"].to_pylist() == exp.steps["action"].tolist()
+    assert table["reward"].to_pylist() == exp.steps["reward"].tolist()
+    assert table["terminated"].to_pylist() == exp.at_ends(exp.segments.terminated).tolist()
+    assert [value for value in table["final_obs"].to_pylist() if value is not None] == exp.final_obs["obs"].tolist()
+    assert len(set(table["segment"].to_pylist())) == len(LENGTHS)
+
+
+def same(recording: Recording, exp: Experience) -> None:
+    """The same experience, whatever the order of episodes."""
+    found = recording.read()
+    order = np.argsort(found.segments.episode_id.astype(str), kind="stable")
+    assert_same(found.select(order), exp)
+
+
+def shuffled(table: pa.Table, seed: int = 0) -> pa.Table:
+    return table.take(np.random.default_rng(seed).permutation(len(table)))
+
+
+@pytest.mark.parametrize("read", TOOLS)
+@pytest.mark.parametrize("how", ["as it is", "shuffled", "sorted"])
+def test_what_is_read_and_written_anew_is_the_same(
+    tmp_path: Path, folder: Path, read: Callable[[Path], pa.Table], how: str
+) -> None:
+    table = read(folder)
+    if how == "shuffled":
+        table = shuffled(table)
+    if how == "sorted":
+        table = table.sort_by([("reward", "descending")])
+    (tmp_path / "anew").mkdir()
+    pq.write_table(table.replace_schema_metadata(None), tmp_path / "anew" / "x.parquet", row_group_size=9)
+    given = Recording.open(Source(tmp_path / "anew", preset="etude", obs_space=OBS, action_space=ACTION))
+    assert (given.obs_space, given.action_space) == (OBS, ACTION)
+    same(given, whole())
+    inferred = Recording.open(tmp_path / "anew")
+    assert inferred.obs_space == OBS
+    assert inferred.action_space == gym.spaces.Discrete(7)
+    same(inferred, whole())
+    assert validate(tmp_path / "anew").ok
+    same(convert(given, tmp_path / "own"), whole())
+    for batch in given.batches(8, columns=["obs", "next_obs"], epochs=1):
+        np.testing.assert_array_equal(batch["next_obs"][:, 1], batch["obs"][:, 1] + 1)
+
+
+def test_what_each_tool_itself_writes(tmp_path: Path, folder: Path) -> None:
+    pandas, polars, duckdb = tool("pandas"), tool("polars"), tool("duckdb")
+    outs = [tmp_path / name for name in ("pandas", "polars", "duckdb")]
+    for out in outs:
+        out.mkdir()
+    pandas.read_parquet(folder).sample(frac=1.0, random_state=1).to_parquet(outs[0] / "x.parquet")
+    polars.scan_parquet(folder).sort("action", "obs").collect().write_parquet(outs[1] / "x.parquet")
+    copied = f"COPY (FROM read_parquet('{folder}/*.parquet') ORDER BY t) TO '{outs[2]}/x.parquet' (FORMAT parquet)"
+    duckdb.connect().execute(copied)
+    for out in outs:
+        same(Recording.open(out), whole())
+
+
+def test_what_datasets_itself_writes(tmp_path: Path, folder: Path) -> None:
+    found = tool("datasets").load_dataset(str(folder), cache_dir=str(tmp_path / "cache"))["train"]
+    (tmp_path / "out").mkdir()
+    found.shuffle(seed=3).to_parquet(str(tmp_path / "out" / "x.parquet"))
+    same(Recording.open(tmp_path / "out"), whole())
+
+
+@pytest.mark.parametrize("rows", [9, 10**6])
+def test_with_the_header_kept_spaces_and_meta_are(tmp_path: Path, folder: Path, rows: int) -> None:
+    (tmp_path / "out").mkdir()
+    pq.write_table(shuffled(pq.read_table(folder)), tmp_path / "out" / "x.parquet", row_group_size=rows)
+    recording = Recording.open(tmp_path / "out")
+    assert (recording.obs_space, recording.action_space, recording.env) == (OBS, ACTION, "Numbered-v0")
+    assert recording.meta == {"seed": 1}
+    same(recording, whole())
+
+
+def test_one_file_among_others_is_written_anew(folder: Path) -> None:
+    file = folder / "part-00001.parquet"
+    pq.write_table(shuffled(pq.read_table(file)), file)
+    same(Recording.open(folder), whole())
+    pq.write_table(pq.read_table(file).replace_schema_metadata(None), file)
+    same(Recording.open(folder), whole())
+
+
+def test_whole_episodes_that_are_left_out_are_missed_by_nobody(tmp_path: Path, folder: Path) -> None:
+    table = by_pyarrow(folder)
+    (tmp_path / "out").mkdir()
+    kept = [name != "e1" for name in table["episode_id"].to_pylist()]
+    pq.write_table(shuffled(table.filter(pa.array(kept))), tmp_path / "out" / "x.parquet")
+    same(Recording.open(tmp_path / "out"), whole().select([0, 2, 3]))
+
+
+def test_steps_that_are_left_out_are_never_skipped_over(tmp_path: Path) -> None:
+    """Every second step is gone: nothing that is left follows another."""
+    record(tmp_path / "r", numbered([8, 6]))
+    table = by_pyarrow(tmp_path / "r")
+    (tmp_path / "out").mkdir()
+    odd = [t % 2 == 1 for t in table["t"].to_pylist()]
+    for metadata in (table.schema.metadata, None):
+        kept = shuffled(table.filter(pa.array(odd))).replace_schema_metadata(metadata)
+        pq.write_table(kept, tmp_path / "out" / "x.parquet")
+        with pytest.raises(DataError, match="not known after the last step"):
+            Recording.open(tmp_path / "out").read()
+        exp = Recording.open(tmp_path / "out", on_bad=None).read()
+        assert sorted(exp.segments.t_start.tolist()) == [1, 1, 3, 3, 5, 5, 7]
+        assert exp.lengths.tolist() == [1] * 7
+        assert exp.segments.has_final_obs.sum() == 2
+
+
+def test_what_follows_may_be_known_nowhere(tmp_path: Path) -> None:
+    exp = numbered([8, 6], has_final_obs=False, terminated=True, truncated=False)
+    record(tmp_path / "r", exp)
+    (tmp_path / "out").mkdir()
+    pq.write_table(shuffled(by_pyarrow(tmp_path / "r")), tmp_path / "out" / "x.parquet", row_group_size=3)
+    same(Recording.open(tmp_path / "out"), exp)
+
+
+def test_images_and_nested_columns_come_back(tmp_path: Path) -> None:
+    space = gym.spaces.Dict({"camera": gym.spaces.Box(0, 255, (4, 3), np.uint8), "arm": gym.spaces.Box(-1, 1, (2, 3))})
+    act = gym.spaces.Tuple([gym.spaces.Discrete(3), gym.spaces.Box(-1, 1, (2,))])
+    rng = np.random.default_rng(0)
+    exp = numbered([9, 6])
+    camera = rng.integers(0, 255, (15, 4, 3), dtype=np.uint8)
+    arm, push = rng.uniform(-1, 1, (15, 2, 3)).astype(np.float32), rng.uniform(-1, 1, (15, 2)).astype(np.float32)
+    steps = {"obs/camera": camera, "obs/arm": arm, "action/0": rng.integers(0, 3, 15), "action/1": push}
+    steps |= {"reward": exp.steps["reward"], "info/who": np.array(list("abcde") * 3, object), "info/k": np.arange(15)}
+    finals = {"obs/camera": camera[:2], "obs/arm": arm[:2]}
+    exp = Experience(steps, exp.offsets, exp.segments, finals)
+    with RecordingWriter(tmp_path / "r", obs_space=space, action_space=act) as writer:
+        writer.write(exp)
+    for i, read in enumerate((by_pyarrow, by_pandas, by_polars)):
+        out = tmp_path / str(i)
+        out.mkdir()
+        pq.write_table(shuffled(read(tmp_path / "r")).replace_schema_metadata(None), out / "x.parquet")
+        found = Recording.open(Source(out, preset="etude", obs_space=space, action_space=act)).read()
+        order = np.argsort(found.segments.episode_id.astype(str))
+        found = found.select(order)
+        assert_same(Experience({name: found.steps[name] for name in steps}, found.offsets, found.segments, {
+            name: found.final_obs[name] for name in finals
+        }), exp)  # fmt: skip
+
+
+def test_a_file_that_only_looks_like_one_of_etude_is_named(tmp_path: Path, folder: Path) -> None:
+    table = by_pyarrow(folder)
+    pq.write_table(table.drop_columns(["t"]).replace_schema_metadata(None), folder / "x.parquet")
+    with pytest.raises(DataError, match=r"x\.parquet: is no part of a recording: it carries no Etude header"):
+        Recording.open(folder)
