@@ -77,7 +77,7 @@ ray.shutdown()
 
 _OURS = """
 import etude
-from etude.algorithms.engines import Ray, RayData
+from etude.algorithms.engine import Ray, RayData
 from etude.ray.data import open_feeds, open_shards
 config = etude.{kind}Config(data=PATH, mode="stream", batch_size={batch} * max(1, NUM), seed=0)
 algorithm = etude.{kind}(config)

@@ -182,7 +182,7 @@ def _unequal(options: Options) -> Row:
 
 def _ppo(env: Any, num_runners: int, num_envs: int, steps: int, **more: Any) -> Any:
     from etude import PPO, PPOConfig
-    from etude.algorithms.engines import Ray
+    from etude.algorithms.engine import Ray
     from etude.modules import NetworkConfig
 
     network = NetworkConfig(**more.pop("network", {}))

@@ -10,13 +10,13 @@ from typing import Any, ClassVar, TypeVar
 from gymnasium import Env
 from gymnasium.vector import VectorEnv
 
-from etude.algorithms.base import Algorithm
-from etude.algorithms.cluster import Collector, Runners
-from etude.algorithms.components import Component
+from etude.algorithms.algorithm import Algorithm
+from etude.algorithms.checkpoint import Component
 from etude.algorithms.config import ActingConfig, ModuleLike
-from etude.algorithms.playing import by_module, dropped_by, make_runner, workers_of
-from etude.algorithms.policies import Spaces, modules_given, spaces_in
-from etude.algorithms.result import Evaluation
+from etude.algorithms.engine import Collector, Runners
+from etude.algorithms.play import by_module, dropped_by, make_runner, workers_of
+from etude.algorithms.policies import modules_given, spaces_in
+from etude.algorithms.results import Evaluation
 from etude.envs import Arena, EnvLike, env_name, make_arena
 from etude.errors import CheckpointError, EtudeError, SettingsError
 from etude.experience import Experience
@@ -24,6 +24,7 @@ from etude.interruption import interruptible
 from etude.learners import load_weights
 from etude.policies import Policy
 from etude.runners import Lengths, ModuleOf, Runner
+from etude.spaces import Spaces
 
 C = TypeVar("C", bound=ActingConfig)
 
@@ -80,7 +81,7 @@ class ActingAlgorithm(Algorithm[C]):
                 is_resumed = self._resumed is not None
                 self._runner.warn_of_lost_episodes = not is_resumed and not self.config.workers.num_workers
             if self._away is None:  # else runners record what they live through themselves
-                self.recorder.open(self)
+                self.recorder.open()
         except BaseException:
             self.close()
             self._arena = self._away = self._runner = None
@@ -259,7 +260,7 @@ class ActingAlgorithm(Algorithm[C]):
             parts = {name: exp.numpy() for name, exp in parts.items()}
         if self.recorder.is_on and self._away is None:
             with self.timed("record"):
-                self.recorder.take(self, parts)
+                self.recorder.take(parts)
         self.env_steps, self.agent_steps = self.runner.env_steps, self.runner.agent_steps
         self.take_finished(self.runner.take_finished())
         self.figures.add_turns(self.runner.times, self.runner.turns)

@@ -8,24 +8,22 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from etude import columns as col
-from etude.algorithms.base import Algorithm
-from etude.algorithms.beside import Beside
-from etude.algorithms.components import Component
+from etude.algorithms.algorithm import Algorithm
+from etude.algorithms.checkpoint import Component
 from etude.algorithms.config import OfflineConfig
-from etude.algorithms.playing import by_module, dropped_by, runner_for
-from etude.algorithms.policies import Spaces, modules_given, spaces_in
-from etude.algorithms.reporting import together
-from etude.algorithms.result import Stop
+from etude.algorithms.play import Beside, by_module, dropped_by, runner_for
+from etude.algorithms.policies import modules_given, spaces_in
+from etude.algorithms.results import Stop, together
 from etude.envs import make_arena
 from etude.errors import DataError, SettingsError
 from etude.files import shown
 from etude.interruption import interruptible
 from etude.learners import ScheduleBy, Update
 from etude.policies import Policy
+from etude.spaces import Spaces
 
 if TYPE_CHECKING:
-    from etude.algorithms.feeding import Feed
-    from etude.algorithms.opening_feeds import Opening
+    from etude.algorithms.feed import Feed, Opening
     from etude.recordings import Recording
 
 C = TypeVar("C", bound=OfflineConfig)
@@ -112,7 +110,7 @@ class OfflineAlgorithm(Algorithm[C]):
             batches: Columns ``[B, ...]`` by name, as the module sees them, or Experience for a recurrent module; by
                 module id where there are several modules. They are not part of a checkpoint.
         """
-        from etude.algorithms.feeding import Feed
+        from etude.algorithms.feed import Feed
 
         if batches is None:
             self._given = None
@@ -124,7 +122,7 @@ class OfflineAlgorithm(Algorithm[C]):
 
     def training_step(self) -> Update:
         """``updates_per_iteration`` gradient steps of each module, and an evaluation when it is due."""
-        from etude.algorithms.feeding import report
+        from etude.algorithms.feed import report
 
         self.before_update(self.env_steps)
         if self._given is None and self.learners is not None:
@@ -185,13 +183,13 @@ class OfflineAlgorithm(Algorithm[C]):
             try:
                 parts = runner.collect_each(num_episodes=num, explore=False)
                 self.take_finished(runner.take_finished())
-                self.recorder.take(self, by_module(parts), tag=f"@{self.updates}")  # all name their episodes alike
+                self.recorder.take(by_module(parts), tag=f"@{self.updates}")  # all name their episodes alike
             finally:
                 runner.close()
             return
         if self._beside is not None:
             self.take_finished(self._beside.finished())
-            self.recorder.take(self, by_module(self._beside.parts), tag=f"@{self._beside.updates}")
+            self.recorder.take(by_module(self._beside.parts), tag=f"@{self._beside.updates}")
         policies = {
             name: Policy(
                 copy.deepcopy(own.module), own.connectors, obs_space=own.obs_space, action_space=own.action_space
@@ -204,7 +202,7 @@ class OfflineAlgorithm(Algorithm[C]):
 
     def opening(self) -> "Opening":
         """Opens the way from the recording to the learners, from where the run stands."""
-        from etude.algorithms.opening_feeds import Opening
+        from etude.algorithms.feed import Opening
 
         return Opening(
             self.recording, self.name, self.columns, tuple(self.policies), self._seed, self._has_seen_data, self._epochs

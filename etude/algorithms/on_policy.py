@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from etude.algorithms.acting import ActingAlgorithm
-from etude.algorithms.cluster import Learners
 from etude.algorithms.config import OnPolicyConfig
-from etude.algorithms.reporting import together
+from etude.algorithms.engine import Learners
+from etude.algorithms.results import together
 from etude.algorithms.slips import arguments_checked
 from etude.experience import Experience
 from etude.learners import ModuleLearner, Update

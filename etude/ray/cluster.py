@@ -5,16 +5,16 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from etude.algorithms.acting import ActingAlgorithm
-from etude.algorithms.base import Algorithm
+from etude.algorithms.algorithm import Algorithm
 from etude.algorithms.config import AlgorithmConfig
-from etude.algorithms.engines import Ray
+from etude.algorithms.engine import Ray
 from etude.algorithms.offline import OfflineAlgorithm
 from etude.errors import SettingsError
 from etude.ray.resources import actors_of
 from etude.ray.start import check_room, ensure_started, let_go
 
 if TYPE_CHECKING:
-    from etude.algorithms.feeding import Feed
+    from etude.algorithms.feed import Feed
     from etude.ray.evaluation import EvaluationRunners
     from etude.ray.learners import Learners
     from etude.ray.runners import Runners
@@ -24,7 +24,7 @@ P = TypeVar("P")
 
 
 class RayCluster:
-    """See `etude.algorithms.cluster.Cluster`.
+    """See `etude.algorithms.engine.Cluster`.
 
     Args:
         config: Of the algorithm.

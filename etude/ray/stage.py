@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import RayError
 
-from etude.algorithms.engines import Ray
-from etude.algorithms.policies import Spaces
+from etude.algorithms.engine import Ray
 from etude.errors import DataError
 from etude.ray.crew import Crew
 from etude.ray.members import Fragment, Member
@@ -20,6 +19,7 @@ from etude.ray.policies import Broadcast, acting_of, known_as, sent
 from etude.ray.runner_actor import Order, RunnerActor, seed_of
 from etude.ray.start import check_connected, connection, room
 from etude.runners import ModuleOf
+from etude.spaces import Spaces
 
 if TYPE_CHECKING:
     from etude.algorithms.acting import ActingAlgorithm

@@ -4,7 +4,7 @@ import dataclasses
 import pytest
 
 from etude.algorithms import PPO, PPOConfig, load
-from etude.algorithms.engines import Ray, RayData, connect
+from etude.algorithms.engine import Ray, RayData, connect
 from etude.errors import SettingsError
 
 
@@ -68,7 +68,7 @@ def test_without_ray_the_error_says_what_to_install(preloaded):
     code = (
         "import sys; sys.modules['ray'] = None\n"
         "from etude.algorithms import PPOConfig\n"
-        "from etude.algorithms.engines import connect\n"
+        "from etude.algorithms.engine import connect\n"
         "from etude.errors import EngineError\n"
         "try:\n    connect(PPOConfig(engine='ray'))\nexcept EngineError as error:\n    print(error)\n"
     )

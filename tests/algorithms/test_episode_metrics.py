@@ -152,7 +152,7 @@ def test_the_phases_of_a_turn_add_up_to_the_time_of_sampling() -> None:
 
 
 def test_times_of_a_turn_are_of_the_iteration_or_a_moving_average() -> None:
-    from etude.algorithms.figures import Figures
+    from etude.algorithms.results import Figures
 
     plain, smooth = Figures(3, "window"), Figures(3, "ema")
     for one in (plain, smooth):

@@ -4,7 +4,7 @@ import time
 import pytest
 
 from etude.algorithms import BC, DQN, PPO, BCConfig, DQNConfig, PPOConfig
-from etude.algorithms.playing import play
+from etude.algorithms.play import play
 from etude.errors import SettingsError
 
 

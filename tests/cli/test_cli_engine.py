@@ -4,7 +4,7 @@ from cli_runs import trained
 
 import etude
 from etude.algorithms import PPO
-from etude.algorithms.engines import Ray
+from etude.algorithms.engine import Ray
 from etude.cli.arguments import ask
 from etude.cli.main import main
 from etude.errors import SettingsError

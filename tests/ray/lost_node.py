@@ -17,7 +17,7 @@ import ray
 import runner_envs
 from ray.cluster_utils import Cluster
 
-from etude.algorithms.engines import Ray
+from etude.algorithms.engine import Ray
 from etude.algorithms.ppo import PPO, PPOConfig
 
 STORE = 150 * 2**20

@@ -15,7 +15,7 @@ from runner_envs import Walk
 
 import etude
 from etude import APPO, BC, DQN, PPO, APPOConfig, BCConfig, DQNConfig, PPOConfig, Ray, RecordConfig
-from etude.algorithms.engines import RayData
+from etude.algorithms.engine import RayData
 from etude.errors import DataError, SettingsError
 from etude.modules import NetworkConfig
 from etude.ray.resources import actors_of
@@ -104,7 +104,7 @@ def test_a_device_that_learners_do_not_have_is_refused() -> None:
     config = PPOConfig(**SMALL, engine=Ray(num_learners=1))
     object.__setattr__(config, "device", "cuda")  # which can't be set where there is none
     with pytest.raises(SettingsError, match="`device` is 'cuda', but learners on the cluster have no GPUs"):
-        etude.algorithms.engines.connect(config)
+        etude.algorithms.engine.connect(config)
     with pytest.raises(SettingsError, match="ray.backend must be auto or gloo where learners have no whole GPU each"):
         Ray(backend="nccl", gpus_per_learner=0.5)
 

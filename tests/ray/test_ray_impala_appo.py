@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from etude.algorithms import APPO, IMPALA, APPOConfig, IMPALAConfig, Stop
-from etude.algorithms.engines import Ray
+from etude.algorithms.engine import Ray
 from etude.modules.critics import FollowedModule
 
 pytestmark = pytest.mark.usefixtures("cluster")

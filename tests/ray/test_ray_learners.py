@@ -22,7 +22,7 @@ import torch
 from gymnasium import spaces
 
 from etude import BC, DQN, PPO, BCConfig, DQNConfig, PPOConfig
-from etude.algorithms.engines import Ray
+from etude.algorithms.engine import Ray
 from etude.errors import EngineError, EtudeError, SettingsError
 from etude.experience import Experience, Segments
 from etude.learners import Batch, Loss, Update

@@ -19,11 +19,11 @@ from signalling import Signalling
 
 import etude
 from etude import columns as col
-from etude.algorithms.base import Algorithm
+from etude.algorithms.algorithm import Algorithm
 from etude.algorithms.dqn import DQN, DQNConfig
-from etude.algorithms.engines import Ray
+from etude.algorithms.engine import Ray
 from etude.algorithms.ppo import PPO, PPOConfig
-from etude.algorithms.result import Stop
+from etude.algorithms.results import Stop
 from etude.errors import DataError, EngineError
 from etude.experience import Experience
 from etude.ray import dealing
