@@ -19,11 +19,15 @@ import sys
 IMPORTS = ("torch", "pyarrow.dataset", "pyarrow.parquet", "ray", "etude.ray.runner_actor", "etude.ray.learner_actor")
 # Not ray.data: it draws a random id while it is imported, and then all forks would go on with the same ids.
 
+OWN = ("--language=", "--serialized-runtime-env-context=")
+"""Arguments that are for Ray's ``setup_worker.py``, and not for the worker."""
+
 
 def ask(argv: list[str]) -> None:
     """Ask the server for a worker, as the process that Ray has started to become one."""
-    own = [word for word in argv if word.startswith(("--language=", "--serialized-runtime-env-context="))]
-    if any("runtime-env" in word and not word.endswith("={}") for word in own):  # Ray's own sees to that
+    taken = {word.partition("=")[0]: word.partition("=")[2] for word in argv if word.startswith(OWN)}
+    context = json.loads(taken.get("--serialized-runtime-env-context", "{}"))
+    if context.get("command_prefix") or context.get("override_worker_entrypoint"):  # Ray's own does what these ask for
         setup = os.path.join(os.path.dirname(argv[0]), "setup_worker.py")
         os.execv(sys.executable, [sys.executable, setup, *argv])
     path = os.path.join(os.environ["FORKED_WORKERS"], f"{os.environ['RAY_RAYLET_PID']}-{os.environ['RAY_JOB_ID']}")
@@ -34,7 +38,11 @@ def ask(argv: list[str]) -> None:
             server = subprocess.Popen([sys.executable, __file__, path], stdout=subprocess.PIPE, start_new_session=True)
             assert server.stdout is not None
             assert server.stdout.read(1) == b"."  # it listens
-    job = {"argv": [word for word in argv if word not in own], "env": dict(os.environ), "cwd": os.getcwd()}
+    job = {
+        "argv": [word for word in argv if not word.startswith(OWN)],
+        "env": {**os.environ, **context.get("env_vars", {})},
+        "cwd": os.getcwd(),
+    }
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(path)
         socket.send_fds(client, [json.dumps(job).encode()], [0, 1, 2])
