@@ -117,7 +117,9 @@ class LeRobot:
         if not self.files:
             raise DataError(f"{folder}: holds no data: there is no data/*/*.parquet. Restore it from a copy.")
         self._metadata = [footers.whole(found) for found in footers.footers(self.files)]
-        self.rows = np.array([metadata.num_rows for metadata in self._metadata], np.int64)
+        groups = [[m.row_group(g).num_rows for g in range(m.num_row_groups)] for m in self._metadata]
+        self._bounds = [np.cumsum([0, *rows]) for rows in groups]  # where row groups begin, and the last ends
+        self.rows = np.array([bounds[-1] for bounds in self._bounds], np.int64)
         self._last: tuple[Any, pa.Table] | None = None
         self._flags = {flag: self._one_of(f"next.{flag}", flag) for flag in _FLAGS}
         self._columns, given = self._named()
@@ -274,7 +276,8 @@ class LeRobot:
             DataError: a row can't be decoded; the message names the file, row group, row and column.
         """
         features = {name: self._columns[name] for name in chosen(self.columns, columns, str(self.folder))}
-        table = self._rows(unit, [*features.values(), *(flag for flag in self._flags.values() if flag)])
+        keys = self._keys([*features.values(), *(flag for flag in self._flags.values() if flag)])
+        table = self._table(unit, keys)
         episode, frame = (self._values(table, unit, _whole_number(key)) for key in (EPISODE, FRAME))
         at = self._at(unit, episode)
         if len(frame) and frame.min() < 0:
@@ -291,7 +294,7 @@ class LeRobot:
         finals = {n: np.zeros((len(first), *c.shape[1:]), c.dtype) for n, c in col.subtree(steps, col.OBS).items()}
         known = np.zeros(len(first), bool)
         if len(frame) and finals and not (terminated | truncated)[-1]:
-            following = self._following(unit, int(episode[-1]), int(frame[-1]) + 1, list(finals))
+            following = self._following(unit, keys, int(episode[-1]), int(frame[-1]) + 1, list(finals))
             known[-1] = bool(following)
             for name, values in following.items():
                 finals[name][-1] = values[0]
@@ -305,14 +308,17 @@ class LeRobot:
         )
         return Experience(steps, offsets, segments, finals)
 
-    def _following(self, unit: Unit, episode: int, frame: int, names: Sequence[str]) -> Columns:
-        """The observation after a unit, ``[1, ...]``; empty where the next row is not this frame of the episode."""
+    def _following(self, unit: Unit, keys: list[str], episode: int, frame: int, names: Sequence[str]) -> Columns:
+        """The observation after a unit, ``[1, ...]``; empty where the next row is not this frame of the episode.
+
+        The same features ``keys`` are read as of the unit: these rows are there already, in most cases.
+        """
         later = (file for file in range(unit.file + 1, len(self.files)) if self.rows[file])
         file = unit.file if unit.stop < self.rows[unit.file] else next(later, None)
         if file is None:
             return {}
         row = Unit(file, unit.stop, unit.stop + 1) if file == unit.file else Unit(file, 0, 1)
-        table = self._rows(row, [self._columns[name] for name in names])
+        table = self._table(row, keys)
         found = [self._values(table, row, _whole_number(key)) for key in (EPISODE, FRAME)]
         if [*found[0], *found[1]] != [episode, frame]:
             return {}
@@ -384,21 +390,22 @@ class LeRobot:
             raise DataError(f"{self._where(unit, row)}: column `{feature.key}` holds {said}. Correct one of them.")
         return out
 
-    def _rows(self, unit: Unit, features: Iterable[Feature]) -> pa.Table:
-        """The rows of a unit, with all that these features need."""
+    def _keys(self, features: Iterable[Feature]) -> list[str]:
+        """What these features need of a file."""
         keys = [TIME if feature.kind == "video" else feature.key for feature in features if feature.key]
-        return self._table(unit, [EPISODE, FRAME, *keys])
+        return list(dict.fromkeys([EPISODE, FRAME, *keys]))
 
-    def _table(self, unit: Unit, keys: Iterable[str]) -> pa.Table:
-        path, metadata, bounds = self.files[unit.file], self._metadata[unit.file], self._bounds(unit.file)
+    def _table(self, unit: Unit, keys: list[str]) -> pa.Table:
+        """The rows of a unit."""
+        path, metadata, bounds = self.files[unit.file], self._metadata[unit.file], self._bounds[unit.file]
         groups = np.flatnonzero((bounds[1:] > unit.first) & (bounds[:-1] < unit.stop)).tolist()
-        wanted = (unit.file, groups, list(dict.fromkeys(keys)))
+        wanted = (unit.file, groups, keys)
         last = self._last
         if last is None or last[0] != wanted:
-            _check_there(metadata.schema.to_arrow_schema(), wanted[2], str(path))
+            _check_there(metadata.schema.to_arrow_schema(), keys, str(path))
             try:
                 with footers.opened(path, metadata) as parquet:
-                    table = parquet.read_row_groups(groups, columns=wanted[2])
+                    table = parquet.read_row_groups(groups, columns=keys)
                     table.validate()
             except (pa.ArrowException, OSError, KeyError, ValueError) as error:
                 named = f"row group {groups[0]}" + (f" to {groups[-1]}" if groups[1:] else "")
@@ -406,15 +413,10 @@ class LeRobot:
             self._last = last = (wanted, table)
         return last[1].slice(unit.first - int(bounds[groups[0]]), unit.stop - unit.first)
 
-    def _bounds(self, file: int) -> NDArray[np.int64]:
-        """Where each row group of a file begins, and the last ends."""
-        metadata = self._metadata[file]
-        return np.cumsum([0, *(metadata.row_group(g).num_rows for g in range(metadata.num_row_groups))])
-
     def place(self, unit: Unit, row: int) -> Place:
         """Where a row of a unit is."""
         at, file = unit.first + row, str(self.files[unit.file])
-        group = int(np.searchsorted(self._bounds(unit.file), at, side="right")) - 1
+        group = int(np.searchsorted(self._bounds[unit.file], at, side="right")) - 1
         return Place(f"{file}: row group {group}, row {at}", file, at, group)
 
     def _where(self, unit: Unit, row: int) -> str:
@@ -552,7 +554,7 @@ def _feature(key: str, said: Mapping[str, Any]) -> Feature:
         raise ValueError("its name is no name of a column")
     if dtype == "string":
         return Feature(key, "text", np.dtype(object), ())
-    if not isinstance(shape, list) or not 0 < len(shape) < 32 or not all(type(n) is int and n > 0 for n in shape):
+    if not isinstance(shape, list) or len(shape) > 31 or not all(type(n) is int and n > 0 for n in shape):
         raise ValueError(f"its shape is {str(shape)[:80]}")
     found = Feature(key, "number", np.dtype(np.uint8 if dtype in ("image", "video") else str(dtype)), tuple(shape))
     if dtype in ("image", "video"):
