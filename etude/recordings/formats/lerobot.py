@@ -50,7 +50,7 @@ _PIXELS: Final = {1: "gray", 3: "rgb24"}
 _UNIT_BYTES: Final = 64 << 20
 _LEAST_ROWS: Final = 128
 """The steps of a unit, however large their images are."""
-_MOST_BYTES: Final = 1 << 30
+_MOST_BYTES: Final = 32 << 20
 """A step that is larger is taken for a mistake."""
 _SECONDS: Final = 300
 """The time that decoding one video for one unit may take."""
@@ -397,21 +397,27 @@ class LeRobot:
 
     def _table(self, unit: Unit, keys: list[str]) -> pa.Table:
         """The rows of a unit."""
-        path, metadata, bounds = self.files[unit.file], self._metadata[unit.file], self._bounds[unit.file]
+        bounds = self._bounds[unit.file]
         groups = np.flatnonzero((bounds[1:] > unit.first) & (bounds[:-1] < unit.stop)).tolist()
-        wanted = (unit.file, groups, keys)
-        last = self._last
+        wanted, last = (unit.file, groups, keys), self._last
         if last is None or last[0] != wanted:
-            _check_there(metadata.schema.to_arrow_schema(), keys, str(path))
-            try:
-                with footers.opened(path, metadata) as parquet:
-                    table = parquet.read_row_groups(groups, columns=keys)
-                    table.validate()
-            except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-                named = f"row group {groups[0]}" + (f" to {groups[-1]}" if groups[1:] else "")
-                raise DataError(f"{path}: {named} can't be decoded ({first_line(error)}). Restore the file.") from error
-            self._last = last = (wanted, table)
+            self._last = last = (wanted, self._groups(*wanted))
         return last[1].slice(unit.first - int(bounds[groups[0]]), unit.stop - unit.first)
+
+    def _groups(self, file: int, groups: list[int], keys: list[str]) -> pa.Table:
+        """Some row groups of a file."""
+        path, metadata = self.files[file], self._metadata[file]
+        _check_there(metadata.schema.to_arrow_schema(), keys, str(path))
+        try:
+            with footers.opened(path, metadata) as parquet:
+                table = parquet.read_row_groups(groups, columns=keys)
+                table.validate()
+        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+            for group in groups if len(groups) > 1 else ():
+                self._groups(file, [group], keys)  # the one that can't be read is named
+            said = f"row group {groups[0]} can't be decoded ({first_line(error)}). Restore the file from a copy."
+            raise DataError(f"{path}: {said}") from error
+        return table
 
     def place(self, unit: Unit, row: int) -> Place:
         """Where a row of a unit is."""

@@ -365,6 +365,18 @@ def test_broken_values_are_named(tmp_path: Path) -> None:
     )
 
 
+def test_a_row_group_that_cant_be_decoded_is_named(tmp_path: Path) -> None:
+    path = plain(tmp_path / "a", [6, 6, 6], row_group_size=6, write_page_checksum=True, use_dictionary=False)
+    data = path / "data/chunk-000/file-000.parquet"
+    chunk = pq.read_metadata(data).row_group(1).column(0)
+    whole = bytearray(data.read_bytes())
+    whole[chunk.data_page_offset + chunk.total_compressed_size - 4] ^= 0xFF
+    data.write_bytes(whole)
+    with pytest.raises(DataError, match="file-000.parquet: row group 1 can't be decoded"):
+        Recording.open(path).read()
+    assert Recording.open(path).read(columns=["action"]).num_steps == 18
+
+
 def test_lost_rows_are_noticed(tmp_path: Path) -> None:
     shutil.copytree(MADE / "arms", tmp_path / "a")
     (tmp_path / "a/data/chunk-001/file-001.parquet").unlink()
