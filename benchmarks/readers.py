@@ -25,7 +25,7 @@ def rows(options: Options) -> Iterator[Row]:
         ("rllib-episodes", 1e6, _msgpack, {RLLIB: ("ray.rllib", _rllib_episodes)}),
         ("rllib-table", 5e6, _to_numpy, {RLLIB: ("ray.rllib", _rllib_table)}),
         ("minari", 3e6, _h5py, {MINARI: ("minari", _minari)}),
-        ("lerobot", 5e6, _to_numpy, {LEROBOT: ("lerobot", _lerobot)}),
+        ("lerobot", 3e6, _to_numpy, {LEROBOT: ("lerobot", _lerobot)}),
     ):
         yield _reading(name, reach, bare, peers, options)
     yield _images(options)

@@ -261,13 +261,22 @@ class LeRobot:
         """
         row_bytes = sum(math.prod(f.shape) * f.dtype.itemsize for f in self._columns.values())
         limit = min(MAX_ROWS, max(_LEAST_ROWS, _UNIT_BYTES // max(1, row_bytes)))
-        ends, units, before = np.cumsum(np.clip(self.episodes["length"], 0, 1 << 40)), list[Unit](), 0
+        units: list[Unit] = []
         for file, rows in enumerate(self.rows.tolist()):
-            cuts = np.unique([0, *ends[(ends > before) & (ends < before + rows)] - before, rows])
+            cuts = self._cuts(Unit(file, 0, rows))
             bounds = itertools.pairwise(cuts[grouped(np.diff(cuts), limit)].tolist())
             units += [Unit(file, at, min(at + limit, b)) for a, b in bounds for at in range(a, b, limit)]
-            before += rows
         return units
+
+    def episodes_in(self, unit: Unit) -> list[Unit]:
+        """The rows of each episode of a unit, by the lengths of all episodes before it."""
+        return [Unit(unit.file, a, b) for a, b in itertools.pairwise(self._cuts(unit).tolist())]
+
+    def _cuts(self, unit: Unit) -> NDArray[np.int64]:
+        """The rows at which a unit, an episode inside of it and the row after it begin."""
+        ends = np.cumsum(np.clip(self.episodes["length"], 0, 1 << 40)) - self.rows[: unit.file].sum()
+        inside = ends[(ends > unit.first) & (ends < unit.stop)]
+        return np.unique(np.concatenate([[unit.first], inside, [unit.stop]])).astype(np.int64)
 
     def read(self, unit: Unit, columns: Sequence[str] | None = None) -> Experience:
         """The steps of a unit; an episode that goes on in the next one has the same id there, and following ``t``.
@@ -479,6 +488,7 @@ class LeRobotParts:
 
     def __init__(self, dataset: LeRobot) -> None:
         self._dataset, self._units = dataset, dataset.units()
+        self._readable: dict[int, list[Unit]] = {}  # of units that can't be read as a whole
         self.format, self.header, self.files = dataset.format, dataset.header, dataset.files
         self.columns = dataset.columns
 
@@ -495,8 +505,31 @@ class LeRobotParts:
         """Unit ``k``; see `LeRobot.read`."""
         return self._dataset.read(self._units[k], columns)
 
+    def load_rest(self, k: int, columns: Sequence[str] | None = None) -> tuple[Experience, list[Problem]]:
+        """Unit ``k`` without the episodes that can't be read, and these."""
+        try:
+            return self.load(k, columns), []
+        except DataError:
+            good: dict[Unit, Experience] = {}
+            problems = []
+            for unit in self._dataset.episodes_in(self._units[k]):
+                try:
+                    good[unit] = self._dataset.read(unit, columns)
+                except DataError as error:
+                    place, rows = self._dataset.place(unit, 0), unit.stop - unit.first
+                    problem = Problem("unreadable", str(error), place.file, place.row, None, rows, repairable=True)
+                    problems.append(problem)
+            if not good:
+                raise
+        self._readable[k] = list(good)
+        return Experience.concat(list(good.values())), problems
+
     def place(self, k: int, row: int) -> Place:
-        """Where a row of unit ``k`` is."""
+        """Where a row of unit ``k``, as it was loaded last, is."""
+        for unit in self._readable.get(k, ()):
+            if row < unit.stop - unit.first:
+                return self._dataset.place(unit, row)
+            row -= unit.stop - unit.first
         return self._dataset.place(self._units[k], row)
 
     def problems(self) -> Iterator[Problem]:

@@ -365,6 +365,24 @@ def test_broken_values_are_named(tmp_path: Path) -> None:
     )
 
 
+def test_one_image_that_cant_be_read_costs_its_episode(tmp_path: Path) -> None:
+    shutil.copytree(MADE / "cameras", tmp_path / "a")
+    data = tmp_path / "a/data/chunk-000/file-000.parquet"
+    images = pq.read_table(data)["observation.images.top"].to_pylist()
+    images[2]["bytes"] = images[2]["bytes"][:60]
+    change(data, "observation.images.top", pa.array(images))
+    with pytest.raises(DataError, match=r"row group 0, row 2: the image in column `observation.images.top` can't be"):
+        Recording.open(tmp_path / "a").read()
+    mended = Recording.open(tmp_path / "a", on_bad="repair")
+    exp = mended.read()
+    assert (exp.segments.episode_id.tolist(), exp.num_steps) == (["1"], 5)
+    assert mended.left_out == {"no_final_obs": 1, "unreadable": 4}
+    assert exp.segments.has_final_obs.all()  # what was observed at the step that is left out
+    assert Recording.open(tmp_path / "a").read(columns=["obs/images/wrist"]).num_steps == 10
+    (problem,) = validate(tmp_path / "a").errors
+    assert (problem.kind, problem.row, problem.count) == ("unreadable", 0, 4)
+
+
 def test_a_row_group_that_cant_be_decoded_is_named(tmp_path: Path) -> None:
     path = plain(tmp_path / "a", [6, 6, 6], row_group_size=6, write_page_checksum=True, use_dictionary=False)
     data = path / "data/chunk-000/file-000.parquet"
