@@ -52,6 +52,7 @@ _LEAST_ROWS: Final = 128
 """The steps of a unit, however large their images are."""
 _MOST_BYTES: Final = 32 << 20
 """A step that is larger is taken for a mistake."""
+_MOST_FRAMES: Final = 1 << 40
 _SECONDS: Final = 300
 """The time that decoding one video for one unit may take."""
 
@@ -289,8 +290,9 @@ class LeRobot:
         table = self._table(unit, keys)
         episode, frame = (self._values(table, unit, _whole_number(key)) for key in (EPISODE, FRAME))
         at = self._at(unit, episode)
-        if len(frame) and frame.min() < 0:
-            row = int(frame.argmin())
+        odd = (frame < 0) | (frame > _MOST_FRAMES)
+        if odd.any():
+            row = int(odd.argmax())
             raise DataError(
                 f"{self._where(unit, row)}: column `{FRAME}` is {frame[row]}; it counts from 0. Restore it."
             )
