@@ -3,12 +3,15 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
 
 import torch
 
 from etude.errors import ModuleError
+
+Figures: TypeAlias = dict[str, Any]
+"""Scalars by name: tensors, or numbers."""
 
 APART = ("value", "critic")
 """Parts of a loss whose gradients are limited by themselves, and whose parameters can have a learning rate of their
@@ -74,6 +77,16 @@ def _sum(parts: Iterable[torch.Tensor]) -> torch.Tensor:
     for part in rest:
         first = first + part
     return first
+
+
+def numbers_of(scalars: Sequence[torch.Tensor | float]) -> list[float]:
+    """Scalars as numbers; a device is waited for once."""
+    tensors = [scalar for scalar in scalars if isinstance(scalar, torch.Tensor)]
+    if all(tensor.device.type == "cpu" for tensor in tensors):
+        found = iter([tensor.item() for tensor in tensors])
+    else:
+        found = iter(torch.stack([tensor.float() for tensor in tensors]).tolist())
+    return [next(found) if isinstance(scalar, torch.Tensor) else scalar for scalar in scalars]
 
 
 def loss_from(made: Any, name: str, mean: str = "its rows") -> Loss:
