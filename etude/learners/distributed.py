@@ -131,7 +131,8 @@ class Alone:
     def __init__(self, optimizers: Mapping[str, Optimizer], accumulate: int) -> None:
         self._optimizers, self._accumulate = optimizers, accumulate
         self._rows = self._batches = 0
-        self._loss: Loss
+        self._loss = torch.tensor(math.nan)
+        self._resting: frozenset[str] = frozenset()
 
     def begin(self) -> None:
         """Begin a step."""
@@ -146,7 +147,7 @@ class Alone:
     def add(self, loss: Loss | None, weight: float) -> None:
         """Note a batch whose gradients have been added; ``weight`` is what `weight` has returned."""
         assert loss is not None
-        self._loss = loss
+        self._loss, self._resting = loss.total.detach(), loss.resting
 
     def average(self) -> Averaged:
         """Make the gradients the mean over the batches."""
@@ -154,7 +155,7 @@ class Alone:
             for optimizer in self._optimizers.values():
                 for grad in optimizer.parameters.grads:
                     grad.mul_(self._accumulate / self._batches)
-        return Averaged(self._rows, self._loss.total.detach(), self._loss.resting)
+        return Averaged(self._rows, self._loss, self._resting)
 
 
 class Averaging:

@@ -36,20 +36,20 @@ ModulesToTrain: TypeAlias = Collection[str] | Callable[[str, Any], bool]
 
 
 class Update(NamedTuple):
-    """What an update brought: means over its gradient steps, without those that were skipped."""
+    """The result of an update: means over its gradient steps, without those that were skipped."""
 
     losses: dict[str, float]
     """Each part of the loss; NaN where every step was skipped."""
     metrics: dict[str, float]
-    """What the loss logs, ``grad_norm`` (before clipping) where gradients are clipped, and ``skipped_steps`` where some
-    were skipped because the loss or its gradients were not finite; ``threads``, of the CPU, where the learner chose."""
+    """What the loss logs; ``grad_norm`` (before clipping) if gradients are clipped; ``skipped_steps`` if some were
+    skipped because the loss or its gradients were not finite; ``threads`` of the CPU if the learner chose them."""
 
 
 def mean_of(updates: Sequence[Update]) -> Update:
-    """Several updates as one: the mean of each figure over those that have it; ``skipped_steps`` are added up, and of
-    ``threads`` there is the last.
+    """Several updates as one: the mean of each figure over the updates that have it.
 
-    Losses of updates in which every step was skipped, which are NaN, count only where there are no others.
+    ``skipped_steps`` are added up, and ``threads`` are those of the last update. The losses of an update in which every
+    step was skipped are NaN; they count only if there are no others.
     """
 
     def values_of(parts: list[dict[str, float]]) -> dict[str, list[float]]:
@@ -90,32 +90,32 @@ class ModuleLearner:
     Args:
         module: What is trained, in place. Its parameters are moved into flat memory when they get their optimizer.
         loss: ``loss(module, batch) -> Loss``.
-        connectors: Add to experience what the loss needs, before `update`: whoever calls it sends it through them.
+        connectors: Add the columns that the loss needs; whoever calls `update` sends the experience through them first.
         name: The module's id, for messages.
         lr: Learning rate, or a `Schedule` of it; or one of these for each named optimizer.
         own_lr: Where there is one optimizer, other learning rates for the parameters that only the policy's loss
             reaches (``actor``), and for those that only the part ``value`` or ``critic`` of the loss reaches
             (``critic``).
-        schedules_by: What schedules count: ``env_steps``, which `set_env_steps` is told, or the learner's ``updates``.
+        schedules_by: What schedules count: ``env_steps``, as given to `set_env_steps`, or the learner's ``updates``.
         scheduled: Schedules of numbers that the loss reads, as ``module.scheduled[name]``.
         adam_betas: Decay rates of Adam's two moments.
         adam_eps: What Adam adds to the root of the second moment.
         parameters: The parameters of each named optimizer, which is Adam; None is one, ``"all"``, of all that need a
             gradient. With {}, and for other optimizers, call `register_optimizer`.
-        grad_clip: The limit that the gradients of each optimizer are clipped to; or one for each named optimizer. None
-            leaves them.
+        grad_clip: The limit that the gradients of each optimizer are clipped to; or one for each named optimizer; None
+            for no limit.
         grad_clip_by: What the limit is of, see `ClipBy`.
-        accumulate: Batches whose mean gradient makes a step; the last of an update's may be of fewer.
+        accumulate: The number of batches whose mean gradient makes a step; the last step of an update may have fewer.
         precision: Of the forward pass: with ``bfloat16``, `torch.autocast` chooses what is computed in it. Weights,
             gradients and optimizers stay float32.
-        log_grad_norms: Log ``grad_norm`` (``grad_norm/name`` where there are several optimizers) though nothing is
+        log_grad_norms: Log ``grad_norm`` (``grad_norm/name`` if there are several optimizers) also if nothing is
             clipped.
         max_skipped: Steps in a row that may be skipped because the loss or a gradient is not finite.
         compile: Compile the whole step (loss, gradient, clipping, Adam) with ``torch.compile`` when batches are all of
             one size: several seconds at the first step, then faster. Not for recurrent modules.
         device: Where batches go; the module must be there already.
-        threads: CPU threads of gradient steps, see `StepThreads`; None leaves torch as it is.
-        seed: Of the order of minibatches.
+        threads: CPU threads of gradient steps, see `StepThreads`; None for torch's own setting.
+        seed: Seed of the order of minibatches, and of what the loss draws from torch's generator.
         on_gradients: Called with the module before its gradients are clipped and applied: ``parameter.grad`` may be
             read and changed in place.
         after_step: Called with the module after each step, without gradients: for target networks.
@@ -173,9 +173,9 @@ class ModuleLearner:
         self.skipped = 0
         """Those that were skipped."""
         self.steps_trained = 0
-        """Steps of experience that went into them, each as often as it did."""
+        """Rows of all batches so far: a step of experience counts each time that it is learned from."""
         self.kept: Figures = {}
-        """What the loss kept of the latest batch, by row; see `Loss.keep`."""
+        """What the loss kept of the latest batch, tensors ``[B, ...]`` by name; see `Loss.keep`."""
         self._all = Optimizers(
             name,
             own_lr=own_lr,
@@ -326,13 +326,21 @@ class ModuleLearner:
             minibatch_size: Steps in a gradient step. For a recurrent module about so many, in whole sequences.
             num_minibatches: Instead of that, how many minibatches an epoch has; where there are fewer steps (or
                 sequences) than that, they come again.
-            epochs: How many times over.
-            shuffle: In a new random order each epoch; else in order.
+            epochs: How often each step comes.
+            shuffle: Go through the steps in a new random order each epoch; else in order.
             max_seq_len: For a recurrent module: segments are cut to sequences of at most so many steps. Gradients flow
                 no further back.
             burn_in: Steps before each of these, of the same segment, lookback included, that the module walks through
                 first, without gradients.
             sequence_start: The state it begins with: the one that was recorded, or the initial one.
+
+        Returns:
+            Means over the gradient steps.
+
+        Raises:
+            SettingsError: both or neither of `minibatch_size` and `num_minibatches` is given.
+            DataError: the loss asks for a column that is not there, or a recurrent module for a state.
+            EtudeError: `max_skipped` steps in a row were not finite.
         """
         split = Split(minibatch_size, num_minibatches, max_seq_len, burn_in, sequence_start)
         rng = self._rng
@@ -342,10 +350,11 @@ class ModuleLearner:
         return self._update(minibatches(exp, split, self.module, self.device, **how))
 
     def update_from(self, batches: Iterable[Mapping[str, Array] | Experience]) -> Update:
-        """Update once from each batch of columns ``[B, ...]``; a generator goes on after its batch's step is made.
+        """Update once from each batch of columns ``[B, ...]``; a generator is resumed after its batch's step is made.
 
-        A recurrent module learns from Experience: each segment is a sequence, which it begins with its initial state,
-        and where there is lookback, walks through that first, without gradients.
+        A recurrent module learns from batches of Experience. Each segment is a sequence. It begins with the state that
+        was recorded for its first step, or with the initial state if none was. Its lookback is walked through first,
+        without gradients.
 
         Raises:
             ModuleError: the module is recurrent, and a batch is of single steps, which have no order in time.
@@ -367,9 +376,9 @@ class ModuleLearner:
 
         Args:
             exp: The experience.
-            figures: What is measured of a batch.
+            figures: Returns scalars by name, each a mean over the rows of the batch.
             chunk_size: Steps in a batch.
-            max_seq_len: For a recurrent module, as `update` has it; so are the next two. Equal settings give every step
+            max_seq_len: For a recurrent module, as in `update`; so are the next two. With equal settings every step has
                 the state that it has in an update.
             burn_in: Steps before each sequence that the module walks through first.
             sequence_start: The state it begins with.
@@ -574,11 +583,11 @@ class ModuleLearner:
 
 
 class Learner:
-    """Trains one or many modules, by a `ModuleLearner` each. They share nothing: what one does never depends on others.
+    """Trains one or many modules, each by a `ModuleLearner`. They share nothing: none depends on another.
 
     Args:
         modules: The learner of each module, by the module's id.
-        modules_to_train: Which of them are trained; None is all. Asked at every update.
+        modules_to_train: Which of them are trained; None for all. A function is called at every update.
     """
 
     def __init__(
@@ -616,7 +625,7 @@ class Learner:
         self.modules[module_id] = learner
 
     def remove_module(self, module_id: str) -> ModuleLearner:
-        """Train a module no more. What the others do stays the same, to the last bit.
+        """Stop training a module. The others go on as before, bit for bit.
 
         Raises:
             EtudeError: there is none of this id.
@@ -649,7 +658,7 @@ class Learner:
             learner.set_env_steps(env_steps)
 
     def chosen(self, parts: Mapping[str, T]) -> dict[str, T]:
-        """What is to be trained on of ``parts``, by module.
+        """The parts, by module, that are to be trained on; see ``modules_to_train``.
 
         Raises:
             DataError: a part is of no module here.
