@@ -66,7 +66,7 @@ class CompiledStep:
         autocast: Callable[[], AbstractContextManager[Any]],
         device: torch.device,
     ) -> None:
-        self._module, self._loss, self._all, self._device = module, loss, optimizers, device
+        self._module, self._loss, self._optim, self._device = module, loss, optimizers, device
         self._optimizers = {name: own for name, own in optimizers.by_name.items() if isinstance(own, Adam)}
         self._lossed = _LossModule(module, loss, autocast)
         names = {id(p): name for name, p in self._lossed.named_parameters()}
@@ -87,8 +87,8 @@ class CompiledStep:
             self._size = len(batch[self._columns[0]])
         if len(batch[self._columns[0]]) != self._size:
             return None
-        if self._lr != self._all.lr:
-            self._lr, self._rates = dict(self._all.lr), torch.tensor(self._rates_now(), device=self._device)
+        if self._lr != self._optim.lr:
+            self._lr, self._rates = dict(self._optim.lr), torch.tensor(self._rates_now(), device=self._device)
         columns = {name: batch[name] for name in self._columns}
         try:
             with torch.no_grad():
@@ -102,24 +102,24 @@ class CompiledStep:
 
     def _columns_used(self, batch: Batch) -> list[str]:
         """The columns that the loss asks for; what its sides reach is found out beside."""
-        wants_sides = self._all.wants_sides
+        wants_sides = self._optim.wants_sides
         with torch.set_grad_enabled(wants_sides):
             loss = self._loss(self._module, batch)
         if wants_sides:
-            self._all.set_sides(self._all.reached_by(loss))
+            self._optim.set_sides(self._optim.reached_by(loss))
         self._rate_of, self._masks = self._rates_by_element(), self._masks_of_sides()
         return list(batch.used)
 
     def _rates_now(self) -> list[float]:
         """The learning rate of each optimizer; where the only one has several, these."""
-        rates = self._all.rates("all") if self._rate_of is not None else 0.0
+        rates = self._optim.rates("all") if self._rate_of is not None else 0.0
         if isinstance(rates, int | float):
-            return [self._all.lr[name] for name in self._optimizers]
+            return [self._optim.lr[name] for name in self._optimizers]
         return [rate for _, rate in rates]
 
     def _rates_by_element(self) -> torch.Tensor | None:
         """For each parameter, which of `_rates_now` is its own; None: all of an optimizer have one."""
-        rates = self._all.rates("all") if "all" in self._optimizers else 0.0
+        rates = self._optim.rates("all") if "all" in self._optimizers else 0.0
         if isinstance(rates, int | float):
             return None
         rate_of = torch.zeros_like(self._groups[0].flat.data, dtype=torch.int32)
@@ -129,7 +129,7 @@ class CompiledStep:
 
     def _masks_of_sides(self) -> list[torch.Tensor]:
         """Where in the flat gradient each side of the loss has its own part, without the first; none where apart."""
-        sides = self._all.sides
+        sides = self._optim.sides
         if sides is None or not sides.limited or sides.backs_apart:
             return []
         masks = []
@@ -152,7 +152,7 @@ class CompiledStep:
     def _traced(
         self, columns: dict[str, torch.Tensor], rates: torch.Tensor
     ) -> tuple[Figures, Figures, Figures, torch.Tensor]:
-        flats, sides = [group.flat.data for group in self._groups], self._all.sides
+        flats, sides = [group.flat.data for group in self._groups], self._optim.sides
         passes = sides.names if sides is not None and sides.backs_apart else [None]
         found = [grad_and_value(self._loss_of, has_aux=True)(flats, columns, side) for side in passes]
         grads = [[grads[i] for grads, _ in found] for i in range(len(flats))]
@@ -162,9 +162,9 @@ class CompiledStep:
         for name, own in zip(self._optimizers, grads, strict=True):
             if name in resting:
                 continue
-            clippings = self._all.clippings(name, own)
+            clippings = self._optim.clippings(name, own)
             norms = [clipping.norm for clipping in clippings]
-            figures.update(self._all.norms_by_name(clippings, norms))
+            figures.update(self._optim.norms_by_name(clippings, norms))
             check = sum(norms, check)
             if self._masks:  # to scale slices in place would be twice as slow
                 norm = norms[0]
@@ -172,7 +172,7 @@ class CompiledStep:
                     norm = torch.lerp(norm, other, mask)
                 own[0] = own[0] * clippings[0].scale(norm)
                 continue
-            self._all.clip(clippings, norms)
+            self._optim.clip(clippings, norms)
         is_fine = check.isfinite()
         for i, ((name, optimizer), own) in enumerate(zip(self._optimizers.items(), grads, strict=True)):
             if name not in resting:

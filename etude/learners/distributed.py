@@ -109,7 +109,7 @@ def dealt(count: int, owned: Sequence[int], rank: int) -> tuple[Index, list[int]
 # -- gradients ----------------------------------------------------------------------------------------------------
 
 
-class Averaged(NamedTuple):
+class MeanGradient(NamedTuple):
     """The gradient of a step, the same for all of a team."""
 
     rows: int
@@ -120,7 +120,7 @@ class Averaged(NamedTuple):
     """Optimizers that are not to move, by the loss of the last batch."""
 
 
-class Alone:
+class LocalGradients:
     """The gradients of a learner without a team: they are the step's own.
 
     Args:
@@ -149,16 +149,16 @@ class Alone:
         assert loss is not None
         self._loss, self._resting = loss.total.detach(), loss.resting
 
-    def average(self) -> Averaged:
+    def average(self) -> MeanGradient:
         """Make the gradients the mean over the batches."""
         if self._batches < self._accumulate:
             for optimizer in self._optimizers.values():
                 for grad in optimizer.parameters.grads:
                     grad.mul_(self._accumulate / self._batches)
-        return Averaged(self._rows, self._loss, self._resting)
+        return MeanGradient(self._rows, self._loss, self._resting)
 
 
-class Averaging:
+class TeamGradients:
     """The gradients of a learner in a team: the mean, weighted by rows, is that of one learner with all rows.
 
     The gradients of all optimizers, and a few numbers, are summed at once. They lie in one block of memory, so that
@@ -217,7 +217,7 @@ class Averaging:
         for i, name in enumerate(self._names):
             self._numbers[2 + i] = float(name in loss.resting)
 
-    def average(self) -> Averaged:
+    def average(self) -> MeanGradient:
         """Make the gradients everyone's mean. All learners of the team must call this."""
         for block in self._blocks:
             self._team.sum_(block)
@@ -226,7 +226,7 @@ class Averaging:
             grads.div_(weight)  # by 0 where nobody had a row: not finite, as the loss of no rows is
         rows = self._rows if self._accumulate > 1 else round(weight) if math.isfinite(weight) else 0
         mean = torch.tensor(loss / weight if weight else math.nan, device=self._blocks[0].device)
-        return Averaged(rows, mean, frozenset(n for n, rest in zip(self._names, rests, strict=True) if rest))
+        return MeanGradient(rows, mean, frozenset(n for n, rest in zip(self._names, rests, strict=True) if rest))
 
 
 def share_buffers(team: Team, module: torch.nn.Module, rows: Sequence[int]) -> None:

@@ -18,7 +18,15 @@ from etude.experience import Experience
 from etude.experience.arrays import Array
 from etude.learners.batch import Batch
 from etude.learners.compiled import CompiledStep, LossFn, check_compilable
-from etude.learners.distributed import Alone, Averaging, BatchResult, Team, blamed, results_of_all, share_buffers
+from etude.learners.distributed import (
+    BatchResult,
+    LocalGradients,
+    Team,
+    TeamGradients,
+    blamed,
+    results_of_all,
+    share_buffers,
+)
 from etude.learners.loss import Figures, Loss, checked, numbers_of
 from etude.learners.minibatches import Split, batch_from, minibatches
 from etude.learners.optim import ClipBy, MakeOptimizer, Optimizer, Optimizers, Schedule, check_owners, value_at
@@ -176,7 +184,7 @@ class ModuleLearner:
         """Rows of all batches so far: a step of experience counts each time that it is learned from."""
         self.kept: Figures = {}
         """What the loss kept of the latest batch, tensors ``[B, ...]`` by name; see `Loss.keep`."""
-        self._all = Optimizers(
+        self._optim = Optimizers(
             name,
             own_lr=own_lr,
             betas=adam_betas,
@@ -186,7 +194,7 @@ class ModuleLearner:
             log_norms=log_grad_norms,
         )
         self._team: Team | None = None
-        self._gradients: Alone | Averaging | None = None  # None: to be made anew
+        self._gradients: LocalGradients | TeamGradients | None = None  # None: to be made anew
         self._compiled: CompiledStep | None = None
         self._are_owners_checked = False
         self._gathered: list[BatchResult] = []  # batches whose gradients are of the step under way
@@ -225,7 +233,7 @@ class ModuleLearner:
                 "which then can't be compiled as a whole. Leave `compile` out, or take one learner."
             )
         self._team = team
-        self._all.sides = None
+        self._optim.sides = None
         self._optimizers_changed()
 
     # -- optimizers ---------------------------------------------------------------------------------------------
@@ -233,17 +241,17 @@ class ModuleLearner:
     @property
     def optimizers(self) -> dict[str, Optimizer]:
         """The optimizers by name."""
-        return self._all.by_name
+        return self._optim.by_name
 
     @property
     def lr(self) -> dict[str, float]:
         """The learning rate of each optimizer now, and those of ``own_lr``."""
-        return self._all.lr
+        return self._optim.lr
 
     @property
     def schedules(self) -> dict[str, Schedule]:
         """The schedules of `lr`."""
-        return self._all.schedules
+        return self._optim.schedules
 
     def _register_all(
         self, parameters: Mapping[str, Sequence[nn.Parameter]] | None, lr: Schedule | Mapping[str, Schedule]
@@ -273,12 +281,12 @@ class ModuleLearner:
             params: Which parameters.
             lr: Learning rate, or a `Schedule` of it.
         """
-        self._all.register(name, optimizer, params, lr)
+        self._optim.register(name, optimizer, params, lr)
         self._are_owners_checked = False
         self._optimizers_changed()
 
     def _optimizers_changed(self) -> None:
-        self._all.forget_memory()
+        self._optim.forget_memory()
         self._gradients = self._compiled = None
 
     def _check_owners(self) -> None:
@@ -300,7 +308,7 @@ class ModuleLearner:
                 self._follow(self.updates)
 
     def _follow(self, at: int) -> None:
-        self._all.follow(at)
+        self._optim.follow(at)
         for name, schedule in self.scheduled.items():
             value = self.module.scheduled.setdefault(name, torch.zeros((), device=self.device))
             value.fill_(value_at(schedule, at))
@@ -439,7 +447,7 @@ class ModuleLearner:
         if rows or self.team is None:
             with self.autocast():
                 loss = self.loss(self.module, batch)
-        if self._all.wants_sides:
+        if self._optim.wants_sides:
             self._find_sides(loss)
         gradients = self._gradients if self._gathered and self._gradients is not None else self._begin()
         weight = gradients.weight(rows)
@@ -447,7 +455,7 @@ class ModuleLearner:
             result = BatchResult(rows, {}, {})
             self.kept = {}
         else:
-            self._all.backward(loss, weight)
+            self._optim.backward(loss, weight)
             result = BatchResult(rows, {name: part.detach() for name, part in loss.parts.items()}, dict(loss.logged))
             self.kept = loss.kept
         gradients.add(loss, weight)
@@ -456,25 +464,25 @@ class ModuleLearner:
             self._apply(batch)
         return result.parts
 
-    def _begin(self) -> Alone | Averaging:
+    def _begin(self) -> LocalGradients | TeamGradients:
         """Begin a step, whose gradients are 0."""
         if self._gradients is None:
-            self._all.forget_memory()
+            self._optim.forget_memory()
             if self.team is None:
-                self._gradients = Alone(self.optimizers, self.accumulate)
+                self._gradients = LocalGradients(self.optimizers, self.accumulate)
             else:
-                self._gradients = Averaging(self.team, self.optimizers, self.accumulate, self.device)
+                self._gradients = TeamGradients(self.team, self.optimizers, self.accumulate, self.device)
         self._gradients.begin()
-        self._all.begin()
+        self._optim.begin()
         return self._gradients
 
     def _find_sides(self, loss: Loss | None) -> None:
         """Find out what the sides of the loss reach; a team agrees on what the first of it has found."""
-        reached = None if loss is None else self._all.reached_by(loss)
+        reached = None if loss is None else self._optim.reached_by(loss)
         if self.team is not None:
             reached = next((found for found in self.team.gathered(reached) if found is not None), None)
         if reached is not None:
-            self._all.set_sides(reached)
+            self._optim.set_sides(reached)
             self._gradients = None  # further gradients may lie apart
 
     def _apply(self, batch: Batch) -> None:
@@ -484,18 +492,18 @@ class ModuleLearner:
         results, self._gathered = self._gathered, []
         self.updates += 1
         self.steps_trained += mean.rows
-        if not self._all.backs_apart:
+        if not self._optim.backs_apart:
             self._call(self.on_gradients)
-        clippings = self._all.all_clippings(mean.resting)
+        clippings = self._optim.all_clippings(mean.resting)
         total, *norms = numbers_of([mean.loss, *(clipping.norm for clipping in clippings)])
-        results[-1].figures.update(self._all.norms_by_name(clippings, norms))
+        results[-1].figures.update(self._optim.norms_by_name(clippings, norms))
         if not self._note(math.isfinite(total + sum(norms)), results[-1].parts, batch):
             return
-        self._all.clip(clippings, norms)
-        if self._all.backs_apart:
-            self._all.join_sides()
+        self._optim.clip(clippings, norms)
+        if self._optim.backs_apart:
+            self._optim.join_sides()
             self._call(self.on_gradients)
-        self._all.step(mean.resting)
+        self._optim.step(mean.resting)
         self._call(self.after_step)
         self._made += results
 
@@ -504,8 +512,8 @@ class ModuleLearner:
         self._follow_updates()
         if self._compiled is None and (self.threads is None or self.threads.is_settled):
             changes_gradients = self.on_gradients is not None
-            check_compilable(self._all, accumulate=self.accumulate, changes_gradients=changes_gradients)
-            self._compiled = CompiledStep(self.module, self.loss, self._all, self.autocast, self.device)
+            check_compilable(self._optim, accumulate=self.accumulate, changes_gradients=changes_gradients)
+            self._compiled = CompiledStep(self.module, self.loss, self._optim, self.autocast, self.device)
         done = None if self._compiled is None else self._compiled.step(batch)
         if done is None:
             return self._plain_step(batch)
