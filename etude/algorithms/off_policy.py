@@ -24,7 +24,7 @@ from etude.experience.experience import offsets_of
 from etude.experience.priorities import Priorities
 from etude.experience.replay import Replay
 from etude.learners import ModuleLearner, Schedule, Update, mean_of, value_at
-from etude.learners.updates import Figures
+from etude.learners.loss import Figures
 from etude.settings import settings
 from etude.spaces import Spaces
 

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 from etude.errors import DataError
 from etude.files import AnyPath, relative
-from etude.recordings.formats import hdf5, minari, npz, rllib_episodes, rllib_json, rllib_table
+from etude.recordings.formats import hdf5, lerobot, minari, npz, rllib_episodes, rllib_json, rllib_table
 from etude.recordings.formats.parts import Parts, Problem
 
 Opener: TypeAlias = Callable[[Sequence[AnyPath]], Parts]
@@ -33,6 +33,8 @@ def open_foreign(path: AnyPath, faults: list[Problem] | None = None) -> Parts | 
     """
     if minari.detect(path):
         return minari.open_parts(path)
+    if lerobot.detect(path):
+        return lerobot.open_parts(path)
     found: list[Any] = [path] if path.is_file() else [p for p in path.rglob("*") if _is_data(p, path)]
     files = sorted(found)
     first = files[0] if files else path
