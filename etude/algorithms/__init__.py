@@ -9,7 +9,6 @@ from etude.algorithms.clips import Clip, clip
 from etude.algorithms.config import ActingConfig, AlgorithmConfig, OfflineConfig, OnPolicyConfig, RecordConfig
 from etude.algorithms.cql import CQL, CQLConfig
 from etude.algorithms.dqn import DQN, DQNConfig
-from etude.algorithms.engine import Ray, RayData
 from etude.algorithms.impala import IMPALA, IMPALAConfig
 from etude.algorithms.iql import IQL, IQLConfig
 from etude.algorithms.loading import Checkpoints, load
@@ -18,6 +17,7 @@ from etude.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
 from etude.algorithms.offline import OfflineAlgorithm
 from etude.algorithms.on_policy import OnPolicyAlgorithm
 from etude.algorithms.ppo import PPO, PPOConfig
+from etude.algorithms.ray_config import Ray, RayData
 from etude.algorithms.results import Evaluation, Result, Stop
 from etude.algorithms.sac import SAC, SACConfig
 from etude.algorithms.task import Task, TaskConfig

@@ -2,14 +2,13 @@
 """Algorithm: what all algorithms share: training in a loop, evaluating, recording, saving."""
 
 import dataclasses
-import importlib
 import operator
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args
 
 import numpy as np
@@ -29,7 +28,7 @@ from etude.algorithms.checkpoint import (
     write_components,
 )
 from etude.algorithms.config import ActingConfig, AlgorithmConfig, ModuleLike, RecordConfig, learners_of
-from etude.algorithms.engine import Cluster, Evaluators, Learners
+from etude.algorithms.engine import engine_of
 from etude.algorithms.play import play, runner_for
 from etude.algorithms.policies import (
     MAIN,
@@ -58,7 +57,7 @@ from etude.algorithms.slips import arguments_checked, how_to_train, no_such_attr
 from etude.checkpoints import Where
 from etude.connectors import Pipeline
 from etude.envs import EnvLike, env_name
-from etude.errors import EngineError, SettingsError
+from etude.errors import SettingsError
 from etude.learners import Batch, Learner, Loss, ModuleLearner, Schedule, ScheduleBy, Update, check_device
 from etude.modules import Module, make_module
 from etude.policies import Policy
@@ -132,7 +131,10 @@ class Algorithm(Generic[C]):
         """Keeps what is lived through, where `record` asks for it."""
         check_device(config.device)
         weights, runner, learner = np.random.SeedSequence(config.seed).spawn(3)
-        self._seed = int(runner.generate_state(1)[0])
+        self.runner_seed = int(runner.generate_state(1)[0])
+        """What all that acts in training draws its seeds from."""
+        self.engine = engine_of(self)
+        """Where runners and learners live."""
         with self.threads_held():
             self.spaces = self.module_spaces()
             """On the env's side, of observations and of actions, by module id."""
@@ -233,33 +235,6 @@ class Algorithm(Generic[C]):
     def threads_held(self) -> AbstractContextManager[None]:
         """Within it, torch has the threads of the settings (one where they are `auto`) and BLAS has one."""
         return held(for_acting(self.config.threads))
-
-    @cached_property
-    def cluster(self) -> Cluster | None:
-        """Where runners and learners live, if not here; reached when it is first needed.
-
-        Raises:
-            EngineError: Ray is not installed, or there is no cluster to connect to.
-        """
-        if self.config.engine == "local":
-            return None
-        try:
-            importlib.import_module("ray")
-        except ModuleNotFoundError as error:
-            raise EngineError('the ray engine needs Ray: pip install "etude[ray]".') from error
-        # By name: algorithms stand below the ray engine, and must be there without it.
-        found: Cluster = importlib.import_module("etude.ray.cluster").RayCluster(self.config)
-        return found
-
-    @cached_property
-    def learners(self) -> Learners | None:
-        """The learners that share each update, if there are some; started when they are first needed."""
-        return self.cluster.learners(self) if self.cluster is not None and self.cluster.num_learners else None
-
-    @cached_property
-    def evaluators(self) -> Evaluators | None:
-        """Runners that play evaluations while training goes on, if there are some."""
-        return self.cluster.evaluators(self) if self.cluster is not None and self.cluster.has_evaluators else None
 
     def _plays(self) -> dict[str, Any]:
         """How the episodes were played that training records: only what acts in training explores."""
@@ -379,11 +354,10 @@ class Algorithm(Generic[C]):
         before = self._counts()
         self.learner.set_env_steps(self.env_steps)
         update = self.training_step()
-        num = learners_of(self.config)
-        if num and "learners" not in vars(self):
+        if not self.engine.is_asked:
             raise SettingsError(
-                f"`engine` has num_learners={num}, but {type(self).__name__}.training_step made its gradient steps in "
-                "this process, without asking self.learners: leave `num_learners` out, or call "
+                f"`engine` has num_learners={learners_of(self.config)}, but {type(self).__name__}.training_step made "
+                "its gradient steps in this process, without asking self.engine: leave `num_learners` out, or call "
                 "super().training_step(), which asks them. Runners work all the same."
             )
         self.after_update(self.env_steps)
@@ -671,7 +645,9 @@ class Algorithm(Generic[C]):
             **({"recorder": Component(recorder.state_dict, recorder.load_state_dict)} if recorder.is_on else {}),
             "counters": Component(lambda: {name: getattr(self, name) for name in _COUNTERS}, self._set_counters),
             "figures": Component(figures.state_dict, figures.load_state_dict),
-            "seed": Component(lambda: self._seed, lambda seed: setattr(self, "_seed", operator.index(seed))),
+            "seed": Component(
+                lambda: self.runner_seed, lambda seed: setattr(self, "runner_seed", operator.index(seed))
+            ),
         }
 
     def _set_counters(self, counters: Mapping[str, Any]) -> None:
@@ -690,15 +666,9 @@ class Algorithm(Generic[C]):
         Raises:
             CheckpointError: there are no such components; those that there are are named.
         """
-        self.pull_learners()
+        self.engine.pull()
         parts = self.components()
         return {name: parts[name].get() for name in chosen(parts, components, not_components)}
-
-    def pull_learners(self) -> None:
-        """Have here what learners elsewhere know, if there are some."""
-        learners: Learners | None = vars(self).get("learners")  # none are started for it
-        if learners is not None:
-            learners.pull()
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go on from `get_state`; of components that are not in ``state``, nothing is changed.
@@ -711,9 +681,7 @@ class Algorithm(Generic[C]):
         parts = self.components()
         # what goes on with recording or without it needs no other state
         put_back(parts, {name: part for name, part in state.items() if name != "recorder" or name in parts})
-        learners: Learners | None = vars(self).get("learners")
-        if learners is not None:
-            learners.push()
+        self.engine.push()
 
     @arguments_checked
     def save(
@@ -738,7 +706,7 @@ class Algorithm(Generic[C]):
         Raises:
             CheckpointError: there are no such components, or the folder can't be written.
         """
-        self.pull_learners()
+        self.engine.pull()
         parts = self.components()
         wanted = {name: parts[name] for name in chosen(parts, components, not_components)}
         failures = write_components(path, wanted, self._description(result), self.left_out)
@@ -791,8 +759,6 @@ class Algorithm(Generic[C]):
     def close(self) -> None:
         """Close what training acts in, what is recorded, and what was started elsewhere."""
         try:
-            self.recorder.close()
+            self.engine.close()
         finally:
-            cluster: Cluster | None = vars(self).get("cluster")
-            if cluster is not None:
-                cluster.close()
+            self.recorder.close()

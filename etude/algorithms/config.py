@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, Self, get_type_hints
 
 import torch
 
-from etude.algorithms.engine import EngineLike
+from etude.algorithms.ray_config import EngineLike
 from etude.connectors import PreLearnerLike
 from etude.connectors.pipeline import ConnectorLike
 from etude.envs import EnvLike, Workers

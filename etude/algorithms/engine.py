@@ -1,155 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines: where runners and learners live. Their settings, and what an algorithm asks of them."""
+"""Engines: where the runners and learners of an algorithm live. The local one is here."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias
+import importlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
 
+from etude.algorithms.play import dropped_by, make_runner, workers_of
+from etude.algorithms.policies import spaces_in
 from etude.algorithms.results import Evaluation
-from etude.errors import SettingsError
+from etude.columns import Columns
+from etude.envs import Arena, make_arena
+from etude.errors import EngineError
 from etude.experience import Experience
 from etude.learners import Update
 from etude.learners.loss import Figures
 from etude.policies import PolicyLike
-from etude.runners import Finished, ModuleOf
-from etude.settings import check_range, settings
+from etude.runners import Finished, Lengths, ModuleOf
 from etude.spaces import Spaces
-
-
-@settings
-class RayData:
-    """How recordings flow to the learners on a cluster, through Ray Data."""
-
-    concurrency: int | tuple[int, int] | None = None
-    """Actors that let the prelearner and the connectors work: so many, or at least and at most so many. None: they work
-    in the tasks that read, which is faster unless they need a GPU or are slow to start."""
-
-    num_cpus: float = 1.0
-    """CPUs of each task that reads, and of each of these actors, above 0."""
-
-    num_gpus: float = 0.0
-    """GPUs of each of these actors, at least 0; fractions are allowed."""
-
-    prefetch_batches: int = 2
-    """Blocks that each learner fetches ahead, at least 0."""
-
-    module_sync_period: int | None = None
-    """Let connectors that ask the module work in these actors, with a copy of it that takes new weights after so many
-    gradient steps, at least 1. None: they work at the learner, on each batch as it is learned from."""
-
-    def __post_init__(self) -> None:
-        given = 1 if self.concurrency is None else self.concurrency
-        period = self.module_sync_period
-        least, most = given if isinstance(given, tuple) else (given, given)
-        check_range(
-            "ray.data",
-            concurrency=(1 <= least <= most, f"at least 1, or least and most, not {self.concurrency}"),
-            num_cpus=(self.num_cpus > 0, f"greater than 0, not {self.num_cpus}"),
-            num_gpus=(self.num_gpus >= 0, f"at least 0, not {self.num_gpus}"),
-            prefetch_batches=(self.prefetch_batches >= 0, f"at least 0, not {self.prefetch_batches}"),
-            module_sync_period=(period is None or period >= 1, f"at least 1, not {period}"),
-        )
-        if self.num_gpus and self.concurrency is None:
-            raise SettingsError("`ray.data.num_gpus` are of actors: set `ray.data.concurrency`, how many there are.")
-
-
-@settings
-class Ray:
-    """The ray engine: runners and learners as actors of a Ray cluster. Needs ``pip install "etude[ray]"``."""
-
-    main_setting: ClassVar[str] = "num_runners"
-
-    num_runners: int = 2
-    """Runners that act at the same time, each with `num_envs` envs of its own, at least 1."""
-
-    cpus_per_runner: float = 1.0
-    """CPUs that each of them is given, at least 0."""
-
-    gpus_per_runner: float = 0.0
-    """GPUs that each of them is given, at least 0; fractions are allowed."""
-
-    resources_per_runner: Mapping[str, float] | None = None
-    """Other resources that each of them is given, by name, such as `{"simulator": 1}`."""
-
-    fragment_steps: int | None = None
-    """Steps that a runner gives at once, at least 1. None: where the learner waits for all of an iteration's steps, a
-    part of each runner's share, so that fast runners take over from slow ones; else `num_steps`."""
-
-    in_flight: int = 2
-    """Fragments that are asked of a runner at once where the learner does not wait for them, at least 1: more keep
-    runners busy while it learns, and make what it learns from older."""
-
-    sample_timeout: float = 60.0
-    """Seconds after which a collection goes on with what has come, at least one fragment; above 0. Runners also have
-    these to write what they record, and processes wait so long for room before that is told."""
-
-    step_timeout: float | None = 300.0
-    """Seconds without a single turn, above 0, after which a runner's envs count as hanging, also those that are being
-    made: it is ended and made anew. None: never."""
-
-    restart_failed_runners: bool = True
-    """Make runners anew that have died; else training goes on with the others."""
-
-    max_restarts: int = 100
-    """Restarts until a run is resumed, at least 0: so many of runners, of evaluation runners and of learners, all of a
-    kind together; one more is an error."""
-
-    num_evaluation_runners: int = 0
-    """Runners apart from these, which play the episodes of evaluations while training goes on; 0: the process that
-    trains plays them."""
-
-    num_learners: int = 0
-    """Learners that share each update, each with a part of the batch. 0: the process that trains learns itself."""
-
-    cpus_per_learner: float = 1.0
-    """CPUs that each of them is given, at least 0."""
-
-    gpus_per_learner: float = 0.0
-    """GPUs that each of them is given, at least 0; fractions are allowed. Above 0, learners learn on `cuda`."""
-
-    backend: Literal["auto", "gloo", "nccl"] = "auto"
-    """How gradients are averaged: `nccl` where each learner has a GPU to itself, `gloo` else."""
-
-    learner_timeout: float = 600.0
-    """Seconds that an update may take, or the start of learners that have found room, before one of them counts as
-    lost, above 0."""
-
-    address: str | None = None
-    """The cluster: `auto`, `host:port`, `ray://host:port`. None: the one that `RAY_ADDRESS` names or that this process
-    is connected to already, else one of this machine alone, which ends with the run."""
-
-    runtime_env: Mapping[str, Any] | None = None
-    """What actors find: see Ray's runtime environments."""
-
-    data: RayData = RayData()
-    """How recordings flow to the learners."""
-
-    def __post_init__(self) -> None:
-        least = dict.fromkeys(("num_runners", "in_flight"), 1) | dict.fromkeys(_FROM_ZERO, 0)
-        rules = {
-            name: (getattr(self, name) >= n, f"at least {n}, not {getattr(self, name)}") for name, n in least.items()
-        }
-        for name in ("sample_timeout", "step_timeout", "learner_timeout"):
-            value = getattr(self, name)
-            rules[name] = (value is None or value > 0, f"greater than 0, not {value}")
-        fragment = self.fragment_steps
-        rules["fragment_steps"] = (fragment is None or fragment >= 1, f"at least 1, not {fragment}")
-        is_whole = self.backend != "nccl" or self.gpus_per_learner >= 1
-        rules["backend"] = (is_whole, "auto or gloo where learners have no whole GPU each")
-        check_range("ray", **rules)
-
-
-_FROM_ZERO = (
-    "cpus_per_runner",
-    "gpus_per_runner",
-    "max_restarts",
-    "num_evaluation_runners",
-    "num_learners",
-    "cpus_per_learner",
-    "gpus_per_learner",
-)
-
-EngineLike: TypeAlias = Ray | Literal["local", "ray"]
-"""``local``: this process and its env workers; or a Ray cluster, with settings of its own or without."""
 
 
 class Collector(Protocol):
@@ -195,70 +62,213 @@ class Collector(Protocol):
         """Close the envs."""
 
 
-class Runners(Collector, Protocol):
-    """Runners elsewhere, each with envs of its own. They keep the recording, where there is to be one."""
+class Trained(NamedTuple):
+    """What gradient steps from a recording brought."""
+
+    updates: dict[str, Update]
+    """By module id."""
+
+    data: dict[str, float]
+    """How the data flowed, see `Result.data`."""
+
+    bottleneck: str
+    """The slowest layer, see `Result.bottleneck`."""
+
+    seconds: float
+    """How long they took."""
+
+
+Draw = Callable[[], tuple[Columns, Columns | Experience]]
+"""Gives a batch from a replay, and the same as the module sees it."""
+
+Learned = Callable[[Columns, Figures], None]
+"""Takes a batch that was learned from, and what the loss kept of it, by row (`ModuleLearner.kept`)."""
+
+
+class Engine(Protocol):
+    """Where the runners and learners of an algorithm live: here (`LocalEngine`) or on a Ray cluster
+    (`etude.ray.engine.RayEngine`).
+
+    It is made with the algorithm. What it starts is started when it is first needed, so that an algorithm that was
+    loaded to play starts nothing.
+    """
+
+    # -- acting ---------------------------------------------------------------------------------------------------
 
     def spaces(
         self, module_ids: list[str], module_of: ModuleOf | None, known: Mapping[str, Spaces] | None = None
     ) -> dict[str, Spaces]:
-        """See `etude.algorithms.policies.spaces_in`."""
+        """The spaces of each module on the env's side, see `etude.algorithms.policies.spaces_in`; makes the envs."""
 
+    @property
+    def has_envs(self) -> bool:
+        """Whether the envs of training are made."""
 
-class Learners(Protocol):
-    """Learners elsewhere, which share each update. After it, the algorithm's own modules have the new weights."""
+    def runner(self) -> Collector:
+        """Make what acts in these envs, and be ready to record where the settings say so."""
 
-    def update(self, parts: Mapping[str, Experience], env_steps: int) -> dict[str, Update]:
-        """Let each module learn from prepared experience, as `OnPolicyAlgorithm.learn` does."""
+    def can_resume(self, state: Mapping[str, Any]) -> bool:
+        """Whether ``state`` is of a runner of this engine."""
 
-    def update_next(self, seen: Mapping[str, Experience], env_steps: int) -> dict[str, Update] | None:
-        """As `update` of what modules saw, while more is collected; gives what the one before brought, if any."""
+    def record(self, parts: Mapping[str, Experience]) -> None:
+        """Record raw experience by module id, where the settings say so and runners do not record it themselves."""
 
-    def update_from(self, module_id: str, batches: Iterable[Any], env_steps: int) -> tuple[Update, list[Figures]]:
-        """As `ModuleLearner.update_from`, and what the loss kept of each batch, by row (`ModuleLearner.kept`)."""
+    # -- learning -------------------------------------------------------------------------------------------------
 
-    def train(self, num_updates: int) -> tuple[dict[str, Update], dict[str, float], str]:
-        """Gradient steps of each module that is trained from the recording, which learners read themselves.
+    def update(self, parts: Mapping[str, Experience]) -> dict[str, Update] | None:
+        """Let each module learn from raw experience (on-policy). None: what it brings is told by the next call."""
 
-        Gives what they brought, how the data flowed, and the slowest layer, see `Result.data` and `Result.bottleneck`.
-        """
+    def update_from(self, module_id: str, draw: Draw, num_batches: int, learned: Learned) -> Update:
+        """Let one module learn from so many batches of a replay; ``learned`` is called with each, in order."""
+
+    def update_from_given(self, module_id: str, batches: Iterable[Any]) -> Update:
+        """Let one module learn from batches, see `ModuleLearner.update_from`."""
+
+    def feeds(self) -> dict[str, Any]:
+        """What feeds each module from the recording, a `Feed` of each, where learners are here."""
+
+    def train(self) -> Trained:
+        """An iteration's gradient steps of each module, from the recording."""
 
     def pull(self) -> None:
-        """Bring all that learners know to the algorithm: before a checkpoint."""
+        """Have here all that learners elsewhere know: before a checkpoint."""
 
     def push(self) -> None:
-        """Bring all that the algorithm knows to the learners: after a load, or where modules have come or gone."""
+        """Let learners elsewhere know all that is here: after a load, or where modules have come or gone."""
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the learners that the settings ask for were asked to learn; True where they are here."""
+
+    # -- the rest -------------------------------------------------------------------------------------------------
+
+    def evaluate(self, num_episodes: int, seed: int) -> tuple[Evaluation | None, Finished | None]:
+        """Play whole episodes without exploring; gives those of the last call where they are played beside training."""
 
     def stats(self) -> dict[str, float]:
-        """What was counted since this was last asked, such as ``learner_restarts``."""
-
-
-class Evaluators(Protocol):
-    """Runners that play the episodes of evaluations while training goes on."""
-
-    def next(self, num_episodes: int, *, seed: int | None) -> tuple[Evaluation | None, Finished | None]:
-        """What the episodes brought that were asked for the last time; waits for their end. None the first time.
-
-        Then lets the modules, as they are now, play so many without exploring; returns while they do.
-        """
-
-
-class Cluster(Protocol):
-    """Where runners and learners live, if not here."""
-
-    num_learners: int
-    has_evaluators: bool
-
-    def runners(self, algorithm: Any) -> Runners:
-        """Start those of an algorithm."""
-
-    def learners(self, algorithm: Any) -> Learners:
-        """Start those of an algorithm."""
-
-    def evaluators(self, algorithm: Any) -> Evaluators:
-        """Start those of an algorithm."""
-
-    def feeds(self, algorithm: Any) -> dict[str, Any]:
-        """What feeds each module with batches, where the algorithm learns here: a `Feed` of each."""
+        """What was counted of learners since this was last asked, such as ``learner_restarts``."""
 
     def close(self) -> None:
-        """End all that was started."""
+        """Close the envs, and end all that was started."""
+
+
+class LocalEngine:
+    """This process, with env workers where the settings ask for them.
+
+    Args:
+        algorithm: An `Algorithm`. (Any, as it stands above this file; so it does in `engine_of`.)
+    """
+
+    is_asked = True
+
+    def __init__(self, algorithm: Any) -> None:
+        self._algorithm = algorithm
+        self.arena: Arena | None = None
+        """The envs of training."""
+
+    @property
+    def has_envs(self) -> bool:
+        """Whether the envs of training are made."""
+        return self.arena is not None
+
+    def spaces(
+        self, module_ids: list[str], module_of: ModuleOf | None, known: Mapping[str, Spaces] | None = None
+    ) -> dict[str, Spaces]:
+        """See `Engine`."""
+        if self.arena is None:
+            config = self._algorithm.config
+            self.arena = make_arena(config.env, config.num_envs, workers_of(config), drop=dropped_by(config))
+        return spaces_in(self.arena, module_ids, module_of, known)
+
+    def runner(self) -> Collector:
+        """See `Engine`."""
+        algorithm, config = self._algorithm, self._algorithm.config
+        assert self.arena is not None  # `spaces` has made it
+        lengths = Lengths(config.min_trajectory_length, config.max_trajectory_length)
+        runner = make_runner(
+            config, self.arena, algorithm.policies, algorithm.runner_seed, algorithm.callbacks, lengths
+        )
+        runner.warn_of_lost_episodes = not config.workers.num_workers  # the state of envs in workers is never saved
+        algorithm.recorder.open()
+        return runner
+
+    def can_resume(self, state: Mapping[str, Any]) -> bool:
+        """See `Engine`."""
+        return "rollouts" in state
+
+    def record(self, parts: Mapping[str, Experience]) -> None:
+        """See `Engine`."""
+        if self._algorithm.recorder.is_on:
+            with self._algorithm.timed("record"):
+                self._algorithm.recorder.take(parts)
+
+    def update(self, parts: Mapping[str, Experience]) -> dict[str, Update]:
+        """See `Engine`."""
+        updates: dict[str, Update] = self._algorithm.learn_each(parts)
+        return updates
+
+    def update_from(self, module_id: str, draw: Draw, num_batches: int, learned: Learned) -> Update:
+        """See `Engine`."""
+        learner = self._algorithm.learner.modules[module_id]
+
+        def batches() -> Iterator[Columns | Experience]:
+            for _ in range(num_batches):
+                batch, shown = draw()
+                yield shown
+                learned(batch, learner.kept)
+
+        return self.update_from_given(module_id, batches())
+
+    def update_from_given(self, module_id: str, batches: Iterable[Any]) -> Update:
+        """See `Engine`."""
+        update: Update = self._algorithm.learner.modules[module_id].update_from(batches)
+        return update
+
+    def feeds(self) -> dict[str, Any]:
+        """See `Engine`."""
+        feeds: dict[str, Any] = self._algorithm.make_feeds()
+        return feeds
+
+    def train(self) -> Trained:
+        """See `Engine`."""
+        trained: Trained = self._algorithm.train_on(self._algorithm.opened_feeds())
+        return trained
+
+    def pull(self) -> None:
+        """All is here."""
+
+    def push(self) -> None:
+        """All is here."""
+
+    def evaluate(self, num_episodes: int, seed: int) -> tuple[Evaluation | None, Finished | None]:
+        """See `Engine`."""
+        played: tuple[Evaluation | None, Finished | None] = self._algorithm.evaluated(num_episodes, seed)
+        return played
+
+    def stats(self) -> dict[str, float]:
+        """Nothing."""
+        return {}
+
+    def close(self) -> None:
+        """Close the envs."""
+        arena, self.arena = self.arena, None
+        if arena is not None:
+            arena.close()
+
+
+def engine_of(algorithm: Any) -> Engine:
+    """The engine that the algorithm's settings ask for.
+
+    Raises:
+        EngineError: it needs Ray, which is not installed.
+        SettingsError: the settings do not go together.
+    """
+    if algorithm.config.engine == "local":
+        return LocalEngine(algorithm)
+    try:
+        importlib.import_module("ray")
+    except ModuleNotFoundError as error:
+        raise EngineError('the ray engine needs Ray: pip install "etude[ray]".') from error
+    # By name: algorithms stand below the ray engine, and must be there without it.
+    engine: Engine = importlib.import_module("etude.ray.engine").RayEngine(algorithm)
+    return engine

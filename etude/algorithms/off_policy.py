@@ -2,7 +2,8 @@
 """OffPolicyAlgorithm: collect a few steps, remember them, learn from any that are remembered."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -12,7 +13,6 @@ from etude import columns as col
 from etude.algorithms.acting import ActingAlgorithm
 from etude.algorithms.checkpoint import Component
 from etude.algorithms.config import ActingConfig
-from etude.algorithms.engine import Learners
 from etude.algorithms.policies import spawned
 from etude.algorithms.results import together
 from etude.columns import Columns
@@ -23,7 +23,7 @@ from etude.experience import Experience, Segments, returns
 from etude.experience.experience import offsets_of
 from etude.experience.priorities import Priorities
 from etude.experience.replay import Replay
-from etude.learners import ModuleLearner, Schedule, Update, mean_of, value_at
+from etude.learners import Schedule, Update, mean_of, value_at
 from etude.learners.loss import Figures
 from etude.settings import settings
 from etude.spaces import Spaces
@@ -104,10 +104,6 @@ class OffPolicyConfig(ActingConfig):
 
 
 C = TypeVar("C", bound=OffPolicyConfig)
-
-
-_AT_ONCE = 32
-"""Batches that learners elsewhere are given together, as far as that makes whole gradient steps."""
 
 
 class OffPolicyAlgorithm(ActingAlgorithm[C]):
@@ -223,7 +219,7 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
             together({name: update.metrics for name, update in updates.items()}, several=several)
             | together(sizes, several=several)
             | dict(counts)
-            | ({} if self.learners is None else self.learners.stats()),
+            | self.engine.stats(),
         )
 
     def _due(self, before: int) -> dict[str, int]:
@@ -264,16 +260,13 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         """Make so many gradient steps of each module that is trained and has a batch to draw."""
         if isinstance(num_updates, int):
             num_updates = dict.fromkeys(self.policies, num_updates)
-        updates, learners = {}, self.learners
+        updates = {}
         for name, replay in self.learner.chosen(self.replays).items():
             with self.settings_of(name):
                 if num_updates[name] and replay.can_sample(self.config.batch_size):
                     num = num_updates[name] * self.config.accumulate
-                    if learners is None:
-                        learner = self.learner.modules[name]
-                        updates[name] = learner.update_from(self._batches(name, learner, num))
-                    else:
-                        updates[name] = self._learned_away(learners, name, num)
+                    draw, learned = partial(self._drawn, name), partial(self._set_priorities, replay)
+                    updates[name] = self.engine.update_from(name, draw, num, learned)
         return updates
 
     def _drawn(self, name: str) -> tuple[Columns, Columns | Experience]:
@@ -288,24 +281,6 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
                     return {}, exp
         batch = replay.sample(config.batch_size)
         return batch, seen(behind, batch, config.n_step) if behind.connectors else batch
-
-    def _batches(self, name: str, learner: ModuleLearner, num: int) -> Iterator[Columns | Experience]:
-        for _ in range(num):
-            batch, shown = self._drawn(name)
-            yield shown
-            self._set_priorities(self.replays[name], batch, learner.kept)
-
-    def _learned_away(self, learners: Learners, name: str, num: int) -> Update:
-        """Gradient steps by learners elsewhere, some batches at a time: priorities follow when these are learned."""
-        done, accumulate = [], self.config.accumulate
-        at_once = max(1, _AT_ONCE // accumulate) * accumulate
-        for first in range(0, num, at_once):
-            drawn = [self._drawn(name) for _ in range(min(at_once, num - first))]
-            update, kept = learners.update_from(name, [shown for _, shown in drawn], self.env_steps)
-            for (batch, _), rows in zip(drawn, kept, strict=True):
-                self._set_priorities(self.replays[name], batch, rows)
-            done.append(update)
-        return mean_of(done)
 
     def _set_priorities(self, replay: Replay, batch: Columns, kept: Figures) -> None:
         if replay.priorities is None:

@@ -11,8 +11,8 @@ import ray
 from ray.exceptions import RayError
 
 from etude.algorithms.config import AlgorithmConfig
-from etude.algorithms.engine import Ray
 from etude.algorithms.play import evaluation_of, played, runner_for
+from etude.algorithms.ray_config import Ray
 from etude.algorithms.results import Evaluation
 from etude.errors import EngineError, SettingsError
 from etude.ray.faults import cause_of, first_line, raise_from, was_lost

@@ -10,7 +10,7 @@ import ray
 import torch
 
 from etude.algorithms.config import OnPolicyConfig, RecordConfig
-from etude.algorithms.engine import Ray
+from etude.algorithms.ray_config import Ray
 from etude.errors import EngineError
 from etude.experience import Experience
 from etude.learners import Update

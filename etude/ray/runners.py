@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from etude.algorithms.engine import Ray
+from etude.algorithms.ray_config import Ray
 from etude.errors import EngineError
 from etude.experience import Experience
 from etude.policies import PolicyLike

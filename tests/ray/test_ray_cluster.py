@@ -15,7 +15,7 @@ from runner_envs import Walk
 
 import etude
 from etude import APPO, BC, DQN, PPO, APPOConfig, BCConfig, DQNConfig, PPOConfig, Ray, RecordConfig
-from etude.algorithms.engine import RayData
+from etude.algorithms import RayData
 from etude.errors import DataError, SettingsError
 from etude.modules import NetworkConfig
 from etude.ray.resources import actors_of
@@ -37,17 +37,16 @@ def test_whatever_fails_while_it_ends_all_else_has_ended() -> None:
 
     algorithm = PPO(PPOConfig(**SMALL, engine=Ray(num_runners=1, num_learners=1)))
     algorithm.train()
-    assert algorithm.cluster is not None
-    assert algorithm.learners is not None
-    pids = algorithm.learners.pids  # type: ignore[attr-defined]
+    engine: Any = algorithm.engine
+    pids = engine.learners.pids
     assert len(pids) == 1
     first, last = Fails(), Fails()
-    parts = algorithm.cluster._parts  # type: ignore[attr-defined]
+    parts = engine._parts
     parts[:] = [first, *parts, last]
     with pytest.raises(DataError, match="no space left"):
         algorithm.close()
     assert (first.closed, last.closed) == (1, 1)
-    assert algorithm.learners.pids == []  # type: ignore[attr-defined]
+    assert engine.learners.pids == []
     algorithm.close()
 
 
@@ -104,7 +103,7 @@ def test_a_device_that_learners_do_not_have_is_refused() -> None:
     config = PPOConfig(**SMALL, engine=Ray(num_learners=1))
     object.__setattr__(config, "device", "cuda")  # which can't be set where there is none
     with pytest.raises(SettingsError, match="`device` is 'cuda', but learners on the cluster have no GPUs"):
-        etude.algorithms.engine.connect(config)
+        PPO(config)
     with pytest.raises(SettingsError, match="ray.backend must be auto or gloo where learners have no whole GPU each"):
         Ray(backend="nccl", gpus_per_learner=0.5)
 

@@ -18,7 +18,7 @@ import pytest
 import ray
 import runner_envs
 
-from etude.algorithms.engine import Ray
+from etude.algorithms import Ray
 from etude.algorithms.ppo import PPO, PPOConfig
 from etude.algorithms.record import RecordConfig
 from etude.envs import Workers
