@@ -265,11 +265,11 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
             with self.settings_of(name):
                 if num_updates[name] and replay.can_sample(self.config.batch_size):
                     num = num_updates[name] * self.config.accumulate
-                    draw, learned = partial(self._drawn, name), partial(self._set_priorities, replay)
+                    draw, learned = partial(self.drawn, name), partial(self._set_priorities, replay)
                     updates[name] = self.engine.update_from(name, draw, num, learned)
         return updates
 
-    def _drawn(self, name: str) -> tuple[Columns, Columns | Experience]:
+    def drawn(self, name: str) -> tuple[Columns, Columns | Experience]:
         """A batch from a replay, and the same as the module sees it: of a recurrent one, sequences."""
         config, behind, replay = self.config, self._behind[name], self.replays[name]
         if self.policies[name].module.recurrent:

@@ -42,7 +42,7 @@ class OnPolicyAlgorithm(ActingAlgorithm[C]):
         """Let each module learn here from raw experience."""
         updates = {}
         for name, exp in parts.items():
-            seen = self.seen(name, exp)
+            seen = self.connected(name, exp)
             batch = self.prepared(name, seen)
             with self.timed("update"):
                 updates[name] = self.learn(name, batch)
@@ -50,7 +50,7 @@ class OnPolicyAlgorithm(ActingAlgorithm[C]):
             self.learner.modules[name].connectors.update(seen)
         return updates
 
-    def seen(self, name: str, exp: Experience) -> Experience:
+    def connected(self, name: str, exp: Experience) -> Experience:
         """What a module saw of raw experience: behind the connectors between env and module."""
         with self.timed("connect"):
             seen = self.policies[name].connectors.offline(exp)

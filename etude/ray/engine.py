@@ -110,7 +110,7 @@ class RayEngine:
         if learners is None:
             return self._here.update(parts)
         updates: dict[str, Update] | None
-        seen = {name: algorithm.seen(name, exp) for name, exp in parts.items()}
+        seen = {name: algorithm.connected(name, exp) for name, exp in parts.items()}
         if algorithm.collects_beside:
             with algorithm.timed("update"):
                 updates = learners.update_next(seen, algorithm.env_steps)

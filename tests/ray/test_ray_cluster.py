@@ -17,6 +17,7 @@ import etude
 from etude import APPO, BC, DQN, PPO, APPOConfig, BCConfig, DQNConfig, PPOConfig, Ray, RecordConfig
 from etude.algorithms import RayData
 from etude.errors import DataError, SettingsError
+from etude.learners import Update
 from etude.modules import NetworkConfig
 from etude.ray.resources import actors_of
 
@@ -136,3 +137,29 @@ def test_an_end_after_that_of_the_cluster_starts_none(cluster: None) -> None:
     assert told.startswith("the connection to the Ray cluster has ended (by ray.shutdown()?), and runners and learners")
     assert is_there == "False"
     assert ray.is_initialized()
+
+
+class LearnsItself(PPO):
+    """Makes its gradient steps with the learner that it finds here."""
+
+    def training_step(self) -> Update:
+        (exp,) = self.collect(num_steps=64).values()
+        return self.go_over(self.learner.only, self.prepared("main", exp))
+
+
+class LearnsAsEver(PPO):
+    """Does something more."""
+
+    def training_step(self) -> Update:
+        return super().training_step()
+
+
+def test_learners_of_a_cluster_are_never_left_out_silently() -> None:
+    config = PPOConfig(**SMALL, engine=Ray(num_runners=1, num_learners=1))
+    with closing(LearnsAsEver(config)) as algorithm:
+        algorithm.train()
+    with (
+        closing(LearnsItself(config)) as algorithm,
+        pytest.raises(SettingsError, match=r"num_learners=1, but LearnsItself\.training_step .*leave"),
+    ):
+        algorithm.train()
