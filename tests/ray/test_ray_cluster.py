@@ -19,6 +19,7 @@ from etude.algorithms import RayData
 from etude.errors import DataError, SettingsError
 from etude.learners import Update
 from etude.modules import NetworkConfig
+from etude.ray.engine import RayEngine
 from etude.ray.resources import actors_of
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -101,10 +102,11 @@ def test_what_was_counted_before_there_was_something_to_tell_is_told() -> None:
 
 
 def test_a_device_that_learners_do_not_have_is_refused() -> None:
-    config = PPOConfig(**SMALL, engine=Ray(num_learners=1))
-    object.__setattr__(config, "device", "cuda")  # which can't be set where there is none
+    algorithm = PPO(PPOConfig(**SMALL))
+    algorithm.config = dataclasses.replace(algorithm.config, engine=Ray(num_learners=1))
+    object.__setattr__(algorithm.config, "device", "cuda")  # which can't be set where there is none
     with pytest.raises(SettingsError, match="`device` is 'cuda', but learners on the cluster have no GPUs"):
-        PPO(config)
+        RayEngine(algorithm)
     with pytest.raises(SettingsError, match="ray.backend must be auto or gloo where learners have no whole GPU each"):
         Ray(backend="nccl", gpus_per_learner=0.5)
 
