@@ -145,7 +145,7 @@ class NormalizeReward(Connector):
         """Goes on with these statistics."""
         moments = self._moments
         moments.count = int(state["count"])
-        moments.mean, moments.squares = np.float64(state["mean"]), np.float64(state["squares"])
+        moments.mean, moments.squares = np.array(float(state["mean"])), np.array(float(state["squares"]))
         self._running = {(episode, agent): float(value) for episode, agent, value in state["running"]}
 
 
