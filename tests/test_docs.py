@@ -147,6 +147,7 @@ def helps(preloaded: Preloaded) -> dict[str, str]:
         "train td3_bc",
         "train dqn",
         "train sac",
+        "train td3",
         "tune ppo",
         "record",
         "watch",

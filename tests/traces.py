@@ -252,6 +252,13 @@ def sac(_: Path) -> Trace:
     return acting(etude.SAC(config), num_steps=64)
 
 
+@case
+def td3(_: Path) -> Trace:
+    """TD3."""
+    config = etude.TD3Config(env="Pendulum-v1", **{**OFF_POLICY, "iteration_steps": 300})
+    return acting(etude.TD3(config), num_steps=64)
+
+
 # -- resuming ----------------------------------------------------------------------------------------------------
 
 

@@ -30,6 +30,7 @@ from etude.algorithms.impala import IMPALA as IMPALA, IMPALAConfig as IMPALAConf
 from etude.algorithms.appo import APPO as APPO, APPOConfig as APPOConfig
 from etude.algorithms.dqn import DQN as DQN, DQNConfig as DQNConfig
 from etude.algorithms.sac import SAC as SAC, SACConfig as SACConfig
+from etude.algorithms.td3 import TD3 as TD3, TD3Config as TD3Config
 from etude.algorithms.bc import BC as BC, BCConfig as BCConfig
 from etude.algorithms.marwil import MARWIL as MARWIL, MARWILConfig as MARWILConfig
 from etude.algorithms.iql import IQL as IQL, IQLConfig as IQLConfig
@@ -39,6 +40,6 @@ from etude.algorithms.td3_bc import TD3BC as TD3BC, TD3BCConfig as TD3BCConfig
 ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     cls.name: cls
     for cls in list(vars().values())
-    if isinstance(cls, type) and issubclass(cls, Algorithm) and "loss" in vars(cls) and cls not in (Algorithm, Task)
+    if isinstance(cls, type) and issubclass(cls, Algorithm) and cls.loss is not Algorithm.loss and cls is not Task
 }
-"""The algorithms that come with Etude, by name: the classes above that have a loss of their own."""
+"""The algorithms that come with Etude, by name: the classes above that have a loss."""

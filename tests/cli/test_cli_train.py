@@ -11,6 +11,7 @@ import pytest
 from cli_runs import SMALL, TRAIN, trained
 
 import etude
+from etude.algorithms import ALGORITHMS
 from etude.cli.folders import claimed
 from etude.cli.main import main
 from etude.errors import SettingsError
@@ -209,8 +210,8 @@ def test_what_is_wrong_in_a_file(tmp_path, capsys, name, text, message):
         (["ppo", "--tensorboard-log", "x"], "Here it is: `out`"),
         (["dqn", "--buffer-size", "9"], "Here it is: `capacity`"),
         (["ppo", "CartPole-v1"], "--env CartPole-v1"),
-        (["a2c"], "there is no algorithm `a2c`. There are ppo, impala, appo, dqn, sac, bc, marwil, iql, cql, td3_bc"),
-        (["td3"], "there is no algorithm `td3`. There are ppo,"),
+        (["ddpg"], f"there is no algorithm `ddpg`. There are {', '.join(ALGORITHMS)}."),
+        (["trpo"], "there is no algorithm `trpo`. There are ppo,"),
         (["PPO", "--lrr", "1"], "ppo has no setting `lrr`"),
         (["TD3BC", "--lrr", "1"], "td3_bc has no setting `lrr`"),
         (["poo"], "error: there is no algorithm `poo`. Nearest: `ppo`."),
