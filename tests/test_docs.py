@@ -138,6 +138,7 @@ def helps(preloaded: Preloaded) -> dict[str, str]:
     )
     names = [
         "train ppo",
+        "train a2c",
         "train impala",
         "train appo",
         "train bc",

@@ -227,6 +227,12 @@ def impala(_: Path) -> Trace:
 
 
 @case
+def a2c(_: Path) -> Trace:
+    """A2C."""
+    return acting(etude.A2C(etude.A2CConfig(env="CartPole-v1", seed=3)))
+
+
+@case
 def appo(_: Path) -> Trace:
     """APPO."""
     return acting(etude.APPO(etude.APPOConfig(**ON_POLICY)))

@@ -261,6 +261,7 @@ OFFLINE = {"data": "DATA", "batch_size": 16, "updates_per_iteration": 2}
 
 ALGORITHMS: dict[type[etude.Algorithm[Any]], dict[str, Any]] = {
     etude.PPO: ON_POLICY,
+    etude.A2C: ACTING,
     etude.IMPALA: {name: value for name, value in ON_POLICY.items() if name != "minibatch_size"},
     etude.APPO: ON_POLICY,
     etude.DQN: REPLAY | {"env": Choice},

@@ -27,6 +27,7 @@ OF_ALL: dict[Any, dict[str, Any]] = {
     own.MyPPO: ON_POLICY,
     own.Heir: ON_POLICY,
     own.Mixed: ON_POLICY,
+    own.MyA2C: ON_POLICY,
     own.MyIMPALA: ON_POLICY,
     own.MyAPPO: ON_POLICY,
     own.MyDQN: {**OFF_POLICY, "env": "CartPole-v1"},
