@@ -212,6 +212,7 @@ CASES: dict[str, Case] = {
     "epsilon": Case(0.5),
     "temperature": Case(0.5),
     "target_entropy": Case(0.5),
+    "action_noise": Case(0.9),
     # offline
     "data": Case("OTHER"),
     "updates_per_iteration": Case(3),
@@ -260,10 +261,12 @@ OFFLINE = {"data": "DATA", "batch_size": 16, "updates_per_iteration": 2}
 
 ALGORITHMS: dict[type[etude.Algorithm[Any]], dict[str, Any]] = {
     etude.PPO: ON_POLICY,
+    etude.A2C: ACTING,
     etude.IMPALA: {name: value for name, value in ON_POLICY.items() if name != "minibatch_size"},
     etude.APPO: ON_POLICY,
     etude.DQN: REPLAY | {"env": Choice},
     etude.SAC: REPLAY,
+    etude.TD3: REPLAY,
     Taught: ACTING | {"num_update_steps": 2, "batch_size": 8},
     etude.BC: OFFLINE,
     etude.MARWIL: OFFLINE,

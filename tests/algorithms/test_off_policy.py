@@ -18,7 +18,19 @@ from preloaded import Preloaded
 from torch import Tensor, nn
 
 import etude
-from etude import DQN, SAC, ClipReward, Connector, DQNConfig, NetworkConfig, Result, SACConfig, SettingsError
+from etude import (
+    DQN,
+    SAC,
+    TD3,
+    ClipReward,
+    Connector,
+    DQNConfig,
+    NetworkConfig,
+    Result,
+    SACConfig,
+    SettingsError,
+    TD3Config,
+)
 from etude.algorithms import Algorithm
 from etude.algorithms.dqn import QModule
 from etude.experience import Experience
@@ -47,6 +59,11 @@ def sac(**given: Any) -> SAC:
     return SAC(SACConfig(**{**own, **given}))
 
 
+def td3(**given: Any) -> TD3:
+    own = {"env": "Pendulum-v1", **SMALL, "network": dataclasses.replace(NET, separate=True)}
+    return TD3(TD3Config(**{**own, **given}))
+
+
 def facts(result: Result | dict[str, Any]) -> str:
     """What must be equal, bit for bit, as text (in which NaN equals NaN)."""
     row = result.to_dict() if isinstance(result, Result) else result
@@ -70,6 +87,8 @@ MAKERS: dict[str, Any] = {
     ),
     "SAC": functools.partial(sac, lr=((0, 1e-3), (900, 1e-4))),
     "SAC at random": functools.partial(sac, learning_starts=400),
+    "TD3": functools.partial(td3, policy_delay=3),
+    "TD3 with a memory": functools.partial(td3, network=NetworkConfig(hidden=(8,), recurrent="gru", recurrent_size=4)),
 }
 
 CHILD = """
