@@ -220,7 +220,7 @@ def test_what_the_learners_connectors_add_is_stored() -> None:
 
 def test_rewards_that_are_summed_already_are_not_changed() -> None:
     algorithm = dqn(env=Counts, n_step=2, connectors=("normalize_obs", "clip_reward"))
-    with pytest.raises(SettingsError, match="sums of 2 rewards: put what changes rewards in front"):
+    with pytest.raises(SettingsError, match="sums of 2 rewards: set `n_step` to 1, or put what"):
         algorithm.train()
     assert dqn(env=Counts, n_step=1, connectors=("normalize_obs", "clip_reward")).train().updates > 0
 
