@@ -445,7 +445,7 @@ same."""
 
 
 @pytest.fixture(autouse=True)
-def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+def surroundings(monkeypatch: pytest.MonkeyPatch, forked_loaders: None) -> None:
     """Nothing is compiled in earnest, which takes long."""
     monkeypatch.setattr(torch, "compile", compiles)
     monkeypatch.setenv("ETUDE_TEST_OUT", "")
