@@ -34,7 +34,7 @@ def check_rows(batch):
     np.testing.assert_allclose(batch["reward"], obs[:, 0] + obs[:, 1] / 1000)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 20), min_size=1, max_size=6),
     per_file=st.integers(1, 40),
