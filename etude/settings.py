@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings: frozen, keyword-only dataclasses that check types and names, and have a docstring for every field."""
+"""Settings: frozen, keyword-only dataclasses that check types and names, and have a docstring for every field.
+
+Settings may be nested. A nested one has its path for a name, such as ``optimizer.grad_clip``, and also a name of its
+own where nothing else in the whole has that name: ``PPOConfig(grad_clip=1.0)`` changes that one setting, and leaves the
+others of ``optimizer`` as the algorithm has them. Files and flags read names by the same rule. Where the name of a
+field says too little by itself, its class has another in ``own_names``: ``optimizer.eps`` is ``adam_eps``.
+"""
 
 import ast
 import dataclasses
@@ -11,6 +17,7 @@ import numbers
 import re
 import textwrap
 import types
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from typing import (
@@ -36,13 +43,15 @@ def settings(cls: type[C]) -> type[C]:
     """Make ``cls`` a settings class: a frozen dataclass with keyword-only fields, whose types are checked.
 
     Its constructor raises a SettingsError for an unknown name (with the nearest valid one), a missing value, or a value
-    of the wrong type. Lists are accepted for tuples, and ints for floats.
+    of the wrong type. Lists are accepted for tuples, and ints for floats. A nested setting may be given by its own
+    name, see `own_paths`, also to `dataclasses.replace`.
 
     Raises:
-        SettingsError: ``cls`` changes the default of an inherited field without an annotation, which has no effect.
+        SettingsError: ``cls`` changes the default of an inherited field without an annotation, which has no effect; or
+            it has a field that is called as a nested setting of its bases is, and would hide it.
     """
     made: Any = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
-    own = inspect.get_annotations(cls)
+    own = inspect.get_annotations(cls).keys()
     for name, default in cls.__dict__.items():
         if name in made.__dataclass_fields__ and name not in own:
             kind = made.__dataclass_fields__[name].type
@@ -50,6 +59,15 @@ def settings(cls: type[C]) -> type[C]:
             raise SettingsError(
                 f"{cls.__name__} sets `{name}` without an annotation, which has no effect: write "
                 f"`{name}: {kind} = {shown(default)}`."
+            )
+    for base in cls.__mro__[1:]:
+        hidden = own_paths(base) if dataclasses.is_dataclass(base) else {}
+        plain = {name for name, value in cls.__dict__.items() if not hasattr(value, "__get__")}
+        for name in (own | plain) & hidden.keys():
+            outer, inner = hidden[name][0], ".".join(hidden[name])
+            raise SettingsError(
+                f"{cls.__name__} has a field `{name}`, which is what {base.__name__} calls its `{inner}`: give the "
+                f"field another name, or, for another default, write `{outer}: {_hints(base)[outer].__name__} = ...`."
             )
     plain_init = made.__init__
 
@@ -77,9 +95,18 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def _checked(cls: type, given: Mapping[str, Any], owner: str) -> dict[str, Any]:
-    _refuse_unknown(cls, given, owner)
-    _refuse_missing(cls, given, owner)
-    return {name: fitting(_hints(cls)[name], value, f"{owner}.{name}") for name, value in given.items()}
+    own, hints = own_paths(cls), _hints(cls)
+    whole = {name: value for name, value in given.items() if name not in own}
+    _refuse_unknown(cls, whole, owner)
+    found = {name: fitting(hints[name], value, f"{owner}.{name}") for name, value in whole.items()}
+    inner = placed(cls, {name: value for name, value in given.items() if name in own}, owner)
+    known = defaults(cls) if inner else {}
+    for name, changes in inner.items():
+        before = found.get(name, known.get(name))
+        made = before is not None
+        found[name] = replaced(before, changes, f"{owner}.{name}") if made else hints[name](**changes)
+    _refuse_missing(cls, found, owner)
+    return found
 
 
 def _refuse_unknown(cls: type, given: Iterable[str], owner: str) -> None:
@@ -100,23 +127,99 @@ class Leaf(NamedTuple):
     path: tuple[str, ...]
     """The names of the fields that lead to it."""
     owner: type
-    """The settings class that defines it."""
+    """The settings class that has it as a field."""
     hint: Any
     """The annotation of the field."""
+    default: Any
+    """What it is where it is not given; `dataclasses.MISSING` where it must be."""
+
+    @property
+    def own_name(self) -> str:
+        """What it is called without what it is nested in."""
+        names: Mapping[str, str] = getattr(self.owner, "own_names", {})
+        return names.get(self.path[-1], self.path[-1])
 
     @property
     def about(self) -> str:
         """A short description."""
-        return summary(self.owner, self.path[-1])
+        return _summary(self.owner, self.path[-1], self.default)
 
 
-def leaves_of(cls: type, path: tuple[str, ...] = ()) -> list[Leaf]:
-    """The settings of ``cls``, with nested settings classes replaced by their fields."""
+def leaves_of(cls: type, path: tuple[str, ...] = (), *, within: Any = None) -> list[Leaf]:
+    """The settings of ``cls``, with nested settings classes replaced by their fields.
+
+    Args:
+        cls: The class.
+        path: The names of the fields that lead to it.
+        within: Settings of ``cls`` that have the defaults; None: those of the class.
+    """
     found = []
+    known = defaults(cls) if within is None else {name: getattr(within, name) for name in _hints(cls)}
     for name, hint in _hints(cls).items():
-        here = (*path, name)
-        found += leaves_of(hint, here) if _is_settings(hint) else [Leaf(here, cls, hint)]
+        here, default = (*path, name), known.get(name, dataclasses.MISSING)
+        if _is_settings(hint):
+            found += leaves_of(hint, here, within=default if isinstance(default, hint) else None)
+        else:
+            found.append(Leaf(here, cls, hint, default))
     return found
+
+
+@functools.cache
+def own_paths(cls: type) -> dict[str, tuple[str, ...]]:
+    """The path of each nested setting of ``cls`` that may be given by its own name, by that name.
+
+    These are all whose own name nothing else in ``cls`` has.
+    """
+    leaves = leaves_of(cls)
+    times = Counter([*(leaf.own_name for leaf in leaves), *settings_inside(cls)])
+    return {leaf.own_name: leaf.path for leaf in leaves if len(leaf.path) > 1 and times[leaf.own_name] == 1}
+
+
+def placed(cls: type, values: Mapping[str, Any], owner: str) -> dict[str, Any]:
+    """``values`` of ``cls`` with those that are given by their own names moved into what they are nested in.
+
+    What they are nested in becomes a mapping, if ``values`` have it as settings: these then count less.
+
+    Raises:
+        SettingsError: one is given by its own name and by its path.
+    """
+    own = own_paths(cls)
+    found = {name: value for name, value in values.items() if name not in own}
+    for name in filter(own.__contains__, values):
+        *outer, last = own[name]
+        here, kind = found, cls
+        for part in outer:
+            kind = _hints(kind)[part]
+            there = here.get(part, {})
+            main = main_setting(kind)
+            if isinstance(there, kind):
+                there = {field: getattr(there, field) for field in _hints(kind) if field != last}
+            elif not isinstance(there, Mapping) and main is not None:
+                there = {main: there}
+            elif not isinstance(there, Mapping):
+                break  # which is refused where types are checked
+            here[part] = dict(there)
+            here = here[part]
+        else:
+            if last in here:
+                raise SettingsError(f"{owner} has `{name}` and `{'.'.join(own[name])}`, which are one setting.")
+            here[last] = values[name]
+    return found
+
+
+def replaced(whole: C, given: Mapping[str, Any], owner: str) -> C:
+    """``whole`` with some settings changed; mappings change some of those that are nested.
+
+    Raises:
+        SettingsError: a name is unknown, or a value has the wrong type. Messages begin with ``owner``.
+    """
+    _refuse_unknown(type(whole), given, owner)
+    hints, new = _hints(type(whole)), dict[str, Any]()
+    for name, value in given.items():
+        before, where = getattr(whole, name), f"{owner}.{name}"
+        is_part = isinstance(value, Mapping) and dataclasses.is_dataclass(before)
+        new[name] = replaced(before, value, where) if is_part else fitting(hints[name], value, where)
+    return dataclasses.replace(whole, **new)  # type: ignore[type-var]
 
 
 def _is_settings(hint: Any) -> TypeGuard[type]:
@@ -250,7 +353,8 @@ def other_names(name: str) -> list[str]:
 
 def unknown_setting(owner: str, name: str, cls: type) -> SettingsError:
     """The error for an unknown setting of ``cls``, with the right or the nearest name."""
-    known = {leaf.path[-1]: (".".join(leaf.path), leaf.about) for leaf in leaves_of(cls)}
+    leaves = leaves_of(cls)
+    known = {name: (".".join(leaf.path), leaf.about) for leaf in leaves for name in (leaf.path[-1], leaf.own_name)}
     known |= {field: (field, summary(cls, field)) for field in _hints(cls)}
     meant = other_names(name)
     same = next((ours for ours in meant if ours in known), None)
@@ -265,11 +369,14 @@ def unknown_setting(owner: str, name: str, cls: type) -> SettingsError:
 
 def summary(cls: type, name: str) -> str:
     """A short description of a setting, with its default if it has one."""
+    return _summary(cls, name, defaults(cls).get(name, dataclasses.MISSING))
+
+
+def _summary(cls: type, name: str, default: Any) -> str:
     about = re.split(r"[.;:] ", field_docs(cls).get(name, ""))[0].rstrip(".")
-    default = f"default {shown(defaults(cls)[name])}" if name in defaults(cls) else ""
-    if dataclasses.is_dataclass(defaults(cls).get(name)):
-        default = ""  # too long to help
-    return ", ".join(filter(None, [about[:1].lower() + about[1:], default]))
+    is_short = default is not dataclasses.MISSING and not dataclasses.is_dataclass(default)
+    usual = f"default {shown(default)}" if is_short else ""
+    return ", ".join(filter(None, [about[:1].lower() + about[1:], usual]))
 
 
 def shown(value: Any) -> str:
@@ -297,7 +404,8 @@ def choice(name: str, names: Iterable[str]) -> str:
 def from_dict(cls: type[C], values: Mapping[str, Any], *, owner: str) -> C:
     """Make settings from a mapping (YAML, JSON, flags), checking names and types.
 
-    Missing fields of nested settings are taken from the default of the field that contains them.
+    Missing fields of nested settings are taken from the default of the field that contains them. Nested settings may
+    also be given by their own names.
 
     Raises:
         SettingsError: a key is unknown (the message has the nearest name), or a value is missing or has the wrong type.
@@ -316,12 +424,13 @@ def from_dict(cls: type[C], values: Mapping[str, Any], *, owner: str) -> C:
 def typed(cls: type, values: Mapping[str, Any], *, owner: str) -> dict[str, Any]:
     """Check names and types of some settings of ``cls``; numbers and booleans given as text are converted.
 
-    Nested settings may be mappings, and stay mappings. A plain value for them sets their main setting
-    (``main_setting`` of the class): ``workers: 2`` is ``workers: {num_workers: 2}``.
+    Nested settings may be mappings, and stay mappings; those given by their own names are moved there. A plain value
+    for them sets their main setting (``main_setting`` of the class): ``workers: 2`` is ``workers: {num_workers: 2}``.
 
     Raises:
         SettingsError: as `from_dict`, except that values may be missing.
     """
+    values = placed(cls, values, owner)
     _refuse_unknown(cls, values, owner)
     hints, inside = _hints(cls), settings_inside(cls)
     found: dict[str, Any] = {}
@@ -357,6 +466,20 @@ def merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
         both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
         result[key] = merged(result[key], value) if both else value
     return result
+
+
+def check_rules(settings: Any, path: str = "", **rules: tuple[bool, str]) -> None:
+    """Raise a SettingsError for the first setting that breaks its rule: ``name=(is_fine, what_it_must_be)``.
+
+    Args:
+        settings: The settings.
+        path: What leads to them from the outermost settings, such as ``optimizer``.
+        rules: By the names of fields.
+    """
+    for name, (fine, rule) in rules.items():
+        if not fine:
+            shown_name = f"{path}.{name}" if path else name
+            raise SettingsError(f"`{shown_name}` is {getattr(settings, name)!r}, but must be {rule}.")
 
 
 def check_range(owner: str, **checks: tuple[bool, str]) -> None:

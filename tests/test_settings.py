@@ -12,6 +12,7 @@ from etude.algorithms import BCConfig, DQNConfig, PPOConfig, SACConfig, Stop
 from etude.errors import SettingsError
 from etude.settings import (
     check_range,
+    check_rules,
     choice,
     defaults,
     field_docs,
@@ -20,6 +21,7 @@ from etude.settings import (
     leaves_of,
     merged,
     nearest,
+    own_paths,
     settings,
     typed,
 )
@@ -195,7 +197,7 @@ def test_settings_are_found_by_what_other_libraries_call_them():
     theirs = {
         PPOConfig: "learning_rate=lr batch_size=minibatch_size n_steps=num_steps n_envs=num_envs n_epochs=epochs "
         "gae_lambda=lambda_ clip_range=clip clip_param=clip ent_coef=entropy_weight entropy_coeff=entropy_weight "
-        "vf_coef=value_weight max_grad_norm=grad_clip target_kl=kl_target train_batch_size=num_steps "
+        "vf_coef=value_weight max_grad_norm=optimizer.grad_clip target_kl=kl_target train_batch_size=num_steps "
         "num_sgd_iter=epochs net_arch=network.hidden env_id=env discount=gamma learning-rate=lr",
         DQNConfig: "learning_rate=lr buffer_size=capacity minibatch_size=batch_size target_update_interval="
         "target_interval exploration_final_eps=epsilon n_steps=n_step gradient_steps=updates_per_step",
@@ -248,6 +250,87 @@ def test_some_settings_stay_mappings_until_all_are_there():
     assert merged(found, {"crew": {"limit": 1.0}, "check": "always"}) == {
         "crew": {"size": 3, "limit": 1.0}, "more": {"limit": 2.0}, "check": "always",
     }  # fmt: skip
+
+
+@settings
+class Rates:
+    """How fast."""
+
+    own_names: ClassVar[Mapping[str, str]] = {"eps": "adam_eps"}
+
+    eps: float = 1e-8
+    """Small, at least 0."""
+    limit: float | None = 1.0
+    """At most this."""
+
+    def __post_init__(self) -> None:
+        check_rules(self, "rates", eps=(self.eps >= 0, "at least 0"))
+
+
+@settings
+class Nesting:
+    """Settings with others that have names of their own."""
+
+    rates: Rates = Rates(eps=1e-5)
+    """Of all."""
+    crew: Crew = Crew(limit=3.0)
+    """Of whom `limit` is a name that `rates` has, too."""
+    lr: float = 0.1
+    """Rate."""
+
+
+def test_a_nested_setting_may_be_given_by_its_own_name():
+    assert own_paths(Nesting) == {"adam_eps": ("rates", "eps"), "size": ("crew", "size")}
+    expected = Nesting(rates=Rates(eps=0.5), crew=Crew(size=2, limit=3.0))
+    assert Nesting(adam_eps=0.5, size=2) == expected  # the others are those of the whole
+    for values in ({"adam_eps": "0.5", "size": "2"}, {"rates": {"eps": 0.5}, "size": 2}, {"adam_eps": 0.5, "crew": 2}):
+        assert from_dict(Nesting, values, owner="some") == expected
+    assert typed(Nesting, {"adam_eps": 0.5}, owner="some") == {"rates": {"eps": 0.5}}
+    assert typed(Nesting, {"size": 2, "crew": {"limit": 1}}, owner="some") == {"crew": {"size": 2, "limit": 1.0}}
+
+
+def test_own_names_count_more_than_settings_given_whole_so_that_one_can_be_replaced():
+    made = Nesting(rates=Rates(eps=0.5, limit=None), adam_eps=0.25)
+    assert made == Nesting(rates=Rates(eps=0.25, limit=None))
+    assert dataclasses.replace(made, adam_eps=0.125).rates == Rates(eps=0.125, limit=None)
+    assert from_dict(Nesting, {"rates": Rates(limit=None), "adam_eps": 1}, owner="some").rates == Rates(
+        eps=1.0, limit=None
+    )
+
+
+def test_what_is_wrong_with_a_nested_setting_is_said_with_its_path():
+    wrong = {
+        r"^Nesting\.rates\.eps is 'small', expected float\.": {"adam_eps": "small"},
+        r"^`rates\.eps` is -1\.0, but must be at least 0\.": {"adam_eps": -1},
+        r"^Nesting has no setting `limit`\. Nearest: `(rates|crew)\.limit`": {"limit": 2.0},
+        r"^Nesting has no setting `eps`\. Nearest: `rates\.eps` \(small, at least 0, default 1e-5\)": {"eps": 2.0},
+        r"^Nesting has no setting `adam_esp`\. Nearest: `rates\.eps`": {"adam_esp": 2.0},
+    }
+    for message, values in wrong.items():
+        with pytest.raises(SettingsError, match=message):
+            Nesting(**values)
+    with pytest.raises(SettingsError, match=r"^some has `adam_eps` and `rates\.eps`, which are one setting"):
+        from_dict(Nesting, {"adam_eps": 1.0, "rates": {"eps": 2.0}}, owner="some")
+    with pytest.raises(SettingsError, match=r"^Nesting\.rates is 3, expected Rates"):
+        Nesting(rates=3, adam_eps=1.0)
+
+
+@pytest.mark.parametrize("annotated", [True, False])
+def test_a_field_that_would_hide_a_nested_setting_is_refused(annotated):
+    def define():
+        @settings
+        class More(Nesting):
+            """A default that would change nothing."""
+
+            if annotated:
+                adam_eps: float = 1.0
+            else:
+                adam_eps = 1.0
+
+    with pytest.raises(
+        SettingsError, match=r"More has a field `adam_eps`, .* Nesting calls its `rates\.eps`.*`rates: R"
+    ):
+        define()
 
 
 def test_leaves_know_where_they_are():

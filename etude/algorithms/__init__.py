@@ -17,6 +17,7 @@ from etude.algorithms.config import (
     RecordConfig as RecordConfig,
 )
 from etude.algorithms.loading import Checkpoints as Checkpoints, load as load
+from etude.algorithms.nested import OptimizerConfig as OptimizerConfig
 from etude.algorithms.off_policy import OffPolicyAlgorithm as OffPolicyAlgorithm, OffPolicyConfig as OffPolicyConfig
 from etude.algorithms.offline import OfflineAlgorithm as OfflineAlgorithm
 from etude.algorithms.on_policy import OnPolicyAlgorithm as OnPolicyAlgorithm

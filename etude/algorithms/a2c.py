@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from torch.nn import functional as F
 
 from etude.algorithms.config import OnPolicyConfig
+from etude.algorithms.nested import OptimizerConfig
 from etude.algorithms.on_policy import OnPolicyAlgorithm
 from etude.connectors import GAE, NormalizeAdvantages
 from etude.learners import Batch, Loss, Schedule
@@ -49,15 +50,12 @@ class A2CConfig(OnPolicyConfig):
     lr: Schedule = 7e-4
     """Learning rate; or points of (env_steps, rate) with straight lines between. Default: Stable-Baselines3's."""
 
-    adam_betas: tuple[float, float] = (0.0, 0.99)
-    """Decay rates of Adam's two moments, each at least 0 and below 1. Default: with 0 for the first one, Adam is
-    RMSprop with the decay of Mnih et al. 2016, but for its correction of the second moment's start at 0."""
-
-    adam_eps: float = 1e-5
-    """What Adam adds to the root of the second moment, at least 0. Default: Stable-Baselines3's."""
+    optimizer: OptimizerConfig = OptimizerConfig(betas=(0.0, 0.99), eps=1e-5)
+    """How gradients become steps. Default: with 0 for the first of its `betas`, Adam is RMSprop with the decay of Mnih
+    et al. 2016, but for its correction of the second moment's start at 0; `eps` is Stable-Baselines3's."""
 
     unused: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("epochs", "minibatch_size", "num_minibatches", "accumulate"), _ONE_STEP
+        ("epochs", "minibatch_size", "num_minibatches", "optimizer.accumulate"), _ONE_STEP
     )
 
     def __post_init__(self) -> None:

@@ -4,7 +4,7 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
-from etude.algorithms.config import NO_VALUE, OfflineConfig
+from etude.algorithms.config import NO_VALUE, ONE_RATE, OfflineConfig
 from etude.algorithms.offline import OfflineAlgorithm
 from etude.learners import Batch, Loss
 from etude.learners.optim import Schedule
@@ -19,7 +19,7 @@ class BCConfig(OfflineConfig):
     lr: Schedule = 1e-3
     """Learning rate of Adam, or a schedule of it: points of (gradient steps, rate)."""
 
-    unused: ClassVar[Mapping[str, str]] = NO_VALUE
+    unused: ClassVar[Mapping[str, str]] = NO_VALUE | ONE_RATE
 
     entropy_weight: Schedule = 0.0
     """Weight of the entropy, which is added to what is maximised, at least 0: keeps the clone from becoming too sure.

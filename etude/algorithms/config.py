@@ -2,21 +2,23 @@
 """Settings that algorithms share."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, Self, get_type_hints
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 
+from etude.algorithms.nested import OptimizerConfig
 from etude.algorithms.ray_config import EngineLike
 from etude.connectors import PreLearnerLike
 from etude.connectors.pipeline import ConnectorLike
 from etude.envs import EnvLike, Workers
 from etude.errors import SettingsError
-from etude.learners import ClipBy, Precision, Schedule, check_schedule
+from etude.learners import Precision, Schedule, check_schedule
 from etude.metrics.stats import Smoothing
 from etude.modules import NetworkConfig
 from etude.runners import CallbackLike, CountBy, Lengths, ModuleOf
-from etude.settings import defaults, settings, typed
+from etude.settings import check_rules, defaults, leaves_of, replaced, settings, typed
 from etude.threads import ThreadsLike
 
 ModuleLike = torch.nn.Module | Callable[[Any, Any], torch.nn.Module]
@@ -26,7 +28,7 @@ ModulesLike = tuple[str, ...] | Mapping[str, ModuleLike | None]
 """Ids of modules, or a mapping of ids to networks; None for a built-in one."""
 
 
-_SHARED = {
+_SHARED = (
     "env",
     "engine",
     "seed",
@@ -62,7 +64,7 @@ _SHARED = {
     "evaluation_interval",
     "evaluation_episodes",
     "evaluate_beside",
-}
+)
 """Settings that can't be different for single modules."""
 
 TrainedLike = tuple[str, ...] | Callable[[str, Any], bool]
@@ -71,6 +73,9 @@ TrainedLike = tuple[str, ...] | Callable[[str, Any], bool]
 
 NO_STD = dict.fromkeys(
     ("network.log_std_init", "network.state_dependent_std"), "no standard deviations of actions are learned"
+)
+ONE_RATE = dict.fromkeys(
+    ("optimizer.actor_lr", "optimizer.critic_lr"), "all that is learned has one learning rate, `lr`"
 )
 NO_VALUE = {"network.separate": "the network has no value function that could share layers with the policy"}
 SINGLE_STEPS = dict.fromkeys(
@@ -158,36 +163,12 @@ class AlgorithmConfig:
     lr: Schedule = 3e-4
     """Learning rate of Adam; or a schedule of it: points of (env_steps, rate) with straight lines between."""
 
-    adam_eps: float = 1e-8
-    """What Adam adds to the root of the second moment, at least 0. Default: Kingma & Ba 2015."""
-
-    adam_betas: tuple[float, float] = (0.9, 0.999)
-    """Decay rates of Adam's two moments, each at least 0 and below 1. Default: Kingma & Ba 2015."""
-
-    grad_clip: float | None = 0.5
-    """Limit that gradients are clipped to, see `grad_clip_by`; None leaves them as they are. Default: Huang et al.
-    2022, detail 11."""
-
-    grad_clip_by: ClipBy = "loss_norm"
-    """What `grad_clip` limits. `loss_norm`: the norm of the gradient of the policy's loss, and that of the value's,
-    each by itself; else the larger one, the value's where returns are large, would leave the other next to nothing. Of
-    algorithms with several optimizers, the norm of each. `global_norm`: that of all gradients of an optimizer together.
-    `norm`: that of each tensor. `value`: each element."""
-
-    log_grad_norms: bool = False
-    """Log the norm of the gradients, `grad_norm`, also where nothing is clipped."""
-
-    accumulate: int = 1
-    """Minibatches whose mean gradient makes a gradient step, at least 1: for batches that memory has no room for. Where
-    settings say how many gradient steps are made, each takes so many batches."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """How gradients become steps."""
 
     precision: Precision = "float32"
     """What the forward pass is computed in: `bfloat16` halves the memory of activations and is faster for wide networks
     where the hardware has it, slower for small ones. Weights and optimizers stay float32."""
-
-    max_skipped: int = 10
-    """A gradient step whose loss or gradients are not finite is skipped, and counted as `skipped_steps`; so many in a
-    row are an error. At least 1."""
 
     overrides: Mapping[str, Mapping[str, Any]] | None = None
     """Settings of single modules that differ from the others': `{"red": {"lr": 1e-4, "clip": 0.1}}`, by module id. They
@@ -231,13 +212,8 @@ class AlgorithmConfig:
         for name, schedule in schedules_in(self).items():
             check_schedule(name, schedule)
         self.check(
-            adam_eps=(self.adam_eps >= 0, "at least 0"),
-            adam_betas=(all(0 <= beta < 1 for beta in self.adam_betas), "two numbers, each at least 0 and below 1"),
             seed=(self.seed is None or self.seed >= 0, "at least 0"),
             threads=(self.threads == "auto" or self.threads >= 1, "at least 1, or auto"),
-            accumulate=(self.accumulate >= 1, "at least 1"),
-            max_skipped=(self.max_skipped >= 1, "at least 1"),
-            grad_clip=(self.grad_clip is None or self.grad_clip > 0, "greater than 0, or none"),
             evaluation_episodes=(self.evaluation_episodes >= 1, "at least 1"),
             modules=(
                 self.modules is None or 0 < len(set(self.modules)) == len(self.modules),
@@ -277,40 +253,28 @@ class AlgorithmConfig:
         Raises:
             SettingsError: they are not settings, or such as concern all modules together.
         """
-        shared = sorted(given.keys() & _SHARED)
-        if shared:
-            raise SettingsError(f"`overrides` of {module_id!r} hold `{shared[0]}`, which is of all modules together.")
         owner = f"overrides.{module_id}"
         own = typed(type(self), given, owner=owner)
-        for name, value in own.items():
-            whole = getattr(self, name)
-            if isinstance(value, Mapping) and dataclasses.is_dataclass(whole):  # of settings inside others, some
-                own[name] = dataclasses.replace(whole, **value)  # type: ignore[type-var]
-        return dataclasses.replace(self, overrides=None, **own)
+        for path in _SHARED:
+            if _has(own, path):
+                raise SettingsError(f"`overrides` of {module_id!r} hold `{path}`, which is of all modules together.")
+        return replaced(dataclasses.replace(self, overrides=None), own, owner)
 
     def check(self, **rules: tuple[bool, str]) -> None:
         """Raise a SettingsError for the first setting that breaks its rule: ``name=(is_fine, what_it_must_be)``."""
-        for name, (fine, rule) in rules.items():
-            if not fine:
-                raise SettingsError(f"`{name}` is {getattr(self, name)!r}, but must be {rule}.")
+        check_rules(self, **rules)
 
 
 def schedules_in(config: AlgorithmConfig) -> dict[str, Schedule]:
-    """The settings that may be schedules, by name; without those that are None."""
-    hints = get_type_hints(type(config))
-    found = {name: getattr(config, name) for name, hint in hints.items() if hint in (Schedule, Schedule | None)}
-    return {name: value for name, value in found.items() if value is not None}
+    """The settings that may be schedules, by their dotted paths; without those that are None."""
+    leaves = [leaf for leaf in leaves_of(type(config)) if leaf.hint in (Schedule, Schedule | None)]
+    found = {".".join(leaf.path): functools.reduce(getattr, leaf.path, config) for leaf in leaves}
+    return {path: value for path, value in found.items() if value is not None}
 
 
-@settings
-class ActorCriticRates:
-    """Learning rates of policy and values of their own."""
-
-    actor_lr: Schedule | None = None
-    """Learning rate of the parameters that only the policy's loss reaches, or a schedule of it; None: `lr`."""
-
-    critic_lr: Schedule | None = None
-    """Learning rate of the parameters that only the loss of values reaches, or a schedule of it; None: `lr`."""
+def _has(given: Mapping[str, Any], path: str) -> bool:
+    outer, _, inner = path.partition(".")
+    return outer in given and (not inner or (isinstance(given[outer], Mapping) and inner in given[outer]))
 
 
 @settings
@@ -364,7 +328,7 @@ class ActingConfig(AlgorithmConfig):
 
 
 @settings
-class OnPolicyConfig(ActingConfig, ActorCriticRates):
+class OnPolicyConfig(ActingConfig):
     """What algorithms that learn from their own latest steps can be told."""
 
     lr: Schedule = 1e-3

@@ -12,9 +12,10 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from etude.algorithms.config import SINGLE_STEPS, ActorCriticRates, ModuleLike, OfflineConfig
+from etude.algorithms.config import SINGLE_STEPS, ModuleLike, OfflineConfig
 from etude.algorithms.critics import TRANSITION, check_box, looking_ahead, not_recurrent, of_kind, target_of
 from etude.algorithms.dqn import QModule
+from etude.algorithms.nested import OptimizerConfig
 from etude.algorithms.offline import OfflineAlgorithm
 from etude.algorithms.sac import SoftModule, groups_of
 from etude.errors import SettingsError
@@ -81,7 +82,7 @@ def _resampled(values: Tensor, actions: Tensor, num: int) -> Tensor:
 
 
 @settings
-class CQLConfig(OfflineConfig, ActorCriticRates):
+class CQLConfig(OfflineConfig):
     """Settings of CQL. The recording needs rewards, and what was observed after each step."""
 
     alpha: float | None = None
@@ -131,8 +132,8 @@ class CQLConfig(OfflineConfig, ActorCriticRates):
     alpha_lr: Schedule | None = None
     """Learning rate of `alpha` of its own, where that is learned (see `threshold`), or a schedule of it; None: `lr`."""
 
-    grad_clip: float | None = None
-    """Limit that gradients are clipped to, see `grad_clip_by`; None leaves them as they are, as in Kumar et al."""
+    optimizer: OptimizerConfig = OptimizerConfig(grad_clip=None)
+    """How gradients become steps. Default: none are clipped, as in Kumar et al. 2020."""
 
     batch_size: int = 256
     """Steps in a gradient step, at least 1. Default: Kumar et al. 2020."""

@@ -9,8 +9,9 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from etude.algorithms.config import NO_STD, ModuleLike
+from etude.algorithms.config import NO_STD, ONE_RATE, ModuleLike
 from etude.algorithms.critics import of_kind
+from etude.algorithms.nested import OptimizerConfig
 from etude.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
 from etude.algorithms.results import together
 from etude.columns import ACTION, WEIGHT
@@ -62,9 +63,8 @@ class DQNConfig(OffPolicyConfig):
     """Learning rate of Adam; or points of (env_steps, rate) with straight lines between. Default: as for
     `n_step`; larger networks want less."""
 
-    grad_clip: float | None = 10.0
-    """Limit that gradients are clipped to, see `grad_clip_by`; None leaves them as they are. Default: as in
-    Stable-Baselines3 and Wang et al. 2016."""
+    optimizer: OptimizerConfig = OptimizerConfig(grad_clip=10.0)
+    """How gradients become steps. Default of `grad_clip`: as in Stable-Baselines3 and Wang et al. 2016."""
 
     batch_size: int = 64
     """Steps in a gradient step, at least 1."""
@@ -75,7 +75,7 @@ class DQNConfig(OffPolicyConfig):
     network: NetworkConfig = NetworkConfig(hidden=(128, 128), activation="relu", separate=False)
     """The shape of the built-in network. With `dueling` and `separate`, values and advantages share no layers."""
 
-    unused: ClassVar[Mapping[str, str]] = {"squash": "actions are Discrete"} | NO_STD
+    unused: ClassVar[Mapping[str, str]] = {"squash": "actions are Discrete"} | NO_STD | ONE_RATE
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -332,7 +332,7 @@ class Opening:
                 seed=seed,
             ),
             epoch_size=self.epochs.get(name),
-            start=learner.updates * config.accumulate,
+            start=learner.updates * config.optimizer.accumulate,
         )
 
     def _made(self, config: OfflineConfig, module: Module, fresh: list[Connector]) -> tuple[Steps | Cuts, int]:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from torch.nn import functional as F
 
 from etude.algorithms.config import OnPolicyConfig
+from etude.algorithms.nested import OptimizerConfig
 from etude.algorithms.on_policy import OnPolicyAlgorithm
 from etude.connectors import LiftAdvantages, VTrace
 from etude.experience import Experience
@@ -65,9 +66,9 @@ class IMPALAConfig(OnPolicyConfig):
     """Learning rate of Adam; or points of (env_steps, rate) with straight lines between. Default: measured on Acrobot
     and CartPole; larger networks want less."""
 
-    grad_clip: float | None = 40.0
-    """Limit that gradients are clipped to, see `grad_clip_by`; None leaves them as they are. Default: that of Espeholt
-    et al. 2018, for Atari; as their loss is a sum over steps, and this one a mean, it seldom clips here."""
+    optimizer: OptimizerConfig = OptimizerConfig(grad_clip=40.0)
+    """How gradients become steps. Default of `grad_clip`: that of Espeholt et al. 2018, for Atari; as their loss is a
+    sum over steps, and this one a mean, it seldom clips here."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

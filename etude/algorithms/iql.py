@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from etude.algorithms.config import SINGLE_STEPS, ActorCriticRates, ModuleLike, OfflineConfig
+from etude.algorithms.config import SINGLE_STEPS, ModuleLike, OfflineConfig
 from etude.algorithms.critics import TRANSITION, CriticModule, looking_ahead, not_recurrent, of_kind, target_of
+from etude.algorithms.nested import OptimizerConfig
 from etude.algorithms.offline import OfflineAlgorithm
 from etude.learners import Batch, Loss, Schedule
 from etude.modules import Module, NetworkConfig, make_module
@@ -17,7 +18,7 @@ from etude.spaces import Space
 
 
 @settings
-class IQLConfig(OfflineConfig, ActorCriticRates):
+class IQLConfig(OfflineConfig):
     """Settings of IQL. The recording needs rewards, and what was observed after each step."""
 
     expectile: float = 0.7
@@ -47,8 +48,8 @@ class IQLConfig(OfflineConfig, ActorCriticRates):
     """Learning rate of Adam, or a schedule of it. Default: Kostrikov et al. 2021, who let that of the policy fall to 0
     by half a cosine over their run: `actor_lr=("cosine", (0, 3e-4), (1_000_000, 0.0))`."""
 
-    grad_clip: float | None = None
-    """Limit that gradients are clipped to, see `grad_clip_by`; None leaves them as they are, as in Kostrikov et al."""
+    optimizer: OptimizerConfig = OptimizerConfig(grad_clip=None)
+    """How gradients become steps. Default: none are clipped, as in Kostrikov et al. 2021."""
 
     batch_size: int = 256
     """Steps in a gradient step, at least 1. Default: Kostrikov et al. 2021."""

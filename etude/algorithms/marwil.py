@@ -7,7 +7,7 @@ from typing import Any
 from torch.nn import functional as F
 
 from etude import columns as col
-from etude.algorithms.config import ActorCriticRates, ModuleLike, OfflineConfig
+from etude.algorithms.config import ModuleLike, OfflineConfig
 from etude.algorithms.offline import OfflineAlgorithm
 from etude.connectors import GAE, AdvantageWeights
 from etude.learners import Batch, Loss
@@ -18,7 +18,7 @@ from etude.spaces import Space
 
 
 @settings
-class MARWILConfig(OfflineConfig, ActorCriticRates):
+class MARWILConfig(OfflineConfig):
     """Settings of MARWIL. The recording needs rewards, unless ``beta`` is 0."""
 
     lr: Schedule = 1e-3

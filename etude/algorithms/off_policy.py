@@ -264,7 +264,7 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         for name, replay in self.learner.chosen(self.replays).items():
             with self.settings_of(name):
                 if num_updates[name] and replay.can_sample(self.config.batch_size):
-                    num = num_updates[name] * self.config.accumulate
+                    num = num_updates[name] * self.config.optimizer.accumulate
                     draw, learned = partial(self.drawn, name), partial(self._set_priorities, replay)
                     updates[name] = self.engine.update_from(name, draw, num, learned)
         return updates

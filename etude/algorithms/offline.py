@@ -148,7 +148,7 @@ class OfflineAlgorithm(Algorithm[C]):
         begin, updates = time.perf_counter(), {}
         for name, feed in self.learner.chosen(feeds).items():
             with self.settings_of(name):
-                batches = feed.take(self.config.updates_per_iteration * self.config.accumulate)
+                batches = feed.take(self.config.updates_per_iteration * self.config.optimizer.accumulate)
                 updates[name] = self.engine.update_from_given(name, batches)
         seconds = time.perf_counter() - begin
         return Trained(updates, *report(feeds, seconds, self.config.num_workers), seconds)

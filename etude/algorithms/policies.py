@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The policies of an algorithm, and the learner of each: how they are made from the settings."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -55,7 +56,7 @@ def make_policy(
 def learner_settings(config: AlgorithmConfig) -> dict[str, Any]:
     """What a `ModuleLearner` takes from the settings as it is."""
     return {
-        **{name: getattr(config, name) for name in _OF_LEARNERS},
+        **{name: functools.reduce(getattr, path.split("."), config) for name, path in _OF_LEARNERS.items()},
         "scheduled": {
             name: value
             for name, value in schedules_in(config).items()
@@ -64,21 +65,26 @@ def learner_settings(config: AlgorithmConfig) -> dict[str, Any]:
     }
 
 
-_OF_LEARNERS = (
-    "adam_betas",
-    "adam_eps",
-    "grad_clip",
-    "grad_clip_by",
-    "accumulate",
-    "precision",
-    "log_grad_norms",
-    "max_skipped",
-    "compile",
-    "device",
-    "threads",
-)
+_OF_LEARNERS = {
+    "adam_betas": "optimizer.betas",
+    "adam_eps": "optimizer.eps",
+    "grad_clip": "optimizer.grad_clip",
+    "grad_clip_by": "optimizer.grad_clip_by",
+    "accumulate": "optimizer.accumulate",
+    "log_grad_norms": "optimizer.log_grad_norms",
+    "max_skipped": "optimizer.max_skipped",
+    "precision": "precision",
+    "compile": "compile",
+    "device": "device",
+    "threads": "threads",
+}
 
-_RATES = {"actor_lr": "actor", "critic_lr": "critic", "temperature_lr": "temperature", "alpha_lr": "alpha"}
+_RATES = {
+    "optimizer.actor_lr": "actor",
+    "optimizer.critic_lr": "critic",
+    "temperature_lr": "temperature",
+    "alpha_lr": "alpha",
+}
 """Settings that are learning rates of their own, and the optimizers that they are of."""
 
 _NOT_OF_LOSSES = {"lr", *_RATES, "epsilon", "priority_beta"}
@@ -102,8 +108,7 @@ def learning_rates(
     Raises:
         SettingsError: there is a rate for an optimizer that there is not.
     """
-    rates = {setting: getattr(config, setting, None) for setting in _RATES}
-    own = {_RATES[setting]: rate for setting, rate in rates.items() if rate is not None}
+    own = {_RATES[setting]: rate for setting, rate in schedules_in(config).items() if setting in _RATES}
     if isinstance(given, Mapping) or not own:
         return given, {}
     if groups is None and own.keys() <= {"actor", "critic"}:

@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from etude.algorithms.config import OnPolicyConfig
+from etude.algorithms.nested import OptimizerConfig
 from etude.algorithms.on_policy import OnPolicyAlgorithm
 from etude.connectors import GAE, NormalizeAdvantages
 from etude.experience import Experience
@@ -19,8 +20,8 @@ from etude.settings import settings
 class PPOConfig(OnPolicyConfig):
     """Settings of PPO."""
 
-    adam_eps: float = 1e-5
-    """What Adam adds to the root of the second moment, at least 0. Default: Huang et al. 2022, detail 3."""
+    optimizer: OptimizerConfig = OptimizerConfig(eps=1e-5)
+    """How gradients become steps. Default: Huang et al. 2022, detail 3, for `eps`."""
 
     clip: Schedule = 0.2
     """Clipping range of the probability ratio, above 0; or a schedule of it: points of (env_steps, range). Default:

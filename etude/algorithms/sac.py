@@ -10,8 +10,9 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from etude.algorithms.config import NO_VALUE, ActorCriticRates, ModuleLike
+from etude.algorithms.config import NO_VALUE, ModuleLike
 from etude.algorithms.critics import check_box, check_memories, draw_by_gate, of_kind
+from etude.algorithms.nested import OptimizerConfig
 from etude.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
 from etude.columns import ACTION, WEIGHT
 from etude.learners import Batch, Loss, Schedule
@@ -24,7 +25,7 @@ from etude.spaces import Space
 
 
 @settings
-class SACConfig(OffPolicyConfig, ActorCriticRates):
+class SACConfig(OffPolicyConfig):
     """Settings of SAC."""
 
     tau: float = 0.005
@@ -46,8 +47,8 @@ class SACConfig(OffPolicyConfig, ActorCriticRates):
     temperature_lr: Schedule | None = None
     """Learning rate of the temperature of its own, or a schedule of it; None: `lr`."""
 
-    grad_clip: float | None = None
-    """Limit that gradients are clipped to, see `grad_clip_by`; None leaves them as they are, as in Haarnoja et al."""
+    optimizer: OptimizerConfig = OptimizerConfig(grad_clip=None)
+    """How gradients become steps. Default: none are clipped, as in Haarnoja et al. 2018."""
 
     learning_starts: int = 1000
     """Env steps with actions drawn from the whole space, before the first gradient step."""

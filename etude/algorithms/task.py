@@ -13,7 +13,7 @@ from torch import nn
 from etude import columns as col
 from etude.algorithms.acting import ActingAlgorithm
 from etude.algorithms.checkpoint import Component
-from etude.algorithms.config import ActingConfig, ModuleLike, learners_of
+from etude.algorithms.config import ONE_RATE, ActingConfig, ModuleLike, learners_of
 from etude.algorithms.policies import spawned
 from etude.algorithms.results import together
 from etude.algorithms.slips import arguments_checked
@@ -118,8 +118,8 @@ class TaskActor:
 class TaskConfig(ActingConfig):
     """What a task can be told."""
 
-    unused: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("network", "squash"), "the net is made by network(), and acts by act()"
+    unused: ClassVar[Mapping[str, str]] = (
+        dict.fromkeys(("network", "squash"), "the net is made by network(), and acts by act()") | ONE_RATE
     )
 
     whole_episodes: bool = False
@@ -337,7 +337,9 @@ class Task(ActingAlgorithm[C]):
     def _update(self, learner: ModuleLearner, dataset: ReplayDataset) -> Update:
         self._has_gaps = dataset.has_gaps
         config = self.config
-        update = learner.update_from(dataset.batches(config.batch_size, config.num_update_steps * config.accumulate))
+        update = learner.update_from(
+            dataset.batches(config.batch_size, config.num_update_steps * config.optimizer.accumulate)
+        )
         return update._replace(metrics=update.metrics | {"samples": float(len(dataset))})
 
     def loss_of(self, module: Module, batch: Batch) -> Loss:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from etude.algorithms.algorithm import Algorithm
-from etude.algorithms.config import NO_STD, NO_VALUE, ActorCriticRates, ModuleLike
+from etude.algorithms.config import NO_STD, NO_VALUE, ModuleLike
 from etude.algorithms.critics import CriticModule, check_box, check_memories, draw_by_gate, of_kind, target_of
+from etude.algorithms.nested import OptimizerConfig
 from etude.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
 from etude.columns import ACTION, WEIGHT, Columns
 from etude.learners import Batch, Loss, Schedule
@@ -51,7 +52,7 @@ class TwinDelayedSettings:
 
 
 @settings
-class TD3Config(OffPolicyConfig, ActorCriticRates, TwinDelayedSettings):
+class TD3Config(OffPolicyConfig, TwinDelayedSettings):
     """Settings of TD3."""
 
     action_noise: float = 0.1
@@ -62,8 +63,8 @@ class TD3Config(OffPolicyConfig, ActorCriticRates, TwinDelayedSettings):
     """Learning rate of Adam for policy and critics; or a schedule of it: points of (env_steps, rate) with straight
     lines between. Default: the published code of Fujimoto et al.; 1e-3 in the paper."""
 
-    grad_clip: float | None = None
-    """Limit that gradients are clipped to, see `grad_clip_by`; None leaves them as they are, as in Fujimoto et al."""
+    optimizer: OptimizerConfig = OptimizerConfig(grad_clip=None)
+    """How gradients become steps. Default: none are clipped, as in Fujimoto et al. 2018."""
 
     learning_starts: int = 1000
     """Env steps with actions drawn from the whole space, before the first gradient step. Default: Fujimoto et al. 2018,

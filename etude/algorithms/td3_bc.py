@@ -6,8 +6,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from etude.algorithms.config import NO_STD, NO_VALUE, SINGLE_STEPS, ActorCriticRates, ModuleLike, OfflineConfig
+from etude.algorithms.config import NO_STD, NO_VALUE, SINGLE_STEPS, ModuleLike, OfflineConfig
 from etude.algorithms.critics import TRANSITION, check_box, looking_ahead, not_recurrent
+from etude.algorithms.nested import OptimizerConfig
 from etude.algorithms.offline import OfflineAlgorithm
 from etude.algorithms.td3 import TwinDelayed, TwinDelayedSettings
 from etude.learners import Loss, Schedule
@@ -17,7 +18,7 @@ from etude.spaces import Space
 
 
 @settings
-class TD3BCConfig(OfflineConfig, ActorCriticRates, TwinDelayedSettings):
+class TD3BCConfig(OfflineConfig, TwinDelayedSettings):
     """Settings of TD3+BC. The recording needs rewards, and what was observed after each step.
 
     The paper also normalises observations: ``connectors=("normalize_obs",)``.
@@ -38,8 +39,8 @@ class TD3BCConfig(OfflineConfig, ActorCriticRates, TwinDelayedSettings):
     lr: Schedule = 3e-4
     """Learning rate of Adam, or a schedule of it. Default: Fujimoto & Gu 2021."""
 
-    grad_clip: float | None = None
-    """Limit that gradients are clipped to, see `grad_clip_by`; None leaves them as they are, as in Fujimoto & Gu."""
+    optimizer: OptimizerConfig = OptimizerConfig(grad_clip=None)
+    """How gradients become steps. Default: none are clipped, as in Fujimoto & Gu 2021."""
 
     batch_size: int = 256
     """Steps in a gradient step, at least 1. Default: Fujimoto & Gu 2021."""

@@ -23,7 +23,7 @@ from etude.envs import EnvLike
 from etude.errors import SettingsError
 from etude.learners import Schedule
 from etude.runners import CallbackLike, ModuleOf
-from etude.settings import choice, from_dict, merged, settings, settings_inside, typed
+from etude.settings import choice, from_dict, merged, placed, settings, settings_inside, typed
 from etude.urls import redacted
 
 
@@ -184,7 +184,7 @@ def written_in(config: type[AlgorithmConfig], path: str, owner: str) -> tuple[di
             raise SettingsError(
                 f"{owner}.stop is {stop!r}, but must say what to stop at, as in `stop: {{updates: 1000}}`."
             )
-        values, stop = _converted(config, values), _converted(Stop, stop)
+        values, stop = _converted(config, placed(config, values, owner)), _converted(Stop, stop)
         return typed(config, values, owner=owner), typed(Stop, stop, owner=f"{owner}.stop")
     except SettingsError as error:
         raise SettingsError(f"{path}: {error}") from error

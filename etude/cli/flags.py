@@ -140,7 +140,8 @@ class Names:
     """What each setting is called on the command line.
 
     Settings inside others have their path for a name (``workers.min-batch``), and also their own name where no other
-    setting has it (``min-batch``). A main setting also has the name of those that it is in (``workers``).
+    setting has it (``min-batch``; see `own_paths` in `etude.settings`). A main setting also has the name of those that
+    it is in (``workers``).
 
     Args:
         leaves: The settings.
@@ -153,11 +154,12 @@ class Names:
         self.of: dict[tuple[str, ...], list[str]] = {}
         """By path; the first name is the one in full."""
         in_full = {path for path, short in (short_of or {}).items() if short is not None and path[-1] not in short}
+        own_names = {leaf.path: _flag([leaf.own_name]) for leaf in leaves}
         mains = [_flag(leaf.path[:-1]) for leaf in leaves if _is_main(leaf)]
-        owns = Counter([*mains, *(_flag(leaf.path[-1:]) for leaf in leaves if leaf.path not in in_full)])
+        owns = Counter([*mains, *(name for path, name in own_names.items() if path not in in_full)])
         for leaf in leaves:
             main = [_flag(leaf.path[:-1])] if _is_main(leaf) else []
-            own = [_flag(leaf.path[-1:])] if owns[_flag(leaf.path[-1:])] == 1 and leaf.path not in in_full else []
+            own = [own_names[leaf.path]] if owns[own_names[leaf.path]] == 1 and leaf.path not in in_full else []
             self.of[leaf.path] = list(dict.fromkeys([_flag(leaf.path), *main, *own]))
         self.leaves = {name: leaf for leaf in leaves for name in self.of[leaf.path]}
         """By name."""
@@ -203,7 +205,7 @@ class Names:
         if _canonical(name) in self._shared:
             several = " or ".join(f"`{flag}`" for flag in self._shared[_canonical(name)])
             return SettingsError(f"{owner} has more than one setting `{name}`: write {several}.")
-        by_path = {path[-1]: names[0] for path, names in reversed(self.of.items())}
+        by_path = {leaf.own_name: self.of[leaf.path][0] for leaf in reversed(self.leaves.values())}
         same = next((by_path[ours] for ours in other_names(name) if ours in by_path), None)
         near = same or nearest(_canonical(name), self.leaves)
         hint = f" {'Here it is' if same else 'Nearest'}: `{near}` ({self.leaves[near].about})." if near else ""

@@ -129,7 +129,7 @@ class RayEngine:
         algorithm, learners = self._algorithm, self.learners
         if learners is None:
             return self._here.update_from(module_id, draw, num_batches, learned)
-        done, accumulate = [], algorithm.config.accumulate
+        done, accumulate = [], algorithm.config.optimizer.accumulate
         at_once = max(1, _AT_ONCE // accumulate) * accumulate
         for first in range(0, num_batches, at_once):
             drawn = [draw() for _ in range(min(at_once, num_batches - first))]

@@ -137,7 +137,7 @@ class LearnerActor:
         updates = {}
         for name in module_ids:
             with self._algorithm.settings_of(name):
-                batches = self._feeds[name].take(num_updates * self._algorithm.config.accumulate)
+                batches = self._feeds[name].take(num_updates * self._algorithm.config.optimizer.accumulate)
                 updates[name] = self._algorithm.learner.modules[name].update_from(batches)
         data, bottleneck = report(self._feeds, time.perf_counter() - begin, 0)
         return Trained(updates, data, bottleneck, told(self._feeds))

@@ -42,7 +42,7 @@ from torch import nn
 import etude
 from etude import Experience, NetworkConfig
 from etude.errors import EtudeError
-from etude.settings import leaves_of
+from etude.settings import leaves_of, own_paths
 
 # -- what settings may name -----------------------------------------------------------------------------------------
 
@@ -131,18 +131,18 @@ CASES: dict[str, Case] = {
     "squash": Case(True),
     "connectors": Case(("frame_stack:2",)),
     "lr": Case(0.05),
-    "actor_lr": Case(0.05),
-    "critic_lr": Case(0.05),
+    "optimizer.actor_lr": Case(0.05),
+    "optimizer.critic_lr": Case(0.05),
     "temperature_lr": Case(0.05),
     "alpha_lr": Case(0.05, {"threshold": 1.0}),
-    "adam_eps": Case(0.1),
-    "adam_betas": Case((0.5, 0.6)),
-    "grad_clip": Case(1e-3),
-    "grad_clip_by": Case("value", {"grad_clip": 1e-3}),
-    "log_grad_norms": Case(True, {"grad_clip": None}),
-    "accumulate": Case(2),
+    "optimizer.eps": Case(0.1),
+    "optimizer.betas": Case((0.5, 0.6)),
+    "optimizer.grad_clip": Case(1e-3),
+    "optimizer.grad_clip_by": Case("value", {"grad_clip": 1e-3}),
+    "optimizer.log_grad_norms": Case(True, {"grad_clip": None}),
+    "optimizer.accumulate": Case(2),
     "precision": Case("bfloat16"),
-    "max_skipped": Case(1, {"max_skipped": 1000}),
+    "optimizer.max_skipped": Case(1, {"max_skipped": 1000}),
     "overrides": Case({"left": {"lr": 0.05}}, AGENTS),
     "modules_to_train": Case(("left",), AGENTS),
     "compile": Case(True),
@@ -277,7 +277,7 @@ ALGORITHMS: dict[type[etude.Algorithm[Any]], dict[str, Any]] = {
 
 OWN: dict[tuple[type[etude.Algorithm[Any]], str], Case] = {
     (etude.DQN, "network.separate"): Case(True, {"dueling": True}),
-    (etude.IMPALA, "accumulate"): Case(2, {"num_minibatches": 2}),
+    (etude.IMPALA, "optimizer.accumulate"): Case(2, {"num_minibatches": 2}),
     (etude.SAC, "network.state_dependent_std"): Case(False),
     (etude.MARWIL, "max_segment_length"): Case(2),
     (etude.MARWIL, "burn_in"): Case(2, RECURRENT | {"beta": 0.0, "max_segment_length": 3}),
@@ -379,8 +379,8 @@ def in_full(cls: Any, given: dict[str, Any], recordings: dict[str, str], out: Pa
         full[name] = meant(cls, full.get(name), recordings)
     if getattr(full.get("record"), "path", None) == "OUT":
         full["record"] = etude.RecordConfig(path=str(out / "record"))
-    fields = {field.name for field in dataclasses.fields(cls.Config)}
-    return {name: value for name, value in full.items() if name in fields}
+    names = {field.name for field in dataclasses.fields(cls.Config)} | own_paths(cls.Config).keys()
+    return {name: value for name, value in full.items() if name in names}
 
 
 def meant(cls: Any, value: Any, recordings: dict[str, str]) -> Any:
@@ -393,13 +393,13 @@ def meant(cls: Any, value: Any, recordings: dict[str, str]) -> Any:
     return recordings.get(value, value) if isinstance(value, str) else value
 
 
-def changed(given: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+def changed(cls: Any, given: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     """Settings with one of another value."""
     outer, _, inner = path.partition(".")
-    if not inner:
-        return {**given, outer: value}
-    known = {"network": NetworkConfig(), "workers": etude.Workers(), "record": etude.RecordConfig()} | given
-    return {**given, outer: dataclasses.replace(known[outer], **{inner: value})}
+    own = {".".join(parts): name for name, parts in own_paths(cls.Config).items()}
+    if not inner or path in own:
+        return {**given, own.get(path, outer): value}
+    return {**given, outer: dataclasses.replace(given.get(outer, getattr(cls.Config, outer)), **{inner: value})}
 
 
 def compared(
@@ -411,10 +411,13 @@ def compared(
     refused = [name for base in cls.Config.__mro__ for name in base.__dict__.get("unused", ())]
     if path in refused or outer in refused:
         case = case._replace(context={name: case.context[name] for name in case.context.keys() & {"modules", "env"}})
-    base = in_full(cls, case.context, recordings, folder).get(outer, getattr(cls.Config, outer, None))
-    if isinstance(value, bool) and value == (getattr(base, inner) if inner else base):
-        value = not value
-    is_sick = path == "max_skipped"
+    if isinstance(value, bool):
+        base = in_full(cls, case.context, recordings, folder)
+        own = next((name for name, parts in own_paths(cls.Config).items() if ".".join(parts) == path), path)
+        usual = base.get(outer, getattr(cls.Config, outer, None))
+        if value == base.get(own, getattr(usual, inner) if inner else usual):
+            value = not value
+    is_sick = path == "optimizer.max_skipped"
 
     def run(name: str, iterations: int, *, is_other: bool = False) -> tuple[Any, str]:
         out = folder / f"{name}-{iterations}"
@@ -422,7 +425,7 @@ def compared(
         if path == "record.append":
             trace(cls, given, out, iterations)
         if is_other and of_module is None:
-            given = changed(given, path, str(out / "record") if path == "record.path" else value)
+            given = changed(cls, given, path, str(out / "record") if path == "record.path" else value)
         elif is_other:
             given["overrides"] = {of_module: {outer: {inner: value} if inner else value}}
         found = trace(cls, given, out, iterations, is_sick=is_sick)
@@ -433,7 +436,7 @@ def compared(
         if isinstance(other, etude.SettingsError):
             assert set(path.split(".")) & set(re.findall(r"\w+", text))
             return
-        key = (cls, repr(case.context), path if path in ("record.append", "max_skipped") else "", iterations)
+        key = (cls, repr(case.context), path if path in ("record.append", "optimizer.max_skipped") else "", iterations)
         if key not in BASES:
             BASES[key] = run("base", iterations)[1]
             if of_module is None:  # the same settings with modules are as repeatable
