@@ -4,7 +4,8 @@
 Settings may be nested. A nested one has its path for a name, such as ``optimizer.grad_clip``, and also a name of its
 own where nothing else in the whole has that name: ``PPOConfig(grad_clip=1.0)`` changes that one setting, and leaves the
 others of ``optimizer`` as the algorithm has them. Files and flags read names by the same rule. Where the name of a
-field says too little by itself, its class has another in ``own_names``: ``optimizer.eps`` is ``adam_eps``.
+field says too little by itself, its class has another in ``own_names``: ``evaluation.interval`` is
+``evaluation_interval``.
 """
 
 import ast
@@ -213,8 +214,9 @@ def replaced(whole: C, given: Mapping[str, Any], owner: str) -> C:
     Raises:
         SettingsError: a name is unknown, or a value has the wrong type. Messages begin with ``owner``.
     """
-    _refuse_unknown(type(whole), given, owner)
-    hints, new = _hints(type(whole)), dict[str, Any]()
+    cls: type = type(whole)
+    _refuse_unknown(cls, given, owner)
+    hints, new = _hints(cls), dict[str, Any]()
     for name, value in given.items():
         before, where = getattr(whole, name), f"{owner}.{name}"
         is_part = isinstance(value, Mapping) and dataclasses.is_dataclass(before)
@@ -468,7 +470,7 @@ def merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def check_rules(settings: Any, path: str = "", **rules: tuple[bool, str]) -> None:
+def check_rules(settings: Any, path: str = "", /, **rules: tuple[bool, str]) -> None:
     """Raise a SettingsError for the first setting that breaks its rule: ``name=(is_fine, what_it_must_be)``.
 
     Args:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.algorithms import BCConfig, DQNConfig, PPOConfig, SACConfig, Stop
+from etude.algorithms import ALGORITHMS, BCConfig, DQNConfig, PPOConfig, SACConfig, Stop
 from etude.errors import SettingsError
 from etude.settings import (
     check_range,
@@ -199,10 +199,10 @@ def test_settings_are_found_by_what_other_libraries_call_them():
         "gae_lambda=lambda_ clip_range=clip clip_param=clip ent_coef=entropy_weight entropy_coeff=entropy_weight "
         "vf_coef=value_weight max_grad_norm=optimizer.grad_clip target_kl=kl_target train_batch_size=num_steps "
         "num_sgd_iter=epochs net_arch=network.hidden env_id=env discount=gamma learning-rate=lr",
-        DQNConfig: "learning_rate=lr buffer_size=capacity minibatch_size=batch_size target_update_interval="
-        "target_interval exploration_final_eps=epsilon n_steps=n_step gradient_steps=updates_per_step",
-        SACConfig: "ent_coef=temperature alpha=temperature polyak=tau replay_size=capacity",
-        BCConfig: "learning_rate=lr dataset=data n_eval_episodes=evaluation_episodes",
+        DQNConfig: "learning_rate=lr buffer_size=replay.capacity minibatch_size=batch_size target_update_interval="
+        "target.interval exploration_final_eps=epsilon n_steps=n_step gradient_steps=updates_per_step",
+        SACConfig: "ent_coef=temperature alpha=temperature polyak=tau replay_size=replay.capacity",
+        BCConfig: "learning_rate=lr dataset=data n_eval_episodes=evaluation.episodes",
         Stop: "total_timesteps=env_steps timesteps=env_steps reward_threshold=return_mean",
     }
     for cls, pairs in theirs.items():
@@ -331,6 +331,11 @@ def test_a_field_that_would_hide_a_nested_setting_is_refused(annotated):
         SettingsError, match=r"More has a field `adam_eps`, .* Nesting calls its `rates\.eps`.*`rates: R"
     ):
         define()
+
+
+def test_each_algorithm_has_at_most_30_settings_the_others_nested():
+    for name, cls in ALGORITHMS.items():
+        assert len(dataclasses.fields(cls.Config)) <= 30, name
 
 
 def test_leaves_know_where_they_are():

@@ -17,7 +17,20 @@ from etude.algorithms.config import (
     RecordConfig as RecordConfig,
 )
 from etude.algorithms.loading import Checkpoints as Checkpoints, load as load
-from etude.algorithms.nested import OptimizerConfig as OptimizerConfig
+from etude.algorithms.nested import (
+    AgentsConfig as AgentsConfig,
+    ComputeConfig as ComputeConfig,
+    EvaluationConfig as EvaluationConfig,
+    MetricsConfig as MetricsConfig,
+    OptimizerConfig as OptimizerConfig,
+    ReadingConfig as ReadingConfig,
+    ReplayConfig as ReplayConfig,
+    SegmentConfig as SegmentConfig,
+    SequenceConfig as SequenceConfig,
+    TargetConfig as TargetConfig,
+    TrajectoryConfig as TrajectoryConfig,
+    VTraceConfig as VTraceConfig,
+)
 from etude.algorithms.off_policy import OffPolicyAlgorithm as OffPolicyAlgorithm, OffPolicyConfig as OffPolicyConfig
 from etude.algorithms.offline import OfflineAlgorithm as OfflineAlgorithm
 from etude.algorithms.on_policy import OnPolicyAlgorithm as OnPolicyAlgorithm
@@ -36,7 +49,7 @@ from etude.algorithms.td3 import TD3 as TD3, TD3Config as TD3Config
 from etude.algorithms.bc import BC as BC, BCConfig as BCConfig
 from etude.algorithms.marwil import MARWIL as MARWIL, MARWILConfig as MARWILConfig
 from etude.algorithms.iql import IQL as IQL, IQLConfig as IQLConfig
-from etude.algorithms.cql import CQL as CQL, CQLConfig as CQLConfig
+from etude.algorithms.cql import CQL as CQL, CQLConfig as CQLConfig, PenaltyConfig as PenaltyConfig
 from etude.algorithms.td3_bc import TD3BC as TD3BC, TD3BCConfig as TD3BCConfig
 
 ALGORITHMS: dict[str, type[Algorithm[Any]]] = {

@@ -11,8 +11,9 @@ from gymnasium.vector import VectorEnv
 
 from etude.algorithms.algorithm import Algorithm
 from etude.algorithms.checkpoint import Component
-from etude.algorithms.config import ActingConfig, ModuleLike
+from etude.algorithms.config import ActingConfig
 from etude.algorithms.engine import Collector
+from etude.algorithms.nested import ModuleLike
 from etude.algorithms.play import by_module
 from etude.algorithms.policies import modules_given
 from etude.algorithms.results import Evaluation
@@ -85,7 +86,7 @@ class ActingAlgorithm(Algorithm[C]):
         if self.config.env is None:
             raise SettingsError(f"{type(self).__name__} needs an env to act in: set `env`, such as env='CartPole-v1'.")
         try:
-            return self.engine.spaces(list(modules_given(self.config)), self.config.module_of)
+            return self.engine.spaces(list(modules_given(self.config)), self.config.agents.module_of)
         except BaseException:
             self.close()
             raise
@@ -136,7 +137,7 @@ class ActingAlgorithm(Algorithm[C]):
     @property
     def window(self) -> int:
         """How many episodes the returns in results are over."""
-        return self.config.window
+        return self.config.metrics.window
 
     # -- a league -----------------------------------------------------------------------------------------------
 
@@ -191,7 +192,7 @@ class ActingAlgorithm(Algorithm[C]):
         self._recast()
 
     def _check_league(self, module_id: str, *, is_there: bool) -> None:
-        if self.config.modules is None:
+        if self.config.agents.modules is None:
             raise SettingsError("modules can be added and removed where the config names them: set `modules`.")
         if (module_id in self.policies) != is_there:
             what = "no" if is_there else "already a"
@@ -202,20 +203,21 @@ class ActingAlgorithm(Algorithm[C]):
     ) -> None:
         self.prepare()
         self.engine.pull()  # an update may be under way
-        old = self.config
+        old = self.config.agents
         trained = old.modules_to_train
-        config = dataclasses.replace(
+        agents = dataclasses.replace(
             old,
             modules=modules,
             module_of=old.module_of if module_of is None else module_of,
             overrides={name: own for name, own in (old.overrides or {}).items() if name in modules} or None,
             modules_to_train=tuple(n for n in trained if n in modules) if isinstance(trained, tuple) else trained,
         )
-        self.spaces = self.engine.spaces(list(modules), config.module_of, known)
-        self.config, self.learner.modules_to_train = config, config.modules_to_train
+        config = dataclasses.replace(self.config, agents=agents)
+        self.spaces = self.engine.spaces(list(modules), config.agents.module_of, known)
+        self.config, self.learner.modules_to_train = config, config.agents.modules_to_train
 
     def _recast(self) -> None:
-        self.runner.set_policies(self.policies, module_of=self.config.module_of)
+        self.runner.set_policies(self.policies, module_of=self.config.agents.module_of)
         self.engine.push()
 
     # -- acting -------------------------------------------------------------------------------------------------
@@ -234,11 +236,11 @@ class ActingAlgorithm(Algorithm[C]):
         self.env_steps, self.agent_steps = self.runner.env_steps, self.runner.agent_steps
         self.take_finished(self.runner.take_finished())
         self.figures.add_turns(self.runner.times, self.runner.turns)
-        if not any(exp.num_steps for exp in parts.values()) and self.config.min_trajectory_length > 1:
+        if not any(exp.num_steps for exp in parts.values()) and self.config.trajectories.min_length > 1:
             raise SettingsError(
-                f"every segment of this iteration was shorter than `min_trajectory_length` "
-                f"({self.config.min_trajectory_length}), so that there is nothing to learn from: lower it, or raise "
-                "`num_steps`, or set `whole_episodes`."
+                f"every segment of this iteration was shorter than `trajectories.min_length` "
+                f"({self.config.trajectories.min_length}), so that there is nothing to learn from: lower it, or raise "
+                "`num_steps`, or set `trajectories.whole_episodes`."
             )
         self.counts = self.runner.stats()
         self.faulty_episodes += int(self.counts.pop("faulty_episodes", 0))
@@ -248,15 +250,15 @@ class ActingAlgorithm(Algorithm[C]):
 
     @interruptible
     def evaluate_when_due(self) -> None:
-        """Evaluate every ``evaluation_interval`` iterations: here, or beside training where runners are there for it.
+        """Evaluate every ``evaluation.interval`` iterations: here, or beside training where runners are there for it.
 
         What is played beside training is in the results from when the next is due.
         """
-        interval = self.config.evaluation_interval
+        interval = self.config.evaluation.interval
         if not interval or self.iteration % interval:
             return
         with self.untimed(), self.timed("evaluate"):
-            found, _ = self.engine.evaluate(self.config.evaluation_episodes, self.runner_seed)
+            found, _ = self.engine.evaluate(self.config.evaluation.episodes, self.runner_seed)
         if found is not None:
             self.evaluation = {name: float(getattr(found, name)) for name in _EVALUATED}
 

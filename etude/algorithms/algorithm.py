@@ -27,8 +27,9 @@ from etude.algorithms.checkpoint import (
     reason_of,
     write_components,
 )
-from etude.algorithms.config import ActingConfig, AlgorithmConfig, ModuleLike, RecordConfig, learners_of
+from etude.algorithms.config import ActingConfig, AlgorithmConfig, RecordConfig, learners_of
 from etude.algorithms.engine import engine_of
+from etude.algorithms.nested import ModuleLike
 from etude.algorithms.play import play, runner_for
 from etude.algorithms.policies import (
     MAIN,
@@ -129,7 +130,7 @@ class Algorithm(Generic[C]):
             config.record, self.recorded, config.env, self.recorded_spaces, lambda: self.recording_meta(**self._plays())
         )
         """Keeps what is lived through, where `record` asks for it."""
-        check_device(config.device)
+        check_device(config.compute.device)
         weights, runner, learner = np.random.SeedSequence(config.seed).spawn(3)
         self.runner_seed = int(runner.generate_state(1)[0])
         """What all that acts in training draws its seeds from."""
@@ -157,12 +158,12 @@ class Algorithm(Generic[C]):
         self._seeds = (weights, learner)
         self.policies: dict[str, Policy] = {}
         """What acts: each module with the connectors between it and its envs, by module id."""
-        self.learner = Learner(modules_to_train=config.modules_to_train)
+        self.learner = Learner(modules_to_train=config.agents.modules_to_train)
         """What trains all modules: ``learner.modules[module_id]`` trains one of them."""
         for name, given in modules_given(config).items():
             self._add_policy(name, given)
         self.callbacks = [callback_from(spec) for spec in config.callbacks]
-        self.figures = RunningStats(self.window, self.config.smoothing)
+        self.figures = RunningStats(self.window, self.config.metrics.smoothing)
         """Of the latest episodes."""
         self.metrics = self.figures.metrics
         """What else is logged: phases, steps trained, and figures of one's own. They go into the next `Result`."""
@@ -186,7 +187,7 @@ class Algorithm(Generic[C]):
 
     def _add_policy(self, name: str, given: ModuleLike | None) -> Policy:
         weights, learner = self._seeds
-        if self.config.modules is not None:  # a module has streams of its own, whoever is beside it
+        if self.config.agents.modules is not None:  # a module has streams of its own, whoever is beside it
             weights, learner = spawned(weights, name), spawned(learner, name)
         with self.settings_of(name):
             make = partial(self.make_module, given)
@@ -222,7 +223,7 @@ class Algorithm(Generic[C]):
     @contextmanager
     def settings_of(self, module_id: str) -> Iterator[None]:
         """Within it, ``self.config`` are the settings of one module, with its `overrides`."""
-        whole, given = self.config, (self.config.overrides or {}).get(module_id)
+        whole, given = self.config, (self.config.agents.overrides or {}).get(module_id)
         if given is None:
             yield
             return
@@ -234,7 +235,7 @@ class Algorithm(Generic[C]):
 
     def threads_held(self) -> AbstractContextManager[None]:
         """Within it, torch has the threads of the settings (one where they are `auto`) and BLAS has one."""
-        return held(for_acting(self.config.threads))
+        return held(for_acting(self.config.compute.threads))
 
     def _plays(self) -> dict[str, Any]:
         """How the episodes were played that training records: only what acts in training explores."""
@@ -285,7 +286,9 @@ class Algorithm(Generic[C]):
             action_space: What it chooses from.
         """
         config = self.config
-        return make_module(given, obs_space, action_space, config.network, squash=config.squash, value=self.needs_value)
+        network = config.network
+        squash = bool(network.squash)
+        return make_module(given, obs_space, action_space, network, squash=squash, value=self.needs_value)
 
     def parameter_groups(self, module: Module) -> Mapping[str, Sequence[nn.Parameter]] | None:
         """The parameters of each named optimizer; None: one, ``all``, of all that need a gradient."""
@@ -337,7 +340,7 @@ class Algorithm(Generic[C]):
     @property
     def window(self) -> int:
         """How many episodes the returns in results are over."""
-        return self.config.evaluation_episodes
+        return self.config.evaluation.episodes
 
     # -- training -----------------------------------------------------------------------------------------------
 
@@ -445,7 +448,7 @@ class Algorithm(Generic[C]):
         if stop.return_mean is not None and self.window < MIN_EPISODES:
             raise SettingsError(
                 f"`stop.return_mean` is over at least {MIN_EPISODES} episodes, but results are over {self.window} "
-                "only: raise `window` (`evaluation_episodes` offline)."
+                "only: raise `metrics.window` (`evaluation.episodes` offline)."
             )
 
     def _a_stop(self, stop: Any) -> Stop:
@@ -554,7 +557,7 @@ class Algorithm(Generic[C]):
                 runner,
                 folder,
                 num_episodes,
-                self.recorded_spaces(spaces_in(runner.arena, list(self.policies), self.config.module_of)),
+                self.recorded_spaces(spaces_in(runner.arena, list(self.policies), self.config.agents.module_of)),
                 explore=explore,
                 updates=self.updates,
                 columns=self.recorded,
@@ -581,7 +584,7 @@ class Algorithm(Generic[C]):
         ``filter`` is what `etude.connectors.pipeline.state_to_json` gives, by module id where there are ``modules``; it
         is there where a connector learns.
         """
-        several = self.config.modules is not None
+        several = self.config.agents.modules is not None
         nets = {name: saving.name_of(type(policy.module.net)) for name, policy in self.policies.items()}
         learned = learned_by_connectors(self.policies)
         meta: dict[str, Any] = {

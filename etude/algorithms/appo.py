@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 import torch
 from torch.nn import functional as F
 
-from etude.algorithms.config import ModuleLike, OnPolicyConfig
+from etude.algorithms.config import OnPolicyConfig
 from etude.algorithms.critics import of_kind
+from etude.algorithms.nested import ModuleLike, TargetConfig, VTraceConfig
 from etude.algorithms.on_policy import OnPolicyAlgorithm
 from etude.columns import LOGP, TARGET_LOGP
 from etude.connectors import NormalizeAdvantages, VTrace
@@ -35,25 +36,17 @@ class APPOConfig(OnPolicyConfig):
     """Clipping range of the probability ratio, above 0; or a schedule of it: points of (env_steps, range). Default:
     Schulman et al. 2017, table 3; on CartPole 0.3 is as good or better, 0.1 slower."""
 
-    target_interval: int | None = None
-    """What the ratio is against. None: the policy that made the steps, as in Petrenko et al. 2020, which bounds how far
-    the policy goes from it, however old it is. Else a target network, as in Luo et al. 2020, which is moved after every
-    so many gradient steps, at least 1; that should be the gradient steps of several iterations."""
-
-    tau: float = 1.0
-    """How far the target network then moves towards the one that is trained, above 0, at most 1: 1 makes them equal
-    (Luo et al. 2020)."""
+    target: TargetConfig = TargetConfig()
+    """What the ratio is against. With an `interval` of None, the policy that made the steps, as in Petrenko et al.
+    2020, which bounds how far the policy goes from it, however old it is. Else a target network, as in Luo et al. 2020,
+    which is moved after every so many gradient steps; that should be the gradient steps of several iterations."""
 
     lambda_: float = 0.9
     """Extra decay of the trace, 0 to 1 (Espeholt et al. 2018, remark 2). Default: measured on Acrobot and CartPole,
     where 0.95 was slower."""
 
-    rho_bar: float = 1.0
-    """Cap of the importance weights of rewards and advantages, above 0. Default: Espeholt et al. 2018, and Petrenko et
-    al. 2020."""
-
-    c_bar: float = 1.0
-    """Cap of the weights by which later rewards come back, above 0, at most `rho_bar`. Default: as for `rho_bar`."""
+    vtrace: VTraceConfig = VTraceConfig()
+    """How V-trace weights steps that were made by older weights."""
 
     value_weight: float = 0.5
     """Weight of the value loss, at least 0. Default: as PPO's."""
@@ -70,10 +63,6 @@ class APPOConfig(OnPolicyConfig):
         super().__post_init__()
         self.check(
             clip=(all(value > 0 for _, value in points_of(self.clip)), "greater than 0"),
-            target_interval=(self.target_interval is None or self.target_interval >= 1, "at least 1, or none"),
-            tau=(0 < self.tau <= 1, "above 0 and at most 1"),
-            rho_bar=(self.rho_bar > 0, "greater than 0"),
-            c_bar=(0 < self.c_bar <= self.rho_bar, "greater than 0 and at most `rho_bar`"),
             value_weight=(self.value_weight >= 0, "at least 0"),
         )
 
@@ -92,15 +81,17 @@ class APPO(OnPolicyAlgorithm[APPOConfig]):
     def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
         """As for every algorithm; with a target network, where one is asked for."""
         module = super().make_module(given, obs_space, action_space)
-        if self.config.target_interval is None:
+        if self.config.target.interval is None:
             return module
         return FollowedModule(module.net, obs_space, action_space, module.dist)
 
     def learner_connectors(self) -> list[Any]:
         """V-trace advantages and value targets, for the module or, where there is one, its target network's policy."""
         config = self.config
-        by_target = config.target_interval is not None
-        connectors: list[Any] = [VTrace(config.gamma, config.rho_bar, config.c_bar, config.lambda_, by_target)]
+        by_target = config.target.interval is not None
+        connectors: list[Any] = [
+            VTrace(config.gamma, config.vtrace.rho_bar, config.vtrace.c_bar, config.lambda_, by_target)
+        ]
         return [*connectors, NormalizeAdvantages()] if config.normalize_advantages else connectors
 
     def loss(self, module: Module, batch: Batch) -> Loss:
@@ -113,7 +104,7 @@ class APPO(OnPolicyAlgorithm[APPOConfig]):
         out = batch.forward(module)
         assert out.value is not None  # VTrace has seen to that
         logp, entropy = out.logp(batch.action), out.entropy().mean()
-        ratio = (logp - batch[LOGP if config.target_interval is None else TARGET_LOGP]).exp()
+        ratio = (logp - batch[LOGP if config.target.interval is None else TARGET_LOGP]).exp()
         clip = self.scheduled("clip", module)
         clipped = ratio.clamp(1 - clip, 1 + clip)
         parts = {
@@ -122,16 +113,16 @@ class APPO(OnPolicyAlgorithm[APPOConfig]):
         }
         if config.entropy_weight:
             parts["entropy"] = -self.scheduled("entropy_weight", module) * entropy
-        log_rho = (batch[TARGET_LOGP] - batch[LOGP]).clamp(max=math.log(config.rho_bar))
+        log_rho = (batch[TARGET_LOGP] - batch[LOGP]).clamp(max=math.log(config.vtrace.rho_bar))
         clip_fraction = ((ratio - 1).abs() > clip).float().mean()
         kl = (batch[LOGP] - logp).mean()
         return Loss(**parts).log(kl=kl, rho=log_rho.exp().mean(), clip_fraction=clip_fraction, entropy=entropy)
 
     def after_step(self, module: Module) -> None:
         """Moves the target network."""
-        interval = self.config.target_interval
+        interval = self.config.target.interval
         if interval is None:
             return
         learner = next(learner for learner in self.learner.modules.values() if learner.module is module)
         if learner.updates % interval == 0:
-            of_kind(module, FollowedModule).follower.follow(self.config.tau)
+            of_kind(module, FollowedModule).follower.follow(self.config.target.tau)

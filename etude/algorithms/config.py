@@ -3,72 +3,53 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
-import torch
-
-from etude.algorithms.nested import OptimizerConfig
+from etude.algorithms.nested import (
+    AgentsConfig,
+    ComputeConfig,
+    EvaluationConfig,
+    MetricsConfig,
+    ModuleLike,
+    OptimizerConfig,
+    ReadingConfig,
+    SegmentConfig,
+    SequenceConfig,
+    TrajectoryConfig,
+)
 from etude.algorithms.ray_config import EngineLike
 from etude.connectors import PreLearnerLike
 from etude.connectors.pipeline import ConnectorLike
 from etude.envs import EnvLike, Workers
 from etude.errors import SettingsError
-from etude.learners import Precision, Schedule, check_schedule
-from etude.metrics.stats import Smoothing
+from etude.learners import Schedule, check_schedule
 from etude.modules import NetworkConfig
-from etude.runners import CallbackLike, CountBy, Lengths, ModuleOf
+from etude.runners import CallbackLike
 from etude.settings import check_rules, defaults, leaves_of, replaced, settings, typed
-from etude.threads import ThreadsLike
-
-ModuleLike = torch.nn.Module | Callable[[Any, Any], torch.nn.Module]
-"""A net, or what makes one of the spaces; Any, so that it may be annotated with the kinds of space that it takes."""
-
-ModulesLike = tuple[str, ...] | Mapping[str, ModuleLike | None]
-"""Ids of modules, or a mapping of ids to networks; None for a built-in one."""
-
 
 _SHARED = (
     "env",
     "engine",
     "seed",
-    "modules",
-    "module_of",
-    "overrides",
-    "modules_to_train",
+    "agents",
     "num_envs",
     "workers",
     "num_steps",
-    "whole_episodes",
-    "count_steps_by",
+    "iteration_steps",
+    "trajectories",
     "callbacks",
     "record",
-    "window",
-    "device",
-    "threads",
+    "metrics",
+    "evaluation",
+    "compute.device",
+    "compute.threads",
     "data",
-    "mode",
-    "buffer_size",
-    "num_workers",
-    "worker_kind",
-    "prefetch",
     "filter",
-    "on_bad",
-    "obs_filter",
+    "reading",
     "updates_per_iteration",
-    "iteration_steps",
-    "min_trajectory_length",
-    "max_trajectory_length",
-    "at_max_length",
-    "smoothing",
-    "evaluation_interval",
-    "evaluation_episodes",
-    "evaluate_beside",
 )
 """Settings that can't be different for single modules."""
-
-TrainedLike = tuple[str, ...] | Callable[[str, Any], bool]
-"""Ids of modules, or a function ``(module_id, experience) -> bool``."""
 
 
 NO_STD = dict.fromkeys(
@@ -79,7 +60,8 @@ ONE_RATE = dict.fromkeys(
 )
 NO_VALUE = {"network.separate": "the network has no value function that could share layers with the policy"}
 SINGLE_STEPS = dict.fromkeys(
-    ("max_segment_length", "burn_in", "network.recurrent_size"), "it learns from single steps, without a memory"
+    ("sequences.max_len", "sequences.burn_in", "network.recurrent_size"),
+    "it learns from single steps, without a memory",
 )
 
 
@@ -142,19 +124,11 @@ class AlgorithmConfig:
     module: ModuleLike | None = None
     """Your own network: an nn.Module, or a class or function called with (obs_space, action_space). None: `network`."""
 
-    modules: ModulesLike | None = None
-    """Several modules, where agents share an env: their ids, or a mapping of ids to networks (as `module`)."""
-
-    module_of: ModuleOf | None = None
-    """Which of the modules acts for an agent: a function of its name and the `Episode`, asked when the agent begins an
-    episode. None: each agent has the module of its own name, or the only one."""
+    agents: AgentsConfig = AgentsConfig()
+    """Several modules, where agents share an env."""
 
     network: NetworkConfig = NetworkConfig()
     """The shape of the built-in network."""
-
-    squash: bool = False
-    """Hold Box actions inside their bounds by tanh (Haarnoja et al. 2018, appendix C); else a plain Gaussian draws
-    them, and the env gets them clipped."""
 
     connectors: tuple[ConnectorLike, ...] = ()
     """Between env and module, in order from the env: names such as `normalize_obs` or `frame_stack:4`, connectors,
@@ -166,34 +140,11 @@ class AlgorithmConfig:
     optimizer: OptimizerConfig = OptimizerConfig()
     """How gradients become steps."""
 
-    precision: Precision = "float32"
-    """What the forward pass is computed in: `bfloat16` halves the memory of activations and is faster for wide networks
-    where the hardware has it, slower for small ones. Weights and optimizers stay float32."""
+    compute: ComputeConfig = ComputeConfig()
+    """What is computed where, and how."""
 
-    overrides: Mapping[str, Mapping[str, Any]] | None = None
-    """Settings of single modules that differ from the others': `{"red": {"lr": 1e-4, "clip": 0.1}}`, by module id. They
-    hold for what makes a module and what it learns by, not for acting and collecting."""
-
-    modules_to_train: TrainedLike | None = None
-    """Which of the modules learn: their ids, or a function `(module_id, experience) -> bool`; none is all. The others
-    act, and stay as they are."""
-
-    compile: bool = False
-    """Compile the whole gradient step with torch.compile: takes up to half a minute at the start, then about twice as
-    fast on a CPU. Needs a C++ compiler, and a folder for temporary files (`TMPDIR`) whose path has no space."""
-
-    device: str = "cpu"
-    """Where the module is and learns, as torch names it: cpu, cuda, cuda:1. Others are refused: Apple's `mps` has no
-    float64, which some figures are computed in."""
-
-    threads: ThreadsLike = "auto"
-    """CPU threads of torch while it trains, at least 1; then the process has its own setting back. `auto`: gradient
-    steps get as many as the first of them show to be fastest, one for small networks, and never more than there are
-    free cores; all else gets one. Sums that threads share may differ in their last bits: for numbers that repeat
-    exactly with large networks, give a number."""
-
-    evaluation_episodes: int = 20
-    """Episodes of an evaluation during training."""
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """Evaluations during training."""
 
     callbacks: tuple[CallbackLike, ...] = ()
     """Code of your own that is called while episodes run in training (offline: in its evaluations), one after the
@@ -202,10 +153,8 @@ class AlgorithmConfig:
     record: RecordConfig = RecordConfig()
     """Keep what is lived through in training (offline: in its evaluations) as a recording."""
 
-    smoothing: Smoothing = "window"
-    """What results say of episodes: `window`, over the last so many of them; or `ema`, their exponential moving
-    average, in which a new one weighs 2 / (window + 1). Times of a turn are means over the iteration, or such averages
-    of these."""
+    metrics: MetricsConfig = MetricsConfig()
+    """What results say of episodes."""
 
     def __post_init__(self) -> None:
         self._refuse_unused()
@@ -213,25 +162,19 @@ class AlgorithmConfig:
             check_schedule(name, schedule)
         self.check(
             seed=(self.seed is None or self.seed >= 0, "at least 0"),
-            threads=(self.threads == "auto" or self.threads >= 1, "at least 1, or auto"),
-            evaluation_episodes=(self.evaluation_episodes >= 1, "at least 1"),
-            modules=(
-                self.modules is None or 0 < len(set(self.modules)) == len(self.modules),
-                "one id or more, each once",
-            ),
             module=(
-                self.module is None or self.modules is None,
-                "none where there are `modules`: give it to one of them",
+                self.module is None or self.agents.modules is None,
+                "none where there are `agents.modules`: give it to one of them",
             ),
-            module_of=(self.module_of is None or self.modules is not None, "none where there are no `modules`"),
         )
-        there = tuple(self.modules or ("main",))
-        for module_id, given in (self.overrides or {}).items():
+        there = tuple(self.agents.modules or ("main",))
+        for module_id, given in (self.agents.overrides or {}).items():
             if module_id not in there:
-                raise SettingsError(f"`overrides` are of {module_id!r}, but the `modules` are {there}.")
+                raise SettingsError(f"`agents.overrides` are of {module_id!r}, but the `modules` are {there}.")
             self.with_overrides(module_id, given)
-        if isinstance(self.modules_to_train, tuple) and not set(self.modules_to_train) <= set(there):
-            raise SettingsError(f"`modules_to_train` is {self.modules_to_train!r}, but the `modules` are {there}.")
+        trained = self.agents.modules_to_train
+        if isinstance(trained, tuple) and not set(trained) <= set(there):
+            raise SettingsError(f"`agents.modules_to_train` is {trained!r}, but the `modules` are {there}.")
 
     def _refuse_unused(self) -> None:
         known = defaults(type(self))
@@ -258,7 +201,8 @@ class AlgorithmConfig:
         for path in _SHARED:
             if _has(own, path):
                 raise SettingsError(f"`overrides` of {module_id!r} hold `{path}`, which is of all modules together.")
-        return replaced(dataclasses.replace(self, overrides=None), own, owner)
+        alone = dataclasses.replace(self, agents=dataclasses.replace(self.agents, overrides=None))
+        return replaced(alone, own, owner)
 
     def check(self, **rules: tuple[bool, str]) -> None:
         """Raise a SettingsError for the first setting that breaks its rule: ``name=(is_fine, what_it_must_be)``."""
@@ -268,7 +212,10 @@ class AlgorithmConfig:
 def schedules_in(config: AlgorithmConfig) -> dict[str, Schedule]:
     """The settings that may be schedules, by their dotted paths; without those that are None."""
     leaves = [leaf for leaf in leaves_of(type(config)) if leaf.hint in (Schedule, Schedule | None)]
-    found = {".".join(leaf.path): functools.reduce(getattr, leaf.path, config) for leaf in leaves}
+    whole: Any = config
+    found: dict[str, Schedule | None] = {
+        ".".join(leaf.path): functools.reduce(getattr, leaf.path, whole) for leaf in leaves
+    }
     return {path: value for path, value in found.items() if value is not None}
 
 
@@ -281,6 +228,10 @@ def _has(given: Mapping[str, Any], path: str) -> bool:
 class ActingConfig(AlgorithmConfig):
     """What algorithms that act in envs while they learn can be told."""
 
+    unused: ClassVar[Mapping[str, str]] = {
+        "evaluation.beside": "on a cluster, `ray.num_evaluation_runners` play beside training"
+    }
+
     num_envs: int = 16
     """Copies of the env that step together, at least 1."""
 
@@ -290,41 +241,19 @@ class ActingConfig(AlgorithmConfig):
     num_steps: int = 4096
     """Steps collected for each iteration, over all envs, at least 1."""
 
-    min_trajectory_length: int = 1
-    """Segments of fewer steps are dropped, and counted as `dropped_steps`; at least 1."""
-
-    max_trajectory_length: int | None = None
-    """Segments of more steps are cut; none: never."""
-
-    at_max_length: Literal["continue", "reset"] = "continue"
-    """An episode that is as long as `max_trajectory_length` goes on in a further segment; or it is truncated there, and
-    its env is reset."""
-
-    count_steps_by: CountBy = "env_steps"
-    """What a step is where several agents share an env: `env_steps`, one of the env's; or `agent_steps`."""
+    trajectories: TrajectoryConfig = TrajectoryConfig()
+    """How what is lived through is cut into segments, and counted."""
 
     gamma: float = 0.99
     """Discount of future rewards, 0 to 1. Default: Schulman et al. 2017; Mnih et al. 2015."""
 
-    window: int = 100
-    """Return and length in results are over the last so many episodes."""
-
-    evaluation_interval: int = 0
-    """Iterations between evaluations, in envs of their own, without exploring, whose figures are in results beside
-    those of training; 0 evaluates never."""
-
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check(
-            evaluation_interval=(self.evaluation_interval >= 0, "at least 0"),
             num_envs=(self.num_envs >= 1, "at least 1"),
             num_steps=(self.num_steps >= 1, "at least 1"),
             gamma=(0 <= self.gamma <= 1, "between 0 and 1"),
-            window=(self.window >= 1, "at least 1"),
         )
-        Lengths(self.min_trajectory_length, self.max_trajectory_length)
-        if self.at_max_length == "reset" and self.max_trajectory_length is None:
-            raise SettingsError("`at_max_length` is 'reset', but there is no `max_trajectory_length` to reset at.")
 
 
 @settings
@@ -334,9 +263,6 @@ class OnPolicyConfig(ActingConfig):
     lr: Schedule = 1e-3
     """Learning rate of Adam; or a schedule of it: points of (env_steps, rate) with straight lines between. Default: the
     best of 3e-4 to 1e-3 on CartPole, Acrobot and Pendulum; larger networks want less."""
-
-    whole_episodes: bool = False
-    """Learn from whole episodes: from those that have ended, as soon as they have `num_steps` steps together."""
 
     num_steps: int = 4096
     """Steps collected for each iteration, over all envs. Default: measured as for `lr`; sampling is cheap, and large
@@ -352,17 +278,8 @@ class OnPolicyConfig(ActingConfig):
     """Minibatches of each module in an epoch, whatever number of steps it has: where several modules have unequal
     data, all make as many. None: as many as `minibatch_size` gives."""
 
-    max_seq_len: int = 32
-    """Steps that a recurrent module is trained through at once, at least 1: gradients flow no further back in time.
-    Minibatches then hold whole sequences."""
-
-    burn_in: int = 0
-    """Steps before each of these sequences that a recurrent module walks through first, without gradients, so that the
-    state that the sequence starts from is that of its present weights (Kapturowski et al. 2019)."""
-
-    sequence_start: Literal["stored", "zeros"] = "stored"
-    """The state that a recurrent module begins a sequence (or its burn-in) with: the one it had while acting, or its
-    initial one."""
+    sequences: SequenceConfig = SequenceConfig()
+    """How recurrent modules are trained."""
 
     lambda_: float = 0.95
     """Decay of generalised advantage estimation, 0 to 1. Default: Schulman et al. 2017."""
@@ -373,8 +290,6 @@ class OnPolicyConfig(ActingConfig):
             epochs=(self.epochs >= 1, "at least 1"),
             minibatch_size=(self.minibatch_size >= 1, "at least 1"),
             num_minibatches=(self.num_minibatches is None or self.num_minibatches >= 1, "at least 1, or none"),
-            max_seq_len=(self.max_seq_len >= 1, "at least 1"),
-            burn_in=(self.burn_in >= 0, "at least 0"),
             lambda_=(0 <= self.lambda_ <= 1, "between 0 and 1"),
         )
 
@@ -390,7 +305,10 @@ class OfflineConfig(AlgorithmConfig):
     Schedules count gradient steps.
     """
 
-    unused: ClassVar[Mapping[str, str]] = {"record.layout": "evaluations record whole episodes"}
+    unused: ClassVar[Mapping[str, str]] = {
+        "record.layout": "evaluations record whole episodes",
+        "metrics.window": "results are over the episodes of the latest evaluation",
+    }
 
     lr: Schedule = 3e-4
     """Learning rate of Adam; or a schedule of it: points of (gradient steps, rate) with straight lines between, or half
@@ -398,7 +316,8 @@ class OfflineConfig(AlgorithmConfig):
 
     data: DataLike | None = None
     """The recording to learn from: a folder, a file, a glob or a URL, several of them, a `Source`, or a `Recording` (as
-    it was opened, whatever `on_bad` says). None: batches are given to `learn_from`, and `env` has the spaces."""
+    it was opened, whatever `reading.on_bad` says). None: batches are given to `learn_from`, and `env` has the
+    spaces."""
 
     batch_size: int = 1024
     """Steps in a gradient step. Of a recurrent module, about so many, in whole sequences."""
@@ -406,22 +325,8 @@ class OfflineConfig(AlgorithmConfig):
     updates_per_iteration: int = 100
     """Gradient steps between two results."""
 
-    mode: Literal["auto", "stream", "materialize_data", "materialize_mapped_data"] = "auto"
-    """Where the data is: `stream` reads it again in each epoch, in bounded memory; `materialize_data` holds in memory
-    what was recorded, `materialize_mapped_data` what connectors have made of it. auto: in memory up to 1 GiB."""
-
-    buffer_size: int = 65_536
-    """Steps that are shuffled together while streaming, at least 1: more mix better, and take more memory."""
-
-    num_workers: int = 0
-    """Workers that read, decode and let connectors work ahead, at least 0; 0: one thread that also makes batches."""
-
-    worker_kind: Literal["threads", "processes"] = "threads"
-    """What these are. Processes pay for sources and connectors that are much Python; they take a third of a second to
-    start."""
-
-    prefetch: int = 2
-    """Blocks of batches that are ready before they are asked for, at least 0: 0 makes them when they are."""
+    reading: ReadingConfig = ReadingConfig()
+    """How the recording is read."""
 
     prelearner: PreLearnerLike | None = None
     """Your own step between the recording and the learner: a function `(exp, connect) -> Experience`, or a `PreLearner`
@@ -432,40 +337,17 @@ class OfflineConfig(AlgorithmConfig):
     """Learn only from steps for which this holds, such as `reward > 0 and t < 100`: a condition on columns of single
     numbers and texts, which readers use to read less. Steps left out cut segments."""
 
-    on_bad: Literal["strict", "repair", "skip"] = "strict"
-    """What happens to bad data, such as NaN or steps that are there twice: an error, or it is mended where that needs
-    no invention, or left out; the latter two are counted and reported."""
+    sequences: SegmentConfig = SegmentConfig()
+    """How segments are cut, for losses that look along time and for recurrent modules."""
 
-    obs_filter: Literal["data", "stored"] = "data"
-    """Where connectors that learn from observations, such as `normalize_obs`, have it from: all of the data, read once
-    before; or what was stored with the recording."""
-
-    max_segment_length: int = 128
-    """Where a loss looks along time, and for recurrent modules: longer segments are cut to so many steps, at least
-    1."""
-
-    burn_in: int = 0
-    """Steps before each of these that a recurrent module walks through first, from its initial state, without gradients
-    (Kapturowski et al. 2019)."""
-
-    evaluation_interval: int = 1
-    """Iterations between evaluations, where an env is given; 0 evaluates never."""
-
-    evaluate_beside: bool = False
-    """Evaluate a copy of the module in a thread while training goes on; the returns are in the result of the next
-    iteration in which an evaluation is due."""
+    evaluation: EvaluationConfig = EvaluationConfig(interval=1)
+    """Evaluations during training, where an env is given."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check(
             batch_size=(self.batch_size >= 1, "at least 1"),
             updates_per_iteration=(self.updates_per_iteration >= 1, "at least 1"),
-            buffer_size=(self.buffer_size >= 1, "at least 1"),
-            num_workers=(self.num_workers >= 0, "at least 0"),
-            prefetch=(self.prefetch >= 0, "at least 0"),
-            max_segment_length=(self.max_segment_length >= 1, "at least 1"),
-            burn_in=(self.burn_in >= 0, "at least 0"),
-            evaluation_interval=(self.evaluation_interval >= 0, "at least 0"),
             prelearner=(not isinstance(self.prelearner, type), "an object of this class, made with its settings"),
         )
         if self.data is None and self.env is None:

@@ -12,17 +12,17 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from etude.algorithms.config import SINGLE_STEPS, ModuleLike, OfflineConfig
+from etude.algorithms.config import SINGLE_STEPS, OfflineConfig
 from etude.algorithms.critics import TRANSITION, check_box, looking_ahead, not_recurrent, of_kind, target_of
 from etude.algorithms.dqn import QModule
-from etude.algorithms.nested import OptimizerConfig
+from etude.algorithms.nested import ModuleLike, OptimizerConfig
 from etude.algorithms.offline import OfflineAlgorithm
 from etude.algorithms.sac import SoftModule, groups_of
 from etude.errors import SettingsError
 from etude.learners import Batch, Loss, Schedule
 from etude.modules import Module, NetworkConfig, make_module
 from etude.modules.distributions import SquashedGaussian
-from etude.settings import settings
+from etude.settings import check_rules, settings
 from etude.spaces import Space
 
 
@@ -82,8 +82,8 @@ def _resampled(values: Tensor, actions: Tensor, num: int) -> Tensor:
 
 
 @settings
-class CQLConfig(OfflineConfig):
-    """Settings of CQL. The recording needs rewards, and what was observed after each step."""
+class PenaltyConfig:
+    """The penalty of what critics say of actions that were not recorded."""
 
     alpha: float | None = None
     """Weight of the penalty, above 0: more trusts the recorded actions more. None: 5 for Box actions, 1 for Discrete
@@ -94,6 +94,9 @@ class CQLConfig(OfflineConfig):
     together are worth than the recorded one, becomes this much, as values go (Kumar et al. 2020, eq. 30). None: it
     stays."""
 
+    alpha_lr: Schedule | None = None
+    """Learning rate of `alpha` of its own, where that is learned (see `threshold`), or a schedule of it; None: `lr`."""
+
     num_actions: int = 10
     """For Box actions: how many are drawn for the penalty uniformly, and as many by the policy for what was observed
     and for what was observed next, at least 1. Default: Kumar et al. 2020, appendix F."""
@@ -102,6 +105,23 @@ class CQLConfig(OfflineConfig):
     """For Box actions: through how many of these the penalty's gradient goes, drawn by their share in it, so that the
     mean is the same; at least 1. None: through all, which takes twice as long. Default: for speed; on Pendulum, one
     seed got -660 with 4 and -810 with all (`alpha` 10)."""
+
+    def __post_init__(self) -> None:
+        check_rules(
+            self,
+            "penalty",
+            alpha=(self.alpha is None or self.alpha > 0, "greater than 0, or none"),
+            num_actions=(self.num_actions >= 1, "at least 1"),
+            gradient_actions=(self.gradient_actions is None or self.gradient_actions >= 1, "at least 1, or none"),
+        )
+
+
+@settings
+class CQLConfig(OfflineConfig):
+    """Settings of CQL. The recording needs rewards, and what was observed after each step."""
+
+    penalty: PenaltyConfig = PenaltyConfig()
+    """The penalty of what critics say of actions that were not recorded."""
 
     temperature: float | None = None
     """For Box actions: weight of the policy's entropy, above 0; None: it is learned, as in SAC."""
@@ -129,9 +149,6 @@ class CQLConfig(OfflineConfig):
     temperature_lr: Schedule | None = None
     """Learning rate of the temperature of its own, or a schedule of it; None: `lr`."""
 
-    alpha_lr: Schedule | None = None
-    """Learning rate of `alpha` of its own, where that is learned (see `threshold`), or a schedule of it; None: `lr`."""
-
     optimizer: OptimizerConfig = OptimizerConfig(grad_clip=None)
     """How gradients become steps. Default: none are clipped, as in Kumar et al. 2020."""
 
@@ -140,9 +157,6 @@ class CQLConfig(OfflineConfig):
 
     updates_per_iteration: int = 1000
     """Gradient steps between two results, at least 1."""
-
-    squash: bool = True
-    """Hold actions inside their bounds by tanh; it can't be left out here, where actions are drawn between them."""
 
     network: NetworkConfig = NetworkConfig(hidden=(256, 256), activation="relu", separate=False)
     """The shape of policy and critics. Default: Haarnoja et al. 2018."""
@@ -155,14 +169,15 @@ class CQLConfig(OfflineConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check(
-            alpha=(self.alpha is None or self.alpha > 0, "greater than 0, or none"),
-            num_actions=(self.num_actions >= 1, "at least 1"),
-            gradient_actions=(self.gradient_actions is None or self.gradient_actions >= 1, "at least 1, or none"),
             temperature=(self.temperature is None or self.temperature > 0, "greater than 0, or none"),
             gamma=(0 <= self.gamma <= 1, "between 0 and 1"),
             n_step=(self.n_step >= 1, "at least 1"),
             tau=(0 < self.tau <= 1, "above 0 and at most 1"),
-            squash=(self.squash, "true: actions are drawn between their bounds"),
+        )
+        check_rules(
+            self.network,
+            "network",
+            squash=(self.network.squash is not False, "true: actions are drawn between their bounds"),
         )
 
 
@@ -211,9 +226,9 @@ class CQL(OfflineAlgorithm[CQLConfig]):
         """As SAC's for Box actions, see `ConservativeModule`; as DQN's for Discrete ones, see `QModule`."""
         config = self.config
         if isinstance(action_space, spaces.Discrete):
-            if config.threshold is not None:
+            if config.penalty.threshold is not None:
                 raise SettingsError(
-                    "`threshold` is set, but for Discrete actions `alpha` is not learned: leave it out."
+                    "`penalty.threshold` is set, but for Discrete actions `alpha` is not learned: leave it out."
                 )
             made = make_module(given, obs_space, action_space, config.network, value=config.dueling)
             not_recurrent(made, self.name)
@@ -226,10 +241,10 @@ class CQL(OfflineAlgorithm[CQLConfig]):
             return made
         assert isinstance(made.dist, SquashedGaussian)
         start = 1.0 if config.temperature is None else config.temperature
-        alpha = 5.0 if config.alpha is None else config.alpha
+        alpha = 5.0 if config.penalty.alpha is None else config.penalty.alpha
         module = ConservativeModule(made.net, obs_space, action_space, made.dist, network, start, alpha)
         module.log_temperature.requires_grad_(config.temperature is None)
-        module.log_alpha.requires_grad_(config.threshold is not None)
+        module.log_alpha.requires_grad_(config.penalty.threshold is not None)
         return module
 
     def parameter_groups(self, module: Module) -> Mapping[str, Sequence[nn.Parameter]] | None:
@@ -255,7 +270,7 @@ class CQL(OfflineAlgorithm[CQLConfig]):
         values = net.values(batch.obs)
         recorded = net.values_of(values, batch.action)
         gap = (values.logsumexp(-1) - recorded).mean()
-        alpha = 1.0 if config.alpha is None else config.alpha
+        alpha = 1.0 if config.penalty.alpha is None else config.penalty.alpha
         return Loss(td=F.smooth_l1_loss(recorded, target), conservative=alpha * gap).log(q=recorded.mean(), gap=gap)
 
     def _of_box(self, soft: ConservativeModule, batch: Batch) -> Loss:
@@ -274,11 +289,13 @@ class CQL(OfflineAlgorithm[CQLConfig]):
             next_action, _ = soft.draw(next_inputs)
             target = target_of(batch, config.gamma, soft.target_critic(following, next_action).amin(0))
         policies = (inputs.detach(), next_inputs)
-        maximum, values = soft_maximum(soft, obs, policies, recorded, config.num_actions, config.gradient_actions)
+        maximum, values = soft_maximum(
+            soft, obs, policies, recorded, config.penalty.num_actions, config.penalty.gradient_actions
+        )
         gap = (maximum - values).mean(1)
         action, logp = soft.draw(inputs)
         worth = soft.critic(obs, action, frozen=True).amin(0)
-        excess = gap if config.threshold is None else gap - config.threshold
+        excess = gap if config.penalty.threshold is None else gap - config.penalty.threshold
         parts = {
             "actor": (temperature * logp - worth).mean(),
             "critic": (values - target).square().mean(1).sum(),

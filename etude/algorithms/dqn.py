@@ -9,9 +9,9 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from etude.algorithms.config import NO_STD, ONE_RATE, ModuleLike
+from etude.algorithms.config import NO_STD, ONE_RATE
 from etude.algorithms.critics import of_kind
-from etude.algorithms.nested import OptimizerConfig
+from etude.algorithms.nested import ModuleLike, OptimizerConfig, ReplayConfig, TargetConfig
 from etude.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
 from etude.algorithms.results import together
 from etude.columns import ACTION, WEIGHT
@@ -21,7 +21,7 @@ from etude.modules import Module, NetworkConfig, make_module
 from etude.modules.critics import FollowedModule
 from etude.modules.distributions import ALLOWED_ABOVE, EpsilonGreedy
 from etude.modules.network import Output
-from etude.settings import settings
+from etude.settings import check_rules, settings
 from etude.spaces import Space
 
 
@@ -52,12 +52,8 @@ class DQNConfig(OffPolicyConfig):
     `target_interval` the best of a dozen settings tried together on CartPole. The steps between are taken as they were
     made, without correction for the policy that made them."""
 
-    target_interval: int = 100
-    """Gradient steps between two updates of the target network, at least 1."""
-
-    tau: float = 1.0
-    """How far the target network then moves towards the one that is trained, above 0, at most 1: 1 makes them equal
-    (Mnih et al. 2015); less, with a `target_interval` of 1, averages (Lillicrap et al. 2016)."""
+    target: TargetConfig = TargetConfig(interval=100)
+    """When the target network moves, and how far."""
 
     lr: Schedule = 2e-3
     """Learning rate of Adam; or points of (env_steps, rate) with straight lines between. Default: as for
@@ -69,21 +65,20 @@ class DQNConfig(OffPolicyConfig):
     batch_size: int = 64
     """Steps in a gradient step, at least 1."""
 
-    capacity: int = 100_000
-    """Steps that the replay of each module holds, at least `batch_size`: when it is full, the oldest make room."""
+    replay: ReplayConfig = ReplayConfig(capacity=100_000)
+    """What the replay holds, and how steps are drawn from it."""
 
     network: NetworkConfig = NetworkConfig(hidden=(128, 128), activation="relu", separate=False)
     """The shape of the built-in network. With `dueling` and `separate`, values and advantages share no layers."""
 
-    unused: ClassVar[Mapping[str, str]] = {"squash": "actions are Discrete"} | NO_STD | ONE_RATE
+    unused: ClassVar[Mapping[str, str]] = {"network.squash": "actions are Discrete"} | NO_STD | ONE_RATE
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check(
             epsilon=(all(value <= 1 for _, value in points_of(self.epsilon)), "probabilities from 0 to 1"),
-            target_interval=(self.target_interval >= 1, "at least 1"),
-            tau=(0 < self.tau <= 1, "above 0 and at most 1"),
         )
+        check_rules(self.target, "target", interval=(self.target.interval is not None, "at least 1"))
 
 
 class QModule(FollowedModule):
@@ -184,8 +179,10 @@ class DQN(OffPolicyAlgorithm[DQNConfig]):
     def after_step(self, module: Module) -> None:
         """Moves the target network."""
         learner = next(learner for learner in self.learner.modules.values() if learner.module is module)
-        if learner.updates % self.config.target_interval == 0:
-            of_kind(module, QModule).follower.follow(self.config.tau)
+        target = self.config.target
+        assert target.interval is not None  # else the settings are refused
+        if learner.updates % target.interval == 0:
+            of_kind(module, QModule).follower.follow(target.tau)
 
     def training_step(self) -> Update:
         """As for every off-policy algorithm; epsilon is among the metrics."""

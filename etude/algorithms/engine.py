@@ -184,7 +184,7 @@ class LocalEngine:
         """See `Engine`."""
         algorithm, config = self._algorithm, self._algorithm.config
         assert self.arena is not None  # `spaces` has made it
-        lengths = Lengths(config.min_trajectory_length, config.max_trajectory_length)
+        lengths = Lengths(config.trajectories.min_length, config.trajectories.max_length)
         runner = make_runner(
             config, self.arena, algorithm.policies, algorithm.runner_seed, algorithm.callbacks, lengths
         )

@@ -287,7 +287,7 @@ class Opening:
             by_segments=plan.by_segments,
             hold_prepared=plan.held == "prepared",
             epoch_size=plan.epoch_size,
-            to_device=None if config.device == "cpu" else partial(as_tensors, device=config.device),
+            to_device=None if config.compute.device == "cpu" else partial(as_tensors, device=config.compute.device),
         )
         return Feed(pipeline.batches(plan.start), policy.module, plan.fresh, pipeline)
 
@@ -302,8 +302,8 @@ class Opening:
         """
         early, fresh = _parted(learner.connectors)
         select = None
-        if config.modules is not None and (len(self.module_ids) > 1 or config.module_of is not None):
-            select = SegmentsOf(name, self.module_ids, config.module_of)
+        if config.agents.modules is not None and (len(self.module_ids) > 1 or config.agents.module_of is not None):
+            select = SegmentsOf(name, self.module_ids, config.agents.module_of)
         where = None if config.filter is None else RowFilter(config.filter)
         prepare = Preparation(policy.connectors, Pipeline(early), select=select, where=where, own=config.prelearner)
         held = self._held(config, fresh)
@@ -313,7 +313,7 @@ class Opening:
         if not self.was_seen:
             self._learn(name, config, prepare, source, columns)
         seed = self.seed
-        if config.modules is not None:
+        if config.agents.modules is not None:
             seed = int(np.random.SeedSequence([seed, *name.encode()]).generate_state(1)[0])
         return Plan(
             source=source,
@@ -325,10 +325,10 @@ class Opening:
             fresh=fresh,
             held=held,
             flow=Flow(
-                buffer_size=config.buffer_size,
-                num_workers=config.num_workers,
-                worker_kind=config.worker_kind,
-                prefetch=0 if held == "prepared" else config.prefetch,
+                buffer_size=config.reading.buffer_size,
+                num_workers=config.reading.num_workers,
+                worker_kind=config.reading.worker_kind,
+                prefetch=0 if held == "prepared" else config.reading.prefetch,
                 seed=seed,
             ),
             epoch_size=self.epochs.get(name),
@@ -337,7 +337,7 @@ class Opening:
 
     def _made(self, config: OfflineConfig, module: Module, fresh: list[Connector]) -> tuple[Steps | Cuts, int]:
         """Whether batches are of steps or of segments, and how many of these."""
-        length = config.max_segment_length
+        length = config.sequences.max_len
         if not module.recurrent:
             return Cuts(length) if fresh else Steps(self.roots), config.batch_size
         derived = [root for root in self.roots if root in DERIVED]
@@ -346,7 +346,7 @@ class Opening:
                 f"{self.algorithm} needs {'values along time' if fresh else ', '.join(derived)}, which recordings "
                 "can't give a recurrent module: take a network without a memory, with `frame_stack` perhaps, or bc."
             )
-        return Cuts(length, config.burn_in), max(1, config.batch_size // length)
+        return Cuts(length, config.sequences.burn_in), max(1, config.batch_size // length)
 
     def _columns(
         self, config: OfflineConfig, connectors: Iterable[Connector], early: list[Connector]
@@ -367,12 +367,12 @@ class Opening:
         return tuple(wanted)
 
     def _held(self, config: OfflineConfig, fresh: list[Connector]) -> Held:
-        if config.mode == "materialize_mapped_data" and fresh:
+        if config.reading.mode == "materialize_mapped_data" and fresh:
             raise SettingsError(
-                f"`mode` is materialize_mapped_data, but {fresh[0].name} asks the module, which changes while it "
-                "learns: what it gives can't be held. Take materialize_data, stream or auto."
+                f"`reading.mode` is materialize_mapped_data, but {fresh[0].name} asks the module, which changes while "
+                "it learns: what it gives can't be held. Take materialize_data, stream or auto."
             )
-        match config.mode:
+        match config.reading.mode:
             case "auto":
                 return "prepared" if self._fits_in_memory() else "nothing"
             case "stream":
@@ -401,7 +401,7 @@ class Opening:
         learning = (*prepare.connectors.connectors, *prepare.to_learner.connectors)
         if not any(overrides(connector, "update") for connector in learning):
             return
-        if config.obs_filter == "data":
+        if config.reading.obs_filter == "data":
             for k in range(source.num_parts):
                 prepare.learn(source.part(k, columns))
             return
@@ -411,7 +411,7 @@ class Opening:
                 f"{shown(config.data)} has no observation filter stored with it: take obs_filter='data', which reads "
                 "the data once for it."
             )
-        state_from_json(prepare.connectors, stored[name] if config.modules is not None else stored)
+        state_from_json(prepare.connectors, stored[name] if config.agents.modules is not None else stored)
 
 
 def _parted(to_learner: Pipeline) -> tuple[list[Connector], list[Connector]]:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from torch.nn import functional as F
 
 from etude.algorithms.config import OnPolicyConfig
-from etude.algorithms.nested import OptimizerConfig
+from etude.algorithms.nested import OptimizerConfig, VTraceConfig
 from etude.algorithms.on_policy import OnPolicyAlgorithm
 from etude.connectors import LiftAdvantages, VTrace
 from etude.experience import Experience
@@ -44,11 +44,8 @@ class IMPALAConfig(OnPolicyConfig):
     """Extra decay of the trace, 0 to 1 (Espeholt et al. 2018, remark 2). Default: measured with `lr` on Acrobot
     and CartPole; theirs is 1."""
 
-    rho_bar: float = 1.0
-    """Cap of the importance weights of rewards and of the policy gradient, above 0. Default: Espeholt et al. 2018."""
-
-    c_bar: float = 1.0
-    """Cap of the weights by which later rewards come back, above 0, at most `rho_bar`. Default: as for `rho_bar`."""
+    vtrace: VTraceConfig = VTraceConfig()
+    """How V-trace weights steps that were made by older weights."""
 
     value_weight: float = 0.5
     """Weight of the value loss, the mean of squared errors, at least 0. Default: as PPO's; twice that of Espeholt et
@@ -75,8 +72,6 @@ class IMPALAConfig(OnPolicyConfig):
         alone = self.minibatch_size == type(self).minibatch_size
         self.check(
             minibatch_size=(self.num_minibatches is None or alone, "left alone, or `num_minibatches` be none"),
-            rho_bar=(self.rho_bar > 0, "greater than 0"),
-            c_bar=(0 < self.c_bar <= self.rho_bar, "greater than 0 and at most `rho_bar`"),
             value_weight=(self.value_weight >= 0, "at least 0"),
         )
 
@@ -91,7 +86,7 @@ class IMPALA(OnPolicyAlgorithm[IMPALAConfig]):
     def learner_connectors(self) -> list[Any]:
         """V-trace advantages and value targets, for the module as it is when they are computed."""
         config = self.config
-        connectors: list[Any] = [VTrace(config.gamma, config.rho_bar, config.c_bar, config.lambda_)]
+        connectors: list[Any] = [VTrace(config.gamma, config.vtrace.rho_bar, config.vtrace.c_bar, config.lambda_)]
         return [*connectors, LiftAdvantages()] if config.lift_advantages else connectors
 
     def loss(self, module: Module, batch: Batch) -> Loss:
@@ -107,7 +102,7 @@ class IMPALA(OnPolicyAlgorithm[IMPALAConfig]):
         if config.entropy_weight:
             parts["entropy"] = -self.scheduled("entropy_weight", module) * entropy
         log_ratio = logp.detach() - batch.logp
-        rho = log_ratio.clamp(max=math.log(config.rho_bar)).exp()
+        rho = log_ratio.clamp(max=math.log(config.vtrace.rho_bar)).exp()
         return Loss(**parts).log(kl=-log_ratio.mean(), rho=rho.mean(), entropy=entropy)
 
     def update(self, learner: ModuleLearner, exp: Experience) -> Update:

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from etude.algorithms.config import SINGLE_STEPS, ModuleLike, OfflineConfig
+from etude.algorithms.config import SINGLE_STEPS, OfflineConfig
 from etude.algorithms.critics import TRANSITION, CriticModule, looking_ahead, not_recurrent, of_kind, target_of
-from etude.algorithms.nested import OptimizerConfig
+from etude.algorithms.nested import ModuleLike, OptimizerConfig
 from etude.algorithms.offline import OfflineAlgorithm
 from etude.learners import Batch, Loss, Schedule
 from etude.modules import Module, NetworkConfig, make_module
@@ -91,7 +91,7 @@ class IQL(OfflineAlgorithm[IQLConfig]):
     def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
         """A policy and a value function with critics and their targets; see `CriticModule`."""
         config = self.config
-        made = make_module(given, obs_space, action_space, config.network, squash=config.squash)
+        made = make_module(given, obs_space, action_space, config.network, squash=bool(config.network.squash))
         not_recurrent(made, self.name)
         if isinstance(made, CriticModule):
             return made

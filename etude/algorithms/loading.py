@@ -19,7 +19,7 @@ from etude.algorithms.results import Result
 from etude.checkpoints import Where, copy_tree, folder_at, has_manifest, load_meta, load_tree, remove_tree
 from etude.errors import CheckpointError, SettingsError, SpaceError
 from etude.files import names_in
-from etude.settings import nearest
+from etude.settings import nearest, placed
 from etude.spaces import Spaces, leaves, space_from_json
 from etude.urls import inside, redacted
 
@@ -58,9 +58,9 @@ def load(path: Where, *, trust: bool = False, **overrides: Any) -> Algorithm[Any
         config = saving.load_config(_config_class(cls, meta, trust=trust), saved, overrides, trust=trust)
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
-    for fixed in ("network", "squash"):
-        if fixed in overrides and saving.to_plain(getattr(config, fixed)) != saved.get(fixed):
-            raise CheckpointError(f"`{fixed}` can't be other than it was saved: the checkpoint is of another module.")
+    given = placed(type(config), overrides, type(config).__name__)
+    if "network" in given and saving.to_plain(config.network) != saved.get("network"):
+        raise CheckpointError("`network` can't be other than it was saved: the checkpoint is of another module.")
     if spaces.keys() != modules_given(config).keys():
         raise CheckpointError(f"`modules` can't be others than were saved: the checkpoint is of {list(spaces)}.")
     with saving.what_fits(path):

@@ -7,7 +7,8 @@ from typing import Any
 from torch.nn import functional as F
 
 from etude import columns as col
-from etude.algorithms.config import ModuleLike, OfflineConfig
+from etude.algorithms.config import OfflineConfig
+from etude.algorithms.nested import ModuleLike
 from etude.algorithms.offline import OfflineAlgorithm
 from etude.connectors import GAE, AdvantageWeights
 from etude.learners import Batch, Loss
@@ -83,7 +84,9 @@ class MARWIL(OfflineAlgorithm[MARWILConfig]):
         """With a value function, unless ``beta`` is 0."""
         config = self.config
         value = config.beta > 0
-        return make_module(given, obs_space, action_space, config.network, squash=config.squash, value=value)
+        return make_module(
+            given, obs_space, action_space, config.network, squash=bool(config.network.squash), value=value
+        )
 
     def loss(self, module: Module, batch: Batch) -> Loss:
         """The weighed log-likelihood of the recorded actions, and the squared error of the values."""

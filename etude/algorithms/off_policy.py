@@ -4,7 +4,7 @@
 from collections import Counter
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from etude import columns as col
 from etude.algorithms.acting import ActingAlgorithm
 from etude.algorithms.checkpoint import Component
 from etude.algorithms.config import ActingConfig
+from etude.algorithms.nested import MetricsConfig, ReplayConfig, SequenceConfig
 from etude.algorithms.policies import spawned
 from etude.algorithms.results import together
 from etude.columns import Columns
@@ -23,15 +24,19 @@ from etude.experience import Experience, Segments, returns
 from etude.experience.experience import offsets_of
 from etude.experience.priorities import Priorities
 from etude.experience.replay import Replay
-from etude.learners import Schedule, Update, mean_of, value_at
+from etude.learners import Update, mean_of, value_at
 from etude.learners.loss import Figures
-from etude.settings import settings
+from etude.settings import check_rules, settings
 from etude.spaces import Spaces
 
 
 @settings
 class OffPolicyConfig(ActingConfig):
     """What algorithms that learn from a replay can be told."""
+
+    unused: ClassVar[Mapping[str, str]] = {
+        "trajectories.whole_episodes": "steps are learned from as soon as the replay has them"
+    }
 
     num_envs: int = 1
     """Copies of the env that step together, at least 1."""
@@ -47,57 +52,41 @@ class OffPolicyConfig(ActingConfig):
     iteration_steps: int = 1000
     """Env steps between two results, at least 1."""
 
-    learning_starts: int = 1000
-    """Env steps that are collected before the first gradient step."""
-
     batch_size: int = 256
     """Steps in a gradient step, at least 1; of a recurrent module about so many, in whole sequences."""
 
-    max_seq_len: int = 16
-    """Steps that a recurrent module is trained through at once, at least 1. The replay then gives sequences."""
+    sequences: SequenceConfig = SequenceConfig(max_len=16, burn_in=8)
+    """How recurrent modules are trained: the replay then gives sequences."""
 
-    burn_in: int = 8
-    """Steps before each of these sequences that a recurrent module walks through first, without gradients (Kapturowski
-    et al. 2019, "Recurrent experience replay in distributed reinforcement learning")."""
-
-    sequence_start: Literal["stored", "zeros"] = "stored"
-    """The state that a recurrent module begins a sequence's burn-in with: the one it had while acting, which the replay
-    then holds, or its initial one. SAC's critics, which do not act, always begin with theirs."""
-
-    capacity: int = 1_000_000
-    """Steps that the replay of each module holds, at least `batch_size`: when it is full, the oldest make room."""
+    replay: ReplayConfig = ReplayConfig()
+    """What the replay holds, and how steps are drawn from it."""
 
     n_step: int = 1
     """Rewards that are summed before a target bootstraps, at least 1."""
 
-    prioritized: bool = False
-    """Draw steps in proportion to their latest errors, and weight them to make up for it (Schaul et al. 2016,
-    "Prioritized experience replay", proportional); else uniformly."""
-
-    priority_alpha: float = 0.6
-    """Exponent of the errors, from 0 on; 0 is uniform. Default: Schaul et al. 2016, table 3."""
-
-    priority_beta: Schedule = ((0, 0.4), (100_000, 1.0))
-    """Exponent of the weights, 0 to 1: 1 makes up for it in full. Default: from 0.4 to 1 as in Schaul et al. 2016."""
-
-    window: int = 20
-    """Return and length in results are over the last so many episodes; few, as runs are of few episodes."""
+    metrics: MetricsConfig = MetricsConfig(window=20)
+    """What results say of episodes. Default of `window`: few, as runs are of few episodes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check(
             updates_per_step=(self.updates_per_step > 0, "greater than 0"),
             iteration_steps=(self.iteration_steps >= 1, "at least 1"),
-            learning_starts=(self.learning_starts >= 0, "at least 0"),
             batch_size=(self.batch_size >= 1, "at least 1"),
-            capacity=(self.capacity >= self.batch_size, f"at least `batch_size` ({self.batch_size})"),
             n_step=(self.n_step >= 1, "at least 1"),
-            max_seq_len=(self.max_seq_len >= 1, "at least 1"),
-            burn_in=(self.burn_in >= 0, "at least 0"),
-            priority_alpha=(self.priority_alpha >= 0, "at least 0"),
-            min_trajectory_length=(self.min_trajectory_length == 1, "1 where steps come a few at a time into a replay"),
-            max_trajectory_length=(
-                self.max_trajectory_length is None or self.at_max_length == "reset",
+        )
+        capacity, lengths = self.replay.capacity, self.trajectories
+        check_rules(
+            self.replay,
+            "replay",
+            capacity=(capacity >= self.batch_size, f"at least `batch_size` ({self.batch_size})"),
+        )
+        check_rules(
+            lengths,
+            "trajectories",
+            min_length=(lengths.min_length == 1, "1 where steps come a few at a time into a replay"),
+            max_length=(
+                lengths.max_length is None or lengths.at_max_length == "reset",
                 "none, or `at_max_length` be 'reset': a replay joins segments that were cut",
             ),
         )
@@ -152,16 +141,16 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
 
     def _new_replay(self, name: str) -> Replay:
         config, module = self.config, self.policies[name].module
-        if module.recurrent and config.prioritized:
+        if module.recurrent and config.replay.prioritized:
             raise SettingsError(
-                f"`prioritized` is set, but {type(module.net).__name__} is recurrent: it learns from sequences, which "
-                "are drawn uniformly. Leave one of them out."
+                f"`replay.prioritized` is set, but {type(module.net).__name__} is recurrent: it learns from "
+                "sequences, which are drawn uniformly. Leave one of them out."
             )
         return Replay(
-            config.capacity,
+            config.replay.capacity,
             n_step=config.n_step,
             gamma=config.gamma,
-            priorities=Priorities(alpha=config.priority_alpha) if config.prioritized else None,
+            priorities=Priorities(alpha=config.replay.priority_alpha) if config.replay.prioritized else None,
             seed=int(spawned(self._draws, name).generate_state(1, np.uint64)[0] >> 1),
         )
 
@@ -190,7 +179,7 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         for name, replay in self.replays.items():
             if replay.priorities is not None:
                 with self.settings_of(name):
-                    replay.beta = min(1.0, value_at(self.config.priority_beta, env_steps))
+                    replay.beta = min(1.0, value_at(self.config.replay.priority_beta, env_steps))
         self.before_collect(env_steps)
 
     # -- an iteration -------------------------------------------------------------------------------------------
@@ -228,7 +217,7 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         for name in self.policies:
             with self.settings_of(name):
                 config = self.config
-                learned_from = max(0, self.env_steps - max(before, config.learning_starts))
+                learned_from = max(0, self.env_steps - max(before, config.replay.learning_starts))
                 owed = self._owed.get(name, 0.0) + config.updates_per_step * learned_from
                 due[name], self._owed[name] = int(owed), owed % 1.0
         return due
@@ -247,7 +236,7 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
 
     def _kept(self, name: str, exp: Experience, added: Experience) -> Experience:
         roots = set(self.stored)
-        if self.policies[name].module.recurrent and self.config.sequence_start == "stored":
+        if self.policies[name].module.recurrent and self.config.sequences.start == "stored":
             roots.add(col.STATE_IN)
         kept = {
             name: column
@@ -273,9 +262,9 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         """A batch from a replay, and the same as the module sees it: of a recurrent one, sequences."""
         config, behind, replay = self.config, self._behind[name], self.replays[name]
         if self.policies[name].module.recurrent:
-            num = max(1, config.batch_size // config.max_seq_len)
+            num = max(1, config.batch_size // config.sequences.max_len)
             while True:  # until there is a step that something is known to follow
-                exp = behind.offline(replay.sample_sequences(num, config.max_seq_len, config.burn_in))
+                exp = behind.offline(replay.sample_sequences(num, config.sequences.max_len, config.sequences.burn_in))
                 exp = looked_ahead(exp, config.n_step, config.gamma)
                 if exp.trained().any():
                     return {}, exp
@@ -287,8 +276,8 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
             return
         if "td_error" not in kept:
             raise SettingsError(
-                "`prioritized` is set, but the loss says no errors: let it return Loss(...).keep(td_error=...), a "
-                "number for each row of the batch."
+                "`replay.prioritized` is set, but the loss says no errors: let it return Loss(...).keep(td_error=...), "
+                "a number for each row of the batch."
             )
         errors = kept["td_error"].abs().float().cpu().numpy()
         if np.isfinite(errors).all():  # else the step was skipped, and so is this

@@ -53,7 +53,7 @@ class OfflineAlgorithm(Algorithm[C]):
             assert self.config.env is not None  # the config has seen to that
             arena = make_arena(self.config.env, 1, exact=False, drop=dropped_by(self.config))
             try:
-                return spaces_in(arena, names, self.config.module_of)
+                return spaces_in(arena, names, self.config.agents.module_of)
             finally:
                 arena.close()
         return dict.fromkeys(names, (self.recording.obs_space, self.recording.action_space))
@@ -73,7 +73,7 @@ class OfflineAlgorithm(Algorithm[C]):
         if self.config.data is None:
             raise SettingsError("there is no recording to learn from: set `data`, or give batches to `learn_from`.")
         data = self.config.data
-        recording = data if isinstance(data, Recording) else Recording.open(data, on_bad=self.config.on_bad)
+        recording = data if isinstance(data, Recording) else Recording.open(data, on_bad=self.config.reading.on_bad)
         saved = None if self._saved_spaces is None else next(iter(self._saved_spaces.values()))
         if saved not in (None, (recording.obs_space, recording.action_space)):
             raise DataError(
@@ -94,10 +94,10 @@ class OfflineAlgorithm(Algorithm[C]):
 
     def check_stop(self, stop: Stop) -> None:
         """Also where returns are never measured."""
-        if stop.return_mean is not None and (self.config.env is None or not self.config.evaluation_interval):
+        if stop.return_mean is not None and (self.config.env is None or not self.config.evaluation.interval):
             raise SettingsError(
                 "`stop.return_mean` is set, but returns are measured only where there is an `env` and "
-                "`evaluation_interval` is at least 1."
+                "`evaluation.interval` is at least 1."
             )
         if stop.env_steps is not None:
             raise SettingsError("`stop.env_steps` is set, but no steps are sampled here: use `updates` or `seconds`.")
@@ -129,7 +129,7 @@ class OfflineAlgorithm(Algorithm[C]):
         self.data_flow, self.bottleneck = done.data, done.bottleneck
         self.took("wait", done.data["wait"])
         self.took("update", done.seconds - done.data["wait"])
-        interval = self.config.evaluation_interval
+        interval = self.config.evaluation.interval
         if self.config.env is not None and interval and (self.iteration + 1) % interval == 0:
             with self.untimed(), self.timed("evaluate"):
                 self._evaluate()
@@ -151,7 +151,7 @@ class OfflineAlgorithm(Algorithm[C]):
                 batches = feed.take(self.config.updates_per_iteration * self.config.optimizer.accumulate)
                 updates[name] = self.engine.update_from_given(name, batches)
         seconds = time.perf_counter() - begin
-        return Trained(updates, *report(feeds, seconds, self.config.num_workers), seconds)
+        return Trained(updates, *report(feeds, seconds, self.config.reading.num_workers), seconds)
 
     def _left_out(self) -> dict[str, float]:
         """The steps that could not be learned from, over the lifetime, by kind."""
@@ -163,13 +163,13 @@ class OfflineAlgorithm(Algorithm[C]):
 
     @interruptible
     def _evaluate(self) -> None:
-        _, finished = self.engine.evaluate(self.config.evaluation_episodes, self.runner_seed)
+        _, finished = self.engine.evaluate(self.config.evaluation.episodes, self.runner_seed)
         if finished is not None:
             self.take_finished(finished)
 
     def evaluated(self, num_episodes: int, seed: int) -> tuple[Evaluation | None, Finished | None]:
         """What whole episodes bring, played here: now, or beside training, and then those that were begun before."""
-        if not self.config.evaluate_beside:
+        if not self.config.evaluation.beside:
             runner = self.new_runner(None, num_episodes, seed, self.callbacks)
             try:
                 parts = runner.collect_each(num_episodes=num_episodes, explore=False)

@@ -26,7 +26,9 @@ class OnPolicyAlgorithm(ActingAlgorithm[C]):
         updates: dict[str, Update] | None = None
         counts: Counter[str] = Counter()
         while updates is None:  # where learners elsewhere work beside, there is none to tell of at first
-            parts = self.collect(num_steps=self.config.num_steps, whole_episodes=self.config.whole_episodes)
+            parts = self.collect(
+                num_steps=self.config.num_steps, whole_episodes=self.config.trajectories.whole_episodes
+            )
             counts.update(self.counts)
             self.before_update(self.env_steps)
             updates = self.engine.update(self.learner.chosen(self.assign(parts)))
@@ -95,8 +97,8 @@ class OnPolicyAlgorithm(ActingAlgorithm[C]):
             "minibatch_size": config.minibatch_size if num is None else None,
             "num_minibatches": num,
             "epochs": config.epochs,
-            "max_seq_len": config.max_seq_len,
-            "burn_in": config.burn_in,
-            "sequence_start": config.sequence_start,
+            "max_seq_len": config.sequences.max_len,
+            "burn_in": config.sequences.burn_in,
+            "sequence_start": config.sequences.start,
         }
         return learner.update(exp, **(own | how))

@@ -115,11 +115,11 @@ def make_runner(
     lengths: Lengths | None = None,
 ) -> Runner:
     """A runner of an algorithm's policies."""
-    count_by = config.count_steps_by if isinstance(config, ActingConfig) else "env_steps"
+    count_by = config.trajectories.count_steps_by if isinstance(config, ActingConfig) else "env_steps"
     shared: dict[str, Any] = {"seed": seed, "count_steps_by": count_by, "callbacks": callbacks, "lengths": lengths}
-    if config.modules is None:
+    if config.agents.modules is None:
         return Runner(arena, policies[MAIN], **shared)
-    return Runner(arena, policies, module_of=config.module_of, **shared)
+    return Runner(arena, policies, module_of=config.agents.module_of, **shared)
 
 
 def by_module(parts: Mapping[str | None, Experience]) -> dict[str, Experience]:
@@ -155,7 +155,7 @@ def runner_for(
         workers = dataclasses.replace(workers, max_steps=max_steps)
     arena = make_arena(env, num_envs, workers, exact=False, drop=dropped_by(config))
     try:
-        spaces = spaces_in(arena, list(policies), config.module_of)
+        spaces = spaces_in(arena, list(policies), config.agents.module_of)
         own = {name: policy.fitted(*spaces[name], env_name(env)) for name, policy in policies.items()}
     except BaseException:
         arena.close()
@@ -175,7 +175,7 @@ def _in_processes(workers: Workers, num_envs: int) -> Workers:
 
 def dropped_by(config: AlgorithmConfig) -> list[str]:
     """The parts of observations that the connectors `drop`."""
-    each = [config, *(config.with_overrides(name, own) for name, own in (config.overrides or {}).items())]
+    each = [config, *(config.with_overrides(name, own) for name, own in (config.agents.overrides or {}).items())]
     connectors: list[Connector] = [Pipeline(one.connectors) for one in each]
     paths: list[str] = []
     for connector in connectors:
@@ -188,9 +188,9 @@ def dropped_by(config: AlgorithmConfig) -> list[str]:
 
 def workers_of(config: ActingConfig) -> Workers:
     """The config's workers, which truncate episodes where the config says so."""
-    if config.at_max_length != "reset":
+    if config.trajectories.at_max_length != "reset":
         return config.workers
-    limits = [limit for limit in (config.workers.max_steps, config.max_trajectory_length) if limit is not None]
+    limits = [limit for limit in (config.workers.max_steps, config.trajectories.max_length) if limit is not None]
     return dataclasses.replace(config.workers, max_steps=min(limits))
 
 

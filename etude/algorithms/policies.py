@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from etude.algorithms.config import AlgorithmConfig, ModuleLike, schedules_in
+from etude.algorithms.config import AlgorithmConfig, schedules_in
+from etude.algorithms.nested import ModuleLike
 from etude.connectors import GAE, ClipAction, LiftAdvantages, NormalizeAdvantages, Pipeline, RescaleAction, VTrace
 from etude.envs import Arena
 from etude.errors import SettingsError
@@ -50,7 +51,7 @@ def make_policy(
     with seeded(int(seed.generate_state(1)[0]), "cpu"):
         seen, acted = connectors.spaces(*spaces)
         module = make_module(seen, acted)
-    return Policy(module.to(config.device), connectors, obs_space=spaces[0], action_space=spaces[1])
+    return Policy(module.to(config.compute.device), connectors, obs_space=spaces[0], action_space=spaces[1])
 
 
 def learner_settings(config: AlgorithmConfig) -> dict[str, Any]:
@@ -73,21 +74,21 @@ _OF_LEARNERS = {
     "accumulate": "optimizer.accumulate",
     "log_grad_norms": "optimizer.log_grad_norms",
     "max_skipped": "optimizer.max_skipped",
-    "precision": "precision",
-    "compile": "compile",
-    "device": "device",
-    "threads": "threads",
+    "precision": "compute.precision",
+    "compile": "compute.compile",
+    "device": "compute.device",
+    "threads": "compute.threads",
 }
 
 _RATES = {
     "optimizer.actor_lr": "actor",
     "optimizer.critic_lr": "critic",
     "temperature_lr": "temperature",
-    "alpha_lr": "alpha",
+    "penalty.alpha_lr": "alpha",
 }
 """Settings that are learning rates of their own, and the optimizers that they are of."""
 
-_NOT_OF_LOSSES = {"lr", *_RATES, "epsilon", "priority_beta"}
+_NOT_OF_LOSSES = {"lr", *_RATES, "epsilon", "replay.priority_beta"}
 """Schedules that no loss reads."""
 
 
@@ -139,11 +140,11 @@ def learner_pipeline(connectors: list[Any], module: Module) -> Pipeline:
 
 def modules_given(config: AlgorithmConfig) -> dict[str, ModuleLike | None]:
     """What the config says about each module, by id."""
-    if config.modules is None:
+    if config.agents.modules is None:
         return {MAIN: config.module}
-    if isinstance(config.modules, Mapping):
-        return dict(config.modules)
-    return dict.fromkeys(config.modules)
+    if isinstance(config.agents.modules, Mapping):
+        return dict(config.agents.modules)
+    return dict.fromkeys(config.agents.modules)
 
 
 def spaces_in(

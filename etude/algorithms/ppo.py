@@ -104,9 +104,9 @@ class PPO(OnPolicyAlgorithm[PPOConfig]):
             moved = learner.measure(
                 exp,
                 self._movement,
-                max_seq_len=config.max_seq_len,
-                burn_in=config.burn_in,
-                sequence_start=config.sequence_start,
+                max_seq_len=config.sequences.max_len,
+                burn_in=config.sequences.burn_in,
+                sequence_start=config.sequences.start,
                 sparse=sparse,
             )
             if config.kl_target is not None and moved["kl"] > 1.5 * config.kl_target:

@@ -10,9 +10,9 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from etude.algorithms.config import NO_VALUE, ModuleLike
+from etude.algorithms.config import NO_VALUE
 from etude.algorithms.critics import check_box, check_memories, draw_by_gate, of_kind
-from etude.algorithms.nested import OptimizerConfig
+from etude.algorithms.nested import ModuleLike, OptimizerConfig
 from etude.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
 from etude.columns import ACTION, WEIGHT
 from etude.learners import Batch, Loss, Schedule
@@ -49,13 +49,6 @@ class SACConfig(OffPolicyConfig):
 
     optimizer: OptimizerConfig = OptimizerConfig(grad_clip=None)
     """How gradients become steps. Default: none are clipped, as in Haarnoja et al. 2018."""
-
-    learning_starts: int = 1000
-    """Env steps with actions drawn from the whole space, before the first gradient step."""
-
-    squash: bool = True
-    """Hold actions inside their bounds by tanh (Haarnoja et al. 2018, appendix C); else a plain Gaussian draws them,
-    and the env gets them clipped."""
 
     network: NetworkConfig = NetworkConfig(hidden=(256, 256), activation="relu", state_dependent_std=True)
     """The shape of policy and critics. Standard deviations always depend on the state. Default: Haarnoja et al. 2018,
@@ -155,7 +148,7 @@ class SAC(OffPolicyAlgorithm[SACConfig]):
         check_box(action_space)
         config = self.config
         network = dataclasses.replace(config.network, state_dependent_std=True)
-        policy = make_module(given, obs_space, action_space, network, squash=config.squash, value=False)
+        policy = make_module(given, obs_space, action_space, network, squash=network.squash is not False, value=False)
         if isinstance(policy, SoftModule):
             return policy
         assert isinstance(policy.dist, DiagGaussian | SquashedGaussian)
@@ -175,7 +168,7 @@ class SAC(OffPolicyAlgorithm[SACConfig]):
         """Lets modules act at random until learning starts."""
         for name, policy in self.policies.items():
             with self.settings_of(name):
-                of_kind(policy.module, SoftModule).acts_at_random = env_steps < self.config.learning_starts
+                of_kind(policy.module, SoftModule).acts_at_random = env_steps < self.config.replay.learning_starts
 
     def loss(self, module: Module, batch: Batch) -> Loss:
         """Haarnoja et al. 2018: critics by eq. 5 and 6, policy by eq. 9, temperature by eq. 18 on its logarithm.

@@ -23,11 +23,12 @@ from typing import Any, NamedTuple, TypeVar
 import gymnasium as gym
 from torch import nn
 
+from etude.algorithms.nested import AgentsConfig
 from etude.connectors import Connector, FunctionConnector, PreLearner
 from etude.connectors.pipeline import BY_NAME
 from etude.errors import CheckpointError, EtudeError, SettingsError
 from etude.runners import Callback
-from etude.settings import from_dict, merged, settings_inside, typed
+from etude.settings import from_dict, merged, placed, settings_inside, typed
 from etude.urls import can_be_kept, redacted, without_credentials
 
 C = TypeVar("C")
@@ -259,8 +260,13 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, dict) and not {REF, MADE, UNSAVED} & value.keys()
 
 
-def _settings_from(cls: type, saved: Mapping[str, Any], place: Place) -> dict[str, Any]:
-    """The values of saved settings of ``cls``, by name; of settings inside them, mappings."""
+def _settings_from(cls: type, saved: Mapping[str, Any], place: Place, whole: type | None = None) -> dict[str, Any]:
+    """The values of saved settings of ``cls``, by name; of settings inside them, mappings.
+
+    Those saved by their own names are moved first, so that each is judged by what may stand in its place. ``whole`` is
+    the class of the settings that these are in; None: they are in none.
+    """
+    saved = placed(cls, saved, cls.__name__)
     hints, inside = typing.get_type_hints(cls), settings_inside(cls)
     found: dict[str, Any] = {}
     for name, value in saved.items():
@@ -268,10 +274,14 @@ def _settings_from(cls: type, saved: Mapping[str, Any], place: Place) -> dict[st
         if not _is_plain(value):
             found[name] = from_plain(value, here)
         elif name in inside:
-            found[name] = _settings_from(inside[name], value, here)
-        elif name == "overrides":  # settings of the same class, by module
+            within = here._replace(setting="") if inside[name] is AgentsConfig else here
+            found[name] = _settings_from(inside[name], value, within, whole or cls)
+        elif cls is AgentsConfig and name == "overrides":  # settings of the whole, by module
+            assert whole is not None
             found[name] = {
-                key: _settings_from(cls, own, here.inside(key)) if _is_plain(own) else from_plain(own, here.inside(key))
+                key: _settings_from(whole, own, here.inside(key))
+                if _is_plain(own)
+                else from_plain(own, here.inside(key))
                 for key, own in value.items()
             }
         else:
@@ -295,12 +305,13 @@ def load_config(cls: type[C], saved: Mapping[str, Any], overrides: Mapping[str, 
     owner, inside = cls.__name__, settings_inside(cls)
     given = typed(cls, overrides, owner=owner)
     whole = {name for name, value in given.items() if not (name in inside and isinstance(value, Mapping))}
-    kept = {name: value for name, value in saved.items() if name not in whole and name != "engine"}
-    for name in given.keys() & kept.keys() - whole:
-        if isinstance(kept[name], dict):
-            kept[name] = {inner: value for inner, value in kept[name].items() if inner not in given[name]}
-    values = _settings_from(cls, kept, Place("config", "", frozenset(), trust))
     try:
+        saved = placed(cls, saved, owner)
+        kept = {name: value for name, value in saved.items() if name not in whole and name != "engine"}
+        for name in given.keys() & kept.keys() - whole:
+            if isinstance(kept[name], dict):
+                kept[name] = {inner: value for inner, value in kept[name].items() if inner not in given[name]}
+        values = _settings_from(cls, kept, Place("config", "", frozenset(), trust))
         values = typed(cls, values, owner=owner)
         if not overrides:
             return from_dict(cls, values, owner=owner)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 from etude.algorithms.config import ActingConfig, AlgorithmConfig
 from etude.errors import SettingsError, UnknownNameError
-from etude.settings import nearest, other_names, shown
+from etude.settings import nearest, other_names, own_paths, shown
 from etude.urls import redacted
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -59,7 +59,7 @@ def _check_config(cls: Any, given: tuple[Any, ...], named: Mapping[str, Any]) ->
     if envs and not isinstance(envs[-1], Mapping | AlgorithmConfig | type | None):
         settings["env"] = envs[-1]  # PPO("CartPole-v1"), PPO("MlpPolicy", env)
     settings |= {key: value for key, value in named.items() if key not in ("config", "saved_spaces")}
-    known = {field.name for field in dataclasses.fields(wanted)}
+    known = {field.name for field in dataclasses.fields(wanted)} | own_paths(cls.Config).keys()
     meant = {}
     for key, value in settings.items():
         own = next((own for own in (key, *other_names(key)) if own in known), None)

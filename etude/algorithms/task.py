@@ -13,7 +13,8 @@ from torch import nn
 from etude import columns as col
 from etude.algorithms.acting import ActingAlgorithm
 from etude.algorithms.checkpoint import Component
-from etude.algorithms.config import ONE_RATE, ActingConfig, ModuleLike, learners_of
+from etude.algorithms.config import ONE_RATE, ActingConfig, learners_of
+from etude.algorithms.nested import ModuleLike
 from etude.algorithms.policies import spawned
 from etude.algorithms.results import together
 from etude.algorithms.slips import arguments_checked
@@ -118,12 +119,7 @@ class TaskActor:
 class TaskConfig(ActingConfig):
     """What a task can be told."""
 
-    unused: ClassVar[Mapping[str, str]] = (
-        dict.fromkeys(("network", "squash"), "the net is made by network(), and acts by act()") | ONE_RATE
-    )
-
-    whole_episodes: bool = False
-    """Learn from whole episodes: from those that have ended, as soon as they have `num_steps` steps together."""
+    unused: ClassVar[Mapping[str, str]] = {"network": "the net is made by network(), and acts by act()"} | ONE_RATE
 
     num_samples: int = 1
     """Consecutive steps in a sample, at least 1."""
@@ -287,7 +283,7 @@ class Task(ActingAlgorithm[C]):
 
     def training_step(self) -> Update:
         """Collect, postprocess, keep, update: one iteration."""
-        parts = self.collect(num_steps=self.config.num_steps, whole_episodes=self.config.whole_episodes)
+        parts = self.collect(num_steps=self.config.num_steps, whole_episodes=self.config.trajectories.whole_episodes)
         self.before_update(self.env_steps)
         updates = {}
         for name, exp in self.learner.chosen(parts).items():

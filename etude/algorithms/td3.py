@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from etude.algorithms.algorithm import Algorithm
-from etude.algorithms.config import NO_STD, NO_VALUE, ModuleLike
+from etude.algorithms.config import NO_STD, NO_VALUE
 from etude.algorithms.critics import CriticModule, check_box, check_memories, draw_by_gate, of_kind, target_of
-from etude.algorithms.nested import OptimizerConfig
+from etude.algorithms.nested import ModuleLike, OptimizerConfig, ReplayConfig
 from etude.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
 from etude.columns import ACTION, WEIGHT, Columns
 from etude.learners import Batch, Loss, Schedule
@@ -19,7 +19,7 @@ from etude.modules import Module, Network, NetworkConfig, make_module
 from etude.modules.critics import TargetNetwork, frozen_copy
 from etude.modules.distributions import DiagGaussian, Floats, SquashedGaussian
 from etude.modules.random import RandomFirstModule
-from etude.settings import settings
+from etude.settings import check_rules, settings
 from etude.spaces import Space
 
 
@@ -66,12 +66,9 @@ class TD3Config(OffPolicyConfig, TwinDelayedSettings):
     optimizer: OptimizerConfig = OptimizerConfig(grad_clip=None)
     """How gradients become steps. Default: none are clipped, as in Fujimoto et al. 2018."""
 
-    learning_starts: int = 1000
-    """Env steps with actions drawn from the whole space, before the first gradient step. Default: Fujimoto et al. 2018,
-    for the envs that end early; 10,000 for others."""
-
-    squash: bool = True
-    """Hold actions inside their bounds by tanh; it can't be left out here."""
+    replay: ReplayConfig = ReplayConfig()
+    """What the replay holds, and how steps are drawn from it. Default of `learning_starts`: Fujimoto et al. 2018, for
+    the envs that end early; 10,000 for others."""
 
     network: NetworkConfig = NetworkConfig(hidden=(256, 256), activation="relu")
     """The shape of policy and critics. Default: the published code of Fujimoto et al.; 400 and 300 in the paper."""
@@ -83,8 +80,8 @@ class TD3Config(OffPolicyConfig, TwinDelayedSettings):
         self.check(
             **self.twin_delayed_rules(),
             action_noise=(self.action_noise > 0, "greater than 0"),
-            squash=(self.squash, "true: the policy is a tanh"),
         )
+        check_rules(self.network, "network", squash=(self.network.squash is not False, "true: the policy is a tanh"))
 
 
 class NoisyTanh(SquashedGaussian):
@@ -273,5 +270,5 @@ class TD3(TwinDelayed, OffPolicyAlgorithm[TD3Config]):
         for name, policy in self.policies.items():
             with self.settings_of(name):
                 module = of_kind(policy.module, DeterministicModule)
-                module.acts_at_random = env_steps < self.config.learning_starts
+                module.acts_at_random = env_steps < self.config.replay.learning_starts
                 module.dist.std = self.config.action_noise

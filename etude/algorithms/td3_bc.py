@@ -6,14 +6,14 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from etude.algorithms.config import NO_STD, NO_VALUE, SINGLE_STEPS, ModuleLike, OfflineConfig
+from etude.algorithms.config import NO_STD, NO_VALUE, SINGLE_STEPS, OfflineConfig
 from etude.algorithms.critics import TRANSITION, check_box, looking_ahead, not_recurrent
-from etude.algorithms.nested import OptimizerConfig
+from etude.algorithms.nested import ModuleLike, OptimizerConfig
 from etude.algorithms.offline import OfflineAlgorithm
 from etude.algorithms.td3 import TwinDelayed, TwinDelayedSettings
 from etude.learners import Loss, Schedule
 from etude.modules import Module, NetworkConfig
-from etude.settings import settings
+from etude.settings import check_rules, settings
 from etude.spaces import Space
 
 
@@ -48,9 +48,6 @@ class TD3BCConfig(OfflineConfig, TwinDelayedSettings):
     updates_per_iteration: int = 1000
     """Gradient steps between two results, at least 1."""
 
-    squash: bool = True
-    """Hold actions inside their bounds by tanh; it can't be left out here."""
-
     network: NetworkConfig = NetworkConfig(hidden=(256, 256), activation="relu")
     """The shape of policy and critics. Default: Fujimoto & Gu 2021."""
 
@@ -63,8 +60,8 @@ class TD3BCConfig(OfflineConfig, TwinDelayedSettings):
             **self.twin_delayed_rules(),
             gamma=(0 <= self.gamma <= 1, "between 0 and 1"),
             n_step=(self.n_step >= 1, "at least 1"),
-            squash=(self.squash, "true: the policy is a tanh"),
         )
+        check_rules(self.network, "network", squash=(self.network.squash is not False, "true: the policy is a tanh"))
 
 
 class TD3BC(TwinDelayed, OfflineAlgorithm[TD3BCConfig]):

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from etude.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig, Checkpoints, OfflineConfig, Stop, load
-from etude.algorithms.config import DataLike, ModuleLike, ModulesLike, TrainedLike
+from etude.algorithms.config import DataLike
 from etude.algorithms.loading import check_metric
+from etude.algorithms.nested import ModuleLike, ModulesLike, TrainedLike
 from etude.algorithms.saving import imported, name_of
 from etude.checkpoints import load_meta
 from etude.cli import files, flags, folders, words

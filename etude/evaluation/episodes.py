@@ -76,7 +76,7 @@ class WholeEpisodes:
     ) -> None:
         self._data = data.numpy() if isinstance(data, Experience) else data
         self._columns = list(columns)
-        self._modules, self._module_of = list(algorithm.policies), algorithm.config.module_of
+        self._modules, self._module_of = list(algorithm.policies), algorithm.config.agents.module_of
         self._name = name
         self.left_out: Counter[str] = Counter()
         """Agents' parts in episodes that are left out, by reason; known after a pass."""

@@ -361,6 +361,11 @@ class NetworkConfig:
     """Whether the standard deviations of Box actions are outputs of the network; otherwise they are separate
     parameters. None: the default of the algorithm, which is True only for SAC and CQL."""
 
+    squash: bool | None = None
+    """Whether Box actions are held inside their bounds by tanh (Haarnoja et al. 2018, appendix C); else a plain
+    Gaussian draws them, and the env gets them clipped. None: the default of the algorithm, which is True only for SAC,
+    TD3 and those that learn as they do, CQL and TD3+BC."""
+
     conv: tuple[tuple[int, int, int], ...] | None = None
     """Convolutions for images, each (channels, kernel size, stride); None: Mnih et al. 2015 (DQN), or two small ones
     if a side has fewer than 36 pixels."""

@@ -78,7 +78,7 @@ class Shard:
         out = {}
         for name, flow in self.flowing.items():
             with algorithm.settings_of(name):
-                learner, device = algorithm.learner.modules[name], algorithm.config.device
+                learner, device = algorithm.learner.modules[name], algorithm.config.compute.device
                 out[name] = _feed(flow, self.index, learner, device, RecordingElsewhere(flow.num_parts, []), None)
         return out
 
@@ -93,7 +93,7 @@ def open_feeds(algorithm: OfflineAlgorithm[Any], settings: Ray) -> dict[str, Fee
     out = {}
     for name, plan in _plans(algorithm).items():
         with algorithm.settings_of(name):
-            learner, device = algorithm.learner.modules[name], algorithm.config.device
+            learner, device = algorithm.learner.modules[name], algorithm.config.compute.device
             flow = flowing(plan, learner, settings.data, 0, None, len(algorithm.policies))
             out[name] = _feed(flow, 0, learner, device, algorithm.recording, plan)
     return out

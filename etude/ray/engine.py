@@ -50,10 +50,10 @@ class RayEngine:
         self._runners: Runners | None = None
         self._parts: list[Any] = []
         self._is_started = self._is_ours = False
-        if config.device != "cpu" and settings.num_learners and not settings.gpus_per_learner:
+        if config.compute.device != "cpu" and settings.num_learners and not settings.gpus_per_learner:
             raise SettingsError(
-                f"`device` is {config.device!r}, but learners on the cluster have no GPUs: set `ray.gpus_per_learner`, "
-                "and they learn on these."
+                f"`compute.device` is {config.compute.device!r}, but learners on the cluster have no GPUs: set "
+                "`ray.gpus_per_learner`, and they learn on these."
             )
 
     # -- acting -------------------------------------------------------------------------------------------------

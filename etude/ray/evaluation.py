@@ -11,6 +11,7 @@ import ray
 from ray.exceptions import RayError
 
 from etude.algorithms.config import AlgorithmConfig
+from etude.algorithms.nested import AgentsConfig
 from etude.algorithms.play import evaluation_of, played, runner_for
 from etude.algorithms.ray_config import Ray
 from etude.algorithms.results import Evaluation
@@ -38,7 +39,7 @@ class EvaluationActor:
     """
 
     def __init__(self, config: AlgorithmConfig) -> None:
-        hold(for_acting(config.threads))
+        hold(for_acting(config.compute.threads))
         self._config = config
         self._runner: Runner | None = None
 
@@ -48,7 +49,7 @@ class EvaluationActor:
         config, env = self._config, self._config.env
         assert env is not None
         modules = None if acting.is_only else tuple(acting.policies)
-        config = dataclasses.replace(config, modules=modules, module_of=acting.module_of)
+        config = dataclasses.replace(config, agents=AgentsConfig(modules=modules, module_of=acting.module_of))
         self._runner = runner = runner_for(config, env, num_episodes, acting.policies, seed)
         try:
             parts, faulty = played(runner, num_episodes, explore=False)
@@ -78,8 +79,7 @@ class EvaluationRunners:
             raise SettingsError("there is no env to evaluate in: set `env`.")
         self._algorithm, self._settings = algorithm, settings
         self._home = connection()
-        nobody = {"module": None, "modules": None, "module_of": None, "overrides": None, "modules_to_train": None}
-        self._config_ref = sent(algorithm.config, **nobody)
+        self._config_ref = sent(algorithm.config, module=None, agents=AgentsConfig())
         self._actors = [self._make() for _ in range(settings.num_evaluation_runners)]
         self._pulses = [Pulse() for _ in self._actors]
         self._asked: dict[Any, int] = {}  # by reference, the runner

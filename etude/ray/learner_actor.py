@@ -58,7 +58,7 @@ class LearnerActor:
     def build(self) -> None:
         """Make the replica. Not done when the actor is made, so that what fails here is raised as itself."""
         kind, config, spaces = self._made_of
-        hold(for_acting(config.threads))
+        hold(for_acting(config.compute.threads))
         self._algorithm = kind(config, saved_spaces=spaces)
 
     def join(self) -> None:

@@ -133,7 +133,7 @@ class Learners:
             return shares_of(exp, num)
         with algorithm.settings_of(name):
             config = cast(OnPolicyConfig, algorithm.config)
-            return shares_of(exp, num, max_seq_len=config.max_seq_len, burn_in=config.burn_in)
+            return shares_of(exp, num, max_seq_len=config.sequences.max_len, burn_in=config.sequences.burn_in)
 
     def update_from(self, module_id: str, batches: Iterable[Any], env_steps: int) -> tuple[Update, list[Figures]]:
         """As `ModuleLearner.update_from`, and what the loss kept of each batch, by row (`ModuleLearner.kept`).
@@ -267,7 +267,7 @@ class Learners:
         check_connected(self._home)
         algorithm, settings = self._algorithm, self._settings
         if self._group is None:
-            device = "cuda" if settings.gpus_per_learner > 0 else self._config.device
+            device = "cuda" if settings.gpus_per_learner > 0 else self._config.compute.device
             config = sent(self._config, record=RecordConfig(), callbacks=(), device=device)
             self._group = LearnerGroup(settings, (type(algorithm), config, algorithm.spaces))
             self._known = None

@@ -59,7 +59,7 @@ def acting_of(algorithm: Algorithm[Any]) -> Acting:
         own.connectors.start(0)  # here nobody acts: their states hold what was learned, and nothing of slots
         spaces = {"obs_space": own.obs_space, "action_space": own.action_space}
         policies[name] = Policy(portable(own.module), own.connectors, **spaces)
-    return Acting(policies, config.modules is None, config.module_of, seq_nos_of(algorithm.learner))
+    return Acting(policies, config.agents.modules is None, config.agents.module_of, seq_nos_of(algorithm.learner))
 
 
 def sent(config: AlgorithmConfig, **changes: Any) -> Any:

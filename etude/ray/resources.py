@@ -17,7 +17,7 @@ def actors_of(config: AlgorithmConfig) -> list[dict[str, float]]:
     runner = {"CPU": engine.cpus_per_runner, "GPU": engine.gpus_per_runner, **(engine.resources_per_runner or {})}
     learner = {"CPU": engine.cpus_per_learner, "GPU": engine.gpus_per_learner}
     evaluates = (
-        config.env is not None and isinstance(config, ActingConfig | OfflineConfig) and config.evaluation_interval
+        config.env is not None and isinstance(config, ActingConfig | OfflineConfig) and config.evaluation.interval
     )
     wanted = [runner] * (engine.num_runners if isinstance(config, ActingConfig) else 0)
     wanted += [{**runner, "GPU": 0.0}] * (engine.num_evaluation_runners if evaluates else 0)
@@ -40,8 +40,8 @@ def driver_of(config: AlgorithmConfig) -> dict[str, float]:
     """The resources of the process that trains, where a cluster runs it, too: its threads, workers and GPU."""
     workers = 0
     if isinstance(config, OfflineConfig):
-        workers = config.num_workers
+        workers = config.reading.num_workers
     elif isinstance(config, ActingConfig) and config.engine == "local":
         workers = config.workers.num_workers
-    gpu = {"GPU": 1.0} if config.device.startswith("cuda") else {}
-    return {"CPU": float(for_acting(config.threads) + workers), **gpu}
+    gpu = {"GPU": 1.0} if config.compute.device.startswith("cuda") else {}
+    return {"CPU": float(for_acting(config.compute.threads) + workers), **gpu}

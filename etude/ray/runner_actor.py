@@ -11,6 +11,7 @@ import numpy as np
 import ray
 
 from etude.algorithms.config import ActingConfig
+from etude.algorithms.nested import AgentsConfig
 from etude.algorithms.play import by_module, dropped_by, make_runner, workers_of
 from etude.algorithms.policies import spaces_in
 from etude.envs import Arena, make_arena
@@ -70,7 +71,7 @@ class RunnerActor:
     """
 
     def __init__(self, config: ActingConfig, number: int, device: str) -> None:
-        hold(for_acting(config.threads))
+        hold(for_acting(config.compute.threads))
         self._config = config
         self._number = number
         self._device = device
@@ -117,15 +118,10 @@ class RunnerActor:
             policy.module.to(self._device)
             policy.connectors.start(self._arena.num_slots)
         self._policies, self._is_only = acting.policies, acting.is_only
-        config = dataclasses.replace(
-            self._config,
-            module=None,
-            modules=None if acting.is_only else tuple(acting.policies),
-            module_of=acting.module_of,
-            overrides=None,
-            modules_to_train=None,
-        )
-        lengths = Lengths(config.min_trajectory_length, config.max_trajectory_length)
+        modules = None if acting.is_only else tuple(acting.policies)
+        agents = AgentsConfig(modules=modules, module_of=acting.module_of)
+        config = dataclasses.replace(self._config, module=None, agents=agents)
+        lengths = Lengths(config.trajectories.min_length, config.trajectories.max_length)
         self._runner = make_runner(config, self._arena, acting.policies, seed, self._callbacks, lengths)
         self._seq_nos = {known_as(n, is_only=acting.is_only): seq_no for n, seq_no in acting.seq_nos.items()}
         self._told = (0, 0, 0)

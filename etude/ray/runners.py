@@ -54,7 +54,7 @@ class Runners:
 
     def __init__(self, algorithm: "ActingAlgorithm[Any]", settings: Ray, *, asynchronous: bool = False) -> None:
         self._algorithm, self._settings, self._asynchronous = algorithm, settings, asynchronous
-        self._by_agent = algorithm.config.count_steps_by == "agent_steps"
+        self._by_agent = algorithm.config.trajectories.count_steps_by == "agent_steps"
         self._stage = Stage(algorithm, settings)
         self._tally = Tally(algorithm.config.num_envs)
 
@@ -108,7 +108,7 @@ class Runners:
         if self._asynchronous:
             self._ask_ahead(num_steps, (whole_episodes, explore))
         self._tally.counts["sample_wait_s"] += monotonic() - begin
-        joined = self._algorithm.config.max_trajectory_length is None
+        joined = self._algorithm.config.trajectories.max_length is None
         return put_together(taken, joined=joined)
 
     def _gathered(self, num_steps: int, key: tuple[bool, bool]) -> list[Fragment]:

@@ -43,7 +43,7 @@ class Stage:
     def __init__(self, algorithm: "ActingAlgorithm[Any]", settings: Ray) -> None:
         self._algorithm, self._settings = algorithm, settings
         self._home = connection()
-        modules = None if algorithm.config.modules is None else tuple(algorithm.config.modules)
+        modules = None if algorithm.config.agents.modules is None else tuple(algorithm.config.agents.modules)
         self._config_ref = sent(algorithm.config, module=None, modules=modules, device="cpu")
         self._cast_ref: Any = None  # of those that act now; None before they are known
         self._cast_version = 0  # of the weights in it
@@ -154,7 +154,7 @@ class Stage:
 
     def seq_nos(self) -> dict[str | None, int]:
         """The updates of each module, as runners call it."""
-        is_only = self._algorithm.config.modules is None
+        is_only = self._algorithm.config.agents.modules is None
         return {known_as(name, is_only=is_only): seq_no for name, seq_no in self._broadcast.seq_nos.items()}
 
     def ask(self, member: Member, steps: int, key: tuple[bool, bool]) -> None:

@@ -171,8 +171,8 @@ def test_modules_have_settings_of_their_own() -> None:
         ({"clip": 0.0}, "`clip` is 0.0, but must be greater than 0"),
         ({"target_interval": 0}, "`target_interval` is 0, but must be at least 1, or none"),
         ({"tau": 0.0}, "`tau` is 0.0, but must be above 0 and at most 1"),
-        ({"rho_bar": 0.0}, "`rho_bar` is 0.0, but must be greater than 0"),
-        ({"c_bar": 1.5}, "`c_bar` is 1.5, but must be greater than 0 and at most `rho_bar`"),
+        ({"rho_bar": 0.0}, "`vtrace.rho_bar` is 0.0, but must be greater than 0"),
+        ({"c_bar": 1.5}, "`vtrace.c_bar` is 1.5, but must be greater than 0 and at most `rho_bar`"),
         ({"value_weight": -0.1}, "`value_weight` is -0.1, but must be at least 0"),
     ],
 )
@@ -263,4 +263,4 @@ def test_the_command_line_knows_it(name: str, tmp_path: Path) -> None:
     assert main(["train", name, "--env", "CartPole-v1", "--rho-bar", "1.5", "--stop.env-steps", "128", *args]) == 0
     assert main(["train", name, "--resume", str(out), "--stop.env-steps", "192", "--quiet"]) == 0
     again = etude.load(out)
-    assert (again.name, again.env_steps, again.config.rho_bar) == (name, 192, 1.5)
+    assert (again.name, again.env_steps, again.config.vtrace.rho_bar) == (name, 192, 1.5)

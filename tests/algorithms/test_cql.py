@@ -321,7 +321,7 @@ def test_on_the_command_line(pendulum: str, tmp_path: Path) -> None:
     assert main(["train", "cql", *flags, "--stop.updates", "10", "--out", out, "--quiet"]) == 0
     loaded = etude.load(out)
     assert isinstance(loaded, CQL)
-    assert (loaded.config.alpha, loaded.updates) == (2.0, 10)
+    assert (loaded.config.penalty.alpha, loaded.updates) == (2.0, 10)
     assert main(["evaluate", out, "--env", "Pendulum-v1", "--episodes", "1"]) == 0
 
 
@@ -345,7 +345,7 @@ def test_bad_settings(name: str, value: Any, rule: str) -> None:
 def test_what_can_not_be_is_refused() -> None:
     with pytest.raises(SettingsError, match="CQL draws the actions of a Box of floats only. Take IQL"):
         made(spaces.MultiDiscrete([2, 2]))
-    with pytest.raises(SettingsError, match="`threshold` is set, but .* leave it out"):
+    with pytest.raises(SettingsError, match="`penalty.threshold` is set, but .* leave it out"):
         made(CHOICE, threshold=1.0)
     for space in (BOX, CHOICE):
         with pytest.raises(SettingsError, match="Network is recurrent, but cql learns from single steps"):

@@ -245,11 +245,11 @@ def test_a_net_of_ones_own_gives_the_values() -> None:
         ({"env": "Pendulum-v1"}, "only of the actions of a Discrete space. Take SAC"),
         ({"epsilon": 1.5}, "`epsilon` is 1.5, but must be probabilities"),
         ({"tau": 0.0}, "`tau` is 0.0, but must be above 0"),
-        ({"capacity": 8}, r"`capacity` is 8, but must be at least `batch_size` \(32\)"),
+        ({"capacity": 8}, r"`replay.capacity` is 8, but must be at least `batch_size` \(32\)"),
         ({"updates_per_step": 0.0}, "`updates_per_step` is 0.0, but must be greater than 0"),
         (
             {"network": NetworkConfig(recurrent="gru"), "prioritized": True},
-            "`prioritized` is set, but Network is recur",
+            "`replay.prioritized` is set, but Network is recur",
         ),
         ({"connectors": ("normalize_obs", "frame_stack:2")}, "frame_stack stands behind normalize_obs"),
     ],

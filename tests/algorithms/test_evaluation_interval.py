@@ -20,12 +20,12 @@ def test_every_so_many_iterations_an_evaluation_is_in_the_result(cls, config):
     results = [algorithm.train() for _ in range(4)]
     assert results[0].evaluation == {}
     assert results[1].evaluation == results[2].evaluation
-    assert results[1].evaluation["episodes"] == config.evaluation_episodes
+    assert results[1].evaluation["episodes"] == config.evaluation.episodes
     assert results[1].times["evaluate"] > 0
     assert results[2].times["evaluate"] == 0
     alone.train()
     alone.train()
-    expected = alone.evaluate(config.evaluation_episodes, seed=alone.runner_seed)
+    expected = alone.evaluate(config.evaluation.episodes, seed=alone.runner_seed)
     found = results[1].evaluation
     assert (found["return_mean"], found["length_mean"], found["updates"]) == (
         expected.return_mean,
@@ -90,5 +90,5 @@ class Elsewhere:
 
 
 def test_an_interval_that_is_refused():
-    with pytest.raises(SettingsError, match="`evaluation_interval` is -1, but must be at least 0"):
+    with pytest.raises(SettingsError, match="`evaluation.interval` is -1, but must be at least 0"):
         PPOConfig(env="CartPole-v1", evaluation_interval=-1)

@@ -117,8 +117,8 @@ CASES: dict[str, Case] = {
     "env": Case(Longer),
     "seed": Case(2),
     "module": Case(fails),
-    "modules": Case(("one",)),
-    "module_of": Case(swapped, AGENTS),
+    "agents.modules": Case(("one",)),
+    "agents.module_of": Case(swapped, AGENTS),
     "network.hidden": Case((5, 5)),
     "network.activation": Case("relu"),
     "network.separate": Case(False),
@@ -128,29 +128,29 @@ CASES: dict[str, Case] = {
     "network.conv_width": Case(8, PICTURES),
     "network.recurrent": Case("gru"),
     "network.recurrent_size": Case(3, RECURRENT),
-    "squash": Case(True),
+    "network.squash": Case(True),
     "connectors": Case(("frame_stack:2",)),
     "lr": Case(0.05),
     "optimizer.actor_lr": Case(0.05),
     "optimizer.critic_lr": Case(0.05),
     "temperature_lr": Case(0.05),
-    "alpha_lr": Case(0.05, {"threshold": 1.0}),
+    "penalty.alpha_lr": Case(0.05, {"threshold": 1.0}),
     "optimizer.eps": Case(0.1),
     "optimizer.betas": Case((0.5, 0.6)),
     "optimizer.grad_clip": Case(1e-3),
     "optimizer.grad_clip_by": Case("value", {"grad_clip": 1e-3}),
     "optimizer.log_grad_norms": Case(True, {"grad_clip": None}),
     "optimizer.accumulate": Case(2),
-    "precision": Case("bfloat16"),
+    "compute.precision": Case("bfloat16"),
     "optimizer.max_skipped": Case(1, {"max_skipped": 1000}),
-    "overrides": Case({"left": {"lr": 0.05}}, AGENTS),
-    "modules_to_train": Case(("left",), AGENTS),
-    "compile": Case(True),
-    "device": Case("nowhere"),
-    "threads": Case(2),
-    "evaluation_episodes": Case(5, EVALUATED),
+    "agents.overrides": Case({"left": {"lr": 0.05}}, AGENTS),
+    "agents.modules_to_train": Case(("left",), AGENTS),
+    "compute.compile": Case(True),
+    "compute.device": Case("nowhere"),
+    "compute.threads": Case(2),
+    "evaluation.episodes": Case(5, EVALUATED),
     "callbacks": Case((Weird,), EVALUATED),
-    "smoothing": Case("ema", EVALUATED),
+    "metrics.smoothing": Case("ema", EVALUATED),
     "record.path": Case("OUT", EVALUATED),
     "record.layout": Case("table", EVALUATED | RECORDED),
     "record.compression": Case("zstd:19", EVALUATED | RECORDED),
@@ -170,21 +170,21 @@ CASES: dict[str, Case] = {
     "workers.cleanup_time": Case(0.0, {"workers": etude.Workers(num_workers=2, min_batch=2), "env": Tidy}),
     "workers.check": Case(0, {"env": NumberFlags}),
     "num_steps": Case(24),
-    "min_trajectory_length": Case(6),
-    "max_trajectory_length": Case(4),
-    "at_max_length": Case("reset", {"max_trajectory_length": 4}),
-    "count_steps_by": Case("agent_steps", AGENTS),
+    "trajectories.min_length": Case(6),
+    "trajectories.max_length": Case(4),
+    "trajectories.at_max_length": Case("reset", {"max_trajectory_length": 4}),
+    "trajectories.count_steps_by": Case("agent_steps", AGENTS),
     "gamma": Case(0.5),
-    "window": Case(2),
-    "evaluation_interval": Case(2, {"evaluation_interval": 1}),
+    "metrics.window": Case(2),
+    "evaluation.interval": Case(2, {"evaluation_interval": 1}),
     # on-policy
-    "whole_episodes": Case(True),
+    "trajectories.whole_episodes": Case(True),
     "epochs": Case(3),
     "minibatch_size": Case(8, {"num_minibatches": None}),
     "num_minibatches": Case(3),
-    "max_seq_len": Case(2, RECURRENT),
-    "burn_in": Case(2, RECURRENT | {"burn_in": 0, "max_seq_len": 3, "max_segment_length": 3}),
-    "sequence_start": Case("zeros", RECURRENT | {"max_seq_len": 2, "burn_in": 0}),
+    "sequences.max_len": Case(2, RECURRENT),
+    "sequences.burn_in": Case(2, RECURRENT | {"burn_in": 0, "max_seq_len": 3, "max_segment_length": 3}),
+    "sequences.start": Case("zeros", RECURRENT | {"max_seq_len": 2, "burn_in": 0}),
     "lambda_": Case(0.2),
     "clip": Case(0.001, {"epochs": 3}),
     "value_clip": Case(0.001, {"epochs": 3}),
@@ -193,20 +193,21 @@ CASES: dict[str, Case] = {
     "normalize_advantages": Case(False),
     "lift_advantages": Case(False, {"env": Costly}),
     "kl_target": Case(1e-12, {"epochs": 3}),
-    "rho_bar": Case(0.5, {"c_bar": 0.5}),
-    "c_bar": Case(0.5),
-    "target_interval": Case(2),
-    "tau": Case(0.3, {"target_interval": 1}),
+    "vtrace.rho_bar": Case(0.5, {"c_bar": 0.5}),
+    "vtrace.c_bar": Case(0.5),
+    "target.interval": Case(2),
+    "tau": Case(0.3),
+    "target.tau": Case(0.3, {"target_interval": 1}),
     # replay
     "updates_per_step": Case(0.5),
     "iteration_steps": Case(40),
-    "learning_starts": Case(30),
+    "replay.learning_starts": Case(30),
     "batch_size": Case(6),
-    "capacity": Case(20),
+    "replay.capacity": Case(20),
     "n_step": Case(2),
-    "prioritized": Case(True),
-    "priority_alpha": Case(0.1, {"prioritized": True}),
-    "priority_beta": Case(1.0, {"prioritized": True}),
+    "replay.prioritized": Case(True),
+    "replay.priority_alpha": Case(0.1, {"prioritized": True}),
+    "replay.priority_beta": Case(1.0, {"prioritized": True}),
     "double": Case(False),
     "dueling": Case(True),
     "epsilon": Case(0.5),
@@ -216,25 +217,25 @@ CASES: dict[str, Case] = {
     # offline
     "data": Case("OTHER"),
     "updates_per_iteration": Case(3),
-    "mode": Case("stream"),
-    "buffer_size": Case(10, {"mode": "stream"}),
-    "num_workers": Case(2, {"mode": "stream"}),
-    "worker_kind": Case("processes", {"mode": "stream", "num_workers": 1}),
-    "prefetch": Case(0, {"mode": "stream", "num_workers": 1}),
+    "reading.mode": Case("stream"),
+    "reading.buffer_size": Case(10, {"mode": "stream"}),
+    "reading.num_workers": Case(2, {"mode": "stream"}),
+    "reading.worker_kind": Case("processes", {"mode": "stream", "num_workers": 1}),
+    "reading.prefetch": Case(0, {"mode": "stream", "num_workers": 1}),
     "prelearner": Case(early),
     "filter": Case("t > 2"),
-    "on_bad": Case("skip", {"data": "BAD"}),
-    "obs_filter": Case("stored", {"connectors": ("normalize_obs",)}),
-    "max_segment_length": Case(2, RECURRENT),
-    "evaluate_beside": Case(True, EVALUATED),
+    "reading.on_bad": Case("skip", {"data": "BAD"}),
+    "reading.obs_filter": Case("stored", {"connectors": ("normalize_obs",)}),
+    "evaluation.beside": Case(True, EVALUATED),
     "beta": Case(0.5),
     "average_rate": Case(0.9),
     "max_weight": Case(1.0),
     "expectile": Case(0.9),
     "alpha": Case(0.5),
-    "threshold": Case(1.0),
-    "num_actions": Case(3),
-    "gradient_actions": Case(2),
+    "penalty.alpha": Case(0.5),
+    "penalty.threshold": Case(1.0),
+    "penalty.num_actions": Case(3),
+    "penalty.gradient_actions": Case(2),
     "policy_delay": Case(3),
     "target_noise": Case(0.9),
     "target_noise_clip": Case(0.01),
@@ -279,10 +280,11 @@ OWN: dict[tuple[type[etude.Algorithm[Any]], str], Case] = {
     (etude.DQN, "network.separate"): Case(True, {"dueling": True}),
     (etude.IMPALA, "optimizer.accumulate"): Case(2, {"num_minibatches": 2}),
     (etude.SAC, "network.state_dependent_std"): Case(False),
-    (etude.MARWIL, "max_segment_length"): Case(2),
-    (etude.MARWIL, "burn_in"): Case(2, RECURRENT | {"beta": 0.0, "max_segment_length": 3}),
+    **{(cls, "network.squash"): Case(False) for cls in (etude.SAC, etude.TD3, etude.CQL, etude.TD3BC)},
+    (etude.MARWIL, "sequences.max_len"): Case(2),
+    (etude.MARWIL, "sequences.burn_in"): Case(2, RECURRENT | {"beta": 0.0, "max_segment_length": 3}),
     (etude.CQL, "network.separate"): Case(True, {"dueling": True, "data": "CHOICES"}),
-    (Taught, "max_trajectory_length"): Case(4, {"num_samples": 3}),
+    (Taught, "trajectories.max_length"): Case(4, {"num_samples": 3}),
     (etude.CQL, "dueling"): Case(True, {"data": "CHOICES"}),
 }
 """Of single algorithms."""
@@ -291,14 +293,14 @@ SHARED = (etude.Workers, etude.RecordConfig)
 """Settings inside others, which the same code reads for all algorithms: they are tried with one that acts, and with one
 that learns from recordings."""
 
-ALIKE = ("worker_kind",)
+ALIKE = ("reading.worker_kind",)
 """Likewise, of all that learn from recordings: a process that reads takes seconds to start."""
 
 TRIED = [
     (cls, ".".join(leaf.path))
     for cls in ALGORITHMS
     for leaf in leaves_of(cls.Config)
-    if (leaf.owner not in SHARED and leaf.path[-1] not in ALIKE) or cls in (etude.PPO, etude.BC)
+    if (leaf.owner not in SHARED and ".".join(leaf.path) not in ALIKE) or cls in (etude.PPO, etude.BC)
 ]
 
 
@@ -473,7 +475,8 @@ OF_EACH_KIND = {path for cls, path in TRIED if cls in (etude.PPO, etude.SAC, etu
 OF_MODULES = [
     (cls, path)
     for cls, path in TRIED
-    if path.partition(".")[0] not in ("overrides", "record", "workers")
+    if path != "agents.overrides"
+    and path.partition(".")[0] not in ("record", "workers")
     and (cls in (etude.PPO, etude.SAC, etude.IQL) or path not in OF_EACH_KIND)
 ]
 """Each setting with one algorithm of each kind, and those that only others have."""

@@ -124,7 +124,9 @@ def test_the_others_act_and_stay_as_they_are(which: Any) -> None:
 
 
 def test_modules_to_train_are_modules() -> None:
-    with pytest.raises(SettingsError, match=r"`modules_to_train` is \('ghost',\), but the `modules` are \('first', 'l"):
+    with pytest.raises(
+        SettingsError, match=r"`agents.modules_to_train` is \('ghost',\), but the `modules` are \('first', 'l"
+    ):
         config(modules_to_train=("ghost",))
 
 
@@ -231,7 +233,7 @@ def test_settings_of_single_modules() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"ghost": {"lr": 0.1}}, r"`overrides` are of 'ghost', but the `modules` are \('first', 'last'\)"),
+        ({"ghost": {"lr": 0.1}}, r"`agents.overrides` are of 'ghost', but the `modules` are \('first', 'last'\)"),
         ({"first": {"num_envs": 2}}, "`overrides` of 'first' hold `num_envs`, which is of all modules together"),
         ({"first": {"lrr": 0.1}}, "overrides.first has no setting `lrr`"),
         ({"first": {"clip": -1.0}}, "clip.* is -1.0, but a schedule is a number from 0 on"),

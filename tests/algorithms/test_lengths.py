@@ -14,7 +14,7 @@ from etude.errors import SettingsError
 
 def test_an_iteration_of_which_nothing_is_left() -> None:
     algorithm = PPO(PPOConfig(env="CartPole-v1", min_trajectory_length=1000, num_steps=64, num_envs=2, seed=1))
-    with pytest.raises(SettingsError, match=r"every segment .* shorter than `min_trajectory_length` \(1000\)"):
+    with pytest.raises(SettingsError, match=r"every segment .* shorter than `trajectories.min_length` \(1000\)"):
         algorithm.train()
 
 
@@ -38,7 +38,7 @@ def test_an_episode_is_reset_at_its_greatest_length() -> None:
 
 
 def test_no_length_to_reset_at() -> None:
-    with pytest.raises(SettingsError, match="there is no `max_trajectory_length` to reset at"):
+    with pytest.raises(SettingsError, match="there is no `trajectories.max_length` to reset at"):
         PPOConfig(env="CartPole-v1", at_max_length="reset")
 
 

@@ -178,8 +178,8 @@ def test_modules_and_who_they_act_for_come_back(tmp_path: Path) -> None:
     algorithm.save(tmp_path)
     own: dict[str, Any] = {"env": TwoJobs, "module_of": by_job}
     loaded = etude.load(tmp_path, modules={"red": OwnNet, "blue": None}, **own)
-    assert loaded.config.modules == {"red": OwnNet, "blue": None}
-    assert loaded.config.module_of is by_job
+    assert loaded.config.agents.modules == {"red": OwnNet, "blue": None}
+    assert loaded.config.agents.module_of is by_job
     assert facts(loaded.train()) == facts(algorithm.train())
     assert loaded.evaluate(3, seed=1).module_returns.keys() == {"red", "blue"}
     for others in (("red",), ("red", "green"), {"red": OwnNet, "blue": None, "green": None}):
@@ -190,7 +190,7 @@ def test_modules_and_who_they_act_for_come_back(tmp_path: Path) -> None:
 def test_ids_of_modules_come_back_as_such(tmp_path: Path) -> None:
     algorithm = ppo(env=CartPoles, modules=("cart_0", "cart_1", "cart_2", "cart_3"))
     algorithm.save(tmp_path)
-    assert etude.load(tmp_path, env=CartPoles).config.modules == algorithm.config.modules
+    assert etude.load(tmp_path, env=CartPoles).config.agents.modules == algorithm.config.agents.modules
 
 
 def test_modules_without_a_name_must_be_given_again(tmp_path: Path) -> None:
@@ -201,20 +201,20 @@ def test_modules_without_a_name_must_be_given_again(tmp_path: Path) -> None:
     ):
         etude.load(tmp_path / "a", env=TwoJobs, module_of=by_job)
     given: dict[str, Any] = {"env": TwoJobs, "module_of": by_job, "modules": modules}
-    assert etude.load(tmp_path / "a", **given).config.modules == modules
+    assert etude.load(tmp_path / "a", **given).config.agents.modules == modules
     ppo(env=TwoJobs, modules=("red", "blue"), module_of=lambda *asked: by_job(*asked)).save(tmp_path / "b")
     with pytest.raises(CheckpointError, match=r"`module_of` was <function .* give it when loading, as .*, module_of="):
         etude.load(tmp_path / "b", env=TwoJobs)
-    assert etude.load(tmp_path / "b", env=TwoJobs, module_of=by_job).config.module_of is by_job
+    assert etude.load(tmp_path / "b", env=TwoJobs, module_of=by_job).config.agents.module_of is by_job
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"modules": ()}, r"`modules` is \(\), but must be one id or more, each once"),
-        ({"modules": ("a", "a")}, "`modules` is .* must be one id or more, each once"),
-        ({"modules": ("a",), "module": OwnNet}, "`module` is .* but must be none where there are `modules`"),
-        ({"module_of": by_job}, "`module_of` is .* but must be none where there are no `modules`"),
+        ({"modules": ()}, r"`agents.modules` is \(\), but must be one id or more, each once"),
+        ({"modules": ("a", "a")}, "`agents.modules` is .* must be one id or more, each once"),
+        ({"modules": ("a",), "module": OwnNet}, "`module` is .* but must be none where there are `agents.modules`"),
+        ({"module_of": by_job}, "`agents.module_of` is .* but must be none where there are no `modules`"),
     ],
 )
 def test_modules_that_can_not_be(given: Any, message: str) -> None:
@@ -246,9 +246,9 @@ def test_plain_data_of_every_kind_of_setting() -> None:
         workers=Workers(check="always"),
         lr=((0, 0.1), (9, 0.0)),
     )
-    plain = {name: to_plain(getattr(config, name)) for name in ("modules", "module_of", "workers", "lr")}
-    assert plain["modules"] == {"red": {"$ref": "toy_envs:OwnNet"}, "blue": None}
-    own = {"modules": config.modules, "module_of": by_job}
+    plain = {name: to_plain(getattr(config, name)) for name in ("agents", "workers", "lr")}
+    assert plain["agents"]["modules"] == {"red": {"$ref": "toy_envs:OwnNet"}, "blue": None}
+    own = {"modules": config.agents.modules, "module_of": by_job}
     assert load_config(PPOConfig, plain, own) == load_config(PPOConfig, plain, {}, trust=True) == config
     assert load_config(PPOConfig, {}, {}) == PPOConfig()
     with pytest.raises(CheckpointError, match="PPOConfig has no setting `wokers`. Nearest: `workers`"):

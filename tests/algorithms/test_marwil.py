@@ -86,7 +86,7 @@ class Watched(MARWIL):
         assert value is not None
         episode, t = np.round(obs[:, 0] * 6).astype(int), np.round(obs[:, 1] * 10).astype(int)
         is_last = (np.diff(episode, append=-1) != 0) | (np.diff(t, append=-1) != 1)
-        is_last |= (t + 1) % self.config.max_segment_length == 0
+        is_last |= (t + 1) % self.config.sequences.max_len == 0
         advantage = naive(module, episode, t, is_last, batch["reward"].tolist(), value.tolist())
         square = float(np.mean(np.square(advantage)))
         self.mean = square if self.mean is None else (1 - RATE) * self.mean + RATE * square

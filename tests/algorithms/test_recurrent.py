@@ -163,7 +163,7 @@ def test_a_saved_run_goes_on_as_if_it_had_not_stopped(tmp_path: Any) -> None:
 def test_what_can_not_be_done_with_a_memory_is_said(tmp_path: Any) -> None:
     with pytest.raises(SettingsError, match="`compile` is True, but the module is recurrent"):
         PPO(config("gru", compile=True))
-    with pytest.raises(SettingsError, match="`max_seq_len` is 0, but must be at least 1"):
+    with pytest.raises(SettingsError, match="`sequences.max_len` is 0, but must be at least 1"):
         config("gru", max_seq_len=0)
     PPO(config(None)).record(tmp_path / "data", 3)
     algorithm = BC(BCConfig(data=str(tmp_path / "data"), network=NetworkConfig(recurrent="gru")))

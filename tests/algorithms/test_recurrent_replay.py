@@ -219,9 +219,9 @@ def test_a_last_step_that_nothing_is_known_to_follow_is_left_out() -> None:
 
 
 def test_what_does_not_go_together_is_said() -> None:
-    with pytest.raises(SettingsError, match="`prioritized` is set, but Network is recurrent"):
+    with pytest.raises(SettingsError, match="`replay.prioritized` is set, but Network is recurrent"):
         DQN(DQNConfig(env="CartPole-v1", prioritized=True, network=NetworkConfig(recurrent="gru")))
-    with pytest.raises(SettingsError, match="`max_seq_len` is 0"):
+    with pytest.raises(SettingsError, match="`sequences.max_len` is 0"):
         DQNConfig(env="CartPole-v1", max_seq_len=0)
 
     class Own(torch.nn.Module):

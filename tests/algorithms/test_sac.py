@@ -227,7 +227,7 @@ def test_what_can_not_be_is_refused() -> None:
         sac(env="CartPole-v1")
     with pytest.raises(SettingsError, match="`temperature` is 0.0, but must be greater than 0, or none"):
         sac(temperature=0.0)
-    with pytest.raises(SettingsError, match="`min_trajectory_length` is 2, but must be 1"):
+    with pytest.raises(SettingsError, match="`trajectories.min_length` is 2, but must be 1"):
         sac(min_trajectory_length=2)
     with pytest.raises(SpaceError, match="a squashed Gaussian needs finite bounds"):
         sac(env=Endless)

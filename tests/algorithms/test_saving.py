@@ -109,7 +109,7 @@ def test_settings_come_back(tmp_path: Path) -> None:
     config = etude.load(tmp_path, env=make_acrobot, connectors=connectors).config
     assert config == algorithm.config
     config = etude.load(tmp_path, trust=True).config
-    for name in ("env", "seed", "num_envs", "lr", "network", "module", "grad_clip"):
+    for name in ("env", "seed", "num_envs", "lr", "network", "module", "optimizer"):
         assert getattr(config, name) == getattr(algorithm.config, name)
     stack, normalize, function = config.connectors
     assert stack is FrameStack
@@ -252,7 +252,7 @@ def test_a_checkpoint_can_not_name_what_is_run_when_it_is_loaded(tmp_path: Path)
 
 def test_the_form_of_the_module_is_as_it_was_saved(tmp_path: Path) -> None:
     ppo().save(tmp_path)
-    with pytest.raises(CheckpointError, match="`squash` can't be other than it was saved"):
+    with pytest.raises(CheckpointError, match="`network` can't be other than it was saved"):
         etude.load(tmp_path, squash=True)
     with pytest.raises(CheckpointError, match="`network` can't be other than it was saved"):
         etude.load(tmp_path, network=etude.NetworkConfig(activation="relu"))

@@ -212,7 +212,7 @@ def test_what_can_not_be_is_refused() -> None:
         td3(action_noise=0.0)
     with pytest.raises(SettingsError, match="`policy_delay` is 0"):
         td3(policy_delay=0)
-    with pytest.raises(SettingsError, match="`squash` is False"):
+    with pytest.raises(SettingsError, match="`network.squash` is False"):
         td3(squash=False)
 
 

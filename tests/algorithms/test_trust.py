@@ -74,9 +74,10 @@ FORMS = {
 PLACES = {
     "env": lambda given: {"env": given},
     "module": lambda given: {"module": given},
-    "one of the modules": lambda given: {"modules": {"main": given}},
-    "module_of": lambda given: {"modules": ["main"], "module_of": given},
-    "modules_to_train": lambda given: {"modules_to_train": given},
+    "one of the modules": lambda given: {"agents": {"modules": {"main": given}}},
+    "module_of": lambda given: {"agents": {"modules": ["main"], "module_of": given}},
+    "modules_to_train": lambda given: {"agents": {"modules_to_train": given}},
+    "a nested setting by its own name": lambda given: {"agents": {}, "modules": ["main"], "module_of": given},
     "filter_fn": lambda given: {"filter_fn": given},
     "connectors": lambda given: {"connectors": given},
     "a connector": lambda given: {"connectors": ["normalize_obs", given]},
@@ -95,10 +96,11 @@ PLACES = {
     "workers": lambda given: {"workers": given},
     "record": lambda given: {"record": given},
     "lr": lambda given: {"lr": given},
-    "overrides": lambda given: {"overrides": {"main": given}},
-    "a setting of one module": lambda given: {"overrides": {"main": {"connectors": [given]}}},
-    "the network of one module": lambda given: {"overrides": {"main": {"module": given}}},
-    "precision": lambda given: {"precision": given},
+    "overrides": lambda given: {"agents": {"overrides": {"main": given}}},
+    "a setting of one module": lambda given: {"agents": {"overrides": {"main": {"connectors": [given]}}}},
+    "the network of one module": lambda given: {"agents": {"overrides": {"main": {"module": given}}}},
+    "overrides by their own name": lambda given: {"agents": {}, "overrides": {"main": {"connectors": [given]}}},
+    "precision": lambda given: {"compute": {"precision": given}},
 }
 
 TEXTS = ("modules_to_train", "filter_fn", "an argument of a connector", "a connector in a pipeline", "record")
@@ -214,7 +216,7 @@ def test_only_what_is_needed_is_asked_for_where_nothing_is_trained(
     own = {
         "env": {"$ref": "__main__:Toy"},
         "callbacks": ["sitting_here:run"],
-        "modules_to_train": {"$ref": "sitting_here:run"},
+        "agents": {"modules_to_train": {"$ref": "sitting_here:run"}},
     }
     run = forged(saved, tmp_path / "run", own)
     assert main(["evaluate", str(run), "--episodes", "1"]) == 2
@@ -333,7 +335,7 @@ def test_a_class_of_this_program_is_refused_where_another_kind_belongs(saved: Pa
         {"callbacks": [f"{here}:Doubled"]},
         {"module": {"$ref": f"{here}:Doubled"}},
         {"env": {"$ref": f"{here}:Counts"}},
-        {"module_of": {"$made": f"{here}:Counts", "with": {}}, "modules": ["main"]},
+        {"agents": {"module_of": {"$made": f"{here}:Counts", "with": {}}, "modules": ["main"]}},
         {"lr": {"$made": f"{here}:Counts", "with": {}}},
     ):
         run = forged(saved, tmp_path / "run", config)

@@ -80,7 +80,7 @@ def test_several_modules(tmp_path, args, text, modules):
         main([*TWO, *args, "--num-steps", "256", "--config", str(path), "--updates", "2", "--out", str(out), "--quiet"])
         == 0
     )
-    assert config(out).modules == modules
+    assert config(out).agents.modules == modules
     assert read_jsonl(out / "metrics.jsonl")[-1]["module_returns"].keys() == {"echo", "aim"}
 
 
@@ -93,7 +93,7 @@ def test_who_acts_for_whom_and_what_one_sees_of_it(tmp_path, capsys):
     assert last["agent_steps"] == 2 * last["env_steps"]
     assert "modules shooter " in text.err
     assert "losses talker/policy " in text.err
-    assert config(out).module_of is cli_runs.by_job
+    assert config(out).agents.module_of is cli_runs.by_job
     for command in (["train", "ppo", "--resume"], ["evaluate"]):
         assert main([*command, str(out)]) == 2
         assert "`config/env` names many_agent_envs:TwoJobs" in capsys.readouterr().err
@@ -112,8 +112,8 @@ def test_agents_that_share_a_module_are_told_apart(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--modules", "red", "red"], "`modules` is ('red', 'red'), but must be one id or more, each once"),
-        (["--modules", "red=cli_runs:Net", "red"], "ppo.modules has one name twice: red=cli_runs:Net red."),
+        (["--modules", "red", "red"], "`agents.modules` is ('red', 'red'), but must be one id or more, each once"),
+        (["--modules", "red=cli_runs:Net", "red"], "ppo.agents.modules has one name twice: red=cli_runs:Net red."),
         (["--modules", "red=Net"], "`modules` is 'Net', but must be written as `module:Class`, to be imported."),
         (["--modules", "red=cli_runs:Nett"], "`modules` is `cli_runs:Nett`, which can't be imported here"),
         (["--module-of", "by_job"], "`module_of` is 'by_job', but must be written as `module:function`"),
@@ -126,7 +126,10 @@ def test_agents_that_share_a_module_are_told_apart(tmp_path, capsys):
         (["--min-batch", "0"], "Workers.min_batch must be at least 1, or none."),
         (["--step-timeout", "3"], "Workers.step_timeout needs workers"),
         (["--recurrent", "rnn"], "ppo.network.recurrent is 'rnn', expected 'lstm' | 'gru' | None."),
-        (["--count-steps-by", "steps"], "ppo.count_steps_by is 'steps', expected 'env_steps' | 'agent_steps'."),
+        (
+            ["--count-steps-by", "steps"],
+            "ppo.trajectories.count_steps_by is 'steps', expected 'env_steps' | 'agent_steps'.",
+        ),
     ],
 )
 def test_what_is_wrong(tmp_path, monkeypatch, capsys, args, message):
@@ -144,9 +147,9 @@ def test_what_is_wrong(tmp_path, monkeypatch, capsys, args, message):
         ("workers: {min_bach: 2}", "a.yaml: ppo.workers has no setting `min_bach`. Nearest: `min_batch`"),
         ("min_batch: 2", "a.yaml: ppo has no setting `min_batch`. Nearest: `workers.min_batch`"),
         ("network: 64", "a.yaml: ppo.network is 64, expected settings of NetworkConfig: give its fields by name."),
-        ("modules: 3", "a.yaml: ppo.modules is 3, expected tuple[str, ...] | Mapping[str, "),
-        ("modules: red", "a.yaml: ppo.modules is 'red', expected tuple[str, ...] | Mapping[str, "),
-        ("modules: {red: 3}", "a.yaml: ppo.modules is {'red': 3}, expected "),
+        ("modules: 3", "a.yaml: ppo.agents.modules is 3, expected tuple[str, ...] | Mapping[str, "),
+        ("modules: red", "a.yaml: ppo.agents.modules is 'red', expected tuple[str, ...] | Mapping[str, "),
+        ("modules: {red: 3}", "a.yaml: ppo.agents.modules is {'red': 3}, expected "),
         ("modules: {red: Net}", "`modules` is 'Net', but must be written as `module:Class`"),
     ],
 )

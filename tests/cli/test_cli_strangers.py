@@ -46,13 +46,13 @@ def test_names_in_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str
         {"config": {**config, "module": {"$ref": f"a:{EVIL}"}}},
         {"config": {**config, "connectors": [EVIL]}},
         {"config": {**config, "env": {"$unsaved": EVIL}}},
-        {"config": {**config, "modules": [EVIL]}},
+        {"config": {**config, "agents": {**config["agents"], "modules": [EVIL]}}},
         {"spaces": {EVIL: meta["spaces"]["main"]}},
     ]):  # fmt: skip
         path = forged(run, tmp_path / f"run{number}", **changed)
         for command in (["evaluate", path], ["train", "ppo", "--resume", path], ["watch", path, "--to", "x.gif"]):
             assert main(command) == 2
-            assert "owned" in shown(capsys) or changed.get("config", {}).get("modules")
+            assert "owned" in shown(capsys) or changed.get("config", config)["agents"]["modules"]
     save_tree(tmp_path / "part", {EVIL: tree["counters"]}, meta=meta)
     assert main(["evaluate", str(tmp_path / "part")]) == 2
     assert "owned" in shown(capsys)

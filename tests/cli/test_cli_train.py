@@ -209,7 +209,7 @@ def test_what_is_wrong_in_a_file(tmp_path, capsys, name, text, message):
         (["dqn", "--n-steps", "64"], "Here it is: `n-step`"),
         (["ppo", "--gae-lambda", "0.9"], "Here it is: `lambda`"),
         (["ppo", "--tensorboard-log", "x"], "Here it is: `out`"),
-        (["dqn", "--buffer-size", "9"], "Here it is: `capacity`"),
+        (["dqn", "--buffer-size", "9"], "Here it is: `replay.capacity`"),
         (["ppo", "CartPole-v1"], "--env CartPole-v1"),
         (["ddpg"], f"there is no algorithm `ddpg`. There are {', '.join(ALGORITHMS)}."),
         (["trpo"], "there is no algorithm `trpo`. There are ppo,"),
@@ -516,7 +516,7 @@ def test_a_run_that_failed_at_once_does_not_block_its_folder(tmp_path):
 def test_modules_to_train_are_ids_or_a_function(capsys, tmp_path):
     given = [*SMALL, "--stop.updates", "1", "--quiet", "--out", str(tmp_path / "run"), "--modules-to-train"]
     assert main([*given, "red,blue"]) == 2
-    assert "`modules_to_train` is ('red', 'blue'), but the `modules` are ('main',)" in capsys.readouterr().err
+    assert "`agents.modules_to_train` is ('red', 'blue'), but the `modules` are ('main',)" in capsys.readouterr().err
     assert main([*given, "no_such_module:fn"]) == 2
     assert "`modules_to_train` is `no_such_module:fn`, which can't be imported here" in capsys.readouterr().err
     assert main([*given, "main"]) in (0, 3)

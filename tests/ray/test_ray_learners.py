@@ -179,7 +179,7 @@ def test_a_recurrent_module_and_several_with_unequal_data(cluster: None) -> None
         overrides={"long": {"network": network}, "stopping": {"lr": 3e-2, "epochs": 20, "kl_target": 0.02}},
         modules_to_train=lambda name, exp: name != "resting",
     )
-    names = tuple(config.modules or ())
+    names = tuple(config.agents.modules or ())
     algorithm, one = made(config=config, modules=names), made(config=config, modules=names)
     parts = {
         "long": experience(70, module=algorithm.policies["long"].module),
