@@ -147,6 +147,7 @@ def helps(preloaded: Preloaded) -> dict[str, str]:
         "train cql",
         "train td3_bc",
         "train dqn",
+        "train qr_dqn",
         "train sac",
         "train td3",
         "tune ppo",

@@ -210,6 +210,8 @@ CASES: dict[str, Case] = {
     "double": Case(False),
     "dueling": Case(True),
     "epsilon": Case(0.5),
+    "noisy": Case(True),
+    "num_quantiles": Case(3),
     "temperature": Case(0.5),
     "target_entropy": Case(0.5),
     "action_noise": Case(0.9),
@@ -265,6 +267,7 @@ ALGORITHMS: dict[type[etude.Algorithm[Any]], dict[str, Any]] = {
     etude.IMPALA: {name: value for name, value in ON_POLICY.items() if name != "minibatch_size"},
     etude.APPO: ON_POLICY,
     etude.DQN: REPLAY | {"env": Choice},
+    etude.QRDQN: REPLAY | {"env": Choice},
     etude.SAC: REPLAY,
     etude.TD3: REPLAY,
     Taught: ACTING | {"num_update_steps": 2, "batch_size": 8},
@@ -278,6 +281,7 @@ ALGORITHMS: dict[type[etude.Algorithm[Any]], dict[str, Any]] = {
 OWN: dict[tuple[type[etude.Algorithm[Any]], str], Case] = {
     (etude.DQN, "network.separate"): Case(True, {"dueling": True}),
     (etude.IMPALA, "accumulate"): Case(2, {"num_minibatches": 2}),
+    (etude.QRDQN, "network.separate"): Case(True, {"dueling": True}),
     (etude.SAC, "network.state_dependent_std"): Case(False),
     (etude.MARWIL, "max_segment_length"): Case(2),
     (etude.MARWIL, "burn_in"): Case(2, RECURRENT | {"beta": 0.0, "max_segment_length": 3}),
@@ -385,7 +389,7 @@ def in_full(cls: Any, given: dict[str, Any], recordings: dict[str, str], out: Pa
 
 def meant(cls: Any, value: Any, recordings: dict[str, str]) -> Any:
     """An env or data that fits an algorithm."""
-    if cls is etude.DQN:
+    if issubclass(cls, etude.DQN):
         discrete = {Walk: Choice, Camera: ChoiceCamera, Longer: LongerChoice, TwoCameras: TwoChoiceCameras}
         value = {**discrete, Two: TwoChoices}.get(value, value)
     if value is Longer and issubclass(cls, etude.OfflineAlgorithm):
