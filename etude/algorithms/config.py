@@ -82,6 +82,8 @@ SINGLE_STEPS = dict.fromkeys(
 class RecordConfig:
     """Whether and how the steps of training are recorded."""
 
+    everyday: ClassVar[tuple[str, ...]] = ("path",)
+
     main_setting: ClassVar[str] = "path"
 
     path: str | None = None
@@ -119,6 +121,9 @@ class RecordConfig:
 @settings
 class AlgorithmConfig:
     """What every algorithm can be told."""
+
+    everyday: ClassVar[tuple[str, ...]] = ("env", "seed", "connectors", "lr", "device")
+    """The settings that the command line's short help shows. A class without any has all of its own shown."""
 
     unused: ClassVar[Mapping[str, str]] = {}
     """Settings that have no effect on this algorithm, beside those of its base classes, and why: they are refused.
@@ -306,6 +311,8 @@ def schedules_in(config: AlgorithmConfig) -> dict[str, Schedule]:
 class ActorCriticRates:
     """Learning rates of policy and values of their own."""
 
+    everyday: ClassVar[tuple[str, ...]] = ()
+
     actor_lr: Schedule | None = None
     """Learning rate of the parameters that only the policy's loss reaches, or a schedule of it; None: `lr`."""
 
@@ -316,6 +323,8 @@ class ActorCriticRates:
 @settings
 class ActingConfig(AlgorithmConfig):
     """What algorithms that act in envs while they learn can be told."""
+
+    everyday: ClassVar[tuple[str, ...]] = ("num_envs", "num_steps", "gamma")
 
     num_envs: int = 16
     """Copies of the env that step together, at least 1."""
@@ -366,6 +375,8 @@ class ActingConfig(AlgorithmConfig):
 @settings
 class OnPolicyConfig(ActingConfig, ActorCriticRates):
     """What algorithms that learn from their own latest steps can be told."""
+
+    everyday: ClassVar[tuple[str, ...]] = ("epochs", "minibatch_size", "lambda_")
 
     lr: Schedule = 1e-3
     """Learning rate of Adam; or a schedule of it: points of (env_steps, rate) with straight lines between. Default: the
@@ -425,6 +436,8 @@ class OfflineConfig(AlgorithmConfig):
 
     Schedules count gradient steps.
     """
+
+    everyday: ClassVar[tuple[str, ...]] = ("data", "batch_size", "updates_per_iteration")
 
     unused: ClassVar[Mapping[str, str]] = {"record.layout": "evaluations record whole episodes"}
 

@@ -33,6 +33,8 @@ from etude.spaces import Spaces
 class OffPolicyConfig(ActingConfig):
     """What algorithms that learn from a replay can be told."""
 
+    everyday: ClassVar[tuple[str, ...]] = ("batch_size", "capacity", "learning_starts", "updates_per_step")
+
     num_envs: int = 1
     """Copies of the env that step together, at least 1."""
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """PPO: proximal policy optimisation (Schulman et al. 2017, "Proximal policy optimization algorithms")."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.nn import functional as F
@@ -18,6 +18,8 @@ from etude.settings import settings
 @settings
 class PPOConfig(OnPolicyConfig):
     """Settings of PPO."""
+
+    everyday: ClassVar[tuple[str, ...]] = ("clip", "entropy_weight")
 
     adam_eps: float = 1e-5
     """What Adam adds to the root of the second moment, at least 0. Default: Huang et al. 2022, detail 3."""
