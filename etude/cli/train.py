@@ -14,7 +14,7 @@ from etude.algorithms.clips import check_clips, clip
 from etude.algorithms.loading import check_metric
 from etude.algorithms.saving import name_of, names_code
 from etude.checkpoints import load_meta
-from etude.cli import folders, live, logs, streams
+from etude.cli import folders, live, streams
 from etude.cli.asked import RunOptions, algorithm_class, ask, config_of, import_from_here
 from etude.envs import env_name, kill_workers
 from etude.errors import EtudeError, SettingsError
@@ -85,7 +85,7 @@ class TrainOptions(RunOptions):
     overwrite: bool = False
     """Replace the run that is in the folder."""
 
-    log: tuple[logs.Log, ...] = ("jsonl", "tensorboard")
+    log: tuple[folders.Log, ...] = ("jsonl", "tensorboard")
     """Where metrics go: jsonl (metrics.jsonl), csv (metrics.csv, at the end), tensorboard, wandb, mlflow."""
 
     checkpoints: KeepOptions = KeepOptions()
@@ -110,7 +110,7 @@ def main(command: str, args: list[str]) -> int:
     if options.resume is not None:
         _check_run(cls, options.resume, owner)
     out = folders.chosen(options.out, options.resume, given.get("env"), owner)
-    logs.check(options.log)
+    folders.check_logs(options.log)
     # Claimed before a checkpoint is read: who has the folder may save a newer one meanwhile.
     with Signals(quiet=options.quiet, kill=kill_workers) as signals, folders.claimed(out):
         folders.check_free(out, options.resume, overwrite=options.overwrite)
@@ -179,7 +179,7 @@ def train(algorithm: Algorithm[Any], out: Path, options: TrainOptions, signals: 
     if stop == Stop() and not options.quiet:
         streams.say("nothing says when to stop (--stop....): Ctrl-C saves and ends it")
     with (
-        logs.opened(options.log, out, start) as log,
+        folders.opened_logs(options.log, out, start) as log,
         closing(live.View(title, stop, quiet=options.quiet)) as view,
     ):
         begun = os.stat(out)
@@ -202,7 +202,7 @@ def train(algorithm: Algorithm[Any], out: Path, options: TrainOptions, signals: 
 
 
 @interruptible
-def _make_clip(algorithm: Algorithm[Any], result: Result, out: Path, log: logs.Logs) -> None:
+def _make_clip(algorithm: Algorithm[Any], result: Result, out: Path, log: folders.Logs) -> None:
     """Make a clip of an iteration. That it fails is said, and ends no training."""
     path = out / folders.CLIPS / f"iteration_{result.iteration:06}.gif"
     try:
