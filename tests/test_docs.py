@@ -144,6 +144,7 @@ def helps(preloaded: Preloaded) -> dict[str, str]:
         "train bc",
         "train marwil",
         "train iql",
+        "train awac",
         "train cql",
         "train td3_bc",
         "train dqn",

@@ -366,6 +366,12 @@ def iql(data: Path) -> Trace:
 
 
 @case
+def awac(data: Path) -> Trace:
+    """AWAC."""
+    return offline("AWAC", data / "box")
+
+
+@case
 def cql_box(data: Path) -> Trace:
     """CQL with a Box."""
     return offline("CQL", data / "box")

@@ -36,6 +36,7 @@ from etude.algorithms.td3 import TD3 as TD3, TD3Config as TD3Config
 from etude.algorithms.bc import BC as BC, BCConfig as BCConfig
 from etude.algorithms.marwil import MARWIL as MARWIL, MARWILConfig as MARWILConfig
 from etude.algorithms.iql import IQL as IQL, IQLConfig as IQLConfig
+from etude.algorithms.awac import AWAC as AWAC, AWACConfig as AWACConfig
 from etude.algorithms.cql import CQL as CQL, CQLConfig as CQLConfig
 from etude.algorithms.td3_bc import TD3BC as TD3BC, TD3BCConfig as TD3BCConfig
 

@@ -60,4 +60,4 @@ def _own(base: Any) -> Any:
 MyA2C, MyIMPALA, MyAPPO = map(_own, (etude.A2C, etude.IMPALA, etude.APPO))
 MyDQN, MyQRDQN, MySAC, MyTD3 = map(_own, (etude.DQN, etude.QRDQN, etude.SAC, etude.TD3))
 MyBC, MyMARWIL, MyIQL = map(_own, (etude.BC, etude.MARWIL, etude.IQL))
-MyCQL, MyTD3BC = map(_own, (etude.CQL, etude.TD3BC))
+MyAWAC, MyCQL, MyTD3BC = map(_own, (etude.AWAC, etude.CQL, etude.TD3BC))

@@ -274,6 +274,7 @@ ALGORITHMS: dict[type[etude.Algorithm[Any]], dict[str, Any]] = {
     etude.BC: OFFLINE,
     etude.MARWIL: OFFLINE,
     etude.IQL: OFFLINE,
+    etude.AWAC: OFFLINE,
     etude.CQL: OFFLINE,
     etude.TD3BC: OFFLINE,
 }

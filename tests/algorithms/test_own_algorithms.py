@@ -37,6 +37,7 @@ OF_ALL: dict[Any, dict[str, Any]] = {
     own.MyBC: OFFLINE,
     own.MyMARWIL: OFFLINE,
     own.MyIQL: OFFLINE,
+    own.MyAWAC: OFFLINE,
     own.MyCQL: OFFLINE,
     own.MyTD3BC: OFFLINE,
 }
