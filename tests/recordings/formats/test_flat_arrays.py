@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from etude.errors import DataError
 from etude.experience import Experience
-from etude.recordings import Recording, validate
+from etude.recordings import Recording
 from etude.recordings.formats.hdf5 import D4RLHdf5
 from etude.recordings.formats.npz import D4RLNpz
 
@@ -198,7 +198,7 @@ def test_an_array_that_claims_too_much_takes_no_memory(tmp_path: Path) -> None:
 def test_nan_is_found_where_it_is(tmp_path: Path) -> None:
     arrays = some(20)
     arrays["actions"][13, 1] = np.nan
-    (found,) = validate(opened(tmp_path, "npz", arrays)).problems
+    (found,) = opened(tmp_path, "npz", arrays).validate().problems
     assert "row 13: column `action` holds NaN in component 1" in found.message
     assert (found.kind, found.row, found.column) == ("nan", 13, "action")
 

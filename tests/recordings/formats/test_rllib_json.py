@@ -220,7 +220,7 @@ def test_detect(tmp_path):
     assert RLlibJson.detect(write(tmp_path / "a.json", sample_batch(rows_of(2))))
     assert not RLlibJson.detect(write(tmp_path / "b.json", {"x": 1}))
     with pytest.raises(DataError, match=r"c.json: holds no batches: it is empty"):
-        Recording.open(write(tmp_path / "c.json"), on_bad=None)
+        RLlibJson([write(tmp_path / "c.json")]).describe()
 
 
 def test_mutated_lines_end_only_in_data_errors(tmp_path):
