@@ -22,6 +22,7 @@ ROWS = {
     "overhead": "overhead:rows",
     "workers": "workers:rows",
     "agents": "agents:rows",
+    "mujoco": "mujoco:rows",
     "busy": "busy:rows",
     "ppo-step": "updates:ppo",
     "ppo-modules": "updates:modules",

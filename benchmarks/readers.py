@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.harness import ETUDE, STEPS_A_SECOND, Figure, Options, Reach, Row, Work, expert, python, race
 
-BARE, RLLIB, MINARI = "bare decode", "RLlib", "Minari"
+BARE, RLLIB, MINARI, LEROBOT = "bare decode", "RLlib", "Minari", "LeRobot"
 DECODE, IMAGE_REACH = "decode alone", 0.8
 IMAGE = (84, 84, 4)
 
@@ -25,6 +25,7 @@ def rows(options: Options) -> Iterator[Row]:
         ("rllib-episodes", 1e6, _msgpack, {RLLIB: ("ray.rllib", _rllib_episodes)}),
         ("rllib-table", 5e6, _to_numpy, {RLLIB: ("ray.rllib", _rllib_table)}),
         ("minari", 3e6, _h5py, {MINARI: ("minari", _minari)}),
+        ("lerobot", 3e6, _to_numpy, {LEROBOT: ("lerobot", _lerobot)}),
     ):
         yield _reading(name, reach, bare, peers, options)
     yield _images(options)
@@ -106,7 +107,7 @@ def _msgpack(path: Path) -> int:
 
 def _to_numpy(path: Path) -> int:
     """All columns, as contiguous NumPy arrays."""
-    return sum(_decoded(file, None) for file in _files(path))
+    return sum(_decoded(file, None) for file in _files(path) if "meta" not in file.parts)
 
 
 def _decoded(path: Path, columns: list[str] | None) -> int:
@@ -172,6 +173,14 @@ def _minari(path: Path) -> int:
     folder = next(path.rglob("main_data.hdf5")).parent
     storage: Any = MinariStorage.read(folder)
     return sum(len(episode["rewards"]) for episode in storage.get_episodes(range(storage.total_episodes)))
+
+
+def _lerobot(path: Path) -> int:
+    """Step by step, as torch's loader asks for them. 2,000 steps stand for all."""
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
+    dataset = LeRobotDataset("expert", root=path)
+    return sum(dataset[i]["action"] is not None for i in range(min(2_000, len(dataset))))
 
 
 # -- images ---------------------------------------------------------------------------------------------------

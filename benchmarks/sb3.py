@@ -16,22 +16,38 @@ from benchmarks.harness import ENV, Work
 Columns = dict[str, Any]
 
 
-def _ppo(num_envs: int, num_steps: int, **settings: Any) -> tuple[PPO, BaseCallback]:
+def _ppo(num_envs: int, num_steps: int, env: str = ENV, **settings: Any) -> tuple[PPO, BaseCallback]:
     """A PPO (2x64 tanh, as is its default) that is ready to collect, and its callback."""
-    model = PPO("MlpPolicy", make_vec_env(ENV, num_envs), n_steps=num_steps, device="cpu", seed=0, **settings)
+    model = PPO("MlpPolicy", make_vec_env(env, num_envs), n_steps=num_steps, device="cpu", seed=0, **settings)
     _, callback = model._setup_learn(1_000_000)
     return model, callback
 
 
-def collecting(num_envs: int, num_steps: int) -> Work:
+def collecting(num_envs: int, num_steps: int, env: str = ENV) -> Work:
     """Collect ``num_steps`` of each env."""
-    model, callback = _ppo(num_envs, num_steps, batch_size=64)
+    return _collecting(*_ppo(num_envs, num_steps, env, batch_size=64))
+
+
+def _collecting(model: PPO, callback: BaseCallback) -> Work:
     env = model.env
 
     def work() -> int:
         assert env is not None
-        model.collect_rollouts(env, callback, model.rollout_buffer, num_steps)
-        return num_envs * num_steps
+        model.collect_rollouts(env, callback, model.rollout_buffer, model.n_steps)
+        return env.num_envs * model.n_steps
+
+    return work
+
+
+def iterating(num_envs: int, num_steps: int, env: str, minibatch_size: int, epochs: int) -> Work:
+    """Collect ``num_steps`` of each env, and learn from them."""
+    model, callback = _ppo(num_envs, num_steps, env, batch_size=minibatch_size, n_epochs=epochs)
+    collect = _collecting(model, callback)
+
+    def work() -> int:
+        steps = collect()
+        model.train()
+        return steps
 
     return work
 

@@ -31,9 +31,11 @@ def options(tmp_path: Path) -> Options:
 
 
 def test_all_readers_find_the_same_steps(options: Options) -> None:
-    episodes, table, minari = (readers.written(name, options) for name in ("rllib-episodes", "rllib-table", "minari"))
-    assert [readers._experience(path) for path in (episodes, table, minari)] == [16] * 3
+    names = ("rllib-episodes", "rllib-table", "minari", "lerobot")
+    episodes, table, minari, lerobot = (readers.written(name, options) for name in names)
+    assert [readers._experience(path) for path in (episodes, table, minari, lerobot)] == [16] * 4
     assert [readers._msgpack(episodes), readers._to_numpy(table), readers._h5py(minari)] == [16] * 3
+    assert readers._to_numpy(lerobot) == 16
 
 
 def test_a_repeated_table_holds_episodes_of_its_own(options: Options) -> None:

@@ -7,7 +7,7 @@ from typing import ClassVar
 from etude.algorithms.config import NO_VALUE, OfflineConfig
 from etude.algorithms.offline import OfflineAlgorithm
 from etude.learners import Batch, Loss
-from etude.learners.schedules import Schedule
+from etude.learners.optim import Schedule
 from etude.modules import Module
 from etude.settings import settings
 

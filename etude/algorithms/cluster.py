@@ -8,7 +8,7 @@ from etude.algorithms.policies import Spaces
 from etude.algorithms.result import Evaluation
 from etude.experience import Experience
 from etude.learners import Update
-from etude.learners.updates import Figures
+from etude.learners.loss import Figures
 from etude.policies import PolicyLike
 from etude.runners import Finished, ModuleOf
 

@@ -11,7 +11,7 @@ from etude.algorithms.config import ActorCriticRates, ModuleLike, OfflineConfig
 from etude.algorithms.offline import OfflineAlgorithm
 from etude.connectors import GAE, AdvantageWeights
 from etude.learners import Batch, Loss
-from etude.learners.schedules import Schedule
+from etude.learners.optim import Schedule
 from etude.modules import Module, make_module
 from etude.settings import settings
 from etude.spaces import Space

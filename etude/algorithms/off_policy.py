@@ -21,7 +21,7 @@ from etude.experience import Experience
 from etude.experience.priorities import Priorities
 from etude.experience.replay import Replay
 from etude.learners import ModuleLearner, Schedule, Update, mean_of, value_at
-from etude.learners.updates import Figures
+from etude.learners.loss import Figures
 from etude.settings import settings
 
 

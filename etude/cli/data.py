@@ -43,7 +43,10 @@ class ConvertOptions(bad_data.BadDataOptions):
     """The folder of the new recording."""
 
     format: str = "etude"
-    """What to write: `etude`; `rllib-episodes` or `rllib-table`, which RLlib reads; or `minari`."""
+    """What to write: `etude`; `rllib-episodes` or `rllib-table`, which RLlib reads; `minari`; or `lerobot`."""
+
+    fps: int | None = None
+    """Steps a second, at least 1, for `lerobot` alone; left out, that of the LeRobot dataset converted, or 30."""
 
 
 def main(args: list[str]) -> int:
@@ -93,7 +96,7 @@ def convert(options: ConvertOptions) -> int:
     from etude.recordings import convert as write
 
     recording = bad_data.opened(options.path, options.on_bad)
-    written = write(recording, options.to, options.format)
+    written = write(recording, options.to, options.format, fps=options.fps)
     found = {"path": str(written.path), "steps": written.num_steps, "episodes": written.num_episodes}
     if options.json:
         bad = bad_data.as_json([recording])

@@ -20,8 +20,7 @@ from etude.evaluation.policies import Chunks, Floats, TargetPolicy, shuffled_row
 from etude.experience import Experience
 from etude.experience.returns import discounted_returns
 from etude.learners import seeded
-from etude.learners.adam import Adam
-from etude.learners.flat import FlatParameters
+from etude.learners.optim import Adam, FlatParameters
 from etude.modules import NetworkConfig
 from etude.modules.critics import TargetNetwork, frozen_copy
 from etude.modules.network import ACTIVATIONS, ObsEncoder

@@ -20,7 +20,7 @@ from etude.evaluation.episodes import check_column_finite
 from etude.experience import Experience
 from etude.experience.arrays import ranges
 from etude.learners import Loss, ModuleLearner, seeded
-from etude.learners.sequences import Layout
+from etude.learners.batch import PaddedSequences
 from etude.modules import Module, Output, make_module
 from etude.recordings.batches import Rows, batches_of, rows_of
 from etude.spaces import leaves
@@ -113,9 +113,9 @@ class TargetPolicy:
             rows = ranges(episodes.offsets[:-1][which], episodes.lengths[which])
             zeros = self.module.initial_state().items()
             state = {name: torch.zeros(len(which), *part.shape, device=self.module.device) for name, part in zeros}
-            layout = Layout(episodes.lengths[which], state, self.module.device)
+            sequences = PaddedSequences(episodes.lengths[which], state, self.module.device)
             with torch.inference_mode():
-                yield rows, layout.forward(self.module, self._tensors(obs, rows))
+                yield rows, sequences.forward(self.module, self._tensors(obs, rows))
 
     def _tensors(self, columns: Columns, rows: NDArray[np.int64]) -> dict[str, torch.Tensor]:
         device = self.module.device

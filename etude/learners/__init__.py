@@ -2,14 +2,21 @@
 """Learners: from Experience or batches to new weights."""
 
 from etude.learners.batch import Batch
-from etude.learners.clipping import ClipBy
-from etude.learners.learner import Learner, ModulesToTrain
+from etude.learners.compiled import LossFn
+from etude.learners.learner import (
+    Learner,
+    ModuleLearner,
+    ModulesToTrain,
+    Precision,
+    ScheduleBy,
+    Update,
+    check_device,
+    mean_of,
+    seeded,
+)
 from etude.learners.loss import Loss
-from etude.learners.module_learner import LossFn, ModuleLearner, Precision, ScheduleBy, check_device
+from etude.learners.optim import ClipBy, Schedule, check_schedule, points_of, value_at
 from etude.learners.replay_dataset import ReplayDataset
-from etude.learners.schedules import Schedule, check_schedule, points_of, value_at
-from etude.learners.seeding import seeded
-from etude.learners.updates import Update, mean_of
 from etude.modules.module import load_weights
 
 __all__ = [

@@ -1,20 +1,129 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batch: what a loss sees of the data. Columns by name, gathered only when they are asked for."""
+"""Batch: the data that a loss gets. Columns by name, gathered only when they are asked for."""
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from etude import columns as col
 from etude.errors import DataError
-from etude.experience.arrays import Array
+from etude.experience.arrays import Array, Index
+from etude.modules import Module, Output
+from etude.modules.critics import TwinCritic
 
-if TYPE_CHECKING:
-    from etude.learners.sequences import Layout
-    from etude.modules import Module, Output
-    from etude.modules.critics import TwinCritic
+Tensors: TypeAlias = dict[str, torch.Tensor]
+
+Walk: TypeAlias = Callable[[Tensors, Tensors], tuple[Tensors, Tensors]]
+"""Runs a network along sequences: takes columns ``obs...`` ``[B, T, ...]`` and the state before them ``[B, ...]``;
+returns its outputs for each step, ``[B, T, ...]`` by name, and the state after them."""
+
+
+class PaddedSequences:
+    """How the rows of a minibatch lie in sequences of unequal length, and the states that these begin with.
+
+    Args:
+        lengths: int64 ``[num]``: rows of each sequence.
+        state: Before the first of them (and before the burn-in), ``[num, ...]`` by name.
+        device: Where the columns are.
+        burn_in: int64 ``[num]``: steps that the network walks through first, without gradients; None: none.
+        burn_in_obs: Columns ``obs...`` of these steps, ``[burn_in.sum(), ...]``.
+        final_obs: Columns ``obs...`` ``[num, ...]``: what was observed after each sequence.
+    """
+
+    def __init__(
+        self,
+        lengths: Index,
+        state: Tensors,
+        device: torch.device | str,
+        burn_in: Index | None = None,
+        burn_in_obs: Tensors | None = None,
+        final_obs: Tensors | None = None,
+    ) -> None:
+        self._lengths, self._state, self._device = lengths, state, device
+        self._burn_in, self._burn_in_obs, self._final_obs = burn_in, burn_in_obs or {}, final_obs
+        steps = np.arange(int(lengths.max()))
+        first = np.cumsum(lengths) - lengths
+        # behind a sequence's end its last row is repeated: always a value that the net can take
+        rows = first[:, None] + np.minimum(steps, lengths[:, None] - 1)
+        self._shape = rows.shape
+        self._rows = self._valid = None
+        if rows.size > int(lengths.sum()):
+            self._rows = torch.from_numpy(rows.reshape(-1)).to(device)
+            self._valid = torch.from_numpy(np.flatnonzero(steps < lengths[:, None])).to(device)
+
+    def forward(self, module: Module, obs: Mapping[str, torch.Tensor], ahead: torch.Tensor | None = None) -> Output:
+        """Run ``module`` over the sequences; ``obs`` and the output are ``[n, ...]``, without padding.
+
+        Args:
+            module: A recurrent one.
+            obs: Columns ``obs...``.
+            ahead: int64 ``[n]``: give each row the output of so many steps later, at most of `final_obs`.
+        """
+
+        def walk(obs: Tensors, state: Tensors) -> tuple[Tensors, Tensors]:
+            out = module(module.obs_from(obs), state)
+            given = {"dist_inputs": out.dist_inputs, "value": out.value}
+            return {name: part for name, part in given.items() if part is not None}, out.state
+
+        found = self.along(walk, obs, self._state, ahead)
+        return Output(found.get("dist_inputs"), found.get("value"), dist=module.dist)
+
+    def zeros(self, initial: Tensors) -> Tensors:
+        """The states ``[num, ...]`` that all sequences begin with, where each begins with ``initial``."""
+        return {name: part.to(self._device).expand(len(self._lengths), *part.shape) for name, part in initial.items()}
+
+    def along(
+        self, walk: Walk, obs: Mapping[str, torch.Tensor], state: Tensors, ahead: torch.Tensor | None = None
+    ) -> Tensors:
+        """The outputs of ``walk`` for each row (or for the one ``ahead`` of it), ``[n, ...]`` by name.
+
+        Args:
+            walk: What is run along the sequences.
+            obs: Columns ``obs...`` ``[n, ...]``.
+            state: ``[num, ...]`` by name, before the burn-in.
+            ahead: As in `forward`.
+        """
+        if self._burn_in is not None:
+            state = self._after_burn_in(walk, state, self._burn_in)
+        padded = {name: self._padded(column) for name, column in obs.items()}
+        if ahead is None:
+            found, _ = walk(padded, state)
+            rows = {name: part.reshape(-1, *part.shape[2:]) for name, part in found.items()}
+            return rows if self._valid is None else {n: part.index_select(0, self._valid) for n, part in rows.items()}
+        assert self._final_obs is not None
+        last = torch.from_numpy(self._lengths).to(self._device)
+        every = torch.arange(len(self._lengths), device=self._device)
+        for name, column in padded.items():
+            final = self._final_obs[name].to(column.dtype)
+            padded[name] = torch.cat([column, final.unsqueeze(1)], 1)
+            padded[name][every, last] = final
+        found, _ = walk(padded, state)
+        # the row of each step where each sequence has a row more
+        rows_of = np.arange(self._shape[0])[:, None] * (self._shape[1] + 1) + np.arange(self._shape[1])
+        at = torch.from_numpy(rows_of.reshape(-1)).to(self._device)
+        at = (at if self._valid is None else at.index_select(0, self._valid)) + ahead
+        return {name: part.reshape(-1, *part.shape[2:]).index_select(0, at) for name, part in found.items()}
+
+    def _after_burn_in(self, walk: Walk, state: Tensors, lengths: Index) -> Tensors:
+        """The states after the burn-in, without gradients; sequences whose burn-in is equally long go together."""
+        state = {name: column.clone() for name, column in state.items()}
+        first = np.cumsum(lengths) - lengths
+        for length in np.unique(lengths[lengths > 0]).tolist():
+            which = np.flatnonzero(lengths == length)
+            rows = torch.from_numpy((first[which, None] + np.arange(length)).reshape(-1)).to(self._device)
+            own = torch.from_numpy(which).to(self._device)
+            with torch.no_grad():
+                obs = {n: c[rows].reshape(len(which), length, *c.shape[1:]) for n, c in self._burn_in_obs.items()}
+                _, after = walk(obs, {n: c[own] for n, c in state.items()})
+                for name, column in state.items():
+                    column[own] = after[name].to(column.dtype)
+        return state
+
+    def _padded(self, column: torch.Tensor) -> torch.Tensor:
+        rows = column if self._rows is None else column.index_select(0, self._rows)
+        return rows.reshape(*self._shape, *column.shape[1:])
 
 
 class Batch:
@@ -26,22 +135,22 @@ class Batch:
     Args:
         columns: The columns, ``[B, ...]``; looked up only when asked for.
         module: Whose spaces say how observations and actions are nested.
-        layout: For a recurrent module: how the rows lie in sequences.
+        sequences: For a recurrent module: how the rows lie in sequences; None: each row by itself.
         size: How many rows there are; None: as many as the first column that is asked for has.
     """
 
-    __slots__ = ("_columns", "_layout", "_module", "_size", "used")
+    __slots__ = ("_columns", "_module", "_sequences", "_size", "used")
 
     def __init__(
         self,
         columns: Mapping[str, torch.Tensor],
-        module: "Module",
-        layout: "Layout | None" = None,
+        module: Module,
+        sequences: PaddedSequences | None = None,
         size: int | None = None,
     ) -> None:
         self._columns = columns
         self._module = module
-        self._layout = layout
+        self._sequences = sequences
         self._size = size
         self.used: dict[str, torch.Tensor] = {}
         """The columns asked for so far."""
@@ -65,44 +174,43 @@ class Batch:
             self._size = len(self[next(iter(self.used or self._columns))])
         return self._size
 
-    def forward(self, module: "Module") -> "Output":
-        """What ``module`` says about each row: ``dist_inputs`` ``[B, n]`` and ``value`` ``[B]``.
+    def forward(self, module: Module) -> Output:
+        """The output of ``module`` for each row's observation: ``dist_inputs`` ``[B, n]`` and ``value`` ``[B]``.
 
-        A recurrent module walks along the sequences that the rows lie in, each from the state in which its first step
-        was seen when it was made.
+        A recurrent module runs along the sequences that the rows lie in, each from the state that it begins with.
         """
-        if self._layout is None:
+        if self._sequences is None:
             return module(self.obs)  # type: ignore[no-any-return]
-        return self._layout.forward(module, self._obs_columns(col.OBS))
+        return self._sequences.forward(module, self._obs_columns(col.OBS))
 
-    def forward_next(self, module: "Module") -> "Output":
-        """What ``module`` says about the observation after each row's reward (of n steps, their last)."""
-        if self._layout is None:
+    def forward_next(self, module: Module) -> Output:
+        """The same for the observation after each row's reward (after the last reward of n steps)."""
+        if self._sequences is None:
             return module(self.next_obs)  # type: ignore[no-any-return]
-        return self._layout.forward(module, self._obs_columns(col.OBS), self[col.STEPS_AHEAD])
+        return self._sequences.forward(module, self._obs_columns(col.OBS), self[col.STEPS_AHEAD])
 
-    def encode(self, critic: "TwinCritic") -> torch.Tensor:
-        """``[B, width]``: what ``critic`` sees in each row's observation."""
+    def encode(self, critic: TwinCritic) -> torch.Tensor:
+        """``[B, width]``: each row's observation as ``critic`` encodes it."""
         return self._encoded(critic, col.OBS)
 
-    def encode_next(self, critic: "TwinCritic") -> torch.Tensor:
-        """``[B, width]``: the same of the observation that `forward_next` is about."""
+    def encode_next(self, critic: TwinCritic) -> torch.Tensor:
+        """``[B, width]``: the same for the observations of `forward_next`."""
         return self._encoded(critic, col.NEXT_OBS)
 
-    def _encoded(self, critic: "TwinCritic", root: str) -> torch.Tensor:
-        layout = self._layout
-        if layout is None:
+    def _encoded(self, critic: TwinCritic, root: str) -> torch.Tensor:
+        sequences = self._sequences
+        if sequences is None:
             return critic.encode(self._obs_columns(root))[0]
 
-        def walk(obs: dict[str, torch.Tensor], state: dict[str, torch.Tensor]) -> Any:
+        def walk(obs: Tensors, state: Tensors) -> tuple[Tensors, Tensors]:
             encoded, after = critic.encode(obs, state)
             return {"encoded": encoded}, after
 
         ahead = self[col.STEPS_AHEAD] if root == col.NEXT_OBS else None
-        start = layout.zeros(critic.initial_state())
-        return layout.along(walk, self._obs_columns(col.OBS), start, ahead)["encoded"]
+        start = sequences.zeros(critic.initial_state())
+        return sequences.along(walk, self._obs_columns(col.OBS), start, ahead)["encoded"]
 
-    def _obs_columns(self, root: str) -> dict[str, torch.Tensor]:
+    def _obs_columns(self, root: str) -> Tensors:
         parts = col.under(self._columns, root) or [root]
         return {col.OBS + part[len(root) :]: self[part] for part in parts}
 
@@ -119,48 +227,51 @@ class Batch:
         return name in self._columns
 
 
-class Shuffled:
+class RowsInOrder:
     """Columns in a given order of rows, cut into minibatches. A column is gathered, once, when it is first needed.
 
     Args:
-        columns: The columns.
-        order: The rows.
-        size: How many of them go into a minibatch; or into each, one after the other.
+        columns: The columns, ``[rows, ...]``.
+        order: int64: the rows of the minibatches, one after the other.
+        sizes: How many of them go into each minibatch.
+        device: Where the columns are.
     """
 
-    def __init__(self, columns: Mapping[str, torch.Tensor], order: torch.Tensor, size: int | list[int]) -> None:
+    def __init__(
+        self, columns: Mapping[str, torch.Tensor], order: Index, sizes: list[int], device: torch.device | str
+    ) -> None:
         self.columns = columns
-        self._order = order
-        self._size = size
+        self._order = torch.from_numpy(order).to(device)
+        self._sizes = sizes
         self._parts: dict[str, tuple[torch.Tensor, ...]] = {}
 
     def part(self, name: str, i: int) -> torch.Tensor:
-        """Minibatch i of a column."""
+        """A column of minibatch i."""
         if name not in self._parts:
             gathered = _learnable(self.columns[name].index_select(0, self._order))
-            self._parts[name] = torch.split(gathered, self._size)
+            self._parts[name] = torch.split(gathered, self._sizes)
         return self._parts[name][i]
 
 
 class MinibatchColumns(Mapping[str, torch.Tensor]):
-    """The columns of minibatch i."""
+    """The columns of one minibatch, looked up in `RowsInOrder`."""
 
-    def __init__(self, of: Shuffled, i: int) -> None:
-        self._of = of
+    def __init__(self, rows: RowsInOrder, i: int) -> None:
+        self._rows = rows
         self._i = i
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        return self._of.part(name, self._i)
+        return self._rows.part(name, self._i)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._of.columns)
+        return iter(self._rows.columns)
 
     def __len__(self) -> int:
-        return len(self._of.columns)
+        return len(self._rows.columns)
 
 
-def as_tensors(columns: Mapping[str, Array], device: torch.device | str) -> dict[str, torch.Tensor]:
-    """Columns as tensors on ``device``, sharing memory on the CPU; columns of strings are left out."""
+def as_tensors(columns: Mapping[str, Array], device: torch.device | str) -> Tensors:
+    """Columns as tensors on ``device``, sharing memory on the CPU; columns of objects (strings) are left out."""
     tensors = {}
     for name, column in columns.items():
         if column.dtype != object:
@@ -170,5 +281,5 @@ def as_tensors(columns: Mapping[str, Array], device: torch.device | str) -> dict
 
 
 def _learnable(tensor: torch.Tensor) -> torch.Tensor:
-    """Networks compute in float32: a float64 column (rewards, some observations) is cast."""
+    """The column in float32 if it is float64 (rewards, some observations): networks compute in float32."""
     return tensor.float() if tensor.dtype == torch.float64 else tensor

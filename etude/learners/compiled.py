@@ -3,33 +3,43 @@
 
 import types
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
 from torch.func import functional_call, grad_and_value
 
 from etude.errors import EtudeError, SettingsError
-from etude.learners.adam import Adam
 from etude.learners.batch import Batch
-from etude.learners.clipping import norms_by_name
+from etude.learners.loss import Figures, Loss
+from etude.learners.optim import Adam, Optimizers
+from etude.modules import Module
 
-if TYPE_CHECKING:
-    from etude.learners.module_learner import LossFn, ModuleLearner
-    from etude.learners.steps import Steps
-    from etude.learners.updates import Figures
+LossFn: TypeAlias = Callable[[Module, Batch], Loss]
+
+
+class CompiledResult(NamedTuple):
+    """What a compiled step gave."""
+
+    parts: Figures
+    """Of the loss."""
+    figures: Figures
+    """What was logged."""
+    kept: Figures
+    """What was kept by row."""
+    is_fine: bool
+    """Whether all was finite; else nothing has changed."""
 
 
 class _LossModule(nn.Module):
     """A loss as a module, so that its parameters can be given from outside."""
 
-    def __init__(self, learner: "ModuleLearner") -> None:
+    def __init__(self, module: Module, loss: LossFn, autocast: Callable[[], AbstractContextManager[Any]]) -> None:
         super().__init__()
-        self.module = learner.module
-        self.loss: LossFn = learner.loss
-        self.autocast = learner.autocast
+        self.module, self.loss, self.autocast = module, loss, autocast
 
-    def forward(self, columns: dict[str, torch.Tensor], side: str | None) -> tuple[torch.Tensor, tuple["Figures", ...]]:
+    def forward(self, columns: dict[str, torch.Tensor], side: str | None) -> tuple[torch.Tensor, tuple[Figures, ...]]:
         with self.autocast():
             loss = self.loss(self.module, Batch(columns, self.module))
             resting = dict.fromkeys(loss.resting, loss.total.detach())  # only tensors come out of a traced loss
@@ -38,20 +48,29 @@ class _LossModule(nn.Module):
 
 
 class CompiledStep:
-    """Steps of a learner, compiled when the first batch shows which columns the loss uses.
+    """Gradient steps of one module, compiled when the first batch shows which columns the loss uses.
 
-    Batches of another size than the first (the last of an epoch) are left to the plain step.
-
-    Raises:
-        SettingsError: the learner does what a compiled step can't.
+    Args:
+        module: The module.
+        loss: ``loss(module, batch) -> Loss``.
+        optimizers: All of its optimizers; see `check_compilable`.
+        autocast: Makes the context in which the loss is computed.
+        device: Where batches are.
     """
 
-    def __init__(self, learner: "ModuleLearner", steps: "Steps") -> None:
-        self._learner, self._steps = learner, steps
-        self._optimizers = [_compilable(learner, name) for name in learner.optimizers]
-        self._lossed = _LossModule(learner)
+    def __init__(
+        self,
+        module: Module,
+        loss: LossFn,
+        optimizers: Optimizers,
+        autocast: Callable[[], AbstractContextManager[Any]],
+        device: torch.device,
+    ) -> None:
+        self._module, self._loss, self._optim, self._device = module, loss, optimizers, device
+        self._optimizers = {name: own for name, own in optimizers.by_name.items() if isinstance(own, Adam)}
+        self._lossed = _LossModule(module, loss, autocast)
         names = {id(p): name for name, p in self._lossed.named_parameters()}
-        self._groups = [optimizer.parameters for optimizer in self._optimizers]
+        self._groups = [optimizer.parameters for optimizer in self._optimizers.values()]
         self._names = [[names[id(p)] for p in group.parameters] for group in self._groups]
         self._columns: list[str] | None = None
         self._size = 0
@@ -61,49 +80,46 @@ class CompiledStep:
         self._rates = torch.zeros(0)  # of `_lr`
         self._graph = _compiled(self._traced)
 
-    def step(self, batch: Batch) -> tuple["Figures", "Figures", "Figures", bool] | None:
-        """One step: loss parts, what was logged and what was kept, and if all was finite; else nothing has changed.
-
-        None where this batch is to be stepped plainly.
-        """
-        learner = self._learner
+    def step(self, batch: Batch) -> CompiledResult | None:
+        """One step; None, with nothing done, for a batch of another size than the first (the last of an epoch)."""
         if self._columns is None:
-            with torch.set_grad_enabled(learner.wants_sides):
-                loss = learner.loss(learner.module, batch)
-            if learner.wants_sides:
-                self._steps.find_sides(loss)
-            self._rate_of, self._masks = self._rates_by_element(), self._masks_of_sides()
-            self._columns = list(batch.used)
+            self._columns = self._columns_used(batch)
             self._size = len(batch[self._columns[0]])
         if len(batch[self._columns[0]]) != self._size:
             return None
-        learner.updates += 1
-        if self._lr != learner.lr:
-            self._lr, self._rates = dict(learner.lr), torch.tensor(self._rates_now(), device=learner.device)
+        if self._lr != self._optim.lr:
+            self._lr, self._rates = dict(self._optim.lr), torch.tensor(self._rates_now(), device=self._device)
         columns = {name: batch[name] for name in self._columns}
         try:
             with torch.no_grad():
-                losses, figures, kept, is_fine = self._graph(columns, self._rates)
-                fine = bool(is_fine.item())
-                if fine and learner.after_step is not None:
-                    learner.after_step(learner.module)
+                parts, figures, kept, is_fine = self._graph(columns, self._rates)
+                return CompiledResult(parts, figures, kept, bool(is_fine.item()))
         except torch._dynamo.exc.FailOnRecompileLimitHit as error:
             raise EtudeError(
                 "compile=True: the loss reads a Python number that keeps changing, and each value is compiled anew. "
                 "Keep it in a tensor (a buffer of the module) or a column of the batch, or train without compile."
             ) from error
-        return losses, figures, kept, fine
+
+    def _columns_used(self, batch: Batch) -> list[str]:
+        """The columns that the loss asks for; what its sides reach is found out beside."""
+        wants_sides = self._optim.wants_sides
+        with torch.set_grad_enabled(wants_sides):
+            loss = self._loss(self._module, batch)
+        if wants_sides:
+            self._optim.set_sides(self._optim.reached_by(loss))
+        self._rate_of, self._masks = self._rates_by_element(), self._masks_of_sides()
+        return list(batch.used)
 
     def _rates_now(self) -> list[float]:
         """The learning rate of each optimizer; where the only one has several, these."""
-        rates = self._learner.rates("all") if self._rate_of is not None else 0.0
+        rates = self._optim.rates("all") if self._rate_of is not None else 0.0
         if isinstance(rates, int | float):
-            return [self._learner.lr[name] for name in self._learner.optimizers]
+            return [self._optim.lr[name] for name in self._optimizers]
         return [rate for _, rate in rates]
 
     def _rates_by_element(self) -> torch.Tensor | None:
         """For each parameter, which of `_rates_now` is its own; None: all of an optimizer have one."""
-        rates = self._learner.rates("all") if "all" in self._learner.optimizers else 0.0
+        rates = self._optim.rates("all") if "all" in self._optimizers else 0.0
         if isinstance(rates, int | float):
             return None
         rate_of = torch.zeros_like(self._groups[0].flat.data, dtype=torch.int32)
@@ -113,7 +129,7 @@ class CompiledStep:
 
     def _masks_of_sides(self) -> list[torch.Tensor]:
         """Where in the flat gradient each side of the loss has its own part, without the first; none where apart."""
-        sides = self._steps.sides
+        sides = self._optim.sides
         if sides is None or not sides.limited or sides.backs_apart:
             return []
         masks = []
@@ -124,30 +140,31 @@ class CompiledStep:
             masks.append(mask)
         return masks
 
+    def _loss_of(
+        self, flats: list[torch.Tensor], columns: dict[str, torch.Tensor], side: str | None
+    ) -> tuple[torch.Tensor, tuple[Figures, ...]]:
+        weights: dict[str, torch.Tensor] = {}
+        for group, names, flat in zip(self._groups, self._names, flats, strict=True):
+            weights.update(zip(names, group.split(flat), strict=True))
+        total, figures = functional_call(self._lossed, weights, (columns, side))
+        return total, figures
+
     def _traced(
         self, columns: dict[str, torch.Tensor], rates: torch.Tensor
-    ) -> tuple["Figures", "Figures", "Figures", torch.Tensor]:
-        def loss_of(flats: list[torch.Tensor], side: str | None) -> tuple[torch.Tensor, tuple["Figures", ...]]:
-            weights: dict[str, torch.Tensor] = {}
-            for group, names, flat in zip(self._groups, self._names, flats, strict=True):
-                weights.update(zip(names, group.split(flat), strict=True))
-            total, figures = functional_call(self._lossed, weights, (columns, side))
-            return total, figures
-
-        flats, sides = [group.flat.data for group in self._groups], self._steps.sides
+    ) -> tuple[Figures, Figures, Figures, torch.Tensor]:
+        flats, sides = [group.flat.data for group in self._groups], self._optim.sides
         passes = sides.names if sides is not None and sides.backs_apart else [None]
-        found = [grad_and_value(loss_of, has_aux=True)(flats, side) for side in passes]
+        found = [grad_and_value(self._loss_of, has_aux=True)(flats, columns, side) for side in passes]
         grads = [[grads[i] for grads, _ in found] for i in range(len(flats))]
         losses, figures, kept, resting, totals = found[0][1][1]
-        learner, figures = self._learner, dict(figures)
+        figures = dict(figures)
         check = totals["total"]
-        for name, own in zip(learner.optimizers, grads, strict=True):
+        for name, own in zip(self._optimizers, grads, strict=True):
             if name in resting:
                 continue
-            clippings = self._steps.clippings(name, own)
+            clippings = self._optim.clippings(name, own)
             norms = [clipping.norm for clipping in clippings]
-            if learner.grad_clip is not None or learner.log_grad_norms:
-                figures.update(norms_by_name(clippings, norms))
+            figures.update(self._optim.norms_by_name(clippings, norms))
             check = sum(norms, check)
             if self._masks:  # to scale slices in place would be twice as slow
                 norm = norms[0]
@@ -155,10 +172,9 @@ class CompiledStep:
                     norm = torch.lerp(norm, other, mask)
                 own[0] = own[0] * clippings[0].scale(norm)
                 continue
-            for clipping, norm in zip(clippings, norms, strict=True):
-                clipping.clip(norm, learner.grad_clip_by)
+            self._optim.clip(clippings, norms)
         is_fine = check.isfinite()
-        for i, (name, optimizer, own) in enumerate(zip(learner.optimizers, self._optimizers, grads, strict=True)):
+        for i, ((name, optimizer), own) in enumerate(zip(self._optimizers.items(), grads, strict=True)):
             if name not in resting:
                 optimizer.traced_step(
                     sum(own[1:], own[0]), rates[i] if self._rate_of is None else rates[self._rate_of], is_fine
@@ -166,17 +182,13 @@ class CompiledStep:
         return {name: part.detach() for name, part in losses.items()}, figures, kept, is_fine
 
 
-def _compilable(learner: "ModuleLearner", name: str) -> Adam:
-    optimizer = learner.optimizers[name]
-    for is_fine, what in (
-        (isinstance(optimizer, Adam), f"optimizer `{name}` is not Adam"),
-        (learner.accumulate == 1, f"`accumulate` is {learner.accumulate}"),
-        (learner.on_gradients is None, "on_gradients() is defined"),
-    ):
-        if not is_fine:
-            raise SettingsError(f"`compile` is True, but {what}, which can't be compiled into a step: leave one out.")
-    assert isinstance(optimizer, Adam)
-    return optimizer
+def check_compilable(optimizers: Optimizers, *, accumulate: int, changes_gradients: bool) -> None:
+    """Raise a SettingsError where steps do what a compiled step can't."""
+    reasons = [f"optimizer `{n}` is not Adam" for n, one in optimizers.by_name.items() if not isinstance(one, Adam)]
+    reasons += [f"`accumulate` is {accumulate}"] if accumulate != 1 else []
+    reasons += ["on_gradients() is defined"] if changes_gradients else []
+    for what in reasons:
+        raise SettingsError(f"`compile` is True, but {what}, which can't be compiled into a step: leave one out.")
 
 
 def _compiled(step: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,32 +1,601 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learner: one or many modules, each with its own loss and optimizers."""
+"""ModuleLearner: the gradient steps of one module. Learner: one or many modules, each with a learner of its own."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
 from itertools import chain, islice
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
+import numpy as np
+import torch
 from torch import nn
 
-from etude.errors import DataError, EtudeError
+from etude.connectors import Pipeline
+from etude.errors import DataError, EtudeError, SettingsError
 from etude.experience import Experience
 from etude.experience.arrays import Array
-from etude.learners.module_learner import ModuleLearner
-from etude.learners.optimizers import MakeOptimizer
-from etude.learners.schedules import Schedule
-from etude.learners.updates import Update, mean_of
+from etude.learners.batch import Batch
+from etude.learners.compiled import CompiledStep, LossFn, check_compilable
+from etude.learners.distributed import (
+    BatchResult,
+    LocalGradients,
+    Team,
+    TeamGradients,
+    blamed,
+    results_of_all,
+    share_buffers,
+)
+from etude.learners.loss import Figures, Loss, checked, numbers_of
+from etude.learners.minibatches import Split, batch_from, minibatches
+from etude.learners.optim import ClipBy, MakeOptimizer, Optimizer, Optimizers, Schedule, check_owners, value_at
+from etude.modules import Module
+from etude.modules.module import load_weights
+from etude.threads import SMALL, StepThreads, ThreadsLike, for_acting
 
 T = TypeVar("T")
+
+Precision: TypeAlias = Literal["float32", "bfloat16"]
+ScheduleBy: TypeAlias = Literal["env_steps", "updates"]
 
 ModulesToTrain: TypeAlias = Collection[str] | Callable[[str, Any], bool]
 """Ids of modules; or a function ``(module_id, batch) -> bool``, where ``batch`` is what the module is to learn from."""
 
 
+class Update(NamedTuple):
+    """The result of an update: means over its gradient steps, without those that were skipped."""
+
+    losses: dict[str, float]
+    """Each part of the loss; NaN where every step was skipped."""
+    metrics: dict[str, float]
+    """What the loss logs; ``grad_norm`` (before clipping) if gradients are clipped; ``skipped_steps`` if some were
+    skipped because the loss or its gradients were not finite; ``threads`` of the CPU if the learner chose them."""
+
+
+def mean_of(updates: Sequence[Update]) -> Update:
+    """Several updates as one: the mean of each figure over the updates that have it.
+
+    ``skipped_steps`` are added up, and ``threads`` are those of the last update. The losses of an update in which every
+    step was skipped are NaN; they count only if there are no others.
+    """
+
+    def values_of(parts: list[dict[str, float]]) -> dict[str, list[float]]:
+        names = dict.fromkeys(name for part in parts for name in part)
+        return {name: [part[name] for part in parts if name in part] for name in names}
+
+    losses = {
+        name: [value for value in values if not math.isnan(value)] or values
+        for name, values in values_of([update.losses for update in updates]).items()
+    }
+    metrics = values_of([update.metrics for update in updates])
+    others = {"skipped_steps": sum(metrics.pop("skipped_steps"))} if "skipped_steps" in metrics else {}
+    if "threads" in metrics:
+        others["threads"] = metrics.pop("threads")[-1]
+    return Update(
+        {name: sum(values) / len(values) for name, values in losses.items()},
+        {name: sum(values) / len(values) for name, values in metrics.items()} | others,
+    )
+
+
+def check_device(device: torch.device | str) -> None:
+    """Raise a SettingsError unless a module can learn on ``device`` here."""
+    try:
+        kind = torch.device(device).type
+        if kind in ("cpu", "cuda"):
+            torch.zeros(1, device=device)
+            return
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise SettingsError(f"`device` is {str(device)!r}, which torch can't use here: {reason} Use cpu.") from None
+    why = " Some figures are computed in float64, which Apple's GPUs don't have." if kind == "mps" else ""
+    raise SettingsError(f"`device` is {str(device)!r}, but modules learn on cpu and cuda only.{why} Use cpu.")
+
+
+class ModuleLearner:
+    """Owns the optimizers of a module and makes its gradient steps.
+
+    Args:
+        module: What is trained, in place. Its parameters are moved into flat memory when they get their optimizer.
+        loss: ``loss(module, batch) -> Loss``.
+        connectors: Add the columns that the loss needs; whoever calls `update` sends the experience through them first.
+        name: The module's id, for messages.
+        lr: Learning rate, or a `Schedule` of it; or one of these for each named optimizer.
+        own_lr: Where there is one optimizer, other learning rates for the parameters that only the policy's loss
+            reaches (``actor``), and for those that only the part ``value`` or ``critic`` of the loss reaches
+            (``critic``).
+        schedules_by: What schedules count: ``env_steps``, as given to `set_env_steps`, or the learner's ``updates``.
+        scheduled: Schedules of numbers that the loss reads, as ``module.scheduled[name]``.
+        adam_betas: Decay rates of Adam's two moments.
+        adam_eps: What Adam adds to the root of the second moment.
+        parameters: The parameters of each named optimizer, which is Adam; None is one, ``"all"``, of all that need a
+            gradient. With {}, and for other optimizers, call `register_optimizer`.
+        grad_clip: The limit that the gradients of each optimizer are clipped to; or one for each named optimizer; None
+            for no limit.
+        grad_clip_by: What the limit is of, see `ClipBy`.
+        accumulate: The number of batches whose mean gradient makes a step; the last step of an update may have fewer.
+        precision: Of the forward pass: with ``bfloat16``, `torch.autocast` chooses what is computed in it. Weights,
+            gradients and optimizers stay float32.
+        log_grad_norms: Log ``grad_norm`` (``grad_norm/name`` if there are several optimizers) also if nothing is
+            clipped.
+        max_skipped: Steps in a row that may be skipped because the loss or a gradient is not finite.
+        compile: Compile the whole step (loss, gradient, clipping, Adam) with ``torch.compile`` when batches are all of
+            one size: several seconds at the first step, then faster. Not for recurrent modules.
+        device: Where batches go; the module must be there already.
+        threads: CPU threads of gradient steps, see `StepThreads`; None for torch's own setting.
+        seed: Seed of the order of minibatches, and of what the loss draws from torch's generator.
+        on_gradients: Called with the module before its gradients are clipped and applied: ``parameter.grad`` may be
+            read and changed in place.
+        after_step: Called with the module after each step, without gradients: for target networks.
+
+    Raises:
+        EtudeError: a parameter belongs to no optimizer or to two; it is named.
+        SettingsError: ``compile`` is asked for where it can't be, or ``device`` can't be learned on.
+    """
+
+    def __init__(
+        self,
+        module: Module,
+        loss: LossFn,
+        *,
+        connectors: Pipeline | None = None,
+        name: str = "main",
+        lr: Schedule | Mapping[str, Schedule] = 3e-4,
+        own_lr: Mapping[str, Schedule] | None = None,
+        schedules_by: ScheduleBy = "env_steps",
+        scheduled: Mapping[str, Schedule] | None = None,
+        adam_betas: tuple[float, float] = (0.9, 0.999),
+        adam_eps: float = 1e-8,
+        parameters: Mapping[str, Sequence[nn.Parameter]] | None = None,
+        grad_clip: float | Mapping[str, float | None] | None = None,
+        grad_clip_by: ClipBy = "global_norm",
+        accumulate: int = 1,
+        precision: Precision = "float32",
+        log_grad_norms: bool = False,
+        max_skipped: int = 10,
+        compile: bool = False,
+        device: torch.device | str = "cpu",
+        threads: ThreadsLike | None = None,
+        seed: int | np.random.SeedSequence | None = None,
+        on_gradients: Callable[[Module], None] | None = None,
+        after_step: Callable[[Module], None] | None = None,
+    ) -> None:
+        self.module = module
+        self.loss: LossFn = checked(loss)
+        self.connectors = Pipeline() if connectors is None else connectors
+        self.name = name
+        self.accumulate = accumulate
+        self.precision: Precision = precision
+        self.max_skipped = max_skipped
+        self.compile = compile
+        check_device(device)
+        self.device = torch.device(device)
+        on_cpu = self.device.type == "cpu"
+        self.threads = None if threads is None else StepThreads(threads if on_cpu else for_acting(threads))
+        """The CPU threads of gradient steps; None: as torch is set."""
+        self.on_gradients, self.after_step = on_gradients, after_step
+        self.schedules_by: ScheduleBy = schedules_by
+        self.scheduled = dict(scheduled or {})
+        self.updates = 0
+        """Gradient steps over the lifetime, skipped ones included."""
+        self.skipped = 0
+        """Those that were skipped."""
+        self.steps_trained = 0
+        """Rows of all batches so far: a step of experience counts each time that it is learned from."""
+        self.kept: Figures = {}
+        """What the loss kept of the latest batch, tensors ``[B, ...]`` by name; see `Loss.keep`."""
+        self._optim = Optimizers(
+            name,
+            own_lr=own_lr,
+            betas=adam_betas,
+            eps=adam_eps,
+            clip=grad_clip,
+            clip_by=grad_clip_by,
+            log_norms=log_grad_norms,
+        )
+        self._team: Team | None = None
+        self._gradients: LocalGradients | TeamGradients | None = None  # None: to be made anew
+        self._compiled: CompiledStep | None = None
+        self._are_owners_checked = False
+        self._gathered: list[BatchResult] = []  # batches whose gradients are of the step under way
+        self._made: list[BatchResult] = []  # batches of steps that were made in the update under way
+        self._skipped_in_a_row = 0
+        self._rng = np.random.default_rng(seed)
+        self._step = self._compiled_step if compile else self._plain_step
+        self._register_all(parameters, lr)
+        self._follow(0)
+        if compile and module.recurrent:
+            raise SettingsError(
+                "`compile` is True, but the module is recurrent: its sequences differ in length, and each length would "
+                "be compiled anew. Leave `compile` out."
+            )
+
+    @property
+    def team(self) -> Team | None:
+        """The learners, in processes of their own, that make each step together with this one; None: it is alone.
+
+        All learners of a team have the same module, with equal weights and settings. Each is given its share of the
+        experience, or of each batch, perhaps none, and all are asked for the same updates in the same order. Each step
+        is then the one that a single learner would make from everyone's rows: the sizes and numbers of minibatches
+        that `update` takes are of everyone's steps together, and so are all figures and counts. For this a loss must be
+        a mean over the rows of its batch, as gradients are averaged in proportion to rows: one that is a sum would
+        weigh as much as the mean of everyone's sums, and one that compares rows (with their mean, say) sees only its
+        own. Random numbers, of dropout, say, differ between learners. Buffers that change, such as running means, are
+        after each update those of the learner that had the most rows in it.
+        """
+        return self._team
+
+    @team.setter
+    def team(self, team: Team | None) -> None:
+        if team is not None and team.size > 1 and self.compile:
+            raise SettingsError(
+                f"`compile` is True, but {team.size} learners average their gradients in the middle of each step, "
+                "which then can't be compiled as a whole. Leave `compile` out, or take one learner."
+            )
+        self._team = team
+        self._optim.sides = None
+        self._optimizers_changed()
+
+    # -- optimizers ---------------------------------------------------------------------------------------------
+
+    @property
+    def optimizers(self) -> dict[str, Optimizer]:
+        """The optimizers by name."""
+        return self._optim.by_name
+
+    @property
+    def lr(self) -> dict[str, float]:
+        """The learning rate of each optimizer now, and those of ``own_lr``."""
+        return self._optim.lr
+
+    @property
+    def schedules(self) -> dict[str, Schedule]:
+        """The schedules of `lr`."""
+        return self._optim.schedules
+
+    def _register_all(
+        self, parameters: Mapping[str, Sequence[nn.Parameter]] | None, lr: Schedule | Mapping[str, Schedule]
+    ) -> None:
+        if parameters is None:
+            parameters = {"all": [p for p in self.module.parameters() if p.requires_grad]}
+        elif not parameters:
+            return  # they are still to be registered
+        rates = dict(lr) if isinstance(lr, Mapping) else dict.fromkeys(parameters, lr)
+        if rates.keys() != parameters.keys():
+            raise EtudeError(f"learning rates for {sorted(rates)}, but optimizers {sorted(parameters)}.")
+        check_owners(self.module, parameters)
+        for name, members in parameters.items():
+            self.register_optimizer(name, None, members, rates[name])
+        self._are_owners_checked = True
+
+    def register_optimizer(
+        self, name: str, optimizer: MakeOptimizer | None, params: Sequence[nn.Parameter], lr: Schedule
+    ) -> None:
+        """Give some parameters an optimizer. All that need a gradient must have one before the first update.
+
+        Args:
+            name: What it is called; one of this name is replaced.
+            optimizer: None is Adam; or what makes a torch optimizer, called with ``([parameter], lr=...)``: such as
+                ``torch.optim.SGD``, or a ``functools.partial`` of it. It must work element by element, as it is given
+                one flat parameter that holds all of them.
+            params: Which parameters.
+            lr: Learning rate, or a `Schedule` of it.
+        """
+        self._optim.register(name, optimizer, params, lr)
+        self._are_owners_checked = False
+        self._optimizers_changed()
+
+    def _optimizers_changed(self) -> None:
+        self._optim.forget_memory()
+        self._gradients = self._compiled = None
+
+    def _check_owners(self) -> None:
+        if not self._are_owners_checked:
+            check_owners(self.module, {name: o.parameters.parameters for name, o in self.optimizers.items()})
+            self._are_owners_checked = True
+
+    # -- schedules ----------------------------------------------------------------------------------------------
+
+    def set_env_steps(self, env_steps: int) -> None:
+        """Set schedules that count env steps to their values after ``env_steps`` over the lifetime of the run."""
+        if self.schedules_by == "env_steps":
+            self._follow(env_steps)
+
+    def _follow_updates(self) -> None:
+        if self.schedules_by == "updates":
+            schedules = (*self.schedules.values(), *self.scheduled.values())
+            if any(isinstance(schedule, tuple) for schedule in schedules):
+                self._follow(self.updates)
+
+    def _follow(self, at: int) -> None:
+        self._optim.follow(at)
+        for name, schedule in self.scheduled.items():
+            value = self.module.scheduled.setdefault(name, torch.zeros((), device=self.device))
+            value.fill_(value_at(schedule, at))
+
+    # -- updates ------------------------------------------------------------------------------------------------
+
+    def update(
+        self,
+        exp: Experience,
+        *,
+        minibatch_size: int | None = None,
+        num_minibatches: int | None = None,
+        epochs: int = 1,
+        shuffle: bool = True,
+        max_seq_len: int = 32,
+        burn_in: int = 0,
+        sequence_start: Literal["stored", "zeros"] = "stored",
+    ) -> Update:
+        """Update from Experience: minibatches of its steps, lookback left out, each step once an epoch.
+
+        Args:
+            exp: The experience.
+            minibatch_size: Steps in a gradient step. For a recurrent module about so many, in whole sequences.
+            num_minibatches: Instead of that, how many minibatches an epoch has; where there are fewer steps (or
+                sequences) than that, they come again.
+            epochs: How often each step comes.
+            shuffle: Go through the steps in a new random order each epoch; else in order.
+            max_seq_len: For a recurrent module: segments are cut to sequences of at most so many steps. Gradients flow
+                no further back.
+            burn_in: Steps before each of these, of the same segment, lookback included, that the module walks through
+                first, without gradients.
+            sequence_start: The state it begins with: the one that was recorded, or the initial one.
+
+        Returns:
+            Means over the gradient steps.
+
+        Raises:
+            SettingsError: both or neither of `minibatch_size` and `num_minibatches` is given.
+            DataError: the loss asks for a column that is not there, or a recurrent module for a state.
+            EtudeError: `max_skipped` steps in a row were not finite.
+        """
+        split = Split(minibatch_size, num_minibatches, max_seq_len, burn_in, sequence_start)
+        rng = self._rng
+        if self.team is not None and shuffle:  # all go on with equal streams, whatever each draws
+            rng = np.random.default_rng([int(rng.integers(2**63)), self.team.rank])
+        how: dict[str, Any] = {"epochs": epochs, "rng": rng if shuffle else None, "team": self.team}
+        return self._update(minibatches(exp, split, self.module, self.device, **how))
+
+    def update_from(self, batches: Iterable[Mapping[str, Array] | Experience]) -> Update:
+        """Update once from each batch of columns ``[B, ...]``; a generator is resumed after its batch's step is made.
+
+        A recurrent module learns from batches of Experience. Each segment is a sequence. It begins with the state that
+        was recorded for its first step, or with the initial state if none was. Its lookback is walked through first,
+        without gradients.
+
+        Raises:
+            ModuleError: the module is recurrent, and a batch is of single steps, which have no order in time.
+        """
+        return self._update(batch_from(given, self.module, self.device) for given in batches)
+
+    def measure(
+        self,
+        exp: Experience,
+        figures: Callable[[Module, Batch], Figures],
+        *,
+        chunk_size: int = 2048,
+        max_seq_len: int = 32,
+        burn_in: int = 0,
+        sequence_start: Literal["stored", "zeros"] = "stored",
+        sparse: int = 1,
+    ) -> dict[str, float]:
+        """The means of ``figures(module, batch)``, scalars, over the steps of ``exp``, without gradients.
+
+        Args:
+            exp: The experience.
+            figures: Returns scalars by name, each a mean over the rows of the batch.
+            chunk_size: Steps in a batch.
+            max_seq_len: For a recurrent module, as in `update`; so are the next two. With equal settings every step has
+                the state that it has in an update.
+            burn_in: Steps before each sequence that the module walks through first.
+            sequence_start: The state it begins with.
+            sparse: Measure every so many steps only, or, for a recurrent module, sequences.
+        """
+        totals: dict[str, float] = {}
+        rows = 0
+        split = Split(chunk_size, None, max_seq_len, burn_in, sequence_start)
+        self.module.eval()
+        with torch.no_grad(), self.with_threads():
+            for batch in minibatches(exp, split, self.module, self.device, sparse=sparse):
+                rows += batch.size
+                for name, value in figures(self.module, batch).items():
+                    totals[name] = totals.get(name, 0.0) + batch.size * float(value)
+        every = [(rows, totals)] if self.team is None else self.team.gathered((rows, totals))
+        rows = sum(own for own, _ in every)
+        names = dict.fromkeys(name for _, own in every for name in own)
+        return {name: sum(own.get(name, 0.0) for _, own in every) / rows for name in names}
+
+    def with_threads(self) -> AbstractContextManager[None]:
+        """Within it, torch computes with as many CPU threads as gradient steps do."""
+        return nullcontext() if self.threads is None else self.threads.taken()
+
+    def _update(self, batches: Iterable[Batch]) -> Update:
+        """A gradient step from each batch, or from each `accumulate` of them."""
+        self._check_owners()
+        self._gathered, self._made = [], []
+        parts: dict[str, float] = {}
+        before = self.skipped
+        seed = int(self._rng.integers(2**63)) + (0 if self.team is None else self.team.rank)
+        self.module.train()
+        step = self._step if self.threads is None else self._timed_step
+        with seeded(seed, self.device), self.with_threads():  # dropout and the like, too
+            for batch in batches:
+                parts |= dict.fromkeys(step(batch), math.nan)
+            if self._gathered:  # fewer than `accumulate`
+                self._apply(batch)
+        results = self._made
+        if self.team is not None:
+            names, results, rows = results_of_all(self.team, list(parts), results)
+            share_buffers(self.team, self.module, rows)
+            parts = dict.fromkeys(names, math.nan)
+        losses, metrics = parts | _means([one.parts for one in results]), _means([one.figures for one in results])
+        if self.skipped > before:
+            metrics["skipped_steps"] = float(self.skipped - before)
+        if self.threads is not None:
+            metrics["threads"] = float(self.threads.num)
+        return Update(losses, metrics)
+
+    # -- gradient steps -----------------------------------------------------------------------------------------
+
+    def _plain_step(self, batch: Batch) -> Iterable[str]:
+        """Add the gradients of a batch, and make a step where they are enough for one; gives the parts of the loss."""
+        rows = batch.size
+        if not self._gathered:
+            self._follow_updates()
+        loss = None
+        if rows or self.team is None:
+            with self.autocast():
+                loss = self.loss(self.module, batch)
+        if self._optim.wants_sides:
+            self._find_sides(loss)
+        gradients = self._gradients if self._gathered and self._gradients is not None else self._begin()
+        weight = gradients.weight(rows)
+        if loss is None:  # others of the team have rows of this batch
+            result = BatchResult(rows, {}, {})
+            self.kept = {}
+        else:
+            self._optim.backward(loss, weight)
+            result = BatchResult(rows, {name: part.detach() for name, part in loss.parts.items()}, dict(loss.logged))
+            self.kept = loss.kept
+        gradients.add(loss, weight)
+        self._gathered.append(result)
+        if len(self._gathered) == self.accumulate:
+            self._apply(batch)
+        return result.parts
+
+    def _begin(self) -> LocalGradients | TeamGradients:
+        """Begin a step, whose gradients are 0."""
+        if self._gradients is None:
+            self._optim.forget_memory()
+            if self.team is None:
+                self._gradients = LocalGradients(self.optimizers, self.accumulate)
+            else:
+                self._gradients = TeamGradients(self.team, self.optimizers, self.accumulate, self.device)
+        self._gradients.begin()
+        self._optim.begin()
+        return self._gradients
+
+    def _find_sides(self, loss: Loss | None) -> None:
+        """Find out what the sides of the loss reach; a team agrees on what the first of it has found."""
+        reached = None if loss is None else self._optim.reached_by(loss)
+        if self.team is not None:
+            reached = next((found for found in self.team.gathered(reached) if found is not None), None)
+        if reached is not None:
+            self._optim.set_sides(reached)
+            self._gradients = None  # further gradients may lie apart
+
+    def _apply(self, batch: Batch) -> None:
+        """Make a step of the gradients, or skip it where they or the loss are not finite; ``batch`` is their last."""
+        assert self._gradients is not None
+        mean = self._gradients.average()
+        results, self._gathered = self._gathered, []
+        self.updates += 1
+        self.steps_trained += mean.rows
+        if not self._optim.backs_apart:
+            self._call(self.on_gradients)
+        clippings = self._optim.all_clippings(mean.resting)
+        total, *norms = numbers_of([mean.loss, *(clipping.norm for clipping in clippings)])
+        results[-1].figures.update(self._optim.norms_by_name(clippings, norms))
+        if not self._note(math.isfinite(total + sum(norms)), results[-1].parts, batch):
+            return
+        self._optim.clip(clippings, norms)
+        if self._optim.backs_apart:
+            self._optim.join_sides()
+            self._call(self.on_gradients)
+        self._optim.step(mean.resting)
+        self._call(self.after_step)
+        self._made += results
+
+    def _compiled_step(self, batch: Batch) -> Iterable[str]:
+        """As `_plain_step`, compiled as a whole: once the threads are settled, for batches of one size."""
+        self._follow_updates()
+        if self._compiled is None and (self.threads is None or self.threads.is_settled):
+            changes_gradients = self.on_gradients is not None
+            check_compilable(self._optim, accumulate=self.accumulate, changes_gradients=changes_gradients)
+            self._compiled = CompiledStep(self.module, self.loss, self._optim, self.autocast, self.device)
+        done = None if self._compiled is None else self._compiled.step(batch)
+        if done is None:
+            return self._plain_step(batch)
+        self.updates += 1
+        self.steps_trained += batch.size
+        self.kept = done.kept
+        if self._note(done.is_fine, done.parts, batch):
+            self._call(self.after_step)
+            self._made.append(BatchResult(batch.size, done.parts, done.figures))
+        return done.parts
+
+    def _note(self, is_fine: bool, parts: Figures, batch: Batch) -> bool:
+        """Count a step that is skipped, and raise an error where too many are."""
+        if is_fine:
+            self._skipped_in_a_row = 0
+            return True
+        self.skipped += 1
+        self._skipped_in_a_row += 1
+        if self._skipped_in_a_row >= self.max_skipped:
+            message = _why_skipped(self.name, self._skipped_in_a_row, parts, batch)
+            raise EtudeError(message if self.team is None else blamed(self.team, message, parts))
+        return False
+
+    def _call(self, hook: Callable[[Module], None] | None) -> None:
+        if hook is not None:
+            with torch.no_grad():
+                hook(self.module)
+
+    def _timed_step(self, batch: Batch) -> Iterable[str]:
+        """A step with the CPU threads that are fastest for it."""
+        assert self.threads is not None
+        return self.threads.step(self._step, batch, self._size * batch.size, again=not self.compile)
+
+    @cached_property
+    def _size(self) -> int:
+        """Multiplications of the forward pass for a row, about: where there are convolutions, any number of them."""
+        if any(isinstance(part, nn.modules.conv._ConvNd) for part in self.module.modules()):
+            return SMALL
+        return sum(parameter.numel() for parameter in self.module.parameters())
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Within it, the forward pass is computed with ``precision``."""
+        return torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bfloat16" else nullcontext()
+
+    # -- state --------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, optimizers, counts and the random stream: plain data, tensors and arrays."""
+        return {
+            "module": {name: value.detach().clone() for name, value in self.module.state_dict().items()},
+            "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
+            "updates": self.updates,
+            "skipped": self.skipped,
+            "steps_trained": self.steps_trained,
+            "rng": self._rng.bit_generator.state,
+            "threads": {} if self.threads is None else self.threads.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state_dict`.
+
+        Raises:
+            CheckpointError: the weights are those of another module; the first that differs is named.
+        """
+        load_weights(self.module, state["module"])
+        for name, optimizer in self.optimizers.items():
+            optimizer.load_state_dict(state["optimizers"][name])
+        self.updates = int(state["updates"])
+        if self.schedules_by == "updates":
+            self._follow(self.updates)
+        self.skipped, self.steps_trained = int(state.get("skipped", 0)), int(state.get("steps_trained", 0))
+        self._rng.bit_generator.state = state["rng"]
+        if self.threads is not None:
+            self.threads.load_state_dict(state.get("threads", {}))
+
+
 class Learner:
-    """Trains one or many modules, by a `ModuleLearner` each. They share nothing: what one does never depends on others.
+    """Trains one or many modules, each by a `ModuleLearner`. They share nothing: none depends on another.
 
     Args:
         modules: The learner of each module, by the module's id.
-        modules_to_train: Which of them are trained; None is all. Asked at every update.
+        modules_to_train: Which of them are trained; None for all. A function is called at every update.
     """
 
     def __init__(
@@ -64,7 +633,7 @@ class Learner:
         self.modules[module_id] = learner
 
     def remove_module(self, module_id: str) -> ModuleLearner:
-        """Train a module no more. What the others do stays the same, to the last bit.
+        """Stop training a module. The others go on as before, bit for bit.
 
         Raises:
             EtudeError: there is none of this id.
@@ -97,7 +666,7 @@ class Learner:
             learner.set_env_steps(env_steps)
 
     def chosen(self, parts: Mapping[str, T]) -> dict[str, T]:
-        """What is to be trained on of ``parts``, by module.
+        """The parts, by module, that are to be trained on; see ``modules_to_train``.
 
         Raises:
             DataError: a part is of no module here.
@@ -159,3 +728,58 @@ class Learner:
         self._check(state)
         for module_id, own in state.items():
             self.modules[module_id].load_state_dict(own)
+
+
+# -- helpers ------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device | str) -> Iterator[None]:
+    """Torch draws from ``seed`` within a ``with`` block, on the CPU and on ``device``, and as before after it."""
+    devices = [torch.device(device)] if torch.device(device).type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.default_generator.manual_seed(seed)
+        if devices:
+            torch.cuda.manual_seed(seed)
+        yield
+
+
+def _means(rows: list[Figures]) -> dict[str, float]:
+    """The mean of each figure over the gradient steps that have it; moved to the host at once."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    columns = {name: [row[name] for row in rows if name in row] for name in names}
+    values = iter(numbers_of([value for column in columns.values() for value in column]))
+    return {name: sum(islice(values, len(column))) / len(column) for name, column in columns.items()}
+
+
+def _why_skipped(module_id: str, steps: int, parts: Mapping[str, torch.Tensor], batch: Batch) -> str:
+    """The message for ``steps`` skipped steps in a row: the module, the parts of the loss, and the column to blame."""
+    values = {name: float(part) for name, part in parts.items()}
+    bad = [f"`{name}` = {value}" for name, value in values.items() if not torch.tensor(value).isfinite()]
+    where = f"the loss part {', '.join(bad)}" if bad else "a gradient, though the loss itself is finite"
+    return (
+        f"module {module_id!r}: {steps} gradient steps in a row were skipped, because of {where}. {_suspect(batch)} "
+        "The weights are as they were before. Look at the scale of observations and rewards (normalize_obs helps), "
+        "lower `lr` or `grad_clip`, or allow more with `max_skipped`."
+    )
+
+
+def _suspect(batch: Batch) -> str:
+    """The column that holds what is not finite; else the one with the largest numbers."""
+    columns = {name: c.detach().double() for name, c in batch.used.items() if c.is_floating_point() and c.numel()}
+    if not columns:
+        return ""
+    for name, column in columns.items():
+        count = int((~column.isfinite()).sum())
+        if count:
+            which = f"{count} numbers of {column.numel()} that are not finite"
+            return f"In the last batch `{name}` holds {which} ({_of(column)})."
+    name = max(columns, key=lambda name: float(columns[name].abs().max()))
+    return f"In the last batch all columns are finite; the largest numbers are in `{name}` ({_of(columns[name])})."
+
+
+def _of(column: torch.Tensor) -> str:
+    finite = column[column.isfinite()]
+    if not len(finite):
+        return "none is finite"
+    return f"of the others: least {finite.min():.4g}, mean {finite.mean():.4g}, greatest {finite.max():.4g}"

@@ -3,12 +3,15 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
 
 import torch
 
 from etude.errors import ModuleError
+
+Figures: TypeAlias = dict[str, Any]
+"""Scalars by name: tensors, or numbers."""
 
 APART = ("value", "critic")
 """Parts of a loss whose gradients are limited by themselves, and whose parameters can have a learning rate of their
@@ -18,16 +21,20 @@ own; all other parts together are the policy's."""
 class Loss:
     """The parts of a loss by name; their sum is what is minimised, and each is logged.
 
-    Squared errors of values can be thousands of times as large as what a policy is trained by. So the gradient of a
-    part called ``value`` or ``critic`` is limited by itself (see the setting `grad_clip`).
+    Squared errors of values can be thousands of times as large as the loss of a policy. So the gradient of a part
+    called ``value`` or ``critic`` is limited by itself (see the setting `grad_clip`).
 
-    Each is a mean over the rows of the batch: where several learners share a step, what they find is averaged in
+    Each part is a mean over the rows of the batch: if several learners share a step, their losses are averaged in
     proportion to their rows (see `ModuleLearner.team`).
 
     >>> Loss(policy=policy_loss, value=0.5 * value_loss).log(kl=kl)
 
     Args:
         parts: Scalar tensors, already weighted.
+
+    Raises:
+        ModuleError: a part has no name.
+        ValueError: there is no part.
     """
 
     def __init__(self, *unnamed: Any, **parts: torch.Tensor) -> None:
@@ -41,18 +48,18 @@ class Loss:
         self.resting: frozenset[str] = frozenset()
 
     def log(self, **figures: torch.Tensor | float) -> "Loss":
-        """Numbers and scalar tensors to be logged beside the parts, without a say in the gradient."""
+        """Add numbers and scalar tensors that are logged beside the parts and do not change the gradient."""
         on = next((part.device for part in self.parts.values() if isinstance(part, torch.Tensor)), None)
         self.logged.update({name: torch.as_tensor(figure, device=on).detach() for name, figure in figures.items()})
         return self
 
     def keep(self, **rows: torch.Tensor) -> "Loss":
-        """Tensors ``[B, ...]``, a result for each row, for whoever made the batch (`ModuleLearner.kept`)."""
+        """Keep tensors ``[B, ...]``, a result for each row, for the maker of the batch (`ModuleLearner.kept`)."""
         self.kept.update({name: row.detach() for name, row in rows.items()})
         return self
 
     def rest(self, *optimizers: str) -> "Loss":
-        """Optimizers that make no step this time, such as that of a policy that is trained every other step only."""
+        """Name optimizers that make no step this time, such as that of a policy that is trained every other step."""
         self.resting = self.resting.union(optimizers)
         return self
 
@@ -63,7 +70,7 @@ class Loss:
 
     @property
     def sides(self) -> dict[str, torch.Tensor]:
-        """The parts ``value`` and ``critic``, where they are there, and ``policy``: the sum of all others."""
+        """The parts ``value`` and ``critic``, if there are any, and ``policy``: the sum of all others."""
         others = [part for name, part in self.parts.items() if name not in APART]
         sides = {name: part for name, part in self.parts.items() if name in APART}
         return ({"policy": _sum(others)} if others else {}) | sides
@@ -74,6 +81,16 @@ def _sum(parts: Iterable[torch.Tensor]) -> torch.Tensor:
     for part in rest:
         first = first + part
     return first
+
+
+def numbers_of(scalars: Sequence[torch.Tensor | float]) -> list[float]:
+    """Scalars as numbers; a device is waited for once."""
+    tensors = [scalar for scalar in scalars if isinstance(scalar, torch.Tensor)]
+    if all(tensor.device.type == "cpu" for tensor in tensors):
+        found = iter([tensor.item() for tensor in tensors])
+    else:
+        found = iter(torch.stack([tensor.float() for tensor in tensors]).tolist())
+    return [next(found) if isinstance(scalar, torch.Tensor) else scalar for scalar in scalars]
 
 
 def loss_from(made: Any, name: str, mean: str = "its rows") -> Loss:

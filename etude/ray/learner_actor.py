@@ -11,7 +11,7 @@ from etude.algorithms.on_policy import OnPolicyAlgorithm
 from etude.algorithms.policies import Spaces
 from etude.experience import Experience
 from etude.learners import Update
-from etude.learners.team import Team
+from etude.learners.distributed import Team
 from etude.ray.policies import Weights, weights_of
 from etude.ray.states import as_arrays, known_by, set_known
 from etude.threads import for_acting, hold

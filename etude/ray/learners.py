@@ -15,7 +15,7 @@ from etude.algorithms.recorder import RecordConfig
 from etude.errors import EngineError
 from etude.experience import Experience
 from etude.learners import Update
-from etude.learners.updates import Figures
+from etude.learners.loss import Figures
 from etude.ray.faults import first_line
 from etude.ray.learner_actor import Standing, Trained
 from etude.ray.learner_group import Asked, Learned, LearnerGroup, LearnerLost

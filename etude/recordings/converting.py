@@ -22,29 +22,35 @@ if TYPE_CHECKING:
 FORMATS: Final = ("etude", *WRITERS)
 
 
-def convert(recording: "Recording | DataLike", path: str | os.PathLike[str], format: str = "etude") -> Recording:
+def convert(
+    recording: "Recording | DataLike", path: str | os.PathLike[str], format: str = "etude", *, fps: int | None = None
+) -> Recording:
     """Write all of ``recording``, a piece at a time, to a new one at ``path``; gives that one.
 
     Args:
         recording: What to write: one of any kind that can be read, or where it is (see `Recording.open`).
         path: A folder, which must not hold anything yet. Another tool's format appears there whole or not at all; of
             Etude's own, each file.
-        format: ``etude``; ``rllib-episodes`` or ``rllib-table``, which RLlib reads; or ``minari``, where the folder's
-            name must be that of a dataset, such as ``cartpole-v0``. What such a format has no place for is said in the
-            ``notes`` of the recording that is given.
+        format: ``etude``; ``rllib-episodes`` or ``rllib-table``, which RLlib reads; ``lerobot``; or ``minari``, where
+            the folder's name must be that of a dataset, such as ``cartpole-v0``. What such a format has no place for is
+            said in the ``notes`` of the recording that is given.
+        fps: Steps a second, at least 1, for ``lerobot`` alone, which keeps a time with each step. None is that of the
+            LeRobot dataset that is converted, or 30.
 
     Raises:
         DataError: something can't be read, there is something already, nothing to write, or what the format can't
             hold: several agents, episodes that lack steps, a space; or ``path`` lies in what is read.
-        SettingsError: the format is unknown.
+        SettingsError: the format is unknown; or ``fps`` is no such number, or not for this format.
     """
     if format not in FORMATS:
         near = nearest(format, FORMATS)
         hint = f" Nearest: `{near}`." if near else ""
         raise SettingsError(f"format is {format!r}; known are {', '.join(FORMATS)}.{hint}")
+    if fps is not None and (format != "lerobot" or fps < 1):
+        raise SettingsError(f"fps is {fps} for the format {format}; give a number of at least 1, for lerobot alone.")
     recording = recording_of(recording)
     if format != "etude":
-        return _for_others(recording, path, format)
+        return _for_others(recording, path, format, fps)
     check_apart([path], [recording])
     check_free([path])
     # As `stream` gives them, but not copied: the writer does that.
@@ -67,7 +73,7 @@ def convert(recording: "Recording | DataLike", path: str | os.PathLike[str], for
     return Recording.open(path)
 
 
-def _for_others(recording: Recording, where: str | os.PathLike[str], format: str) -> Recording:
+def _for_others(recording: Recording, where: str | os.PathLike[str], format: str, fps: int | None) -> Recording:
     """Write another tool's format beside its folder, and then all of it to its name at one stroke."""
     if isinstance(where, RemotePath) or is_url(os.fspath(where)):
         raise DataError(
@@ -88,7 +94,7 @@ def _for_others(recording: Recording, where: str | os.PathLike[str], format: str
     try:
         shutil.rmtree(aside, ignore_errors=True)  # what a killed writer left
         aside.mkdir()
-        notes = exported(recording, aside, format, path)
+        notes = exported(recording, aside, format, path, fps)
         for inside in (*aside.rglob("*"), aside):
             sync(inside)
         if path.exists():

@@ -12,6 +12,7 @@ from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.arrays import ranges
 from etude.experience.experience import offsets_of, without_lookback
+from etude.recordings.formats.lerobot_writer import LeRobotWriter
 from etude.recordings.formats.minari_writer import MinariWriter
 from etude.recordings.formats.rllib_episodes_writer import RLlibEpisodesWriter
 from etude.recordings.formats.rllib_table_writer import RLlibTableWriter
@@ -32,25 +33,30 @@ class Writer(Protocol):
     """Each segment that it is given must be an episode that is done; else it may be any piece of one."""
     keeps_time: bool
     """Which step of its episode a step is stays known."""
+    needs_final_obs: bool
+    """It can't do without what was observed after a segment, unless the episode terminated there."""
     notes: list[str]
     """What it could not keep, in words."""
 
     def write(self, exp: Experience) -> None:
-        """Take some segments, none of which has lookback; what was observed after each is known."""
+        """Take some segments, none of which has lookback; see `needs_final_obs`."""
 
     def close(self) -> None:
         """Finish all files."""
 
 
-WRITERS: Final[Mapping[str, Callable[[Path, Recording, list[str], Path], Writer]]] = {
-    "rllib-episodes": lambda folder, source, columns, _: RLlibEpisodesWriter(folder, source.header, columns),
-    "rllib-table": lambda folder, source, columns, _: RLlibTableWriter(folder, source.header, columns),
-    "minari": lambda folder, source, columns, path: MinariWriter(folder, source.header, columns, path),
+WRITERS: Final[Mapping[str, Callable[[Path, Recording, list[str], Path, int | None], Writer]]] = {
+    "rllib-episodes": lambda folder, source, columns, *_: RLlibEpisodesWriter(folder, source.header, columns),
+    "rllib-table": lambda folder, source, columns, *_: RLlibTableWriter(folder, source.header, columns),
+    "minari": lambda folder, source, columns, path, _: MinariWriter(folder, source.header, columns, path),
+    "lerobot": lambda folder, source, columns, path, fps: LeRobotWriter(folder, source.header, columns, fps, path.name),
 }
 
 
-def exported(recording: Recording, folder: Path, format: str, path: Path) -> list[str]:
+def exported(recording: Recording, folder: Path, format: str, path: Path, fps: int | None = None) -> list[str]:
     """Write all of ``recording`` into the empty ``folder``, which is to become ``path``; gives notes.
+
+    ``fps`` is for LeRobot; see `etude.recordings.convert`.
 
     Raises:
         DataError: something can't be read, or the format can't hold it.
@@ -61,7 +67,7 @@ def exported(recording: Recording, folder: Path, format: str, path: Path) -> lis
     columns = [name for name in recording.columns if name not in texts]
     notes = [f"column `{name}` holds text, which {format} has no place for: left out" for name in texts]
     try:
-        writer = WRITERS[format](folder, recording, columns, path)
+        writer = WRITERS[format](folder, recording, columns, path, fps)
     except DataError as error:
         raise DataError(f"{recording.path}: {error}") from error
     ends, steps = _Ends(), 0
@@ -70,7 +76,8 @@ def exported(recording: Recording, folder: Path, format: str, path: Path) -> lis
             _episodes_of(recording, writer, format, notes) if writer.whole_episodes else _steps_of(recording, notes)
         )
         for piece in pieces:
-            exp = ends.known(_without(piece, texts))
+            exp = _without(piece, texts)
+            exp = ends.known(exp) if writer.needs_final_obs else exp
             steps += exp.num_steps
             if exp.num_segments:
                 writer.write(exp)

@@ -54,8 +54,8 @@ class Recording:
         one kind. A folder with several of Etude's recordings below it is read in the same way. ``filesystem`` is the
         pyarrow or fsspec file system that paths are in; None is what a URL names, or this machine.
 
-        Etude's own recordings, RLlib's (episodes, tables, JSON), Minari's, and HDF5 and NPZ files in the manner of D4RL
-        are told apart by what is in them.
+        Etude's own recordings, RLlib's (episodes, tables, JSON), Minari's, LeRobot's, and HDF5 and NPZ files in the
+        manner of D4RL are told apart by what is in them.
 
         ``on_bad`` says what to do with bad data (`etude.recordings.screening`): ``strict`` raises where it is read,
         ``repair`` mends what can be and leaves out the rest, ``skip`` leaves out whole segments, and `left_out` counts.

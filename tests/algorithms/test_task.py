@@ -132,7 +132,7 @@ def test_a_world_model_foretells_unseen_steps_and_from_the_wrong_actions_does_no
         model.fit(etude.Stop(env_steps=12_000))
         return model.error(kind(dataclasses.replace(settings, seed=seed + 1)).collect(num_steps=2000)["main"])
 
-    right = median_over_seeds(lambda seed: error(WorldModel, seed))
+    right = float(median_over_seeds(lambda seed: error(WorldModel, seed)))
     assert right < 0.002  # that nothing changes is wrong by 0.79
     assert median_over_seeds(lambda seed: error(Late, seed)) > max(0.004, 3 * right)
 

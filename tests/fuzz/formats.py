@@ -217,6 +217,10 @@ def _minari(path: Path, kind: str) -> None:
         test_minari.write_arrow(path / "data", box, action, data, kind)
 
 
+def _lerobot(path: Path, name: str) -> None:
+    shutil.copytree(TESTS / "recordings" / "formats" / "lerobot_v3" / name, path, dirs_exist_ok=True)
+
+
 def _steps() -> pa.Table:
     rng = np.random.default_rng(0)
     columns = {"trip": np.arange(30) // 10, "i": np.arange(30) % 10, "speed": rng.normal(size=30)}
@@ -282,6 +286,10 @@ FORMATS: dict[str, Format] = {
     "minari-arrow": Format(lambda path: _minari(path, "arrow"), "*.arrow", (RAW, _ipc)),
     "minari-parquet": Format(lambda path: _minari(path, "parquet"), "*.parquet", (RAW, parquet)),
     "minari-metadata": Format(lambda path: _minari(path, "arrow"), "metadata.json", (RAW, corruptions.of_json)),
+    "lerobot": Format(lambda path: _lerobot(path, "arms"), "*.parquet", (RAW, parquet, parquet)),
+    "lerobot-images": Format(lambda path: _lerobot(path, "cameras"), "*.parquet", (RAW, parquet, parquet)),
+    "lerobot-videos": Format(lambda path: _lerobot(path, "films"), "*.mp4", (RAW,)),
+    "lerobot-info": Format(lambda path: _lerobot(path, "cameras"), "info.json", (RAW, corruptions.of_json)),
     "table-parquet": Format(lambda p: pq.write_table(_steps(), p / "a.parquet"), "*.parquet", (RAW, parquet), _source),
     "table-arrow": Format(_ipc_file, "*.arrow", (RAW, _ipc), _source),
     "table-csv": Format(lambda p: pa.csv.write_csv(_steps(), str(p / "a.csv")), "*.csv", (RAW,), _source),

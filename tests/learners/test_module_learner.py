@@ -453,15 +453,16 @@ def test_gradients_accumulate_to_those_of_the_joined_batch() -> None:
     module, other = make(), make()
     batches = some_batches(5)
     learner = ModuleLearner(module, loss, lr=0.01, grad_clip=0.5, accumulate=2)
-    learner.update_from(batches)
+    update = learner.update_from(batches)
 
     def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     plain = ModuleLearner(other, loss, lr=0.01, grad_clip=0.5)
-    plain.update_from([joined(batches[:2]), joined(batches[2:4]), batches[4]])
+    expected = plain.update_from([joined(batches[:2]), joined(batches[2:4]), batches[4]])
     assert_close(module, other)
     assert learner.updates == plain.updates == 3
+    assert update.metrics["grad_norm"] == pytest.approx(expected.metrics["grad_norm"], rel=1e-4)
 
 
 def test_a_group_with_a_batch_that_is_not_finite_is_skipped_whole() -> None:
@@ -473,6 +474,16 @@ def test_a_group_with_a_batch_that_is_not_finite_is_skipped_whole() -> None:
     assert_close(module, other)
     assert update.losses == pytest.approx(expected.losses)
     assert update.metrics["skipped_steps"] == 2
+
+
+def test_steps_of_fewer_batches_count_among_those_skipped_in_a_row() -> None:
+    module, before = make(), make()
+    learner = ModuleLearner(module, loss, accumulate=3, max_skipped=2)
+    batch = with_nan(some_batches(1)[0])
+    assert learner.update_from([batch]).metrics["skipped_steps"] == 1
+    with pytest.raises(EtudeError, match="2 gradient steps in a row were skipped"):
+        learner.update_from([batch, batch])
+    assert_close(module, before, 0.0)
 
 
 def test_half_precision_in_the_forward_pass_only() -> None:

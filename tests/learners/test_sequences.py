@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from etude.errors import DataError, ModuleError, SettingsError
 from etude.experience import Experience, Segments
 from etude.learners import Batch, Loss, ModuleLearner
-from etude.learners.sequences import Sequences
-from etude.learners.splits import SequenceRule
+from etude.learners.minibatches import Sequences
 from etude.modules import Module, NetworkConfig, make_module
 
 OBS = spaces.Dict({"x": spaces.Box(-1, 1, (3,), np.float64), "kind": spaces.Discrete(2, start=5)})
@@ -182,7 +181,7 @@ def test_every_step_once_an_epoch_in_whole_sequences(shuffle: bool) -> None:
 )
 def test_sequences_cover_all_that_is_trained_on(segments: list[tuple[int, int]], max_len: int) -> None:
     exp = experience(make(), [n for n, _ in segments], [lookback for _, lookback in segments])
-    starts, lengths, before = Sequences.of(exp, SequenceRule(max_len))
+    starts, lengths, before = Sequences.cut(exp, max_len)
     found = [range(start, start + n) for start, n in zip(starts.tolist(), lengths.tolist(), strict=True)]
     assert found == cuts(exp, max_len)
     assert not before.any()

@@ -18,8 +18,7 @@ from torch import nn
 from etude.errors import EtudeError, SettingsError
 from etude.experience import Experience, Segments
 from etude.learners import Batch, Loss, ModuleLearner
-from etude.learners.splits import dealt
-from etude.learners.team import Team, TeamLost
+from etude.learners.distributed import Team, TeamLost, dealt
 from etude.modules import Module, NetworkConfig, Output, make_module
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # it forks, with torch's threads

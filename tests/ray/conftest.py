@@ -4,6 +4,7 @@
 import importlib.util
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,21 +38,31 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 def cluster() -> Iterator[None]:
     """Started once in each process of pytest; actors are given one thread each, and find the tests' own modules."""
     import ray
+    from ray._private import ray_constants
+
+    import etude
 
     handler = signal.getsignal(signal.SIGTERM)
-    with pytest.MonkeyPatch.context() as patch:
-        # What is started finds these in its environment: as a runtime_env they cost a process more for each actor.
-        paths = [str(TESTS / name) for name in ("envs", "runners", "algorithms", "ray")]
-        patch.setenv("PYTHONPATH", os.pathsep.join(paths))
-        patch.setenv("OMP_NUM_THREADS", "1")
-        ray.init(
-            address="local",
-            num_cpus=8,
-            num_gpus=1,  # which is only counted
-            include_dashboard=False,
-            log_to_driver=False,
-            object_store_memory=300 * 1024 * 1024,
-        )
-    signal.signal(signal.SIGTERM, handler)  # Ray takes it for itself
-    yield
-    ray.shutdown()
+    with tempfile.TemporaryDirectory(dir="/tmp") as sockets:  # the path of a socket has 107 characters at most
+        with pytest.MonkeyPatch.context() as patch:
+            # What is started finds these in its environment: as a runtime_env they cost a process more for each actor.
+            folders = [TESTS / name for name in ("envs", "runners", "algorithms", "ray")]
+            paths = [*map(str, folders), str(Path(etude.__file__).parents[1])]
+            patch.setenv("PYTHONPATH", os.pathsep.join(paths))
+            patch.setenv("OMP_NUM_THREADS", "1")
+            if hasattr(os, "pidfd_open"):
+                patch.setenv("FORKED_WORKERS", sockets)
+                patch.setenv("RAY_prestart_worker_first_driver", "0")  # those are of no job: a server more
+                forked = Path(__file__).with_name("forked_workers.py")  # joined to Ray's own folder, it stays the same
+                patch.setattr(ray_constants, "SETUP_WORKER_FILENAME", str(forked))
+            ray.init(
+                address="local",
+                num_cpus=8,
+                num_gpus=1,  # which is only counted
+                include_dashboard=False,
+                log_to_driver=False,
+                object_store_memory=300 * 1024 * 1024,
+            )
+        signal.signal(signal.SIGTERM, handler)  # Ray takes it for itself
+        yield
+        ray.shutdown()

@@ -407,15 +407,13 @@ def test_shares_are_equal_and_all_there_is(num: int, lookback: int) -> None:
 
 @pytest.mark.parametrize("num", [2, 3, 5])
 def test_shares_for_a_recurrent_module_keep_its_sequences(num: int) -> None:
-    from etude.learners.sequences import Sequences
-    from etude.learners.splits import SequenceRule
+    from etude.learners.minibatches import Sequences
 
     exp = experience(61)
     exp.segments.lookback[1:4] = (2, 1, 8)
-    rule = SequenceRule(4, 3)
 
     def sequences(of: Experience) -> list[tuple[bytes, bytes]]:
-        rows = Sequences.of(of, rule)
+        rows = Sequences.cut(of, 4, 3)
         obs = of.steps["obs"]
         return [
             (obs[first - before : first].tobytes(), obs[first : first + length].tobytes())

@@ -8,7 +8,7 @@ from typing import Any, Final
 from etude.errors import DataError
 from etude.files import AnyPath, relative
 from etude.recordings.format import Contents, FileFormat, Format, Problem, UnreadableError
-from etude.recordings.formats import hdf5, minari, npz, rllib_episodes, rllib_json, rllib_table
+from etude.recordings.formats import hdf5, lerobot, minari, npz, rllib_episodes, rllib_json, rllib_table
 
 FORMATS: Final[tuple[type[FileFormat], ...]] = (
     rllib_episodes.RLlibEpisodes,
@@ -31,9 +31,13 @@ def foreign(path: AnyPath, faults: list[Problem] | None = None) -> tuple[Format,
     Raises:
         DataError: it can't be opened, or there are files of several formats.
     """
+    of_folder: Format | None = None
     if minari.detect(path):
-        dataset = minari.Minari(path)
-        return dataset, dataset.describe()
+        of_folder = minari.Minari(path)
+    elif lerobot.detect(path):
+        of_folder = lerobot.LeRobot(path)
+    if of_folder is not None:
+        return of_folder, of_folder.describe()
     found: list[Any] = [path] if path.is_file() else [p for p in path.rglob("*") if _is_data(p, path)]
     files = sorted(found)
     first = files[0] if files else path

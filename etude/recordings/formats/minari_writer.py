@@ -43,6 +43,7 @@ class MinariWriter:
 
     whole_episodes = True
     keeps_time = False
+    needs_final_obs = True
 
     def __init__(self, folder: Path, header: Header, columns: list[str], path: Path) -> None:
         if not _NAME.fullmatch(path.name):

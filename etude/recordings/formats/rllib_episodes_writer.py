@@ -40,6 +40,7 @@ class RLlibEpisodesWriter:
 
     whole_episodes = True
     keeps_time = True
+    needs_final_obs = True
 
     def __init__(self, folder: Path, header: Header, columns: list[str]) -> None:
         self.notes: list[str] = []

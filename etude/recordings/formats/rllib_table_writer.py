@@ -41,6 +41,7 @@ class RLlibTableWriter:
 
     whole_episodes = False
     keeps_time = True
+    needs_final_obs = True
 
     def __init__(self, folder: Path, header: Header, columns: list[str]) -> None:
         by_root = {col.OBS: header.obs_space, col.ACTION: header.action_space}

@@ -3,6 +3,8 @@
 
 import gzip
 import json
+import shutil
+from pathlib import Path
 
 import fsspec
 import h5py
@@ -73,6 +75,7 @@ def make(folder):
     np.savez(folder / "npz" / "a.npz", **arrays())
     sample_batches(folder / "json" / "a.json")
     minari(folder / "minari")
+    shutil.copytree(Path(__file__).parent / "lerobot_v3" / "cameras", folder / "lerobot")
 
 
 def sent(folder, system, root):
@@ -115,11 +118,11 @@ def same(a, b):
 def test_every_format_reads_the_same_from_anywhere(places):
     here, url = places
     formats = []
-    for name in ("episodes", "rows", "hdf5", "npz", "json", "minari"):
+    for name in ("episodes", "rows", "hdf5", "npz", "json", "minari", "lerobot"):
         there = Recording.open(f"{url}/{name}")
         same(there, Recording.open(here / name))
         formats.append(there.format)
-    assert formats == ["rllib-episodes", "rllib-table", "d4rl-hdf5", "npz", "rllib-json", "minari-hdf5"]
+    assert formats == ["rllib-episodes", "rllib-table", "d4rl-hdf5", "npz", "rllib-json", "minari-hdf5", "lerobot"]
     same(Recording.open(f"{url}/minari/data/main_data.hdf5"), Recording.open(here / "minari/data/main_data.hdf5"))
 
 

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Learners in several processes that make each gradient step together: how rows are split and gradients averaged."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from etude.errors import EngineError
+from etude.experience.arrays import Index
+from etude.learners.loss import Figures, Loss, numbers_of
+from etude.learners.optim import FlatParameters, Optimizer
+
+T = TypeVar("T")
+
+
+class TeamLost(EngineError):
+    """Another learner died, hangs or can't be reached: what was begun together can't be ended."""
+
+
+class Team:
+    """The processes of a `torch.distributed` process group, each with a learner of the same module.
+
+    All processes must call each method, in the same order; a call waits for the others.
+
+    Args:
+        group: Which processes; None: all of the default group, which must have been set up.
+
+    Raises:
+        TeamLost: from each method: another process is gone, or did not come within the group's timeout.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self._group = group
+        self.rank = dist.get_rank(group)
+        """The number of this process among them, from 0 on."""
+        self.size = dist.get_world_size(group)
+        """The number of processes."""
+        self._device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
+
+    def sum_(self, tensor: torch.Tensor) -> None:
+        """Replace a tensor, in place, by the sum of everyone's: the same numbers everywhere, bit for bit."""
+        with _errors_named():
+            dist.all_reduce(tensor, dist.ReduceOp.SUM, self._group)
+
+    def sum_array_(self, array: NDArray[np.float64]) -> None:
+        """As `sum_`, for an array."""
+        tensor = torch.from_numpy(array).to(self._device)
+        self.sum_(tensor)
+        array[...] = tensor.cpu().numpy()
+
+    def total(self, number: int) -> int:
+        """The sum of everyone's number."""
+        tensor = torch.tensor(number, dtype=torch.int64, device=self._device)
+        self.sum_(tensor)
+        return int(tensor.item())
+
+    def gathered(self, thing: T) -> list[T]:
+        """Everyone's ``thing``, plain data, by rank."""
+        things: list[Any] = [None] * self.size
+        with _errors_named():
+            dist.all_gather_object(things, thing, self._group)
+        return things
+
+    def take_from(self, rank: int, tensors: Iterable[torch.Tensor]) -> None:
+        """Overwrite tensors with those of one of the processes."""
+        for tensor in tensors:
+            with _errors_named():
+                dist.broadcast(tensor, group_src=rank, group=self._group)
+
+
+@contextmanager
+def _errors_named() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # the only kind that the backends raise
+        raise TeamLost(f"a learner waited for the others in vain: {str(error).strip().splitlines()[0]}") from error
+
+
+def dealt(count: int, owned: Sequence[int], rank: int) -> tuple[Index, list[int]]:
+    """Deal rows, like cards, into minibatches, the sizes of which differ by one at most.
+
+    Args:
+        count: The number of minibatches.
+        owned: How many rows, or sequences, each rank has. Where they are fewer than minibatches, they come again.
+        rank: Whose part is returned.
+
+    Returns:
+        int64 ``[n]``: the rank's own rows, counted from 0, in the order of minibatches; and how many go into each.
+        There are no minibatches where nobody has a row.
+    """
+    total, first = sum(owned), sum(owned[:rank])
+    if not total:
+        return np.zeros(0, np.int64), []
+    if total >= count:
+        own = np.arange(owned[rank])
+        return own, np.bincount((first + own) % count, minlength=count).tolist()
+    places = np.arange(count)
+    own = places % total - first
+    places = places[(own >= 0) & (own < owned[rank])]
+    return own[places], np.bincount(places, minlength=count).tolist()
+
+
+# -- gradients ----------------------------------------------------------------------------------------------------
+
+
+class MeanGradient(NamedTuple):
+    """The gradient of a step, the same for all of a team."""
+
+    rows: int
+    """Rows that it is made of."""
+    loss: torch.Tensor
+    """Scalar: their mean loss; alone, the loss of the last batch."""
+    resting: frozenset[str]
+    """Optimizers that are not to move, by the loss of the last batch."""
+
+
+class LocalGradients:
+    """The gradients of a learner without a team: they are the step's own.
+
+    Args:
+        optimizers: Whose gradients.
+        accumulate: The number of batches whose mean gradient makes a step.
+    """
+
+    def __init__(self, optimizers: Mapping[str, Optimizer], accumulate: int) -> None:
+        self._optimizers, self._accumulate = optimizers, accumulate
+        self._rows = self._batches = 0
+        self._loss = torch.tensor(math.nan)
+        self._resting: frozenset[str] = frozenset()
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self._rows = self._batches = 0
+
+    def weight(self, rows: int) -> float:
+        """What the loss of a batch of so many rows is multiplied by."""
+        self._rows += rows
+        self._batches += 1
+        return 1.0 / self._accumulate
+
+    def add(self, loss: Loss | None, weight: float) -> None:
+        """Note a batch whose gradients have been added; ``weight`` is what `weight` has returned."""
+        assert loss is not None
+        self._loss, self._resting = loss.total.detach(), loss.resting
+
+    def average(self) -> MeanGradient:
+        """Make the gradients the mean over the batches."""
+        if self._batches < self._accumulate:
+            for optimizer in self._optimizers.values():
+                for grad in optimizer.parameters.grads:
+                    grad.mul_(self._accumulate / self._batches)
+        return MeanGradient(self._rows, self._loss, self._resting)
+
+
+class TeamGradients:
+    """The gradients of a learner in a team: the mean, weighted by rows, is that of one learner with all rows.
+
+    The gradients of all optimizers, and a few numbers, are summed at once. They lie in one block of memory, so that
+    nothing is copied for it. The loss of each batch is multiplied by its weight, and the sums are divided by the sum
+    of the weights.
+
+    Args:
+        team: The learners.
+        optimizers: Whose gradients.
+        accumulate: The number of batches whose mean gradient makes a step.
+        device: Where the module is.
+    """
+
+    def __init__(self, team: Team, optimizers: Mapping[str, Optimizer], accumulate: int, device: torch.device) -> None:
+        self._team, self._names, self._accumulate = team, list(optimizers), accumulate
+        self._rows = 0
+        numbers = 2 + len(self._names)
+        main = (torch.float32, device)
+        kinds: dict[tuple[torch.dtype, torch.device], list[FlatParameters]] = {main: []}
+        for optimizer in optimizers.values():
+            flat = optimizer.parameters
+            kinds.setdefault((flat.grad.dtype, flat.grad.device), []).append(flat)
+        self._blocks, self._grads = [], []
+        for (dtype, where), members in kinds.items():
+            sizes = [sum(grad.numel() for grad in member.grads) for member in members]
+            size = sum(sizes)
+            extra = numbers if (dtype, where) == main else 0
+            block = torch.zeros(size + extra, dtype=dtype, device=where)
+            for member, own in zip(members, torch.split(block[:size], sizes), strict=True):
+                member.keep_grads_in(own)
+            self._blocks.append(block)
+            self._grads.append(block[:size])
+        self._numbers = self._blocks[0][-numbers:]
+        """The weights, the losses times these, and for each optimizer whether it is to rest."""
+
+    def begin(self) -> None:
+        """Begin a step; the caller sets the gradients to 0."""
+        self._numbers.zero_()
+        self._rows = 0
+
+    def weight(self, rows: int) -> float:
+        """What the loss of a batch, of which this learner has so many rows, is multiplied by."""
+        if self._accumulate == 1:
+            return float(rows)  # everyone's number of rows is known when gradients are averaged
+        together = self._team.total(rows)
+        self._rows += together
+        return rows / together if together else math.nan
+
+    def add(self, loss: Loss | None, weight: float) -> None:
+        """Note a batch whose gradients have been added; None: only others have rows of it."""
+        if loss is None:
+            self._numbers[2:] = 0.0
+            return
+        self._numbers[0] += weight
+        self._numbers[1] += loss.total.detach() * weight
+        for i, name in enumerate(self._names):
+            self._numbers[2 + i] = float(name in loss.resting)
+
+    def average(self) -> MeanGradient:
+        """Make the gradients everyone's mean. All learners of the team must call this."""
+        for block in self._blocks:
+            self._team.sum_(block)
+        weight, loss, *rests = self._numbers.tolist()
+        for grads in self._grads:
+            grads.div_(weight)  # by 0 where nobody had a row: not finite, as the loss of no rows is
+        rows = self._rows if self._accumulate > 1 else round(weight) if math.isfinite(weight) else 0
+        mean = torch.tensor(loss / weight if weight else math.nan, device=self._blocks[0].device)
+        return MeanGradient(rows, mean, frozenset(n for n, rest in zip(self._names, rests, strict=True) if rest))
+
+
+def share_buffers(team: Team, module: torch.nn.Module, rows: Sequence[int]) -> None:
+    """Give all learners the buffers of the one with the most rows, as no gradient keeps these alike."""
+    buffers = list(module.buffers())
+    if buffers:
+        team.take_from(rows.index(max(rows)), buffers)
+
+
+# -- what is reported ---------------------------------------------------------------------------------------------
+
+
+class BatchResult(NamedTuple):
+    """What a learner got from one batch."""
+
+    rows: int
+    """Rows that this learner had of it."""
+    parts: Figures
+    """Of the loss; none without rows."""
+    figures: Figures
+    """What was logged; without rows, nothing of the loss."""
+
+
+def results_of_all(
+    team: Team, names: list[str], results: Sequence[BatchResult]
+) -> tuple[list[str], list[BatchResult], list[int]]:
+    """What the learners of a team got from the batches of an update, joined.
+
+    Args:
+        team: The learners.
+        names: Of the parts of the loss that this one has computed.
+        results: Of the same batches everywhere.
+
+    Returns:
+        The names of all; the figures of each batch as means over everyone's rows; how many rows each rank had.
+    """
+    values = iter(numbers_of([value for result in results for value in (*result[1].values(), *result[2].values())]))
+    own = [
+        BatchResult(result.rows, *({name: next(values) for name in figures} for figures in result[1:]))
+        for result in results
+    ]
+    every = team.gathered((names, own))
+    joined = [
+        BatchResult(
+            sum(result.rows for result in of_batch),
+            _mean_by_rows([(result.rows, result.parts) for result in of_batch]),
+            _mean_by_rows([(result.rows, result.figures) for result in of_batch]),
+        )
+        for of_batch in zip(*(theirs for _, theirs in every), strict=True)
+    ]
+    rows = [sum(result.rows for result in theirs) for _, theirs in every]
+    return [name for theirs, _ in every for name in theirs], joined, rows
+
+
+def _mean_by_rows(weighed: Sequence[tuple[int, Figures]]) -> Figures:
+    sums: dict[str, list[float]] = {}
+    for rows, figures in weighed:
+        for name, value in figures.items() if rows else ():
+            total = sums.setdefault(name, [0.0, 0.0])
+            total[0] += rows * value
+            total[1] += rows
+    return {name: total / rows for name, (total, rows) in sums.items()}
+
+
+def blamed(team: Team, message: str, parts: Figures) -> str:
+    """Of the messages of a team's learners, the same for all: that of the first whose own loss is not finite."""
+    is_to_blame = any(not part.isfinite().all() for part in parts.values())
+    found = team.gathered((is_to_blame, bool(parts), message))
+    return max(found, key=lambda one: one[:2])[2]

@@ -1,0 +1,574 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Optimizers of a module: learning rates and their schedules, flat parameters, Adam, and limits of gradients."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from torch import nn
+
+from etude.errors import EtudeError, ModuleError, SettingsError
+from etude.learners.loss import Loss
+
+# -- schedules -----------------------------------------------------------------------------------------------------
+
+Schedule: TypeAlias = float | tuple[tuple[int, float] | Literal["cosine"], ...]
+"""A constant; or points ``((step, value), ...)`` with straight lines between them, and the last value after them. With
+``"cosine"`` in front of the points, half a period of a cosine is between them: ``("cosine", (0, 3e-4), (10**6, 0.0))``.
+
+Steps are environment steps, or gradient steps where an algorithm learns from a recording."""
+
+
+def value_at(schedule: Schedule, step: int) -> float:
+    """The value of a schedule after ``step`` steps over the lifetime of a run."""
+    if isinstance(schedule, int | float):
+        return float(schedule)
+    steps, values = zip(*points_of(schedule), strict=True)
+    if schedule[0] != "cosine":
+        return float(np.interp(step, steps, values))
+    at = float(np.interp(step, steps, range(len(steps))))
+    at = math.floor(at) + (1 - math.cos(math.pi * (at % 1))) / 2
+    return float(np.interp(at, range(len(steps)), values))
+
+
+def points_of(schedule: Schedule) -> list[tuple[int, float]]:
+    """The points of a schedule; of a constant, one at step 0."""
+    if isinstance(schedule, int | float):
+        return [(0, float(schedule))]
+    return [point for point in schedule if not isinstance(point, str)]
+
+
+def check_schedule(name: str, schedule: Schedule | Sequence[Sequence[float]]) -> None:
+    """Raise a SettingsError where ``schedule`` is neither a number from 0 on nor points of them in order of steps."""
+    try:
+        points: Sequence[Sequence[float]] = [(0, schedule)] if isinstance(schedule, int | float) else schedule  # type: ignore[assignment]
+        points = points[1:] if points[0] == "cosine" else points  # type: ignore[comparison-overlap]
+        steps, values = [float(point[0]) for point in points], [float(point[1]) for point in points]
+        fine = all(len(point) == 2 for point in points) and steps == sorted(set(steps)) and len(steps) > 0
+        fine = fine and all(0 <= value < math.inf for value in values)
+    except (TypeError, IndexError, ValueError):
+        fine = False
+    if not fine:
+        raise SettingsError(
+            f"{name} is {schedule!r}, but a schedule is a number from 0 on, or points of (step, such a number) in "
+            'rising order of steps, such as ((0, 3e-4), (100000, 0.0)); with "cosine" in front, a cosine goes from '
+            "point to point instead of a straight line."
+        )
+
+
+# -- flat parameters -----------------------------------------------------------------------------------------------
+
+
+class FlatParameters:
+    """Parameters of one dtype on one device, and their gradients, in one flat piece of memory each.
+
+    A step, a norm or a copy is then one operation instead of one for each tensor, which takes most of the time of a
+    step of a small network. Parameters keep their shapes: they become views.
+
+    ``flat`` is a parameter that shares its memory with all of them, and ``flat.grad`` with all their gradients: it can
+    be given to any optimizer that works element by element, such as Adam.
+
+    Args:
+        parameters: The parameters, at least one.
+
+    Raises:
+        ModuleError: they differ in dtype or device.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.parameters = list(parameters)
+        first = self.parameters[0]
+        kinds = {(p.dtype, p.device) for p in self.parameters}
+        if len(kinds) > 1:
+            raise ModuleError(
+                f"parameters of one optimizer must share dtype and device, but these are of {sorted(map(str, kinds))}. "
+                "Convert the module (float32 is usual), or give each kind an optimizer of its own."
+            )
+        self.sizes = [p.numel() for p in self.parameters]
+        self.shapes = [p.shape for p in self.parameters]
+        with torch.no_grad():
+            data = torch.cat([p.detach().reshape(-1) for p in self.parameters])
+        self.flat = nn.Parameter(data, requires_grad=first.requires_grad)
+        self.flat.grad = torch.zeros_like(data)
+        for parameter, value in zip(self.parameters, self.split(self.flat.data), strict=True):
+            parameter.data = value
+        self._grads = self.split(self.flat.grad)
+        self.apart: list[torch.Tensor] = []
+        """Further flat gradients, of parts of a loss whose gradients are limited apart."""
+
+    def split(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """A flat tensor as views in the parameters' shapes."""
+        parts = torch.split(flat, self.sizes)
+        return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
+    @property
+    def grad(self) -> torch.Tensor:
+        """The flat gradient."""
+        grad = self.flat.grad
+        assert grad is not None
+        return grad
+
+    @property
+    def grads(self) -> list[torch.Tensor]:
+        """The flat gradient, then those `apart`."""
+        return [self.grad, *self.apart]
+
+    def keep_grads_in(self, memory: torch.Tensor) -> None:
+        """Keep `grads` in ``memory``, one-dimensional and of their total size, from the next step on."""
+        grad, *self.apart = torch.split(memory, self.flat.numel())
+        self.flat.grad = grad
+        self._grads = self.split(grad)
+
+    def join_grads(self) -> None:
+        """Add the gradients `apart` to the flat one."""
+        for other in self.apart:
+            self.grad.add_(other)
+
+    def attach_grads(self) -> None:
+        """Set all gradients to zero, in place, and make each parameter's ``grad`` its part of the flat gradient again.
+
+        Calls such as ``module.zero_grad()`` may have replaced it.
+        """
+        for flat in self.grads:
+            flat.zero_()
+        for parameter, grad in zip(self.parameters, self._grads, strict=True):
+            parameter.grad = grad
+
+
+# -- optimizers ----------------------------------------------------------------------------------------------------
+
+Rates: TypeAlias = float | Sequence[tuple[slice, float]]
+"""A learning rate; or one for each of some slices of flat parameters, which together are all."""
+
+
+class Adam:
+    """Adam (Kingma & Ba 2015, algorithm 1) over flat parameters, in one fused kernel.
+
+    ``torch.optim.Adam(fused=True)`` gives the same numbers, but its bookkeeping around the same kernel takes several
+    times as long as the kernel, which is 6 to 20 % of a gradient step of a small network.
+
+    Args:
+        parameters: The parameters; their gradients are read from ``parameters.grad``.
+        betas: Decay rates of the two moments.
+        eps: Added to the root of the second moment.
+    """
+
+    _STATE = ("first_moment", "second_moment", "steps")
+
+    def __init__(
+        self, parameters: FlatParameters, *, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
+    ) -> None:
+        self.parameters = parameters
+        self.betas = betas
+        self.eps = eps
+        self.first_moment = torch.zeros_like(parameters.flat.data)
+        self.second_moment = torch.zeros_like(parameters.flat.data)
+        self.steps = torch.zeros((), dtype=torch.float32, device=self.first_moment.device)
+
+    def step(self, lr: Rates) -> None:
+        """One update with learning rate ``lr``."""
+        self.steps += 1
+        if isinstance(lr, int | float):
+            self._step(self.parameters.flat.data, self.parameters.grad, self.first_moment, self.second_moment, lr)
+            return
+        for own, rate in lr:
+            flat, grad = self.parameters.flat.data[own], self.parameters.grad[own]
+            self._step(flat, grad, self.first_moment[own], self.second_moment[own], rate)
+
+    def _step(
+        self, flat: torch.Tensor, grad: torch.Tensor, first: torch.Tensor, second: torch.Tensor, lr: float
+    ) -> None:
+        torch._fused_adam_(
+            [flat],
+            [grad],
+            [first],
+            [second],
+            [],
+            [self.steps],
+            lr=lr,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            weight_decay=0.0,
+            eps=self.eps,
+            amsgrad=False,
+            maximize=False,
+        )
+
+    def traced_step(self, grad: torch.Tensor, lr: torch.Tensor, is_fine: torch.Tensor) -> None:
+        """The same update written out, for ``torch.compile`` to fuse with what surrounds it.
+
+        ``lr`` is one number, or one for each parameter. Where ``is_fine`` is False, nothing changes.
+        """
+        flat, (beta1, beta2) = self.parameters.flat.data, self.betas
+        steps = self.steps + 1
+        first = self.first_moment.lerp(grad, 1 - beta1)
+        second = (self.second_moment * beta2).addcmul(grad, grad, value=1 - beta2)
+        correction = (1 - beta2**steps).sqrt()
+        moved = flat - lr / (1 - beta1**steps) * first / (second.sqrt() / correction + self.eps)
+        for own, new in ((self.steps, steps), (self.first_moment, first), (self.second_moment, second), (flat, moved)):
+            own.copy_(torch.where(is_fine, new, own))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The moments and the count of steps."""
+        return {name: getattr(self, name).clone() for name in self._STATE}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state_dict`."""
+        for name in self._STATE:
+            getattr(self, name).copy_(state[name])
+
+
+MakeOptimizer: TypeAlias = Callable[..., torch.optim.Optimizer]
+"""Makes a torch optimizer, called with ``([parameter], lr=...)``."""
+
+
+class TorchOptimizer:
+    """A torch optimizer over flat parameters."""
+
+    def __init__(self, parameters: FlatParameters, make: MakeOptimizer) -> None:
+        self.parameters = parameters
+        self.optimizer = make([parameters.flat], lr=1.0)
+
+    def step(self, lr: Rates) -> None:
+        """One update with learning rate ``lr``, which is a number."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the torch optimizer; empty before the first step."""
+        state = self.optimizer.state.get(self.parameters.flat, {})
+        return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in state.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state_dict`."""
+        device = self.parameters.flat.device
+        self.optimizer.state[self.parameters.flat] = {
+            # counts of steps stay on the CPU, where torch keeps them
+            name: value.to(device if value.ndim else "cpu").clone() if isinstance(value, torch.Tensor) else value
+            for name, value in state.items()
+        }
+
+
+Optimizer: TypeAlias = Adam | TorchOptimizer
+
+
+def check_owners(module: nn.Module, parameters: Mapping[str, Sequence[nn.Parameter]]) -> None:
+    """Raise an EtudeError where a parameter that needs a gradient has no optimizer, or two; it is named."""
+    needed = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
+    if not needed:
+        raise EtudeError("the module has no parameter to train.")
+    owner: dict[int, str] = {}
+    for group, members in parameters.items():
+        if not members:
+            raise EtudeError(f"optimizer `{group}` has no parameters: give it some, or leave it out.")
+        for p in members:
+            if id(p) in owner:
+                raise EtudeError(f"parameter `{needed.get(id(p), '?')}` has two optimizers: {owner[id(p)]}, {group}.")
+            owner[id(p)] = group
+    for key, name in needed.items():
+        if key not in owner:
+            raise EtudeError(f"parameter `{name}` has no optimizer: give it one, or set requires_grad to False.")
+
+
+# -- limits of gradients -------------------------------------------------------------------------------------------
+
+ClipBy: TypeAlias = Literal["loss_norm", "global_norm", "norm", "value"]
+"""``global_norm``: scale all gradients of an optimizer together so that their joint L2 norm is at most the limit
+(Pascanu et al. 2013). ``loss_norm``: the same for the gradient of the policy's loss and for that of the value's, each
+by itself (see `etude.learners.optim.Sides`). ``norm``: the same for each tensor by itself. ``value``: cap each
+element."""
+
+
+class Clipping(NamedTuple):
+    """Gradients that are clipped together."""
+
+    figure: str
+    """What their norm is called among the metrics."""
+    group: FlatParameters
+    """Whose they are."""
+    parts: Sequence[torch.Tensor]
+    """Flat gradients, or slices of one."""
+    limit: float | None
+
+    @property
+    def norm(self) -> torch.Tensor:
+        """Their joint L2 norm."""
+        norms = [torch.linalg.vector_norm(part) for part in self.parts]
+        norm: torch.Tensor = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+        return norm
+
+    def clip(self, norm: float | torch.Tensor, by: ClipBy) -> None:
+        """Clip them in place, if there is a limit; ``norm`` is their joint norm now."""
+        if self.limit is None:
+            return
+        if by == "value":
+            for part in self.parts:
+                part.clamp_(-self.limit, self.limit)
+        elif by == "norm":
+            for part in self.group.split(self.parts[0]):
+                part.mul_(_scale(torch.linalg.vector_norm(part), self.limit))
+        elif isinstance(norm, torch.Tensor) or norm > self.limit:
+            scale = self.scale(norm)
+            for part in self.parts:
+                part.mul_(scale)
+
+    def scale(self, norm: float | torch.Tensor) -> float | torch.Tensor:
+        """What scales a joint norm of ``norm`` to the limit."""
+        return 1.0 if self.limit is None else _scale(norm, self.limit)
+
+
+def _scale(norm: float | torch.Tensor, limit: float) -> float | torch.Tensor:
+    return limit / (norm.clamp(min=limit) if isinstance(norm, torch.Tensor) else max(norm, limit))
+
+
+Reached: TypeAlias = Sequence[frozenset[str]]
+"""For each parameter, the sides of the loss (see `Loss.sides`) that have a gradient for it."""
+
+
+class Sides:
+    """What the sides of a loss reach of the parameters of one optimizer.
+
+    Where no parameter is reached by two sides, one backward pass gives all gradients, each side's in its own slices of
+    the flat gradient. Where layers are shared, and each side is to be limited, each has a backward pass and a flat
+    gradient of its own, and they are summed after they are limited: else a large value loss would leave the policy no
+    part in the gradient of the shared layers.
+
+    Args:
+        group: The parameters.
+        reached: By which sides.
+        limited: Each side's gradient is to be limited.
+    """
+
+    def __init__(self, group: FlatParameters, reached: Reached, *, limited: bool) -> None:
+        self._group, self._reached = group, reached
+        self.names = sorted(frozenset().union(*reached))
+        """The sides; one alone needs nothing of this."""
+        self.limited = limited and len(self.names) > 1
+        self.backs_apart = self.limited and any(len(own) > 1 for own in reached)
+        """Each side has a backward pass and a flat gradient of its own."""
+        if self.backs_apart:
+            group.apart = [torch.zeros_like(group.grad) for _ in self.names[1:]]
+        self.slices = self._slices()
+
+    def _slices(self) -> dict[str, list[slice]]:
+        """By side, where the parameters are that it alone reaches; all others by ``all``."""
+        owners = [next(iter(own)) if len(own) == 1 else "all" for own in self._reached]
+        if self.limited and not self.backs_apart:  # what no side has reached so far belongs to one of them, too
+            owners = [self.names[0] if owner == "all" else owner for owner in owners]
+        slices: dict[str, list[slice]] = {}
+        start = 0
+        for owner, members in groupby(zip(owners, self._group.sizes, strict=True), key=lambda pair: pair[0]):
+            size = sum(own for _, own in members)
+            slices.setdefault(owner, []).append(slice(start, start + size))
+            start += size
+        return slices
+
+    def backward(self, loss: Loss, weight: float) -> None:
+        """Add the gradients of each side, times ``weight``, to its own flat gradient."""
+        for name, side in loss.sides.items():
+            if not side.requires_grad:
+                continue
+            grads = torch.autograd.grad(side * weight, self._group.parameters, retain_graph=True, allow_unused=True)
+            views = self._group.split(self._group.grads[self.names.index(name)])
+            pairs = [(view, grad) for view, grad in zip(views, grads, strict=True) if grad is not None]
+            torch._foreach_add_([view for view, _ in pairs], [grad for _, grad in pairs])
+
+    def parts(self, grads: Sequence[torch.Tensor]) -> dict[str, list[torch.Tensor]]:
+        """By side, where its gradient lies.
+
+        Args:
+            grads: The flat gradients: one for each side where they are apart, else one.
+        """
+        if self.backs_apart:
+            return {name: [grad] for name, grad in zip(self.names, grads, strict=True)}
+        return {name: [grads[0][own] for own in self.slices[name]] for name in self.names}
+
+
+# -- all optimizers of a module --------------------------------------------------------------------------------------
+
+RATE_OF = {"policy": "actor", "value": "critic", "critic": "critic"}
+"""By side of the loss, which learning rate of their own its parameters can have."""
+
+
+class Optimizers:
+    """The optimizers of a module, with their learning rates and the limits of their gradients.
+
+    Args:
+        module_id: For messages.
+        own_lr: Learning rates of parts of the only optimizer, see `ModuleLearner`.
+        betas: Decay rates of Adam's two moments.
+        eps: What Adam adds to the root of the second moment.
+        clip: The limit of the gradients of each optimizer, or one for each by name; None: none.
+        clip_by: What the limit is of, see `ClipBy`.
+        log_norms: Log norms of gradients though nothing is clipped.
+    """
+
+    def __init__(
+        self,
+        module_id: str,
+        *,
+        own_lr: Mapping[str, Schedule] | None = None,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        clip: float | Mapping[str, float | None] | None = None,
+        clip_by: ClipBy = "global_norm",
+        log_norms: bool = False,
+    ) -> None:
+        self._module_id = module_id
+        self._betas, self._eps = betas, eps
+        self._clip, self._clip_by = clip, clip_by
+        self.logs_norms = log_norms or clip is not None
+        self.by_name: dict[str, Optimizer] = {}
+        self.schedules: dict[str, Schedule] = dict(own_lr or {})
+        self.lr: dict[str, float] = {}
+        """The learning rate of each optimizer now, and those of ``own_lr``."""
+        self._own_lr = frozenset(self.schedules)
+        self._at = 0  # what schedules count
+        self.sides: Sides | None = None
+        """Of the loss, where there is one optimizer; None before the first batch, or where nothing asks for them."""
+        self._clippings: dict[str, list[Clipping]] | None = None  # as long as gradients lie where they lay
+
+    def register(self, name: str, make: MakeOptimizer | None, params: Sequence[nn.Parameter], lr: Schedule) -> None:
+        """Add an optimizer, or replace the one of this name; its parameters are moved into flat memory.
+
+        Args:
+            name: What it is called.
+            make: Makes a torch optimizer; None: Adam.
+            params: Its parameters.
+            lr: Learning rate, or a `Schedule` of it.
+        """
+        if not params:
+            raise EtudeError("an optimizer has no parameters: give it some, or leave it out.")
+        flat = FlatParameters(params)
+        self.by_name[name] = (
+            Adam(flat, betas=self._betas, eps=self._eps) if make is None else TorchOptimizer(flat, make)
+        )
+        self.schedules[name] = lr
+        self.lr[name] = value_at(lr, self._at)
+        self.sides = None
+        self.forget_memory()
+
+    def forget_memory(self) -> None:
+        """Gradients lie elsewhere from now on."""
+        self._clippings = None
+
+    # -- learning rates -----------------------------------------------------------------------------------------
+
+    def follow(self, at: int) -> None:
+        """Set learning rates to their schedules' values after ``at`` steps."""
+        self._at = at
+        self.lr = {name: value_at(self.schedules[name], at) for name in (*self.by_name, *sorted(self._own_lr))}
+
+    def rates(self, name: str) -> Rates:
+        """The learning rate of an optimizer now, or those of its slices."""
+        if self.sides is None or not self._own_lr:
+            return self.lr[name]
+        rate_of = {side: self.lr.get(RATE_OF.get(side, ""), self.lr[name]) for side in self.sides.slices}
+        return [(own, rate_of[side]) for side, slices in self.sides.slices.items() for own in slices]
+
+    # -- sides of the loss --------------------------------------------------------------------------------------
+
+    @property
+    def wants_sides(self) -> bool:
+        """Whether it must be known, and is not yet, which parameters each side of the loss reaches."""
+        return self.sides is None and list(self.by_name) == ["all"] and (self._limits_sides or bool(self._own_lr))
+
+    @property
+    def _limits_sides(self) -> bool:
+        return self._clip_by == "loss_norm" and self._limit("all") is not None
+
+    def reached_by(self, loss: Loss) -> Reached:
+        """Which sides of ``loss`` reach each parameter of the only optimizer; the graph of the loss is kept."""
+        (optimizer,) = self.by_name.values()
+        found: list[set[str]] = [set() for _ in optimizer.parameters.parameters]
+        for name, side in loss.sides.items():
+            if side.requires_grad:
+                parameters = optimizer.parameters.parameters
+                grads = torch.autograd.grad(side, parameters, retain_graph=True, allow_unused=True)
+                for own, grad in zip(found, grads, strict=True):
+                    own |= {name} if grad is not None else set()
+        return [frozenset(own) for own in found]
+
+    def set_sides(self, reached: Reached) -> None:
+        """Take what `reached_by` has found.
+
+        Raises:
+            SettingsError: a learning rate is of no parameter.
+        """
+        optimizer = self.by_name["all"]
+        self.sides = Sides(optimizer.parameters, reached, limited=self._limits_sides)
+        self.forget_memory()
+        rated = {RATE_OF.get(side) for side in self.sides.slices} if len(self.sides.names) > 1 else set()
+        for name in sorted(self._own_lr - rated):
+            parts = "named `value` or `critic`" if name == "critic" else "beside `value` and `critic`"
+            raise SettingsError(
+                f"`{name}_lr` is set, but of module {self._module_id!r} no parameter has a gradient from a part of the "
+                f"loss {parts}, and from no other: leave it out and set `lr`, or let policy and value share no layers."
+            )
+        if self._own_lr and not isinstance(optimizer, Adam):
+            raise SettingsError("`actor_lr` and `critic_lr` go with Adam: give other optimizers their own parameters.")
+
+    @property
+    def backs_apart(self) -> bool:
+        """Whether each side of the loss has a backward pass and a flat gradient of its own."""
+        return self.sides is not None and self.sides.backs_apart
+
+    # -- steps --------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Set all gradients to 0."""
+        for optimizer in self.by_name.values():
+            optimizer.parameters.attach_grads()
+
+    def backward(self, loss: Loss, weight: float) -> None:
+        """Add the gradients of a loss, times ``weight``."""
+        if self.sides is not None and self.sides.backs_apart:
+            self.sides.backward(loss, weight)
+            return
+        total = loss.total
+        (total if weight == 1.0 else total * weight).backward()  # type: ignore[no-untyped-call]
+
+    def clippings(self, name: str, grads: Sequence[torch.Tensor]) -> list[Clipping]:
+        """The flat gradients of an optimizer, in the parts that are limited each by itself."""
+        group, limit, sides = self.by_name[name].parameters, self._limit(name), self.sides
+        if sides is None or not sides.limited:
+            return [Clipping("grad_norm" if name == "all" else f"grad_norm/{name}", group, [grads[0]], limit)]
+        return [Clipping(f"grad_norm/{side}", group, parts, limit) for side, parts in sides.parts(grads).items()]
+
+    def all_clippings(self, resting: frozenset[str]) -> list[Clipping]:
+        """The same of all optimizers, but those that are ``resting``."""
+        if self._clippings is None:
+            self._clippings = {n: self.clippings(n, o.parameters.grads) for n, o in self.by_name.items()}
+        return [clipping for name, own in self._clippings.items() if name not in resting for clipping in own]
+
+    def norms_by_name(self, clippings: Sequence[Clipping], norms: Sequence[Any]) -> dict[str, Any]:
+        """The norms to be logged; those of several sides of a loss also together: the root of the sum of squares."""
+        if not self.logs_norms:
+            return {}
+        found = dict(zip([clipping.figure for clipping in clippings], norms, strict=True))
+        if len(norms) > 1 and len({id(clipping.group) for clipping in clippings}) == 1:
+            found["grad_norm"] = sum(norm * norm for norm in norms) ** 0.5
+        return found
+
+    def clip(self, clippings: Sequence[Clipping], norms: Sequence[Any]) -> None:
+        """Clip gradients in place, given their norms."""
+        for clipping, norm in zip(clippings, norms, strict=True):
+            clipping.clip(norm, self._clip_by)
+
+    def join_sides(self) -> None:
+        """Add up the gradients of the sides of the loss, where they are apart."""
+        for optimizer in self.by_name.values():
+            optimizer.parameters.join_grads()
+
+    def step(self, resting: frozenset[str]) -> None:
+        """Move the parameters of all optimizers, but those that are ``resting``, along their gradients."""
+        for name, optimizer in self.by_name.items():
+            if name not in resting:
+                optimizer.step(self.rates(name))
+
+    def _limit(self, name: str) -> float | None:
+        return self._clip.get(name) if isinstance(self._clip, Mapping) else self._clip

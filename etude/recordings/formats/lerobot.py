@@ -1,0 +1,734 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LeRobot datasets of version 3 (https://huggingface.co/docs/lerobot/lerobot-dataset-v3).
+
+A dataset is a folder: ``meta/info.json`` describes the features, ``meta/episodes`` the episodes, and each row of
+``data/*/*.parquet`` is a step. Images are PNG or JPEG in Parquet, or frames of the videos of a camera.
+
+What the format leaves open is decided here: see `Dataset` for the columns, and `Dataset._ends` for where episodes end.
+A dataset doesn't hold what was observed after the last step of an episode.
+"""
+
+import io
+import itertools
+import math
+import re
+import string
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from gymnasium import spaces
+from numpy.typing import NDArray
+from PIL import Image
+
+from etude import columns as col
+from etude.columns import Columns
+from etude.errors import DataError, SettingsError, SpaceError
+from etude.experience import Experience, Segments
+from etude.files import AnyPath
+from etude.recordings import footers
+from etude.recordings.format import MAX_ROWS, Contents, Format, Place, Problem, Unit
+from etude.recordings.formats.grouping import grouped
+from etude.recordings.formats.inferring import Range, inferred_space, needs_range, reserved, widen
+from etude.recordings.formats.kept import Kept
+from etude.recordings.formats.table_values import numbers, one_array, strings
+from etude.recordings.layout import Header, loads
+from etude.spaces import Space, leaf_dtype, leaf_shape, leaves, space_from_json
+from etude.urls import first_line
+
+INFO: Final = "meta/info.json"
+OBSERVATION: Final = "observation"
+EPISODE, FRAME, TIME, TASK, INDEX = "episode_index", "frame_index", "timestamp", "task_index", "index"
+_FLAGS: Final = (col.TERMINATED, col.TRUNCATED, "done", "success")
+_MODES: Final = {1: "L", 3: "RGB", 4: "RGBA"}
+"""What Pillow calls images of so many channels."""
+_PIXELS: Final = {1: "gray", 3: "rgb24"}
+"""What ffmpeg calls them."""
+_UNIT_BYTES: Final = 64 << 20
+_KEPT_BYTES: Final = 64 << 20
+"""Row groups that are kept, while units are read in order."""
+_LEAST_ROWS: Final = 128
+"""The steps of a unit, however large their images are."""
+_MOST_BYTES: Final = 32 << 20
+"""A step that is larger is taken for a mistake."""
+_MOST_FRAMES: Final = 1 << 40
+_SECONDS: Final = 300
+"""The time that decoding one video for one unit may take."""
+
+
+class Feature(NamedTuple):
+    """What LeRobot calls a column."""
+
+    key: str
+    kind: str
+    """``number``, ``image``, ``video`` or ``text``."""
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    """Of a row; of an image: height, width, channels."""
+
+
+class Span(NamedTuple):
+    """Rows that are read together: ``first`` to ``stop - 1`` of the file of index ``file``."""
+
+    file: int
+    first: int
+    stop: int
+
+
+def detect(path: AnyPath) -> bool:
+    """Whether ``path`` is the folder of a LeRobot dataset, of whatever version."""
+    return path.is_dir() and (path / INFO).is_file()
+
+
+class LeRobot(Format):
+    """A dataset in ``folder``."""
+
+    name = "lerobot"
+
+    def __init__(self, folder: AnyPath) -> None:
+        self.folder = folder
+
+    def describe(self) -> Contents:
+        """What is there: the rows in the order of the files, cut between episodes where that can be.
+
+        Raises:
+            DataError: it is of a version that is not read, or broken.
+        """
+        own = Dataset(self.folder)
+        units = [
+            Unit(k, span.stop - span.first, own.files[span.file], span.first, (own, span))
+            for k, span in enumerate(own.spans())
+        ]
+        return Contents(own.header, own.columns, units, own.files, own.lost())
+
+    def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
+        """The steps of a unit; of what can't be read, whole episodes are left out."""
+        dataset: Dataset
+        dataset, whole = unit.data
+        try:
+            return dataset.read(whole, columns)
+        except DataError:
+            if problems is None:
+                raise
+            good: list[Experience] = []
+            for span in dataset.episodes_in(whole):
+                try:
+                    good.append(dataset.read(span, columns))
+                except DataError as error:
+                    place, count = dataset.place(span, 0), span.stop - span.first
+                    problems.append(
+                        Problem("unreadable", str(error), place.file, place.row, None, count, repairable=True)
+                    )
+            if not good:
+                raise
+        return Experience.concat(good)
+
+    def place(self, unit: Unit, row: int, exp: Experience) -> Place:
+        """Where a row is; rows are counted from 0 in their file."""
+        dataset: Dataset
+        dataset, whole = unit.data
+        if exp.num_steps == unit.rows:
+            return dataset.place(whole, row)
+        i = int(np.searchsorted(exp.offsets, row, side="right")) - 1
+        frame = int(exp.segments.t_start[i]) + row - int(exp.offsets[i])
+        for span in dataset.episodes_in(whole):
+            try:
+                found = np.flatnonzero((dataset.frames(span) == [int(exp.segments.episode_id[i]), frame]).all(axis=1))
+            except DataError:
+                continue  # it is one of those left out
+            if len(found):
+                return dataset.place(span, int(found[0]))
+        return super().place(unit, row, exp)
+
+
+class Dataset:
+    """What a dataset says of itself, and how its rows are read. Holds none of its data but the row groups read last.
+
+    The columns are called so:
+
+    - ``action``; several features ``action.x`` are the parts ``action/x``.
+    - Of the features ``observation.x``, one alone is ``obs``; several are the parts ``obs/x``, with ``/`` for further
+      dots.
+    - ``reward`` is ``next.reward`` or ``reward``; 0 where there is neither.
+    - Other features, ``timestamp`` and ``task_index`` among them, are columns of their own, with ``/`` for dots.
+      ``header.meta["dropped"]`` says what is not read.
+
+    Spaces are unbounded, images between 0 and 255; whole numbers and truth follow the one rule of
+    `etude.recordings.formats.inferring`. Spaces that Etude has written into ``info.json`` are taken from there.
+    """
+
+    def __init__(self, folder: AnyPath) -> None:
+        self.folder = folder
+        self.info = _info_of(folder)
+        self.fps = float(self.info["fps"])
+        self._dropped: dict[str, str] = {}
+        self._features = self._features_of()
+        self.files = _parquet(folder / "data")
+        if not self.files:
+            raise DataError(f"{folder}: holds no data: there is no data/*/*.parquet. Restore it from a copy.")
+        self._metadata = [footers.whole(found) for found in footers.footers(self.files)]
+        groups = [[m.row_group(g).num_rows for g in range(m.num_row_groups)] for m in self._metadata]
+        self._bounds = [np.cumsum([0, *rows]) for rows in groups]  # where row groups begin, and the last ends
+        self.rows = np.array([bounds[-1] for bounds in self._bounds], np.int64)
+        self._kept: Kept[pa.Table] = Kept(_KEPT_BYTES)
+        self._flags = {flag: self._one_of(f"next.{flag}", flag) for flag in _FLAGS}
+        self._columns, given = self._named()
+        self.episodes = self._episodes_of(self.videos())
+        self.header = self._header(given)
+        self.columns = list(self._columns)
+
+    # -- what there is ----------------------------------------------------------------------------------------
+
+    def _features_of(self) -> dict[str, Feature]:
+        out = {}
+        for key, said in self.info["features"].items():
+            try:
+                out[key] = _feature(key, said)
+            except (TypeError, ValueError, AttributeError) as error:
+                self._dropped[key] = str(error)
+        return out
+
+    def _one_of(self, *keys: str) -> Feature | None:
+        """The first of these features that is one number a step."""
+        found = (self._features.get(key) for key in keys)
+        return next((f for f in found if f and f.kind == "number" and math.prod(f.shape) == 1), None)
+
+    def videos(self) -> list[str]:
+        """The cameras whose frames are in videos."""
+        return [feature.key for feature in self._columns.values() if feature.kind == "video"]
+
+    def _named(self) -> tuple[dict[str, Feature], dict[str, Space]]:
+        """The features by column, and the spaces that Etude has given, if these fit."""
+        names, given = self._own_names()
+        if not names:
+            seen = [key for key, feature in self._features.items() if feature.kind != "text"]
+            names = _roots([key for key in seen if self._features[key].kind == "number"], "action", col.ACTION)
+            names |= _roots(seen, OBSERVATION, col.OBS)
+        for root, wanted in ((col.OBS, "observation.state"), (col.ACTION, "action")):
+            if not col.under(names.values(), root):
+                raise DataError(f"{self.folder / INFO}: there is no feature such as `{wanted}` that can be read.")
+        reward = self._one_of("next.reward", "reward")
+        names |= {reward.key: col.REWARD} if reward else {}
+        used = {EPISODE, FRAME, INDEX, *(f.key for flag, f in self._flags.items() if f and flag != "success")}
+        for key in self._features:
+            name = key.replace(".", col.SEPARATOR)
+            if key in names or key in used:
+                continue
+            if reserved(name) or _clashes(name, [*names.values(), col.OBS, col.ACTION, col.REWARD]):
+                self._dropped[key] = "its name is that of another column"
+            else:
+                names[key] = name
+        return {name: self._features[key] for key, name in names.items()}, given
+
+    def _own_names(self) -> tuple[dict[str, str], dict[str, Space]]:
+        """The columns of observations and actions by their keys, and the spaces, as Etude has written them."""
+        try:
+            given = {root: space_from_json(self.info["etude"]["spaces"][root]) for root in (col.OBS, col.ACTION)}
+        except (KeyError, TypeError, SpaceError):
+            return {}, {}
+        found = {name: leaf for root, space in given.items() for name, leaf in leaves(space, root).items()}
+        names = {key_of(name, leaf): name for name, leaf in found.items()}
+        fits = (key in self._features and _fits(self._features[key], found[name]) for key, name in names.items())
+        return (names, given) if all(fits) and len(names) == len(found) else ({}, {})
+
+    def _episodes_of(self, videos: Sequence[str]) -> Columns:
+        """What is known of the episodes, by their numbers: lengths, and where their frames are."""
+        names = [EPISODE, "length"]
+        names += [f"videos/{key}/{part}" for key in videos for part in ("chunk_index", "file_index", "from_timestamp")]
+        tables: list[Columns] = []
+        for path in _parquet(self.folder / "meta/episodes"):
+            try:
+                with footers.opened(path) as parquet:
+                    _check_there(parquet.schema_arrow, names, str(path))
+                    table = parquet.read(columns=names)
+                    table.validate()
+                tables.append({name: _whole(table, name, path) for name in names})
+            except (*footers.BROKEN, ValueError, KeyError) as error:
+                raise DataError(f"{path}: can't be read ({first_line(error)}). Restore it from a copy.") from error
+        if not tables:
+            raise DataError(f"{self.folder}: there is no meta/episodes/*/*.parquet. Restore it from a copy.")
+        found = {name: np.concatenate([table[name] for table in tables]) for name in names}
+        order = np.argsort(found[EPISODE], kind="stable")
+        return {name: values[order] for name, values in found.items()}
+
+    def _header(self, given: dict[str, Space]) -> Header:
+        """Spaces and facts; gives the columns the dtypes and shapes of their spaces."""
+        inferred = {} if col.REWARD in self._columns else {col.REWARD: "no feature holds rewards: 0"}
+        under = {root: list(col.subtree(self._columns, root)) for root in (col.OBS, col.ACTION)}
+        both = [*under[col.OBS], *under[col.ACTION]]
+        if not given:
+            forms = {n: (f.dtype, f.shape if f.dtype.kind == "f" else _one(f.shape)) for n, f in self._columns.items()}
+            ranges = self._ranges([name for name in both if needs_range(name, *forms[name])])
+            given = {root: inferred_space({n: forms[n] for n in names}, root, ranges) for root, names in under.items()}
+            inferred |= dict.fromkeys(both, "the dataset has no spaces")
+        self._columns = {name: f._replace(shape=_one(f.shape)) for name, f in self._columns.items()}
+        reward = self._columns.setdefault(col.REWARD, Feature("", "number", np.dtype(np.float32), ()))
+        self._columns[col.REWARD] = reward._replace(dtype=np.result_type(reward.dtype, np.float32))
+        for root, space in given.items():
+            for name, leaf in leaves(space, root).items():
+                self._columns[name] = self._columns[name]._replace(dtype=leaf_dtype(leaf), shape=leaf_shape(leaf))
+        said = {key: self.info.get(key) for key in ("codebase_version", "robot_type", "fps", "splits")}
+        said["names"] = {key: self.info["features"][key].get("names") for key in self._features}
+        meta: dict[str, Any] = {"lerobot": said | {"tasks": self._tasks()}}
+        meta |= {"inferred": inferred} if inferred else {}
+        meta |= {"dropped": self._dropped} if self._dropped else {}
+        robot = said["robot_type"]
+        return Header(given[col.OBS], given[col.ACTION], robot if isinstance(robot, str) and robot else None, meta)
+
+    def _ranges(self, names: Sequence[str]) -> dict[str, Range]:
+        """The smallest and largest whole numbers of some columns."""
+        ranges: dict[str, Range] = {}
+        for span, name in itertools.product(self.spans() if names else (), names):
+            feature = self._columns[name]._replace(shape=_one(self._columns[name].shape))
+            try:
+                widen(ranges, {name: self._values(self._table(span, [feature.key]), span, feature)})
+            except DataError:  # raised again when it is read
+                continue
+        return ranges
+
+    def _tasks(self) -> list[str]:
+        """The tasks in words, by their number."""
+        path = self.folder / "meta/tasks.parquet"
+        if not path.is_file():
+            return []
+        try:
+            with footers.opened(path) as parquet:
+                rows = parquet.read().to_pylist()
+            tasks = {row.pop(TASK): next(word for word in row.values() if isinstance(word, str)) for row in rows}
+            return [tasks[i] for i in range(len(tasks))]
+        except (*footers.BROKEN, KeyError, StopIteration, TypeError, ValueError) as error:
+            raise DataError(f"{path}: does not hold tasks by number ({error!r}). Restore it from a copy.") from error
+
+    # -- reading ----------------------------------------------------------------------------------------------
+
+    def spans(self) -> list[Span]:
+        """The rows in pieces of at most 65,536 rows or about 64 MiB, but 128 rows at least, cut between episodes.
+
+        Only where an episode is longer than that, or lies in two files, it is cut.
+        """
+        row_bytes = sum(math.prod(f.shape) * f.dtype.itemsize for f in self._columns.values())
+        limit = min(MAX_ROWS, max(_LEAST_ROWS, _UNIT_BYTES // max(1, row_bytes)))
+        units: list[Span] = []
+        for file, rows in enumerate(self.rows.tolist()):
+            cuts = self._cuts(Span(file, 0, rows))
+            bounds = itertools.pairwise(cuts[grouped(np.diff(cuts), limit)].tolist())
+            units += [Span(file, at, min(at + limit, b)) for a, b in bounds for at in range(a, b, limit)]
+        return units
+
+    def episodes_in(self, span: Span) -> list[Span]:
+        """The rows of each episode of a unit, by the lengths of all episodes before it."""
+        return [Span(span.file, a, b) for a, b in itertools.pairwise(self._cuts(span).tolist())]
+
+    def _cuts(self, span: Span) -> NDArray[np.int64]:
+        """The rows at which a unit, an episode inside of it and the row after it begin."""
+        ends = np.cumsum(np.clip(self.episodes["length"], 0, 1 << 40)) - self.rows[: span.file].sum()
+        inside = ends[(ends > span.first) & (ends < span.stop)]
+        return np.unique(np.concatenate([[span.first], inside, [span.stop]])).astype(np.int64)
+
+    def read(self, span: Span, columns: Sequence[str]) -> Experience:
+        """The steps of a unit; an episode that goes on in the next one has the same id there, and following ``t``.
+
+        Raises:
+            DataError: a row can't be decoded; the message names the file, row group, row and column.
+        """
+        features = {name: self._columns[name] for name in columns}
+        keys = self._keys([*features.values(), *(flag for flag in self._flags.values() if flag)])
+        table = self._table(span, keys)
+        episode, frame = (self._values(table, span, _whole_number(key)) for key in (EPISODE, FRAME))
+        at = self._at(span, episode)
+        odd = (frame < 0) | (frame > _MOST_FRAMES)
+        if odd.any():
+            row = int(odd.argmax())
+            raise DataError(
+                f"{self._where(span, row)}: column `{FRAME}` is {frame[row]}; it counts from 0. Restore it."
+            )
+        terminated, truncated = self._ends(table, span, frame == self.episodes["length"][at] - 1)
+        starts = np.ones(len(frame), bool)
+        starts[1:] = (np.diff(episode) != 0) | (np.diff(frame) != 1) | (terminated | truncated)[:-1]
+        offsets = np.append(np.flatnonzero(starts), len(frame)).astype(np.int64)
+        first, last = offsets[:-1], offsets[1:] - 1
+        steps = {name: self._column(table, span, feature, at) for name, feature in features.items()}
+        finals = {n: np.zeros((len(first), *c.shape[1:]), c.dtype) for n, c in col.subtree(steps, col.OBS).items()}
+        known = np.zeros(len(first), bool)
+        if len(frame) and finals and not (terminated | truncated)[-1]:
+            following = self._following(span, keys, int(episode[-1]), int(frame[-1]) + 1, list(finals))
+            known[-1] = bool(following)
+            for name, values in following.items():
+                finals[name][-1] = values[0]
+        segments = Segments.of(
+            len(first),
+            episode_id=episode[first].astype(str).astype(object),
+            t_start=frame[first],
+            terminated=terminated[last],
+            truncated=truncated[last],
+            has_final_obs=known,
+        )
+        return Experience(steps, offsets, segments, finals)
+
+    def _following(self, span: Span, keys: list[str], episode: int, frame: int, names: Sequence[str]) -> Columns:
+        """The observation after a unit, ``[1, ...]``; empty where the next row is not this frame of the episode.
+
+        The same features ``keys`` are read as of the unit: these rows are there already, in most cases.
+        """
+        later = (file for file in range(span.file + 1, len(self.files)) if self.rows[file])
+        file = span.file if span.stop < self.rows[span.file] else next(later, None)
+        if file is None:
+            return {}
+        row = Span(file, span.stop, span.stop + 1) if file == span.file else Span(file, 0, 1)
+        table = self._table(row, keys)
+        found = [self._values(table, row, _whole_number(key)) for key in (EPISODE, FRAME)]
+        if [*found[0], *found[1]] != [episode, frame]:
+            return {}
+        return {name: self._column(table, row, self._columns[name], self._at(row, found[0])) for name in names}
+
+    def _at(self, span: Span, episode: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The places of episodes in `episodes`."""
+        known = self.episodes[EPISODE]
+        at = np.searchsorted(known, episode)
+        unknown = np.flatnonzero(np.append(known, -1)[np.minimum(at, len(known))] != episode)
+        if len(unknown):
+            where, number = self._where(span, int(unknown[0])), episode[unknown[0]]
+            raise DataError(f"{where}: `{EPISODE}` is {number}, but meta/episodes has no such episode. Restore it.")
+        return at
+
+    def _ends(
+        self, table: pa.Table, span: Span, last: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Where episodes terminate and where they are truncated, bool ``[rows]`` each.
+
+        ``next.terminated`` and ``next.truncated`` say it. ``next.done`` without them means terminated; but truncated
+        where ``next.success`` is there and False. ``next.success`` alone counts in an episode's last row. An episode
+        whose last row has no flag was stopped by time: it is truncated.
+
+        Args:
+            table: The rows.
+            span: Which these are.
+            last: Whether a row is the last of its episode, by its length.
+        """
+        there = {flag: f._replace(shape=(), dtype=np.dtype(np.float64)) for flag, f in self._flags.items() if f}
+        flags = {flag: self._values(table, span, feature) != 0 for flag, feature in there.items()}
+        success, truncated = flags.get("success"), flags.get(col.TRUNCATED)
+        terminated = flags.get(col.TERMINATED)
+        done = flags.get("done", last)
+        if terminated is None and truncated is not None:
+            terminated = done & ~truncated & ("done" in flags)
+        elif terminated is None:
+            terminated = done & (success if success is not None else "done" in flags)
+        truncated = done & ~terminated if truncated is None else truncated
+        return terminated, truncated | (last & ~terminated)
+
+    def _column(self, table: pa.Table, span: Span, feature: Feature, at: NDArray[np.int64]) -> NDArray[Any]:
+        if feature.kind == "video":
+            return self._frames(table, span, feature, at)
+        if not feature.key:
+            return np.zeros((table.num_rows, *feature.shape), feature.dtype)
+        if feature.kind == "number":
+            return self._values(table, span, feature)
+        array = one_array(table, feature.key)
+        if feature.kind == "image":
+            return _images(array, feature, lambda row: self._where(span, row))
+        return strings(array, feature.key, lambda row: self._where(span, row))
+
+    def _values(self, table: pa.Table, span: Span, feature: Feature) -> NDArray[Any]:
+        """A column of numbers, in the shape and dtype of its feature."""
+        found = numbers(one_array(table, feature.key), feature.key, lambda row: self._where(span, row))
+        if math.prod(found.shape[1:]) != math.prod(feature.shape):
+            said = f"rows of {list(found.shape[1:])}, but its shape is {list(feature.shape)}"
+            raise DataError(f"{self._where(span, 0)}: column `{feature.key}` has {said}. Correct {INFO}.")
+        with np.errstate(over="ignore", invalid="ignore"):
+            out = found.astype(feature.dtype, copy=False).reshape(len(found), *feature.shape)
+        if (
+            feature.dtype.kind in "iu"
+            and found.dtype != feature.dtype
+            and (other := out.ravel() != found.ravel()).any()
+        ):
+            row = int(other.argmax()) // max(1, math.prod(feature.shape))
+            said = f"{found.ravel()[other][0]}, which is no {feature.dtype}"
+            raise DataError(f"{self._where(span, row)}: column `{feature.key}` holds {said}. Correct one of them.")
+        return out
+
+    def _keys(self, features: Iterable[Feature]) -> list[str]:
+        """What these features need of a file."""
+        keys = [TIME if feature.kind == "video" else feature.key for feature in features if feature.key]
+        return list(dict.fromkeys([EPISODE, FRAME, *keys]))
+
+    def _table(self, span: Span, keys: list[str]) -> pa.Table:
+        """The rows of a span."""
+        bounds = self._bounds[span.file]
+        groups = np.flatnonzero((bounds[1:] > span.first) & (bounds[:-1] < span.stop)).tolist()
+        wanted = (span.file, tuple(groups), tuple(keys))
+        table = self._kept.get(wanted, partial(self._groups, *wanted))
+        return table.slice(span.first - int(bounds[groups[0]]), span.stop - span.first)
+
+    def _groups(self, file: int, groups: Sequence[int], keys: Sequence[str]) -> tuple[pa.Table, int]:
+        """Some row groups of a file, and the bytes that these take."""
+        path, metadata = self.files[file], self._metadata[file]
+        _check_there(metadata.schema.to_arrow_schema(), keys, str(path))
+        try:
+            with footers.opened(path, metadata) as parquet:
+                table = parquet.read_row_groups(list(groups), columns=list(keys))
+                table.validate()
+        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+            for group in groups if len(groups) > 1 else ():
+                self._groups(file, [group], keys)  # the one that can't be read is named
+            said = f"row group {groups[0]} can't be decoded ({first_line(error)}). Restore the file from a copy."
+            raise DataError(f"{path}: {said}") from error
+        return table, table.nbytes
+
+    def frames(self, span: Span) -> NDArray[np.int64]:
+        """The episode and the frame number of each row, ``[rows, 2]``."""
+        table = self._table(span, [EPISODE, FRAME])
+        return np.stack([self._values(table, span, _whole_number(key)) for key in (EPISODE, FRAME)], axis=1)
+
+    def lost(self) -> list[Problem]:
+        """Steps and episodes that ``info.json`` counts, but that are not there."""
+        path, problems = self.folder / INFO, []
+        for what, found in (("frames", self.rows.sum()), ("episodes", len(self.episodes[EPISODE]))):
+            said = self.info.get(f"total_{what}")
+            if isinstance(said, int) and said != found:
+                text = f"{path}: total_{what} is {said:,}, but {found:,} are there. Was it copied in part? Restore it."
+                problems.append(Problem("lost_rows", text, str(path), repairable=True))
+        return problems
+
+    def place(self, span: Span, row: int) -> Place:
+        """Where a row of a unit is."""
+        at, file = span.first + row, str(self.files[span.file])
+        group = int(np.searchsorted(self._bounds[span.file], at, side="right")) - 1
+        return Place(f"{file}: row group {group}, row {at}", file, at, group)
+
+    def _where(self, span: Span, row: int) -> str:
+        return self.place(span, row).words
+
+    # -- frames of videos -------------------------------------------------------------------------------------
+
+    def video(self, key: str, at: int) -> AnyPath:
+        """The video in which the frames of a camera are for the episode at place ``at`` of `episodes`.
+
+        Raises:
+            DataError: ``video_path`` in ``info.json`` leads out of the folder, or has other fields than LeRobot's.
+        """
+        template, where = str(self.info.get("video_path")), f"{self.folder / INFO}: `video_path`"
+        numbered = {f"{name}_index": int(self.episodes[f"videos/{key}/{name}_index"][at]) for name in ("chunk", "file")}
+        try:
+            fields = [(name, spec) for _, name, spec, _ in string.Formatter().parse(template) if name is not None]
+            if not all(
+                name in (*numbered, "video_key") and re.fullmatch(r"(0?\dd)?", spec or "") for name, spec in fields
+            ):
+                raise ValueError(f"it has the fields {fields}")
+            path = PurePosixPath(template.format(video_key=key, **numbered))
+        except (ValueError, IndexError, KeyError, AttributeError) as error:
+            raise DataError(f"{where} is {template!r}, which names no videos: {error}.") from None
+        if path.is_absolute() or ".." in path.parts or not str(path).isprintable() or "\\" in str(path):
+            raise DataError(f"{where} is {template!r}, which leads out of the dataset. Nothing outside it is read.")
+        return self.folder / str(path)
+
+    def _frames(self, table: pa.Table, span: Span, feature: Feature, at: NDArray[np.int64]) -> NDArray[Any]:
+        """The frames of a camera; ``at`` are the places of the rows' episodes."""
+        stamps = self._values(table, span, Feature(TIME, "number", np.dtype(np.float64), ()))
+        stamps = stamps + self.episodes[f"videos/{feature.key}/from_timestamp"][at]
+        files = [self.episodes[f"videos/{feature.key}/{name}_index"][at] for name in ("chunk", "file")]
+        steady = (np.diff(stamps) > 0) & (np.diff(stamps) < 2.5 / self.fps) & ~np.diff(files).any(axis=0)
+        out = np.empty((len(stamps), *feature.shape), np.uint8)
+        for a, b in itertools.pairwise([0, *(np.flatnonzero(~steady) + 1).tolist(), len(stamps)]):
+            if a == b:
+                continue
+            where = f"{self._where(span, a)}: column `{feature.key}`"
+            path = self.video(feature.key, int(at[a]))
+            frames, times = _decoded(path, stamps[a], stamps[b - 1], self.fps, feature.shape, where)
+            nearest = np.abs(times - stamps[a:b, None]).argmin(axis=1)
+            far = ~(np.abs(times[nearest] - stamps[a:b]) < 0.25 / self.fps)
+            if far.any():
+                row = a + int(far.argmax())
+                said = f"{path} has no frame at {stamps[row]:.4f} s"
+                raise DataError(f"{self._where(span, row)}: column `{feature.key}`: {said}. Restore the video.")
+            out[a:b] = frames[nearest]
+        return out
+
+
+# -- features -----------------------------------------------------------------------------------------------------
+
+
+def key_of(name: str, leaf: Space | None = None) -> str:
+    """LeRobot's name for a column, from which `LeRobot` knows it; ``leaf`` is the simple space of an observation."""
+    if name == col.OBS:
+        return f"{OBSERVATION}.{'image' if leaf is not None and is_image(leaf.dtype, leaf.shape) else 'state'}"
+    return (OBSERVATION + name[len(col.OBS) :] if col.is_under(name, col.OBS) else name).replace(col.SEPARATOR, ".")
+
+
+def is_image(dtype: Any, shape: Sequence[int] | None) -> bool:
+    """Whether such arrays are written as images: LeRobot's own writer takes three channels, the last axis."""
+    return dtype == np.uint8 and shape is not None and len(shape) == 3 and shape[2] == 3
+
+
+def _parquet(folder: AnyPath) -> list[AnyPath]:
+    found: list[Any] = list(folder.iterdir()) if folder.is_dir() else []
+    return [file for inside in sorted(found) if inside.is_dir() for file in sorted(inside.glob("*.parquet"))]
+
+
+def _info_of(folder: AnyPath) -> dict[str, Any]:
+    path = folder / INFO
+    try:
+        info = loads(path.read_text())
+    except (ValueError, OSError, RecursionError) as error:
+        raise DataError(f"{path}: can't be read as JSON ({error}). Restore it from a copy.") from error
+    version = str(info.get("codebase_version") if isinstance(info, dict) else None)
+    major = re.match(r"v?(\d{1,9})(\.|$)", version)
+    if major is None:
+        raise DataError(f"{path}: has no `codebase_version` such as v3.0. Restore it from a copy.")
+    if major[1] != "3":
+        converter = "python -m lerobot.datasets.v30.convert_dataset_v21_to_v30 --repo-id=NAME --root=FOLDER"
+        raise DataError(
+            f"{folder}: is a LeRobot dataset of version {version[:40]}, but version 3 is read. LeRobot converts older "
+            f"ones: {converter} --push-to-hub=false (newer LeRobots have the script in lerobot.scripts)."
+        )
+    fps = info.get("fps")
+    if not isinstance(fps, int | float) or not 0 < fps < 1e6:
+        raise DataError(f"{path}: `fps` is {str(fps)[:80]!r}, not a number of frames a second.")
+    if not isinstance(info.get("features"), dict):
+        raise DataError(f"{path}: `features` is not an object. Restore it from a copy.")
+    return dict(info)
+
+
+def _feature(key: str, said: Mapping[str, Any]) -> Feature:
+    """A feature of ``info.json``; ValueError and the like say why it is not read."""
+    dtype, shape, about = said.get("dtype"), said.get("shape"), said.get("info")
+    if not key.isprintable() or {"/", "\\"} & set(key) or "" in key.split(".") or len(key) > 200:
+        raise ValueError("its name is no name of a column")
+    if dtype == "string":
+        return Feature(key, "text", np.dtype(object), ())
+    if not isinstance(shape, list) or len(shape) > 31 or not all(type(n) is int and n > 0 for n in shape):
+        raise ValueError(f"its shape is {str(shape)[:80]}")
+    found = Feature(key, "number", np.dtype(np.uint8 if dtype in ("image", "video") else str(dtype)), tuple(shape))
+    if dtype in ("image", "video"):
+        names = said.get("names")
+        axes = names if isinstance(names, list) else ["c"] if shape[0] in _MODES and shape[-1] not in _MODES else ["h"]
+        found = found._replace(
+            kind=dtype, shape=(*shape[1:], shape[0]) if str(axes[:1]).startswith("['c") else found.shape
+        )
+        is_depth = isinstance(about, dict) and any(key.endswith("is_depth_map") and about[key] for key in about)
+        if is_depth or len(shape) != 3 or found.shape[2] not in (_MODES if dtype == "image" else _PIXELS):
+            raise ValueError(f"{'depth maps' if is_depth else f'{dtype}s of shape {shape}'} are not read")
+    if found.dtype.kind not in "biuf" or found.dtype.itemsize > 8:
+        raise ValueError(f"its dtype is {str(dtype)[:80]}")
+    if math.prod(found.shape) * found.dtype.itemsize > _MOST_BYTES:
+        raise ValueError(f"a step of it has more than {_MOST_BYTES:,} bytes")
+    return found
+
+
+def _roots(keys: Sequence[str], prefix: str, root: str) -> dict[str, str]:
+    """The columns under ``root`` of the features ``prefix`` or ``prefix.x``, by their keys."""
+    parts = [prefix] if prefix in keys else [key for key in keys if key.startswith(f"{prefix}.")]
+    if len(parts) == 1:
+        return {parts[0]: root}
+    names: dict[str, str] = {}
+    for key in parts:
+        name = root + key[len(prefix) :].replace(".", col.SEPARATOR)
+        names |= {} if _clashes(name, names.values()) else {key: name}
+    return names
+
+
+def _clashes(name: str, others: Iterable[str]) -> bool:
+    return any(col.is_under(name, other) or col.is_under(other, name) for other in others)
+
+
+def _one(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a row; LeRobot says ``[1]`` of a single number."""
+    return () if shape == (1,) else shape
+
+
+def _fits(feature: Feature, leaf: Space) -> bool:
+    is_choice = not isinstance(leaf, spaces.Box) and feature.dtype.kind in "biu"
+    return math.prod(feature.shape) == math.prod(leaf_shape(leaf)) and (is_choice or feature.dtype == leaf_dtype(leaf))
+
+
+def _whole_number(key: str) -> Feature:
+    return Feature(key, "number", np.dtype(np.int64), ())
+
+
+# -- values -------------------------------------------------------------------------------------------------------
+
+
+def _check_there(schema: pa.Schema, keys: Iterable[str], where: str) -> None:
+    for key in keys:
+        if schema.names.count(key) != 1:
+            how = "is there more than once" if key in schema.names else "is missing"
+            raise DataError(f"{where}: column `{key}` {how}; there are {', '.join(schema.names)[:500]}.")
+
+
+def _whole(table: pa.Table, name: str, path: AnyPath) -> NDArray[Any]:
+    """A column of ``meta/episodes``, whole numbers but for times."""
+    values = numbers(one_array(table, name), name, lambda row: f"{path}: row {row}")
+    with np.errstate(invalid="ignore", over="ignore"):
+        out = values.astype(np.float64 if name.endswith("from_timestamp") else np.int64)
+    if values.ndim != 1 or (out != values).any():
+        raise DataError(f"{path}: column `{name}` does not hold one number, whole but for times, in each row.")
+    return out
+
+
+def _images(array: pa.Array, feature: Feature, place: Any) -> NDArray[np.uint8]:
+    """Images in Parquet, decoded: uint8 ``[rows, height, width, channels]``."""
+    if pa.types.is_struct(array.type) and array.type.get_field_index("bytes") >= 0:
+        array = pc.struct_field(array, "bytes")
+    if not (pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type)):
+        raise DataError(f"{place(0)}: column `{feature.key}` is {array.type}, not the bytes of images.")
+    height, width, channels = feature.shape
+    out = np.empty((len(array), *feature.shape), np.uint8)
+    for row, value in enumerate(array):
+        try:
+            if not value.is_valid:
+                raise ValueError("its bytes are not in the row; files beside are not read")
+            image = Image.open(io.BytesIO(value.as_py()), formats=["PNG", "JPEG"])
+            if image.size != (width, height) or image.mode not in (_MODES[channels], "P"):  # before it takes memory
+                raise ValueError(
+                    f"it is {image.height}x{image.width} {image.mode}, not {height}x{width} {_MODES[channels]}"
+                )
+            pixels = image if image.mode == _MODES[channels] else image.convert(_MODES[channels])
+            out[row] = np.asarray(pixels).reshape(feature.shape)
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            raise DataError(f"{place(row)}: the image in column `{feature.key}` can't be decoded ({error}).") from error
+    return out
+
+
+def _decoded(
+    path: AnyPath, first: float, last: float, fps: float, shape: tuple[int, ...], where: str
+) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
+    """The frames of a video from ``first`` to ``last`` seconds, one at least, and their times.
+
+    ffmpeg opens this file alone, as MP4, and gives no more frames than are expected, and none that are larger.
+    """
+    from etude.envs.render import ffmpeg  # only where there are videos
+
+    if not isinstance(path, Path) or not path.is_file():
+        why = "is not on this machine: copy the dataset" if not isinstance(path, Path) else "is not there: restore it"
+        raise DataError(f"{where}: the video {path} {why}, or leave the camera out.")
+    height, width, channels = shape
+    try:
+        command = [ffmpeg(), "-hide_banner", "-nostats", "-nostdin", "-loglevel", "info", "-copyts", "-noautorotate"]
+    except SettingsError as error:
+        text = "is a video, which needs ffmpeg: pip install 'etude[video]', or leave the camera out"
+        raise DataError(f"{where} {text} ({error})") from error
+    command += ["-max_pixels", str((height + 64) * (width + 64)), "-ss", f"{max(0.0, first - 0.5 / fps):.6f}"]
+    command += ["-protocol_whitelist", "file", "-f", "mov", "-i", f"file:{path}", "-map", "0:v:0", "-vf", "showinfo"]
+    command += ["-frames:v", str(round((last - first) * fps) + 2), "-fps_mode", "passthrough"]
+    command += ["-pix_fmt", _PIXELS[channels], "-f", "rawvideo", "pipe:1"]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise DataError(f"{where}: {path} can't be decoded ({error}).") from error
+    log = done.stderr.decode(errors="replace")
+    base = re.search(r"config in time_base: (\d+)/([1-9]\d*)", log)
+    found = re.findall(r"\bn: *\d+ pts: *(-?\d+) .*? s:(\d+)x(\d+) ", log)
+    if not base or not found:
+        said = (log.strip().splitlines() or [f"exit code {done.returncode}"])[-1][-300:]
+        raise DataError(f"{where}: {path} has no frame at {first:.4f} s that can be decoded ({said}).")
+    if {(int(h), int(w)) for _, w, h in found} != {(height, width)}:
+        raise DataError(f"{where}: {path} has frames of other sizes than {height}x{width}, as {INFO} says.")
+    frames = np.frombuffer(done.stdout[: len(done.stdout) // math.prod(shape) * math.prod(shape)], np.uint8)
+    times = np.array([int(pts) for pts, *_ in found]) * int(base[1]) / int(base[2])
+    count = max(1, min(len(times), len(frames) // math.prod(shape)))
+    return frames.reshape(-1, *shape)[:count], times[:count]

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes LeRobot datasets of version 3, laid out as LeRobot 0.4 does it; images are PNG in Parquet."""
+
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from PIL import Image
+
+from etude import columns as col
+from etude.errors import DataError
+from etude.experience import Experience
+from etude.recordings.formats.grouping import grouped
+from etude.recordings.formats.lerobot import EPISODE, FRAME, INDEX, INFO, TASK, TIME, is_image, key_of
+from etude.recordings.layout import Header
+from etude.spaces import leaves, space_to_json
+
+FPS: Final = 30
+CHUNK_FILES, FILE_MEGABYTES, VIDEO_MEGABYTES = 1000, 100, 200
+"""LeRobot's own limits: the files of a chunk, and about the size of a file."""
+_GROUP_BYTES: Final = 16 << 20
+_PATH: Final = "chunk-{chunk_index:03d}/file-{file_index:03d}"
+_QUANTILES: Final = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
+_INDEX: Final = "__index_level_0__"
+_PANDAS: Final = {
+    "index_columns": [_INDEX],
+    "column_indexes": [],
+    "columns": [
+        {"name": TASK, "field_name": TASK, "pandas_type": "int64", "numpy_type": "int64", "metadata": None},
+        {"name": None, "field_name": _INDEX, "pandas_type": "unicode", "numpy_type": "object", "metadata": None},
+    ],
+    "pandas_version": "2.0.0",
+}
+"""Has pandas, with which LeRobot reads the tasks, take their words for the index."""
+_Stats: TypeAlias = dict[str, NDArray[Any]]
+
+
+class LeRobotWriter:
+    """Writes whole episodes, a segment each.
+
+    Args:
+        folder: Where to; it is there.
+        header: What is written; the tasks, names and robot of a LeRobot dataset that it came from are kept.
+        columns: The step columns; all of numbers.
+        fps: Steps a second, from which times are counted; None is that of the dataset that it came from, else 30.
+        name: What the task is called where there is none; the id of the env is better.
+
+    Raises:
+        DataError: two columns would have one name.
+    """
+
+    whole_episodes = True
+    keeps_time = False
+    needs_final_obs = False
+
+    def __init__(self, folder: Path, header: Header, columns: list[str], fps: int | None, name: str) -> None:
+        came_from = header.meta.get("lerobot")
+        self._said: Mapping[str, Any] = came_from if isinstance(came_from, dict) else {}
+        self._folder, self._header, self.notes = folder, header, list[str]()
+        known = self._said.get("fps")
+        self._fps = fps or (int(known) if isinstance(known, int | float) and known >= 1 else FPS)
+        tasks = self._said.get("tasks")
+        self._tasks = list(tasks) if tasks and TASK in columns else [header.env or name]
+        found = {**leaves(header.obs_space, col.OBS), **leaves(header.action_space, col.ACTION)}
+        self._keys = {name: key_of(name, found.get(name)) for name in columns if name not in (TIME, TASK)}
+        self._keys[col.REWARD] = f"next.{col.REWARD}"
+        taken = ["next.done", "next.terminated", "next.truncated", TIME, FRAME, EPISODE, INDEX, TASK]
+        twice = {key for key in self._keys.values() if [*taken, *self._keys.values()].count(key) > 1}
+        if twice:
+            raise DataError(f"several columns would be called {', '.join(sorted(twice))} in LeRobot. Rename them.")
+        self._features: dict[str, dict[str, Any]] = {}
+        self._stats: dict[str, _Stats] = {}
+        self._data, self._meta = _Files(folder / "data"), _Files(folder / "meta/episodes")
+        self._episodes = self._steps = 0
+
+    def write(self, exp: Experience) -> None:
+        """Take these episodes."""
+        if exp.segments.has_final_obs.any() and not self.notes:
+            self.notes.append("what was observed after the last step of an episode has no place in LeRobot: left out")
+        row_bytes = sum(column[:1].nbytes for column in exp.steps.values())
+        bounds = grouped(exp.lengths, max(1, _GROUP_BYTES // max(1, row_bytes)))
+        for first, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+            self._write_group(exp[first:stop])
+
+    def _write_group(self, exp: Experience) -> None:
+        values = {key: np.asarray(exp.steps[name]) for name, key in self._keys.items()}
+        values |= {"next.done": exp.at_ends(exp.segments.done)}
+        values |= {f"next.{end}": exp.at_ends(getattr(exp.segments, end)) for end in (col.TERMINATED, col.TRUNCATED)}
+        frame, count = exp.t() - np.repeat(exp.segments.t_start, exp.lengths), exp.num_segments
+        stamps = exp.steps[TIME] if TIME in exp.steps else frame / self._fps
+        task = exp.steps[TASK] if len(self._tasks) > 1 else np.zeros(len(frame), np.int64)
+        if len(task) and not 0 <= int(task.min()) <= int(task.max()) < len(self._tasks):
+            raise DataError(
+                f"column `{TASK}` goes from {task.min()} to {task.max()}, but {len(self._tasks)} are named."
+            )
+        values |= {TIME: np.asarray(stamps, np.float32), FRAME: frame}
+        values |= {EPISODE: self._episodes + exp.segment_of_step(), INDEX: self._steps + np.arange(len(frame))}
+        values[TASK] = np.asarray(task, np.int64)
+        self._features = self._features or {key: self._feature(key, column) for key, column in values.items()}
+        fields = [_field(key, column, self._features[key]["dtype"]) for key, column in values.items()]
+        hub = {"info": {"features": {key: _hub(said) for key, said in self._features.items()}}}
+        schema = pa.schema([field for field, _ in fields], {"huggingface": json.dumps(hub)})
+        place = self._data.add(pa.Table.from_arrays([array for _, array in fields], schema=schema))
+        stats = {}
+        for key, column in values.items():
+            as_image = self._features[key]["dtype"] == "image"
+            stats[key] = _image_stats(column, exp.offsets) if as_image else _stats_of(column, exp.offsets)
+            before = self._stats.get(key)
+            parts = stats[key] if before is None else {n: np.concatenate([before[n], v]) for n, v in stats[key].items()}
+            self._stats[key] = _joined(parts)
+        words = [sorted({self._tasks[i] for i in np.unique(part)}) for part in np.split(task, exp.offsets[1:-1])]
+        about = {
+            EPISODE: np.arange(count) + self._episodes,
+            "tasks": words,
+            "length": exp.lengths,
+            **{f"data/{name}": np.full(count, at) for name, at in place.items()},
+            "dataset_from_index": exp.offsets[:-1] + self._steps,
+            "dataset_to_index": exp.offsets[1:] + self._steps,
+            **{f"stats/{key}/{n}": v.tolist() for key, own in stats.items() for n, v in own.items()},
+        }
+        self._meta.add(pa.table({key: pa.array(column) for key, column in about.items()}), "meta/episodes/")
+        self._episodes, self._steps = self._episodes + count, self._steps + len(frame)
+
+    def close(self) -> None:
+        """Finish all files, and describe the dataset."""
+        self._data.close()
+        self._meta.close()
+        if not self._steps:
+            return
+        own = {col.OBS: self._header.obs_space, col.ACTION: self._header.action_space}
+        info = {
+            "codebase_version": "v3.0",
+            "robot_type": self._said.get("robot_type") or self._header.env,
+            "total_episodes": self._episodes,
+            "total_frames": self._steps,
+            "total_tasks": len(self._tasks),
+            "chunks_size": CHUNK_FILES,
+            "data_files_size_in_mb": FILE_MEGABYTES,
+            "video_files_size_in_mb": VIDEO_MEGABYTES,
+            "fps": self._fps,
+            "splits": {"train": f"0:{self._episodes}"},
+            "data_path": f"data/{_PATH}.parquet",
+            "video_path": None,
+            "features": self._features,
+            "etude": {"spaces": {root: space_to_json(space) for root, space in own.items()}},
+        }
+        (self._folder / INFO).write_text(json.dumps(info, indent=4))
+        stats = {key: {n: v[0].tolist() for n, v in own.items()} for key, own in self._stats.items()}
+        (self._folder / "meta/stats.json").write_text(json.dumps(stats, indent=4))
+        tasks = pa.table({TASK: np.arange(len(self._tasks)), _INDEX: self._tasks})
+        tasks = tasks.replace_schema_metadata({"pandas": json.dumps(_PANDAS)})
+        pq.write_table(tasks, self._folder / "meta/tasks.parquet")
+
+    def _feature(self, key: str, column: NDArray[Any]) -> dict[str, Any]:
+        shape, names = list(column.shape[1:]) or [1], self._said.get("names")
+        if is_image(column.dtype, shape):
+            return {"dtype": "image", "shape": shape, "names": ["height", "width", "channels"]}
+        named = names.get(key) if isinstance(names, dict) else None
+        return {"dtype": str(column.dtype), "shape": shape, "names": named}
+
+
+class _Files:
+    """Parquet files that roll by size, in numbered folders."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._next = folder, 0
+        self._writer: pq.ParquetWriter | None = None
+        self._path = folder
+
+    def add(self, table: pa.Table, prefix: str = "") -> dict[str, int]:
+        """Write a row group; gives where. With ``prefix``, this stands in the table too, under names with it."""
+        if self._writer and self._path.stat().st_size + table.nbytes > FILE_MEGABYTES * 2**20:
+            self.close()
+        self._next += self._writer is None
+        chunk, file = divmod(self._next - 1, CHUNK_FILES)
+        place = {"chunk_index": chunk, "file_index": file}
+        for name in place if prefix else ():
+            table = table.append_column(prefix + name, pa.array(np.full(len(table), place[name])))
+        if self._writer is None:
+            self._path = self._folder / f"{_PATH.format(**place)}.parquet"
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._writer = pq.ParquetWriter(self._path, table.schema, compression="snappy")
+        self._writer.write_table(table, row_group_size=max(1, table.num_rows))
+        return place
+
+    def close(self) -> None:
+        """Finish the file that is open."""
+        if self._writer is not None:
+            self._writer.close()
+        self._writer = None
+
+
+# -- columns ------------------------------------------------------------------------------------------------------
+
+
+def _field(key: str, column: NDArray[Any], dtype: str) -> tuple[pa.Field, pa.Array]:
+    if dtype == "image":
+        images = [{"bytes": _png(image), "path": f"frame-{row:06d}.png"} for row, image in enumerate(column)]
+        array = pa.array(images, pa.struct({"bytes": pa.binary(), "path": pa.string()}))
+    else:
+        shape = [] if column.shape[1:] == (1,) else column.shape[1:]
+        array = pa.array(np.ascontiguousarray(column).reshape(-1))
+        for size in reversed(shape):
+            if len(shape) == 1:
+                array = pa.FixedSizeListArray.from_arrays(array, size)
+            else:
+                starts = np.arange(0, len(array) + 1, size, dtype=np.int32)
+                array = pa.ListArray.from_arrays(starts, array)
+    return pa.field(key, array.type), array
+
+
+def _png(image: NDArray[np.uint8]) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(image).save(out, "png", compress_level=1)
+    return out.getvalue()
+
+
+def _hub(said: Mapping[str, Any]) -> dict[str, Any]:
+    """A feature in the words of Hugging Face's ``datasets``."""
+    shape, value = said["shape"], {"dtype": said["dtype"], "_type": "Value"}
+    if said["dtype"] == "image":
+        return {"_type": "Image"}
+    if len(shape) > 1:
+        return {"shape": shape, "dtype": said["dtype"], "_type": f"Array{len(shape)}D"}
+    return value if shape == [1] else {"feature": value, "length": shape[0], "_type": "List"}
+
+
+# -- statistics ---------------------------------------------------------------------------------------------------
+
+
+def _stats_of(values: NDArray[Any], offsets: NDArray[np.int64]) -> _Stats:
+    """LeRobot's statistics of a column, an episode a row: along the last axis, over all others."""
+    flat = values.reshape(-1, values.shape[-1] if values.ndim > 1 else 1)
+    bounds = offsets * (len(flat) // max(1, len(values)))
+    number, first = np.diff(bounds)[:, None], bounds[:-1]
+    exact = flat.astype(np.float64)
+    mean = np.add.reduceat(exact, first) / number
+    std = np.sqrt(np.add.reduceat((exact - np.repeat(mean, number[:, 0], axis=0)) ** 2, first) / number)
+    of = np.repeat(np.arange(len(first)), number[:, 0])
+    rising = np.stack([flat[np.lexsort((column, of)), j] for j, column in enumerate(flat.T)], axis=1)
+    out = {"min": rising[first], "max": rising[bounds[1:] - 1], "mean": mean, "std": std}
+    out["count"] = np.diff(offsets)[:, None]
+    for name, share in _QUANTILES.items():
+        at = first + np.maximum(np.ceil(share * number[:, 0]).astype(np.int64) - 1, 0)  # a number that is there
+        out[name] = rising[at].astype(np.float64)
+    return out
+
+
+def _image_stats(images: NDArray[np.uint8], offsets: NDArray[np.int64]) -> _Stats:
+    """The same of images, between 0 and 1 by channel, from as many pixels as LeRobot takes."""
+    out = []
+    for first, stop in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+        count = max(min(100, stop - first), min(int((stop - first) ** 0.75), 10_000))
+        size = max(images.shape[1:3])
+        step = 1 if size < 300 else size // 150
+        some = images[np.round(np.linspace(first, stop - 1, count)).astype(int), ::step, ::step] / 255
+        own = _stats_of(some.reshape(-1, 3), np.array([0, some[..., 0].size]))
+        out.append({name: v[..., None, None] for name, v in own.items()} | {"count": np.array([[count]])})
+    return {name: np.concatenate([own[name] for own in out]) for name in out[0]}
+
+
+def _joined(stats: _Stats) -> _Stats:
+    """The statistics of all episodes as LeRobot joins them: quantiles are means, weighted by length."""
+    weight = stats["count"].reshape(-1, *[1] * (stats["mean"].ndim - 1))
+    total = weight.sum(axis=0)
+    out = {name: (stats[name] * weight).sum(axis=0) / total for name in ("mean", *_QUANTILES)}
+    out["std"] = np.sqrt(((stats["std"] ** 2 + (stats["mean"] - out["mean"]) ** 2) * weight).sum(axis=0) / total)
+    out |= {"min": stats["min"].min(axis=0), "max": stats["max"].max(axis=0), "count": stats["count"].sum(axis=0)}
+    return {name: value[None] for name, value in out.items()}
