@@ -77,7 +77,7 @@ ray.shutdown()
 
 _OURS = """
 import etude
-from etude.algorithms.engines import Ray, RayData
+from etude.algorithms import Ray, RayData
 from etude.ray.data import open_feeds, open_shards
 config = etude.{kind}Config(data=PATH, mode="stream", batch_size={batch} * max(1, NUM), seed=0)
 algorithm = etude.{kind}(config)
@@ -109,7 +109,7 @@ import etude
 algorithm = etude.BC(etude.BCConfig(data=PATH, mode="stream", batch_size={batch}, seed=0))
 def run():
     begin = time.perf_counter()
-    return begin, [tell(algorithm._opened()["main"].take(10**9), STEPS, begin)]
+    return begin, [tell(algorithm.opened_feeds()["main"].take(10**9), STEPS, begin)]
 """
 
 _BARE = """

@@ -13,7 +13,7 @@ import ray
 from benchmarks.harness import ENV, ETUDE, Figure, Options, Row, milliseconds, race
 from benchmarks.ray_learners import EPOCHS, ROWS, SPACES, on_cluster, updates
 from etude import PPO, Experience, PPOConfig
-from etude.algorithms.engines import Ray
+from etude.algorithms import Ray
 from etude.ray.fragments import put_together
 from etude.ray.learner_group import LearnerGroup
 from etude.ray.members import Fragment

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from benchmarks.harness import ENV, ETUDE, STEPS_A_SECOND, Figure, Options, Reach, Row, Work, race
 from etude import PPO, Experience, NetworkConfig, PPOConfig
-from etude.algorithms.engines import Ray
+from etude.algorithms import Ray
 from etude.experience import Segments
 from etude.ray.learners import Learners
 

@@ -126,7 +126,7 @@ def _weights(options: Options, megabytes: int, width: int) -> Row:
             """It has been fetched by now."""
 
     algorithm = _ppo(ENV, 1, 8, STEPS, network={"hidden": (width, width), "separate": True})
-    algorithm.cluster.close()
+    algorithm.engine.close()
     remote: Any = ray.remote
     actors = [
         remote(concurrency_groups={"pulse": 1})(Taking).remote(_plain(algorithm.config), i, "cpu") for i in (0, 1)
@@ -182,7 +182,7 @@ def _unequal(options: Options) -> Row:
 
 def _ppo(env: Any, num_runners: int, num_envs: int, steps: int, **more: Any) -> Any:
     from etude import PPO, PPOConfig
-    from etude.algorithms.engines import Ray
+    from etude.algorithms import Ray
     from etude.modules import NetworkConfig
 
     network = NetworkConfig(**more.pop("network", {}))

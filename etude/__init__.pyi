@@ -57,6 +57,7 @@ from etude.connectors import (
     NextObs as NextObs,
     NormalizeAdvantages as NormalizeAdvantages,
     NormalizeObs as NormalizeObs,
+    NormalizeReward as NormalizeReward,
     Pipeline as Pipeline,
     PreLearner as PreLearner,
     PrevActionReward as PrevActionReward,

@@ -19,6 +19,9 @@ from etude.columns import OBS, SEPARATOR, is_under
 from etude.errors import SpaceError
 
 Space: TypeAlias = gym.Space[Any]
+Spaces: TypeAlias = tuple[Space, Space]
+"""Of observations and of actions."""
+
 Keys: TypeAlias = tuple[str | int, ...]
 
 MOST_NUMBERS: Final = 2**27

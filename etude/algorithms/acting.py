@@ -4,26 +4,26 @@
 import dataclasses
 import logging
 from collections.abc import Mapping
-from contextlib import ExitStack
 from typing import Any, ClassVar, TypeVar
 
 from gymnasium import Env
 from gymnasium.vector import VectorEnv
 
-from etude.algorithms.base import Algorithm
-from etude.algorithms.cluster import Collector, Runners
-from etude.algorithms.components import Component
+from etude.algorithms.algorithm import Algorithm
+from etude.algorithms.checkpoint import Component
 from etude.algorithms.config import ActingConfig, ModuleLike
-from etude.algorithms.playing import by_module, dropped_by, make_runner, workers_of
-from etude.algorithms.policies import Spaces, modules_given, spaces_in
-from etude.algorithms.result import Evaluation
-from etude.envs import Arena, EnvLike, env_name, make_arena
+from etude.algorithms.engine import Collector
+from etude.algorithms.play import by_module
+from etude.algorithms.policies import modules_given
+from etude.algorithms.results import Evaluation
+from etude.envs import EnvLike, env_name
 from etude.errors import CheckpointError, EtudeError, SettingsError
 from etude.experience import Experience
 from etude.interruption import interruptible
 from etude.learners import load_weights
 from etude.policies import Policy
-from etude.runners import Lengths, ModuleOf, Runner
+from etude.runners import Finished, ModuleOf
+from etude.spaces import Spaces
 
 C = TypeVar("C", bound=ActingConfig)
 
@@ -45,9 +45,6 @@ class ActingAlgorithm(Algorithm[C]):
     learns_on_device: ClassVar[bool] = False
     """Where the env gives tensors, `collect` gives experience on their device; else it is copied to the host."""
 
-    _arena: Arena | None = None
-    _away: Runners | None = None
-    """The envs and what acts in them, where these are not here but on a cluster."""
     _runner: Collector | None = None
     _saved_runner: dict[str, Any] | None = None
     """Where a loaded run stood, until its envs are made."""
@@ -68,22 +65,13 @@ class ActingAlgorithm(Algorithm[C]):
         if self._runner is not None:
             return
         try:
-            if self._arena is None and self._away is None:
+            if not self.engine.has_envs:
                 self._fit_to(self._spaces_there())
-            if self._arena is not None:
-                lengths = Lengths(self.config.min_trajectory_length, self.config.max_trajectory_length)
-                self._runner = make_runner(self.config, self._arena, self.policies, self._seed, self.callbacks, lengths)
-            else:
-                self._runner = self._away
+            self._runner = self.engine.runner()
             self._go_on()
-            if isinstance(self._runner, Runner):  # envs in workers never have a state that can be saved
-                is_resumed = self._resumed is not None
-                self._runner.warn_of_lost_episodes = not is_resumed and not self.config.workers.num_workers
-            if self._away is None:  # else runners record what they live through themselves
-                self.recorder.open(self)
         except BaseException:
             self.close()
-            self._arena = self._away = self._runner = None
+            self._runner = None
             raise
 
     @property
@@ -97,23 +85,10 @@ class ActingAlgorithm(Algorithm[C]):
         if self.config.env is None:
             raise SettingsError(f"{type(self).__name__} needs an env to act in: set `env`, such as env='CartPole-v1'.")
         try:
-            if self.cluster is None:
-                config, env = self.config, self.config.env
-                self._arena = make_arena(env, config.num_envs, workers_of(config), drop=dropped_by(config))
-            else:
-                self._away = self.cluster.runners(self)
-            return self._spaces_of(list(modules_given(self.config)), self.config.module_of)
+            return self.engine.spaces(list(modules_given(self.config)), self.config.module_of)
         except BaseException:
             self.close()
             raise
-
-    def _spaces_of(
-        self, module_ids: list[str], module_of: ModuleOf | None, known: Mapping[str, Spaces] | None = None
-    ) -> dict[str, Spaces]:
-        if self._away is not None:
-            return self._away.spaces(module_ids, module_of, known)
-        assert self._arena is not None
-        return spaces_in(self._arena, module_ids, module_of, known)
 
     def _fit_to(self, spaces: dict[str, Spaces]) -> None:
         """Let the connectors of a loaded run fit an env with other spaces, if that was given."""
@@ -131,7 +106,7 @@ class ActingAlgorithm(Algorithm[C]):
         try:
             if saved is None:
                 self._begin_anew("the state of the runner was not loaded")
-            elif ("rollouts" if self._away is None else "lives") in saved:
+            elif self.engine.can_resume(saved):
                 self._resumed = self._runner.load_state_dict(saved)
             else:  # only the counts go on
                 self.env_steps, self.agent_steps = saved["steps"]
@@ -226,8 +201,7 @@ class ActingAlgorithm(Algorithm[C]):
         self, modules: dict[str, ModuleLike | None], module_of: ModuleOf | None, known: Mapping[str, Spaces]
     ) -> None:
         self.prepare()
-        if self.learners is not None:
-            self.learners.pull()  # an update may be under way
+        self.engine.pull()  # an update may be under way
         old = self.config
         trained = old.modules_to_train
         config = dataclasses.replace(
@@ -237,13 +211,12 @@ class ActingAlgorithm(Algorithm[C]):
             overrides={name: own for name, own in (old.overrides or {}).items() if name in modules} or None,
             modules_to_train=tuple(n for n in trained if n in modules) if isinstance(trained, tuple) else trained,
         )
-        self.spaces = self._spaces_of(list(modules), config.module_of, known)
+        self.spaces = self.engine.spaces(list(modules), config.module_of, known)
         self.config, self.learner.modules_to_train = config, config.modules_to_train
 
     def _recast(self) -> None:
         self.runner.set_policies(self.policies, module_of=self.config.module_of)
-        if self.learners is not None:
-            self.learners.push()
+        self.engine.push()
 
     # -- acting -------------------------------------------------------------------------------------------------
 
@@ -255,11 +228,9 @@ class ActingAlgorithm(Algorithm[C]):
         with self.timed("sample"), self.threads_held():
             given = self.runner.collect_each(num_steps=num_steps, whole_episodes=whole_episodes, explore=explore)
         parts = by_module(given)
-        if self._arena is not None and self._arena.device is not None and not self.learns_on_device:
+        if not self.learns_on_device:
             parts = {name: exp.numpy() for name, exp in parts.items()}
-        if self.recorder.is_on and self._away is None:
-            with self.timed("record"):
-                self.recorder.take(self, parts)
+        self.engine.record(parts)
         self.env_steps, self.agent_steps = self.runner.env_steps, self.runner.agent_steps
         self.take_finished(self.runner.take_finished())
         self.figures.add_turns(self.runner.times, self.runner.turns)
@@ -285,13 +256,13 @@ class ActingAlgorithm(Algorithm[C]):
         if not interval or self.iteration % interval:
             return
         with self.untimed(), self.timed("evaluate"):
-            found: Evaluation | None
-            if self.evaluators is None:
-                found = self.evaluate(self.config.evaluation_episodes, seed=self._seed)
-            else:
-                found, _ = self.evaluators.next(self.config.evaluation_episodes, seed=self._seed)
+            found, _ = self.engine.evaluate(self.config.evaluation_episodes, self.runner_seed)
         if found is not None:
             self.evaluation = {name: float(getattr(found, name)) for name in _EVALUATED}
+
+    def evaluated(self, num_episodes: int, seed: int) -> tuple[Evaluation | None, Finished | None]:
+        """What whole episodes bring, played here and now."""
+        return self.evaluate(num_episodes, seed=seed), None
 
     def in_use(self, env: EnvLike) -> bool:
         """Whether ``env`` is an object that training acts in."""
@@ -340,11 +311,3 @@ class ActingAlgorithm(Algorithm[C]):
         if not is_whole:
             self._saved_runner["arena"] = {"how": "new episodes", "why": _TAKEN_APART}
         self._go_on()
-
-    def close(self) -> None:
-        """Close the envs, and what is recorded."""
-        with ExitStack() as closing:  # whatever fails on the way
-            closing.callback(super().close)
-            for envs in (self._arena, self._away):
-                if envs is not None:
-                    closing.callback(envs.close)

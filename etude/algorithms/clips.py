@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from etude.algorithms.base import Algorithm
+from etude.algorithms.algorithm import Algorithm
 from etude.connectors import ClipAction, Pipeline
 from etude.envs import Arena, EnvLike, env_name, make_arena
 from etude.envs.registry import check_screen, no_screen_needed

@@ -7,8 +7,7 @@ from typing import Any, ClassVar, Literal, Self, get_type_hints
 
 import torch
 
-from etude.algorithms.engines import EngineLike
-from etude.algorithms.recorder import RecordConfig
+from etude.algorithms.ray_config import EngineLike
 from etude.connectors import PreLearnerLike
 from etude.connectors.pipeline import ConnectorLike
 from etude.envs import EnvLike, Workers
@@ -77,6 +76,44 @@ NO_VALUE = {"network.separate": "the network has no value function that could sh
 SINGLE_STEPS = dict.fromkeys(
     ("max_segment_length", "burn_in", "network.recurrent_size"), "it learns from single steps, without a memory"
 )
+
+
+@settings
+class RecordConfig:
+    """Whether and how the steps of training are recorded."""
+
+    main_setting: ClassVar[str] = "path"
+
+    path: str | None = None
+    """The folder of the recording; none records nothing. Where modules have different spaces, each has a folder of its
+    name there."""
+
+    layout: Literal["episodes", "table"] = "episodes"
+    """`episodes`: written when they end, each as a whole; unfinished ones are held in memory, up to 256 MiB. `table`:
+    steps are written as they come."""
+
+    compression: str | Mapping[str, str] | None = None
+    """A codec for all columns, such as `zstd:3`, or codecs by column: `obs/camera=zstd:3,obs=lz4`. None: LZ4 for
+    numbers, Zstandard for images."""
+
+    max_rows_per_file: int = 1_048_576
+    """A file holds at most this many steps."""
+
+    max_file_size: int = 268_435_456
+    """A file is closed once it has this many bytes."""
+
+    append: bool = False
+    """Add to the recording that is there, with other ids of episodes; else one that is there is an error. A resumed run
+    always goes on with its own."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_rows_per_file", "max_file_size"):
+            if getattr(self, name) < 1:
+                raise SettingsError(f"`record.{name}` is {getattr(self, name)}, but must be at least 1.")
+        if self.compression is not None:
+            from etude.recordings.compression import codecs  # needs pyarrow, which acting does not
+
+            codecs(self.compression)
 
 
 @settings

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from etude.algorithms.config import NO_STD, ModuleLike
 from etude.algorithms.critics import of_kind
 from etude.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
-from etude.algorithms.reporting import together
+from etude.algorithms.results import together
 from etude.columns import ACTION, WEIGHT
 from etude.errors import SettingsError
 from etude.learners import Batch, Loss, Schedule, Update, points_of, value_at

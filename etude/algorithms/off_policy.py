@@ -2,27 +2,31 @@
 """OffPolicyAlgorithm: collect a few steps, remember them, learn from any that are remembered."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.algorithms.acting import ActingAlgorithm
-from etude.algorithms.cluster import Learners
-from etude.algorithms.components import Component
+from etude.algorithms.checkpoint import Component
 from etude.algorithms.config import ActingConfig
-from etude.algorithms.policies import Spaces, spawned
-from etude.algorithms.replayed import looked_ahead, seen, split
-from etude.algorithms.reporting import together
+from etude.algorithms.policies import spawned
+from etude.algorithms.results import together
 from etude.columns import Columns
+from etude.connectors import Pipeline
+from etude.connectors.pipeline import overrides
 from etude.errors import SettingsError
-from etude.experience import Experience
+from etude.experience import Experience, Segments, returns
+from etude.experience.experience import offsets_of
 from etude.experience.priorities import Priorities
 from etude.experience.replay import Replay
-from etude.learners import ModuleLearner, Schedule, Update, mean_of, value_at
+from etude.learners import Schedule, Update, mean_of, value_at
 from etude.learners.loss import Figures
 from etude.settings import settings
+from etude.spaces import Spaces
 
 
 @settings
@@ -100,10 +104,6 @@ class OffPolicyConfig(ActingConfig):
 
 
 C = TypeVar("C", bound=OffPolicyConfig)
-
-
-_AT_ONCE = 32
-"""Batches that learners elsewhere are given together, as far as that makes whole gradient steps."""
 
 
 class OffPolicyAlgorithm(ActingAlgorithm[C]):
@@ -219,7 +219,7 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
             together({name: update.metrics for name, update in updates.items()}, several=several)
             | together(sizes, several=several)
             | dict(counts)
-            | ({} if self.learners is None else self.learners.stats()),
+            | self.engine.stats(),
         )
 
     def _due(self, before: int) -> dict[str, int]:
@@ -260,19 +260,16 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         """Make so many gradient steps of each module that is trained and has a batch to draw."""
         if isinstance(num_updates, int):
             num_updates = dict.fromkeys(self.policies, num_updates)
-        updates, learners = {}, self.learners
+        updates = {}
         for name, replay in self.learner.chosen(self.replays).items():
             with self.settings_of(name):
                 if num_updates[name] and replay.can_sample(self.config.batch_size):
                     num = num_updates[name] * self.config.accumulate
-                    if learners is None:
-                        learner = self.learner.modules[name]
-                        updates[name] = learner.update_from(self._batches(name, learner, num))
-                    else:
-                        updates[name] = self._learned_away(learners, name, num)
+                    draw, learned = partial(self.drawn, name), partial(self._set_priorities, replay)
+                    updates[name] = self.engine.update_from(name, draw, num, learned)
         return updates
 
-    def _drawn(self, name: str) -> tuple[Columns, Columns | Experience]:
+    def drawn(self, name: str) -> tuple[Columns, Columns | Experience]:
         """A batch from a replay, and the same as the module sees it: of a recurrent one, sequences."""
         config, behind, replay = self.config, self._behind[name], self.replays[name]
         if self.policies[name].module.recurrent:
@@ -284,24 +281,6 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
                     return {}, exp
         batch = replay.sample(config.batch_size)
         return batch, seen(behind, batch, config.n_step) if behind.connectors else batch
-
-    def _batches(self, name: str, learner: ModuleLearner, num: int) -> Iterator[Columns | Experience]:
-        for _ in range(num):
-            batch, shown = self._drawn(name)
-            yield shown
-            self._set_priorities(self.replays[name], batch, learner.kept)
-
-    def _learned_away(self, learners: Learners, name: str, num: int) -> Update:
-        """Gradient steps by learners elsewhere, some batches at a time: priorities follow when these are learned."""
-        done, accumulate = [], self.config.accumulate
-        at_once = max(1, _AT_ONCE // accumulate) * accumulate
-        for first in range(0, num, at_once):
-            drawn = [self._drawn(name) for _ in range(min(at_once, num - first))]
-            update, kept = learners.update_from(name, [shown for _, shown in drawn], self.env_steps)
-            for (batch, _), rows in zip(drawn, kept, strict=True):
-                self._set_priorities(self.replays[name], batch, rows)
-            done.append(update)
-        return mean_of(done)
 
     def _set_priorities(self, replay: Replay, batch: Columns, kept: Figures) -> None:
         if replay.priorities is None:
@@ -334,3 +313,78 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         """Go on from `get_state`."""
         super().set_state(state)
         self._told(self.env_steps)
+
+
+def split(connectors: Pipeline) -> tuple[Pipeline, Pipeline]:
+    """The connectors before the first that learns from experience, and that one with those behind it.
+
+    Raises:
+        SettingsError: one of the latter needs earlier steps, which a single one from a replay does not have.
+    """
+    every = connectors.connectors
+    first = next((i for i, connector in enumerate(every) if overrides(connector, "update")), len(every))
+    for connector in every[first:]:
+        if connector.context:
+            raise SettingsError(
+                f"`connectors`: {connector.name} stands behind {every[first].name}, which changes while it learns: so "
+                f"both are applied to single steps from the replay, but {connector.name} needs those before them. Put "
+                "it in front."
+            )
+    return Pipeline(every[:first]), Pipeline(every[first:])
+
+
+def looked_ahead(exp: Experience, n_step: int, gamma: float) -> Experience:
+    """Sequences from a replay with what a loss needs of the ``n_step`` steps that follow each: see `Replay.sample`.
+
+    ``reward``, ``terminated`` and ``discount`` are as there. In place of ``next_obs`` there is ``steps_ahead``, int64:
+    so many steps later it is observed, at most after the sequence, as what a memory makes of it depends on those
+    before it. A last step after which nothing was seen, though it did not terminate, is left out.
+    """
+    own = exp.segments
+    blind = ~own.has_final_obs & ~own.terminated
+    if blind.any():
+        exp = _without_last(exp, blind)
+    sums = returns.n_step(exp.steps[col.REWARD].astype(np.float32), exp.offsets, n_step, gamma)
+    terminated = exp.at_ends(exp.segments.terminated)[sums.last]
+    discount = np.where(terminated, 0.0, np.power(gamma, sums.steps)).astype(np.float32)
+    ahead = {col.TERMINATED: terminated, "discount": discount, col.STEPS_AHEAD: sums.steps}
+    return exp.with_steps(**{col.REWARD: sums.reward}, **ahead)
+
+
+def _without_last(exp: Experience, which: NDArray[np.bool_]) -> Experience:
+    """Without the last step of some segments: what was observed in it is what follows those before it."""
+    last = exp.offsets[1:] - 1
+    rows = np.ones(exp.num_steps, bool)
+    rows[last[which]] = False
+    final_obs = {}
+    for name, final in exp.final_obs.items():
+        final_obs[name] = np.where(which.reshape(-1, *[1] * (final.ndim - 1)), exp.steps[name][last], final)
+    lengths = exp.lengths - which
+    steps = {name: column[rows] for name, column in exp.steps.items()}
+    segments = exp.segments.replace(
+        has_final_obs=exp.segments.has_final_obs | which,
+        truncated=exp.segments.truncated & ~which,
+        lookback=np.minimum(exp.segments.lookback, lengths),
+    )
+    some = lengths > 0
+    return Experience(steps, offsets_of(lengths[some]), segments[some], {n: f[some] for n, f in final_obs.items()})
+
+
+def seen(connectors: Pipeline, batch: Columns, n_step: int) -> Columns:
+    """A batch from a replay as the module sees it: each row is taken for a segment of one step.
+
+    Raises:
+        SettingsError: rewards are changed that are sums already.
+    """
+    size = len(batch[col.REWARD])
+    following = col.renamed(batch, col.NEXT_OBS, col.OBS)
+    steps = {name: column for name, column in batch.items() if not col.is_under(name, col.NEXT_OBS)}
+    exp = Experience(steps, np.arange(size + 1), Segments.of(size, episode_id=[""] * size), following)
+    exp = connectors.offline(exp)
+    if n_step > 1 and exp.steps[col.REWARD] is not batch[col.REWARD]:
+        names = [connector.name for connector in connectors.connectors]
+        raise SettingsError(
+            f"`connectors`: of {names} one changes rewards. {names[0]} changes while it learns, so that all "
+            f"are applied to sums of {n_step} rewards: put what changes rewards in front."
+        )
+    return {**exp.numpy().steps, **col.renamed(exp.numpy().final_obs, col.OBS, col.NEXT_OBS)}

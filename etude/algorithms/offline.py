@@ -8,24 +8,24 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from etude import columns as col
-from etude.algorithms.base import Algorithm
-from etude.algorithms.beside import Beside
-from etude.algorithms.components import Component
+from etude.algorithms.algorithm import Algorithm
+from etude.algorithms.checkpoint import Component
 from etude.algorithms.config import OfflineConfig
-from etude.algorithms.playing import by_module, dropped_by, runner_for
-from etude.algorithms.policies import Spaces, modules_given, spaces_in
-from etude.algorithms.reporting import together
-from etude.algorithms.result import Stop
+from etude.algorithms.engine import Trained
+from etude.algorithms.play import Beside, by_module, dropped_by, runner_for
+from etude.algorithms.policies import modules_given, spaces_in
+from etude.algorithms.results import Evaluation, Stop, together
 from etude.envs import make_arena
 from etude.errors import DataError, SettingsError
 from etude.files import shown
 from etude.interruption import interruptible
 from etude.learners import ScheduleBy, Update
 from etude.policies import Policy
+from etude.runners import Finished
+from etude.spaces import Spaces
 
 if TYPE_CHECKING:
-    from etude.algorithms.feeding import Feed
-    from etude.algorithms.opening_feeds import Opening
+    from etude.algorithms.feed import Feed, Opening
     from etude.recordings import Recording
 
 C = TypeVar("C", bound=OfflineConfig)
@@ -112,7 +112,7 @@ class OfflineAlgorithm(Algorithm[C]):
             batches: Columns ``[B, ...]`` by name, as the module sees them, or Experience for a recurrent module; by
                 module id where there are several modules. They are not part of a checkpoint.
         """
-        from etude.algorithms.feeding import Feed
+        from etude.algorithms.feed import Feed
 
         if batches is None:
             self._given = None
@@ -124,37 +124,34 @@ class OfflineAlgorithm(Algorithm[C]):
 
     def training_step(self) -> Update:
         """``updates_per_iteration`` gradient steps of each module, and an evaluation when it is due."""
-        from etude.algorithms.feeding import report
-
         self.before_update(self.env_steps)
-        if self._given is None and self.learners is not None:
-            begin = time.perf_counter()
-            updates, self.data_flow, self.bottleneck = self.learners.train(self.config.updates_per_iteration)
-            seconds = time.perf_counter() - begin
-        else:
-            feeds = self._given
-            if feeds is None:
-                if self._feeds is None:
-                    with self.timed("open"):
-                        self._feeds = self._opened()
-                feeds = self._feeds
-            begin = time.perf_counter()
-            updates = {name: self._updated(name, feed) for name, feed in self.learner.chosen(feeds).items()}
-            seconds = time.perf_counter() - begin
-            self.data_flow, self.bottleneck = report(feeds, seconds, self.config.num_workers)
-        self.took("wait", self.data_flow["wait"])
-        self.took("update", seconds - self.data_flow["wait"])
+        done = self.engine.train() if self._given is None else self.train_on(self._given)
+        self.data_flow, self.bottleneck = done.data, done.bottleneck
+        self.took("wait", done.data["wait"])
+        self.took("update", done.seconds - done.data["wait"])
         interval = self.config.evaluation_interval
         if self.config.env is not None and interval and (self.iteration + 1) % interval == 0:
             with self.untimed(), self.timed("evaluate"):
                 self._evaluate()
         several = len(self.policies) > 1
         return Update(
-            together({name: update.losses for name, update in updates.items()}, several=several),
-            together({name: update.metrics for name, update in updates.items()}, several=several)
+            together({name: update.losses for name, update in done.updates.items()}, several=several),
+            together({name: update.metrics for name, update in done.updates.items()}, several=several)
             | self._left_out()
-            | ({} if self.learners is None else self.learners.stats()),
+            | self.engine.stats(),
         )
+
+    def train_on(self, feeds: "Mapping[str, Feed]") -> Trained:
+        """An iteration's gradient steps of each module, with what feeds it."""
+        from etude.algorithms.feed import report
+
+        begin, updates = time.perf_counter(), {}
+        for name, feed in self.learner.chosen(feeds).items():
+            with self.settings_of(name):
+                batches = feed.take(self.config.updates_per_iteration * self.config.accumulate)
+                updates[name] = self.engine.update_from_given(name, batches)
+        seconds = time.perf_counter() - begin
+        return Trained(updates, *report(feeds, seconds, self.config.num_workers), seconds)
 
     def _left_out(self) -> dict[str, float]:
         """The steps that could not be learned from, over the lifetime, by kind."""
@@ -164,34 +161,27 @@ class OfflineAlgorithm(Algorithm[C]):
         found = {"early_or_dropped": early} | self.recording.left_out
         return {f"left_out/{kind}": float(count) for kind, count in found.items() if count}
 
-    def _updated(self, name: str, feed: "Feed") -> Update:
-        learners = self.learners
-        with self.settings_of(name):
-            num = self.config.updates_per_iteration * self.config.accumulate
-            if learners is None:
-                return self.learner.modules[name].update_from(feed.take(num))
-            return learners.update_from(name, feed.take(num), self.env_steps)[0]
-
     @interruptible
     def _evaluate(self) -> None:
-        num = self.config.evaluation_episodes
-        if self.evaluators is not None:
-            _, finished = self.evaluators.next(num, seed=self._seed)
-            if finished is not None:
-                self.take_finished(finished)
-            return
+        _, finished = self.engine.evaluate(self.config.evaluation_episodes, self.runner_seed)
+        if finished is not None:
+            self.take_finished(finished)
+
+    def evaluated(self, num_episodes: int, seed: int) -> tuple[Evaluation | None, Finished | None]:
+        """What whole episodes bring, played here: now, or beside training, and then those that were begun before."""
         if not self.config.evaluate_beside:
-            runner = self.new_runner(None, num, self._seed, self.callbacks)
+            runner = self.new_runner(None, num_episodes, seed, self.callbacks)
             try:
-                parts = runner.collect_each(num_episodes=num, explore=False)
-                self.take_finished(runner.take_finished())
-                self.recorder.take(self, by_module(parts), tag=f"@{self.updates}")  # all name their episodes alike
+                parts = runner.collect_each(num_episodes=num_episodes, explore=False)
+                finished = runner.take_finished()
             finally:
                 runner.close()
-            return
-        if self._beside is not None:
-            self.take_finished(self._beside.finished())
-            self.recorder.take(self, by_module(self._beside.parts), tag=f"@{self._beside.updates}")
+            self.recorder.take(by_module(parts), tag=f"@{self.updates}")  # all name their episodes alike
+            return None, finished
+        before, self._beside = self._beside, None
+        if before is not None:
+            last = before.finished()
+            self.recorder.take(by_module(before.parts), tag=f"@{before.updates}")
         policies = {
             name: Policy(
                 copy.deepcopy(own.module), own.connectors, obs_space=own.obs_space, action_space=own.action_space
@@ -199,27 +189,38 @@ class OfflineAlgorithm(Algorithm[C]):
             for name, own in self.policies.items()
         }
         assert self.config.env is not None
-        runner = runner_for(self.config, self.config.env, num, policies, self._seed, self.callbacks)
-        self._beside = Beside(runner, num, self.updates)
+        runner = runner_for(self.config, self.config.env, num_episodes, policies, seed, self.callbacks)
+        self._beside = Beside(runner, num_episodes, self.updates)
+        return None, None if before is None else last
 
     def opening(self) -> "Opening":
         """Opens the way from the recording to the learners, from where the run stands."""
-        from etude.algorithms.opening_feeds import Opening
+        from etude.algorithms.feed import Opening
 
         return Opening(
-            self.recording, self.name, self.columns, tuple(self.policies), self._seed, self._has_seen_data, self._epochs
+            self.recording,
+            self.name,
+            self.columns,
+            tuple(self.policies),
+            self.runner_seed,
+            self._has_seen_data,
+            self._epochs,
         )
 
-    def _opened(self) -> "dict[str, Feed]":
-        """What feeds each module."""
-        if self.cluster is not None:
-            feeds = self.cluster.feeds(self)
-        else:
-            opening, feeds = self.opening(), {}
-            for name, policy in self.policies.items():
-                with self.settings_of(name):
-                    feeds[name] = opening.feed(name, policy, self.learner.modules[name], self.config)
-        self._has_seen_data = True
+    def opened_feeds(self) -> "dict[str, Feed]":
+        """What feeds each module here; opened when this is first asked."""
+        if self._feeds is None:
+            with self.timed("open"):
+                self._feeds = self.engine.feeds()
+            self._has_seen_data = True
+        return self._feeds
+
+    def make_feeds(self) -> "dict[str, Feed]":
+        """What feeds each module from the recording, read here."""
+        opening, feeds = self.opening(), {}
+        for name, policy in self.policies.items():
+            with self.settings_of(name):
+                feeds[name] = opening.feed(name, policy, self.learner.modules[name], self.config)
         return feeds
 
     # -- state --------------------------------------------------------------------------------------------------

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from etude.algorithms.acting import ActingAlgorithm
-from etude.algorithms.cluster import Learners
 from etude.algorithms.config import OnPolicyConfig
-from etude.algorithms.reporting import together
+from etude.algorithms.results import together
 from etude.algorithms.slips import arguments_checked
 from etude.experience import Experience
 from etude.learners import ModuleLearner, Update
@@ -30,22 +29,20 @@ class OnPolicyAlgorithm(ActingAlgorithm[C]):
             parts = self.collect(num_steps=self.config.num_steps, whole_episodes=self.config.whole_episodes)
             counts.update(self.counts)
             self.before_update(self.env_steps)
-            updates = self._learned(self.learner.chosen(self.assign(parts)))
+            updates = self.engine.update(self.learner.chosen(self.assign(parts)))
         several = len(self.policies) > 1
         return Update(
             together({name: update.losses for name, update in updates.items()}, several=several),
             together({name: update.metrics for name, update in updates.items()}, several=several)
             | dict(counts)
-            | ({} if self.learners is None else self.learners.stats()),
+            | self.engine.stats(),
         )
 
-    def _learned(self, parts: Mapping[str, Experience]) -> dict[str, Update] | None:
-        """The updates of all modules; None where they are only begun."""
-        if self.learners is not None:
-            return self._learned_away(self.learners, parts)
+    def learn_each(self, parts: Mapping[str, Experience]) -> dict[str, Update]:
+        """Let each module learn here from raw experience."""
         updates = {}
         for name, exp in parts.items():
-            seen = self._seen(name, exp)
+            seen = self.connected(name, exp)
             batch = self.prepared(name, seen)
             with self.timed("update"):
                 updates[name] = self.learn(name, batch)
@@ -53,24 +50,8 @@ class OnPolicyAlgorithm(ActingAlgorithm[C]):
             self.learner.modules[name].connectors.update(seen)
         return updates
 
-    def _learned_away(self, learners: Learners, parts: Mapping[str, Experience]) -> dict[str, Update] | None:
-        """Likewise, of all modules at once, by learners elsewhere; beside what comes next, where that is allowed."""
-        updates: dict[str, Update] | None
-        seen = {name: self._seen(name, exp) for name, exp in parts.items()}
-        if self.collects_beside:
-            with self.timed("update"):
-                updates = learners.update_next(seen, self.env_steps)
-        else:
-            batches = {name: self.prepared(name, exp) for name, exp in seen.items()}
-            with self.timed("update"):
-                updates = learners.update(batches, self.env_steps)
-            for name, exp in seen.items():
-                self.learner.modules[name].connectors.update(exp)
-        for name, exp in parts.items():
-            self.policies[name].connectors.update(exp)
-        return updates
-
-    def _seen(self, name: str, exp: Experience) -> Experience:
+    def connected(self, name: str, exp: Experience) -> Experience:
+        """What a module saw of raw experience: behind the connectors between env and module."""
         with self.timed("connect"):
             seen = self.policies[name].connectors.offline(exp)
             return seen if self.learner.modules[name].connectors.takes_tensors else seen.numpy()

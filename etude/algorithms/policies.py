@@ -2,7 +2,7 @@
 """The policies of an algorithm, and the learner of each: how they are made from the settings."""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -10,37 +10,33 @@ from etude.algorithms.config import AlgorithmConfig, ModuleLike, schedules_in
 from etude.connectors import GAE, ClipAction, LiftAdvantages, NormalizeAdvantages, Pipeline, RescaleAction, VTrace
 from etude.envs import Arena
 from etude.errors import SettingsError
-from etude.learners import ModuleLearner, Schedule, seeded
+from etude.learners import Schedule, seeded
 from etude.modules import Module
 from etude.policies import Policy
 from etude.runners import Episode, ModuleOf
-from etude.spaces import Space
-
-if TYPE_CHECKING:
-    from etude.algorithms.base import Algorithm
+from etude.spaces import Space, Spaces
 
 MAIN = "main"
 """The id of the only module, where ``modules`` is not set."""
 
-Spaces = tuple[Space, Space]
-"""Of observations and of actions."""
-
 
 def make_policy(
-    algorithm: "Algorithm[Any]", given: ModuleLike | None, spaces: Spaces, seed: np.random.SeedSequence
+    config: AlgorithmConfig,
+    make_module: Callable[[Space, Space], Module],
+    spaces: Spaces,
+    seed: np.random.SeedSequence,
 ) -> Policy:
     """Make a module, and the connectors of the settings before it.
 
     Args:
-        algorithm: Says how modules are made, and with which settings.
-        given: The user's network; None for the built-in one.
+        config: The settings.
+        make_module: Makes it for the spaces of what it sees and of what it chooses.
         spaces: On the env's side.
         seed: Of the weights.
 
     Raises:
         SettingsError: a connector stands in the wrong place.
     """
-    config = algorithm.config
     connectors = Pipeline(config.connectors).copy()  # ones in the config may be used by others, too
     if not any(isinstance(c, ClipAction | RescaleAction) for c in connectors.connectors):
         connectors.add(ClipAction(), at=0)  # a Gaussian does not know the bounds of its Box
@@ -52,58 +48,35 @@ def make_policy(
             )
     with seeded(int(seed.generate_state(1)[0]), "cpu"):
         seen, acted = connectors.spaces(*spaces)
-        module = algorithm.make_module(given, seen, acted)
+        module = make_module(seen, acted)
     return Policy(module.to(config.device), connectors, obs_space=spaces[0], action_space=spaces[1])
 
 
-def make_learner(
-    algorithm: "Algorithm[Any]", module: Module, seed: np.random.SeedSequence, name: str = MAIN
-) -> ModuleLearner:
-    """Make what a module learns by.
-
-    Args:
-        algorithm: Says what it learns by, and with which settings.
-        module: Learns.
-        seed: Of the order of minibatches.
-        name: The module's id.
-
-    Raises:
-        SettingsError: a connector stands in the wrong place.
-    """
-    config = algorithm.config
-    groups = algorithm.parameter_groups(module)
-    lr, own_lr = _rates(algorithm, groups)
-    own = module.own_loss is not None
-    return ModuleLearner(
-        module,
-        module.own_loss or algorithm.loss,
-        connectors=_to_learner(module.own_learner_connectors() if own else algorithm.learner_connectors(), module),
-        name=name,
-        lr=lr,
-        own_lr=own_lr,
-        schedules_by=algorithm.schedules_by,
-        scheduled={
+def learner_settings(config: AlgorithmConfig) -> dict[str, Any]:
+    """What a `ModuleLearner` takes from the settings as it is."""
+    return {
+        **{name: getattr(config, name) for name in _OF_LEARNERS},
+        "scheduled": {
             name: value
             for name, value in schedules_in(config).items()
             if isinstance(value, tuple) and name not in _NOT_OF_LOSSES
         },
-        adam_betas=config.adam_betas,
-        adam_eps=config.adam_eps,
-        parameters=groups,
-        grad_clip=config.grad_clip,
-        grad_clip_by=config.grad_clip_by,
-        accumulate=config.accumulate,
-        precision=config.precision,
-        log_grad_norms=config.log_grad_norms,
-        max_skipped=config.max_skipped,
-        compile=config.compile,
-        device=config.device,
-        threads=config.threads,
-        seed=seed,
-        on_gradients=_hook(algorithm, "on_gradients"),
-        after_step=_hook(algorithm, "after_step"),
-    )
+    }
 
+
+_OF_LEARNERS = (
+    "adam_betas",
+    "adam_eps",
+    "grad_clip",
+    "grad_clip_by",
+    "accumulate",
+    "precision",
+    "log_grad_norms",
+    "max_skipped",
+    "compile",
+    "device",
+    "threads",
+)
 
 _RATES = {"actor_lr": "actor", "critic_lr": "critic", "temperature_lr": "temperature", "alpha_lr": "alpha"}
 """Settings that are learning rates of their own, and the optimizers that they are of."""
@@ -112,12 +85,24 @@ _NOT_OF_LOSSES = {"lr", *_RATES, "epsilon", "priority_beta"}
 """Schedules that no loss reads."""
 
 
-def _rates(
-    algorithm: "Algorithm[Any]", groups: Mapping[str, Any] | None
+def learning_rates(
+    config: AlgorithmConfig,
+    given: Schedule | Mapping[str, Schedule],
+    groups: Mapping[str, Any] | None,
+    algorithm: str,
 ) -> tuple[Schedule | Mapping[str, Schedule], dict[str, Schedule]]:
-    """The learning rate of each optimizer; and those of parts of the only one, see `ModuleLearner`."""
-    given = algorithm.learning_rates()
-    rates = {setting: getattr(algorithm.config, setting, None) for setting in _RATES}
+    """The learning rate of each optimizer; and those of parts of the only one, see `ModuleLearner`.
+
+    Args:
+        config: The settings, of which some may be rates of their own, such as `actor_lr`.
+        given: What optimizers have that have none of their own.
+        groups: The parameters of each named optimizer; None: there is one.
+        algorithm: Its name, for messages.
+
+    Raises:
+        SettingsError: there is a rate for an optimizer that there is not.
+    """
+    rates = {setting: getattr(config, setting, None) for setting in _RATES}
     own = {_RATES[setting]: rate for setting, rate in rates.items() if rate is not None}
     if isinstance(given, Mapping) or not own:
         return given, {}
@@ -126,18 +111,17 @@ def _rates(
     for setting, optimizer in _RATES.items():
         if optimizer in own and optimizer not in (groups or {}):
             raise SettingsError(
-                f"`{setting}` is set, but with these settings {algorithm.name} learns no {optimizer}: leave it out."
+                f"`{setting}` is set, but with these settings {algorithm} learns no {optimizer}: leave it out."
             )
     return {name: own.get(name, given) for name in groups or {}}, {}
 
 
-def _hook(algorithm: "Algorithm[Any]", name: str) -> Callable[[Module], None] | None:
-    """A method of an algorithm, where it is not the one that does nothing."""
-    method = getattr(algorithm, name)
-    return None if hasattr(method, "does_nothing") else method
+def learner_pipeline(connectors: list[Any], module: Module) -> Pipeline:
+    """The learner's connectors.
 
-
-def _to_learner(connectors: list[Any], module: Module) -> Pipeline:
+    Raises:
+        SettingsError: they change the spaces that the module sees.
+    """
     pipeline = Pipeline(connectors)
     spaces = (module.obs_space, module.action_space)
     if pipeline.spaces(*spaces) != spaces:

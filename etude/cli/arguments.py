@@ -28,7 +28,7 @@ from etude.algorithms import (
     load,
 )
 from etude.algorithms.config import DataLike, ModuleLike, ModulesLike, TrainedLike
-from etude.algorithms.keeping import check_metric
+from etude.algorithms.loading import check_metric
 from etude.algorithms.saving import imported, name_of
 from etude.checkpoints import load_meta
 from etude.cli import files, flags, folders, words

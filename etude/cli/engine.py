@@ -4,7 +4,7 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from etude.algorithms.engines import Ray
+from etude.algorithms.ray_config import Ray
 from etude.errors import SettingsError
 from etude.settings import merged, settings
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from etude.algorithms import Algorithm, AlgorithmConfig, OfflineConfig, Stop
-from etude.algorithms.keeping import check_metric
+from etude.algorithms.loading import check_metric
 from etude.cli import files, flags, words
 from etude.cli.arguments import CONVERTERS, written_in
 from etude.cli.engine import EngineFlags, with_engine

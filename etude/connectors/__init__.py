@@ -6,7 +6,7 @@ from etude.connectors.advantages import GAE, AdvantageWeights, LiftAdvantages, N
 from etude.connectors.connector import Connector, FunctionConnector, Inputs
 from etude.connectors.observations import Drop, FrameStack, NormalizeObs, PrevActionReward
 from etude.connectors.pipeline import Connect, Pipeline, PreLearner, PreLearnerLike, connector_from, overrides
-from etude.connectors.rewards import ClipReward, NextObs, NStep
+from etude.connectors.rewards import ClipReward, NextObs, NormalizeReward, NStep
 
 __all__ = [
     "GAE",
@@ -24,6 +24,7 @@ __all__ = [
     "NextObs",
     "NormalizeAdvantages",
     "NormalizeObs",
+    "NormalizeReward",
     "Pipeline",
     "PreLearner",
     "PreLearnerLike",

@@ -16,7 +16,7 @@ from etude.connectors.actions import ClipAction, RescaleAction
 from etude.connectors.advantages import GAE, LiftAdvantages, NormalizeAdvantages, VTrace
 from etude.connectors.connector import Connector, FunctionConnector, Inputs, snake_case
 from etude.connectors.observations import Drop, FrameStack, NormalizeObs, PrevActionReward
-from etude.connectors.rewards import ClipReward
+from etude.connectors.rewards import ClipReward, NormalizeReward
 from etude.errors import CheckpointError, DataError, SettingsError
 from etude.experience import Experience
 from etude.modules.module import Module
@@ -50,7 +50,7 @@ PreLearnerLike: TypeAlias = PreLearner | Callable[[Experience, Connect], Experie
 
 _BUILT_IN = (ClipAction, ClipReward, Drop, FrameStack, GAE, LiftAdvantages, NormalizeAdvantages, NormalizeObs)
 BY_NAME: dict[str, type[Connector]] = {
-    snake_case(cls.__name__): cls for cls in (*_BUILT_IN, PrevActionReward, RescaleAction, VTrace)
+    snake_case(cls.__name__): cls for cls in (*_BUILT_IN, NormalizeReward, PrevActionReward, RescaleAction, VTrace)
 }
 """The connectors that come with Etude."""
 

@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rewards as the learner sees them: clipped, or summed over n steps; and what each step led to."""
+"""Rewards as the learner sees them: clipped, scaled, or summed over n steps; and what each step led to."""
+
+import math
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.connectors.connector import Connector, Inputs, array_column, column
+from etude.connectors.observations import Moments
 from etude.errors import DataError
-from etude.experience import Experience, returns
-from etude.experience.arrays import Array, clip, sign
+from etude.experience import Experience, Segments, returns
+from etude.experience.arrays import Array, Index, clip, ranges, sign
 from etude.modules.module import Module
 from etude.settings import check_range
 
@@ -40,6 +45,112 @@ class ClipReward(Connector):
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
         """Clips the column ``reward``."""
         return exp.with_steps(reward=self._clipped(array_column(exp, col.REWARD, "ClipReward")))
+
+
+class NormalizeReward(Connector):
+    """Divides rewards by the standard deviation of the discounted return so far, then clips them.
+
+    That return is ``G[t] = gamma * G[t - 1] + r[t]`` within an episode, as in ``VecNormalize`` of OpenAI Baselines and
+    Stable-Baselines3; rewards keep their mean, and so their sign. Statistics are over all steps given to `update`, and
+    stay frozen between two updates; before the first, only the clipping works. Recorded stays what the env said;
+    episode returns are of that too.
+
+    Args:
+        gamma: Discount a step, 0 to 1: that of the algorithm.
+        clip: The largest magnitude that passes, in standard deviations; ``inf`` for none. 10 is what ``VecNormalize``
+            takes.
+    """
+
+    needs = (col.REWARD,)
+    takes_tensors = True
+
+    def __init__(self, gamma: float = 0.99, clip: float = 10.0) -> None:
+        check_range(
+            "NormalizeReward",
+            gamma=(0 <= gamma <= 1, f"from 0 to 1, not {gamma}"),
+            clip=(clip > 0, f"above 0, not {clip}"),
+        )
+        self.gamma, self.clip = float(gamma), float(clip)
+        self._moments = Moments(())
+        self._running: dict[tuple[str | None, str | None], float] = {}
+        """The return so far in episodes that may go on, by episode and agent; the newest last."""
+
+    def start(self, num_slots: int) -> None:
+        """Forgets the running episodes."""
+        self._running = {}
+
+    def _scaled(self, reward: Array) -> Array:
+        return clip(reward * float(1 / self._moments.deviation()), -self.clip, self.clip)
+
+    def online(self, inputs: Inputs) -> Inputs:
+        """Scales the reward of the step before."""
+        reward = self._scaled(inputs.prev_reward)
+        return Inputs(inputs.slots, inputs.obs, inputs.first, inputs.prev_action, reward)
+
+    def offline(self, exp: Experience, module: Module | None = None) -> Experience:
+        """Scales the column ``reward``."""
+        return exp.with_steps(reward=self._scaled(array_column(exp, col.REWARD, "NormalizeReward")))
+
+    def update(self, exp: Experience) -> None:
+        """Takes the returns so far into the statistics. Episodes go on from one call to the next.
+
+        Raises:
+            DataError: a reward is not finite; the message says where. The statistics stay as they were.
+        """
+        reward = column(exp, col.REWARD, "NormalizeReward")
+        if not math.isfinite(reward.sum(dtype=np.float64)):
+            exp.validate(finite=(col.REWARD,))
+        starts, own = exp.segments.t_start + exp.segments.lookback, exp.lengths - exp.segments.lookback
+        order = np.lexsort((starts, exp.segments.tracks()))
+        order = order[own[order] > 0]
+        if len(order):
+            segments, starts, own = exp.segments[order], starts[order], own[order]
+            rows = ranges((exp.offsets[:-1] + exp.segments.lookback)[order], own)
+            self._moments.add(self._so_far(reward[rows].astype(np.float64), segments, starts, own))
+
+    def _so_far(self, reward: NDArray[np.float64], segments: Segments, starts: Index, lengths: Index) -> Any:
+        """``[rows]``: the return so far at each step of segments in order, which follow one another without a gap."""
+        tracks, ends = segments.tracks(), np.cumsum(lengths)
+        goes_on = np.zeros(len(segments), bool)
+        goes_on[1:] = (tracks[1:] == tracks[:-1]) & (starts[1:] == (starts + lengths)[:-1]) & ~segments.done[:-1]
+        first, names = ends - lengths, list(zip(segments.episode_id, segments.agent_id, strict=True))
+        for i in np.flatnonzero(~goes_on & (starts > 0)).tolist():
+            reward[first[i]] += self.gamma * self._running.get(names[i], 0.0)
+        decay = np.full(len(reward), self.gamma)
+        decay[first[~goes_on]] = 0
+        so_far = returns.scan(reward[::-1].copy(), decay[::-1].copy())[::-1]
+        for i, name in enumerate(names):
+            self._running.pop(name, None)
+            if not segments.done[i]:
+                self._running[name] = float(so_far[ends[i] - 1])
+        for name in list(self._running)[: max(0, len(self._running) - _MOST_RUNNING)]:
+            del self._running[name]
+        return so_far
+
+    def metrics(self) -> dict[str, float]:
+        """``deviation``: what rewards are divided by."""
+        return {"deviation": float(self._moments.deviation())}
+
+    def state_dict(self) -> dict[str, Any]:
+        """``count``, ``mean`` and ``squares`` of the returns; ``running``: those of episodes that may go on."""
+        moments = self._moments
+        return {
+            "count": moments.count,
+            "mean": float(moments.mean),
+            "squares": float(moments.squares),
+            "running": [[*name, value] for name, value in self._running.items()],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on with these statistics."""
+        moments = self._moments
+        moments.count = int(state["count"])
+        moments.mean, moments.squares = np.array(float(state["mean"])), np.array(float(state["squares"]))
+        self._running = {(episode, agent): float(value) for episode, agent, value in state["running"]}
+
+
+_MOST_RUNNING = 65_536
+"""Episodes without an end that are remembered; of older ones, which were abandoned, nothing more comes."""
 
 
 class NStep(Connector):

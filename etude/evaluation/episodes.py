@@ -10,8 +10,8 @@ import numpy as np
 from gymnasium import spaces
 
 from etude import columns as col
-from etude.algorithms.base import Algorithm
-from etude.algorithms.feeding import modules_of
+from etude.algorithms.algorithm import Algorithm
+from etude.algorithms.feed import modules_of
 from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.arrays import first_not_finite

@@ -23,7 +23,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from etude import columns as col
-from etude.algorithms.base import Algorithm
+from etude.algorithms.algorithm import Algorithm
 from etude.connectors import Pipeline, overrides
 from etude.errors import DataError, SettingsError
 from etude.evaluation.episodes import HeldOutLike, WholeEpisodes, check_spaces, opened, where

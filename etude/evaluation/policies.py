@@ -12,7 +12,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from etude import columns as col
-from etude.algorithms.task_module import TaskModule
+from etude.algorithms.task import TaskModule
 from etude.columns import Columns
 from etude.connectors import Pipeline
 from etude.errors import SettingsError

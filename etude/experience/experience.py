@@ -469,6 +469,10 @@ class Experience:
 
     def numpy(self) -> "Experience":
         """The same Experience with NumPy columns; tensors on the CPU share their memory."""
+        if all(
+            isinstance(column, np.ndarray) for columns in (self.steps, self.final_obs) for column in columns.values()
+        ):
+            return self
         return self._moved(arrays.host)
 
     def _moved(self, move: Callable[[Array], Array], which: Callable[[Array], bool] = lambda _: True) -> "Experience":

@@ -11,7 +11,7 @@ from typing import Any
 import ray
 from ray.exceptions import ObjectLostError, RayError, RayTaskError
 
-from etude.algorithms.engines import Ray
+from etude.algorithms.ray_config import Ray
 from etude.errors import EngineError
 from etude.ray.faults import cause_of, first_line, raise_from, was_lost
 from etude.ray.members import Ask, Fragment, Member

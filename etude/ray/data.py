@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from etude.algorithms.engines import Ray
-from etude.algorithms.feeding import Feed
+from etude.algorithms.feed import Feed, Plan
 from etude.algorithms.offline import OfflineAlgorithm
-from etude.algorithms.opening_feeds import Plan
+from etude.algorithms.ray_config import Ray
 from etude.connectors import Pipeline
 from etude.experience import Experience
 from etude.learners import ModuleLearner

@@ -11,8 +11,8 @@ import numpy as np
 import ray
 from ray.data import ActorPoolStrategy, Dataset, ExecutionResources
 
-from etude.algorithms.engines import RayData
-from etude.algorithms.opening_feeds import Plan
+from etude.algorithms.feed import Plan
+from etude.algorithms.ray_config import RayData
 from etude.connectors import Connector, overrides
 from etude.errors import SettingsError
 from etude.experience import Experience

@@ -155,7 +155,7 @@ class Publisher:
         self._newest: Any = None
 
     def arrived(self, batch: Any) -> Any:
-        """See `etude.algorithms.feeding.Elsewhere`."""
+        """See `etude.algorithms.feed.Elsewhere`."""
         steps = dict(batch.steps if isinstance(batch, Experience) else batch)
         self._behind.append(float(self._learner.updates - np.asarray(steps.pop(_COLUMN)).mean()))
         return steps
@@ -177,6 +177,6 @@ class Publisher:
         self._board.put.remote(updates, [self._newest])
 
     def staleness(self) -> list[float]:
-        """See `etude.algorithms.feeding.Elsewhere`."""
+        """See `etude.algorithms.feed.Elsewhere`."""
         behind, self._behind = self._behind, []
         return behind

@@ -11,9 +11,9 @@ import ray
 from ray.exceptions import RayError
 
 from etude.algorithms.config import AlgorithmConfig
-from etude.algorithms.engines import Ray
-from etude.algorithms.playing import evaluation_of, played, runner_for
-from etude.algorithms.result import Evaluation
+from etude.algorithms.play import evaluation_of, played, runner_for
+from etude.algorithms.ray_config import Ray
+from etude.algorithms.results import Evaluation
 from etude.errors import EngineError, SettingsError
 from etude.ray.faults import cause_of, first_line, raise_from, was_lost
 from etude.ray.fragments import merged
@@ -24,7 +24,7 @@ from etude.runners import Finished, Runner
 from etude.threads import for_acting, hold
 
 if TYPE_CHECKING:
-    from etude.algorithms.base import Algorithm
+    from etude.algorithms.algorithm import Algorithm
 
 _log = logging.getLogger("etude.ray")
 _TICK = 0.5  # seconds between two looks at who hangs

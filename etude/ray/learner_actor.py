@@ -5,19 +5,19 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from etude.algorithms.base import Algorithm
+from etude.algorithms.algorithm import Algorithm
 from etude.algorithms.config import AlgorithmConfig
 from etude.algorithms.on_policy import OnPolicyAlgorithm
-from etude.algorithms.policies import Spaces
 from etude.experience import Experience
 from etude.learners import Update
 from etude.learners.distributed import Team
 from etude.ray.policies import Weights, weights_of
 from etude.ray.states import as_arrays, known_by, set_known
+from etude.spaces import Spaces
 from etude.threads import for_acting, hold
 
 if TYPE_CHECKING:  # Ray Data takes seconds to be imported, and only some need it
-    from etude.algorithms.feeding import Feed
+    from etude.algorithms.feed import Feed
     from etude.ray.data import Shard, Told
 
 
@@ -129,7 +129,7 @@ class LearnerActor:
 
     def train(self, num_updates: int, module_ids: Sequence[str], standing: Standing) -> Trained:
         """Make gradient steps of each module, from what feeds it."""
-        from etude.algorithms.feeding import report
+        from etude.algorithms.feed import report
         from etude.ray.data import told
 
         self._stand(standing)

@@ -14,7 +14,7 @@ from ray.exceptions import RayError
 from ray.train._internal.worker_group import WorkerGroup
 from ray.train.torch import TorchConfig
 
-from etude.algorithms.engines import Ray
+from etude.algorithms.ray_config import Ray
 from etude.learners.distributed import TeamLost
 from etude.ray.faults import cause_of, first_line, raise_from, was_lost
 from etude.ray.learner_actor import LearnerActor

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 import ray
 import torch
 
-from etude.algorithms.config import OnPolicyConfig
-from etude.algorithms.engines import Ray
-from etude.algorithms.recorder import RecordConfig
+from etude.algorithms.config import OnPolicyConfig, RecordConfig
+from etude.algorithms.ray_config import Ray
 from etude.errors import EngineError
 from etude.experience import Experience
 from etude.learners import Update
@@ -25,7 +24,7 @@ from etude.ray.start import check_connected, connection
 from etude.ray.states import from_arrays, known_by, set_known
 
 if TYPE_CHECKING:
-    from etude.algorithms.base import Algorithm
+    from etude.algorithms.algorithm import Algorithm
     from etude.algorithms.offline import OfflineAlgorithm
 
 T = TypeVar("T")

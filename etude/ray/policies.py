@@ -11,10 +11,10 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from etude.algorithms.base import Algorithm
+from etude.algorithms.algorithm import Algorithm
 from etude.algorithms.config import AlgorithmConfig
 from etude.algorithms.policies import MAIN
-from etude.algorithms.task_module import TaskModule
+from etude.algorithms.task import TaskModule
 from etude.connectors import Pipeline
 from etude.connectors.pipeline import overrides
 from etude.errors import SettingsError

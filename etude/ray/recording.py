@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from etude.algorithms.recording import kinds_of, meta_of
 from etude.envs import env_name
 from etude.errors import DataError
 from etude.experience import Experience
@@ -107,7 +106,7 @@ class SharedRecording:
 
     def job(self) -> RecordJob:
         """What runners are to do."""
-        return RecordJob(self.path, kinds_of(self._algorithm), self._options | {"meta": self.meta}, self._tag)
+        return RecordJob(self.path, self._algorithm.recorded_spaces(), self._options | {"meta": self.meta}, self._tag)
 
     def count(self, rows: int) -> None:
         """So many more rows are recorded: now and then, there is a new `meta`."""
@@ -133,14 +132,14 @@ class SharedRecording:
             raise DataError(f"{root}: can't write a recording here: {error}.") from error
 
     def _new_meta(self) -> dict[str, Any]:
-        return meta_of(self._algorithm, explore=True, seed=self._algorithm.config.seed)
+        return self._algorithm.recording_meta(explore=True, seed=self._algorithm.config.seed)
 
     def _folders(self) -> list[Any]:
         root = located(self.path)
-        folders = set(folders_of(kinds_of(self._algorithm)).values())
+        folders = set(folders_of(self._algorithm.recorded_spaces()).values())
         return [root / folder if folder else root for folder in folders]
 
     def _check(self, *, append: bool) -> None:
         """Raise a DataError where there is a recording that nothing can be added to."""
-        kinds = kinds_of(self._algorithm)
+        kinds = self._algorithm.recorded_spaces()
         ModuleWriters(self.path, kinds, append=append, **self._options, meta=self.meta).close()

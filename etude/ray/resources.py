@@ -2,7 +2,7 @@
 """What an algorithm asks of a cluster, process by process."""
 
 from etude.algorithms import ActingConfig, AlgorithmConfig, OfflineConfig
-from etude.algorithms.engines import Ray, RayData
+from etude.algorithms.ray_config import Ray, RayData
 from etude.threads import for_acting
 
 

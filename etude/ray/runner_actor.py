@@ -11,8 +11,8 @@ import numpy as np
 import ray
 
 from etude.algorithms.config import ActingConfig
-from etude.algorithms.playing import by_module, dropped_by, make_runner, workers_of
-from etude.algorithms.policies import Spaces, spaces_in
+from etude.algorithms.play import by_module, dropped_by, make_runner, workers_of
+from etude.algorithms.policies import spaces_in
 from etude.envs import Arena, make_arena
 from etude.experience import Experience
 from etude.policies import Policy
@@ -20,6 +20,7 @@ from etude.ray.policies import Acting, News, Weights, known_as, set_learned, set
 from etude.ray.states import from_arrays
 from etude.runners import Finished, Lengths, ModuleOf, Runner
 from etude.runners.callbacks import callback_from
+from etude.spaces import Spaces
 from etude.threads import for_acting, hold
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from etude.algorithms.engines import Ray
-from etude.algorithms.policies import Spaces
+from etude.algorithms.ray_config import Ray
 from etude.errors import EngineError
 from etude.experience import Experience
 from etude.policies import PolicyLike
@@ -17,6 +16,7 @@ from etude.ray.members import Fragment
 from etude.ray.stage import Stage
 from etude.ray.tally import Tally
 from etude.runners import Finished, ModuleOf
+from etude.spaces import Spaces
 
 if TYPE_CHECKING:
     from etude.algorithms.acting import ActingAlgorithm

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import RayError
 
-from etude.algorithms.engines import Ray
-from etude.algorithms.policies import Spaces
+from etude.algorithms.ray_config import Ray
 from etude.errors import DataError
 from etude.ray.crew import Crew
 from etude.ray.members import Fragment, Member
@@ -20,6 +19,7 @@ from etude.ray.policies import Broadcast, acting_of, known_as, sent
 from etude.ray.runner_actor import Order, RunnerActor, seed_of
 from etude.ray.start import check_connected, connection, room
 from etude.runners import ModuleOf
+from etude.spaces import Spaces
 
 if TYPE_CHECKING:
     from etude.algorithms.acting import ActingAlgorithm
@@ -97,7 +97,7 @@ class Stage:
             return  # nobody acts yet
         record = None if self._recording is None else self._recording.job()
         life = self.first_life + member.life
-        seed = seed_of(self._algorithm._seed, member.number, life)
+        seed = seed_of(self._algorithm.runner_seed, member.number, life)
         version = self._broadcast.version
         member.has_begun, member.sent = False, (version if version == self._cast_version else -1, -1, 0)
         self.crew.ask(member, member.actor.begin.remote(self._cast_ref, seed, life, record))
@@ -107,7 +107,7 @@ class Stage:
         check_connected(self._home)
         algorithm, broadcast = self._algorithm, self._broadcast
         before = dict(broadcast.seq_nos)
-        ref = getattr(vars(algorithm).get("learners"), "weights_ref", None)  # of learners elsewhere, if there are some
+        ref = getattr(algorithm.engine, "weights_ref", None)  # of learners elsewhere, if there are some
         if self.crew.must_send_again:
             self.crew.must_send_again, ref = False, None
             broadcast.put_again()

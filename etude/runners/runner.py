@@ -420,6 +420,7 @@ class Runner:
 
         Where there are other slots than before, new episodes begin.
         """
+        self.warn_of_lost_episodes = False  # what it returns says so
         self._rng.bit_generator.state = state["rng"]
         self._env_seed = state["env_seed"]
         self.env_steps, self.agent_steps = map(operator.index, state["steps"])
@@ -456,6 +457,7 @@ class Runner:
 
     def begin_anew(self) -> None:
         """Abandon the running episodes: the next collection begins new ones, with what the connectors have learned."""
+        self.warn_of_lost_episodes = False
         for rollout in self.rollouts.values():
             rollout.connectors.start(self.arena.num_slots)
         self._renew()

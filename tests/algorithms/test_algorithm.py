@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,12 @@ from some_envs import make_lending
 from test_saving import facts, ppo
 from toy_envs import Echo, OwnNet, Switchboard, Toil
 
-import etude
 from etude.algorithms import PPO, Algorithm, AlgorithmConfig, OnPolicyAlgorithm, OnPolicyConfig, PPOConfig, Result, Stop
 from etude.connectors import Connector, NormalizeObs
 from etude.envs import Workers
 from etude.errors import EtudeError, ModuleError, SettingsError, SpaceError
 from etude.experience import Experience
-from etude.learners import Loss, ModuleLearner, Update
+from etude.learners import Loss, ModuleLearner
 from etude.modules import Output, make_module
 from etude.recordings import Recording
 from etude.settings import settings
@@ -299,33 +297,6 @@ def test_a_device_that_nothing_can_be_learned_on(device: str) -> None:
     module = make_module(None, gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(2))
     with pytest.raises(SettingsError, match=f"`device` is '{device}'"):
         ModuleLearner(module, lambda module, batch: Loss(policy=batch.reward.mean()), device=device)
-
-
-class LearnsItself(PPO):
-    """Makes its gradient steps with the learner that it finds here."""
-
-    def training_step(self) -> Update:
-        (exp,) = self.collect(num_steps=64).values()
-        return self.go_over(self.learner.only, self.prepared("main", exp))
-
-
-class LearnsAsEver(PPO):
-    """Does something more."""
-
-    def training_step(self) -> Update:
-        return super().training_step()
-
-
-def test_learners_of_a_cluster_are_never_left_out_silently() -> None:
-    for kind, refused in ((LearnsItself, True), (LearnsAsEver, False), (PPO, False)):
-        algorithm = kind(PPOConfig(env=Echo, num_envs=2, num_steps=64, seed=0))
-        algorithm.train()
-        algorithm.config = dataclasses.replace(algorithm.config, engine=etude.Ray(num_learners=2))
-        if refused:
-            with pytest.raises(SettingsError, match=r"num_learners=2, but LearnsItself\.training_step .*leave"):
-                algorithm.train()
-        else:
-            algorithm.train()
 
 
 def test_the_name_is_the_classs_own() -> None:

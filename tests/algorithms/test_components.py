@@ -12,7 +12,7 @@ from toy_envs import Echo, Toil
 
 import etude
 from etude.algorithms import BC, PPO, BCConfig, PPOConfig
-from etude.algorithms.components import chosen
+from etude.algorithms.checkpoint import chosen
 from etude.checkpoints import load_meta, load_tree
 from etude.errors import CheckpointError
 from etude.runners import Episode

@@ -17,8 +17,7 @@ from torch.distributions import Normal
 
 import etude
 from etude.algorithms import CQL, CQLConfig
-from etude.algorithms.conservative import soft_maximum
-from etude.algorithms.cql import ConservativeModule
+from etude.algorithms.cql import ConservativeModule, soft_maximum
 from etude.algorithms.dqn import QModule
 from etude.cli.main import main
 from etude.errors import ModuleError, SettingsError

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 import dataclasses
+from contextlib import closing
 
 import pytest
 
-from etude.algorithms import PPO, PPOConfig, load
-from etude.algorithms.engines import Ray, RayData, connect
+from etude.algorithms import PPO, PPOConfig, Ray, RayData, load
+from etude.algorithms.engine import LocalEngine
 from etude.errors import SettingsError
 
 
@@ -46,7 +47,8 @@ def test_an_engine_that_is_none():
 
 
 def test_the_local_engine_is_no_cluster():
-    assert connect(PPOConfig(env="CartPole-v1")) is None
+    with closing(PPO(PPOConfig(env="CartPole-v1"))) as algorithm:
+        assert isinstance(algorithm.engine, LocalEngine)
 
 
 def test_the_engine_comes_from_who_loads_and_no_cluster_is_started_for_it(tmp_path):
@@ -60,17 +62,16 @@ def test_the_engine_comes_from_who_loads_and_no_cluster_is_started_for_it(tmp_pa
     other = Ray(num_runners=2, data=RayData(concurrency=(1, 2)))
     loaded = load(tmp_path / "run", engine=other)
     assert loaded.config.engine == other
-    assert "cluster" not in vars(loaded)
+    assert not loaded.engine.has_envs
     assert load(tmp_path / "run", engine={"num_runners": 5}).config.engine == Ray(num_runners=5)
 
 
 def test_without_ray_the_error_says_what_to_install(preloaded):
     code = (
         "import sys; sys.modules['ray'] = None\n"
-        "from etude.algorithms import PPOConfig\n"
-        "from etude.algorithms.engines import connect\n"
+        "from etude.algorithms import PPO, PPOConfig\n"
         "from etude.errors import EngineError\n"
-        "try:\n    connect(PPOConfig(engine='ray'))\nexcept EngineError as error:\n    print(error)\n"
+        "try:\n    PPO(PPOConfig(engine='ray'))\nexcept EngineError as error:\n    print(error)\n"
     )
     told = preloaded.run(code).stdout
     assert told.strip() == 'the ray engine needs Ray: pip install "etude[ray]".'

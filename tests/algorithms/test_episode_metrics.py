@@ -152,9 +152,9 @@ def test_the_phases_of_a_turn_add_up_to_the_time_of_sampling() -> None:
 
 
 def test_times_of_a_turn_are_of_the_iteration_or_a_moving_average() -> None:
-    from etude.algorithms.figures import Figures
+    from etude.algorithms.results import RunningStats
 
-    plain, smooth = Figures(3, "window"), Figures(3, "ema")
+    plain, smooth = RunningStats(3, "window"), RunningStats(3, "ema")
     for one in (plain, smooth):
         one.add_turns({"env": 1.0}, 10)
     assert plain.turn_ms() == smooth.turn_ms() == {"env": 100.0}
@@ -165,7 +165,7 @@ def test_times_of_a_turn_are_of_the_iteration_or_a_moving_average() -> None:
     for one in (plain, smooth):
         one.add_turns({"env": 1.4, "render": 0.2}, 30)
     assert plain.turn_ms() == pytest.approx({"env": 20.0, "render": 10.0})
-    other = Figures(3, "ema")
+    other = RunningStats(3, "ema")
     other.load_state_dict(smooth.state_dict())
     assert other.turn_ms() == smooth.turn_ms()
 

@@ -4,7 +4,7 @@ import time
 import pytest
 
 from etude.algorithms import BC, DQN, PPO, BCConfig, DQNConfig, PPOConfig
-from etude.algorithms.playing import play
+from etude.algorithms.play import play
 from etude.errors import SettingsError
 
 
@@ -25,7 +25,7 @@ def test_every_so_many_iterations_an_evaluation_is_in_the_result(cls, config):
     assert results[2].times["evaluate"] == 0
     alone.train()
     alone.train()
-    expected = alone.evaluate(config.evaluation_episodes, seed=alone._seed)
+    expected = alone.evaluate(config.evaluation_episodes, seed=alone.runner_seed)
     found = results[1].evaluation
     assert (found["return_mean"], found["length_mean"], found["updates"]) == (
         expected.return_mean,

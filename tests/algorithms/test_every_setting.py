@@ -274,6 +274,7 @@ ALGORITHMS: dict[type[etude.Algorithm[Any]], dict[str, Any]] = {
 
 OWN: dict[tuple[type[etude.Algorithm[Any]], str], Case] = {
     (etude.DQN, "network.separate"): Case(True, {"dueling": True}),
+    (etude.IMPALA, "accumulate"): Case(2, {"num_minibatches": 2}),
     (etude.SAC, "network.state_dependent_std"): Case(False),
     (etude.MARWIL, "max_segment_length"): Case(2),
     (etude.MARWIL, "burn_in"): Case(2, RECURRENT | {"beta": 0.0, "max_segment_length": 3}),

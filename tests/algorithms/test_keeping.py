@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from toy_envs import Echo
 
 import etude
-from etude.algorithms import PPO, Checkpoints, PPOConfig, Result, keeping
-from etude.algorithms.keeping import score_of
+from etude.algorithms import PPO, Checkpoints, PPOConfig, Result, loading
+from etude.algorithms.loading import score_of
 from etude.checkpoints import load_meta, remove_tree, save_tree
 from etude.errors import CheckpointError, SettingsError
 
@@ -39,7 +39,7 @@ NOW = 0.0
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping.time, "time", lambda: NOW)
+    monkeypatch.setattr(loading.time, "time", lambda: NOW)
 
 
 def save(kept: Checkpoints, base: Result, iteration: int, score: float) -> str:
@@ -105,7 +105,7 @@ def test_a_kill_between_saving_and_removing_leaves_one_too_many_which_goes_with_
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(keeping, "remove_tree", killed)
+        patch.setattr(loading, "remove_tree", killed)
         with pytest.raises(KeyboardInterrupt):
             save(kept, base, 2, 0.0)
     assert there(tmp_path) == [1, 2]

@@ -11,7 +11,7 @@ from some_envs import Simulated
 from toy_envs import Echo
 
 import etude
-from etude.algorithms.components import Component
+from etude.algorithms.checkpoint import Component
 from etude.checkpoints import load_meta
 from etude.connectors import Connector
 from etude.errors import CheckpointError, DataError

@@ -164,8 +164,8 @@ def test_one_that_learns_is_applied_to_batches_as_it_is_now() -> None:
     algorithm = dqn(env=Counts, n_step=1, connectors=("normalize_obs",))
     algorithm.train()
     assert set(algorithm.replay.sample(200)["obs"][:, 0]) == set(range(10))  # raw
-    batches = algorithm._batches("main", algorithm.learner.only, 1)
-    batch = next(batches)
+    _, batch = algorithm.drawn("main")
+    assert isinstance(batch, dict)
     normalize = algorithm.connectors.connectors[-1]
     mean, squares, count = (normalize.state_dict()["obs"][name] for name in ("mean", "squares", "count"))
     assert count == 101

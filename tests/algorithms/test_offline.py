@@ -545,7 +545,7 @@ class Hanging(Broken):
 
 
 def test_an_evaluation_that_hangs_beside_training_is_left_behind(echo: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("etude.algorithms.beside.PATIENCE", 0.1)
+    monkeypatch.setattr("etude.algorithms.play.PATIENCE", 0.1)
     algorithm = BC(BCConfig(data=echo, env=Hanging, seed=0, evaluate_beside=True, updates_per_iteration=1))
     algorithm.train()
     algorithm.close()

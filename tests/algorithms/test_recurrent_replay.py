@@ -11,7 +11,7 @@ from gymnasium import spaces
 from over_seeds import median_over_seeds
 
 from etude import DQN, SAC, DQNConfig, NetworkConfig, Output, SACConfig, SettingsError, Stop
-from etude.algorithms.replayed import looked_ahead
+from etude.algorithms.off_policy import looked_ahead
 from etude.algorithms.sac import SoftModule
 from etude.experience import Experience, Segments
 from etude.learners import Batch, Loss

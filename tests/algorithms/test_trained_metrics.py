@@ -11,7 +11,7 @@ from toy_envs import Echo
 
 import etude
 from etude.algorithms import BC, PPO, BCConfig, PPOConfig, Stop
-from etude.algorithms.figures import Counts, log_trained
+from etude.algorithms.results import Counts, log_trained
 from etude.learners import Update
 from etude.metrics import Metrics
 

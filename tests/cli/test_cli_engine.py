@@ -3,8 +3,7 @@ import pytest
 from cli_runs import trained
 
 import etude
-from etude.algorithms import PPO
-from etude.algorithms.engines import Ray
+from etude.algorithms import PPO, Ray
 from etude.cli.arguments import ask
 from etude.cli.main import main
 from etude.errors import SettingsError

@@ -11,6 +11,7 @@ import pytest
 from cli_runs import SMALL, TRAIN, trained
 
 import etude
+from etude.algorithms.engine import LocalEngine
 from etude.cli.folders import claimed
 from etude.cli.main import main
 from etude.errors import SettingsError
@@ -528,8 +529,8 @@ def test_the_package_runs_as_a_module():
 
 def test_a_save_gathers_and_writes_the_state_once_whatever_is_kept(tmp_path, monkeypatch):
     out, gathered, written = tmp_path / "run", [], set()
-    gather, add = etude.PPO.pull_learners, etude.Checkpoints.add
-    monkeypatch.setattr(etude.PPO, "pull_learners", lambda self: gathered.append(self.updates) or gather(self))
+    gather, add = LocalEngine.pull, etude.Checkpoints.add
+    monkeypatch.setattr(LocalEngine, "pull", lambda self: gathered.append(self._algorithm.updates) or gather(self))
 
     def added(self, *args):
         path = add(self, *args)

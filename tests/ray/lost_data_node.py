@@ -10,7 +10,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 import etude
-from etude.algorithms.engines import Ray, RayData
+from etude.algorithms import Ray, RayData
 from etude.ray.data import Shard, open_feeds, open_shards
 
 STORE = 150 * 2**20

@@ -17,7 +17,7 @@ import ray
 import runner_envs
 from ray.cluster_utils import Cluster
 
-from etude.algorithms.engines import Ray
+from etude.algorithms import Ray
 from etude.algorithms.ppo import PPO, PPOConfig
 
 STORE = 150 * 2**20
@@ -104,7 +104,8 @@ def learner_goes(cluster: Cluster) -> None:
     same: dict[str, Any] = {"num_envs": 2, "num_steps": 64, "minibatch_size": 64, "epochs": 1, "lr": 1e-2, "seed": 1}
     algorithm = Waiting(PPOConfig(env=runner_envs.Walk, engine=engine, **same))
     peer = Waiting(PPOConfig(**same), saved_spaces=algorithm.spaces)
-    learners: Any = algorithm.learners
+    its_engine: Any = algorithm.engine
+    learners = its_engine.learners
     update = learners.update
 
     def both(parts: Any, env_steps: int) -> Any:

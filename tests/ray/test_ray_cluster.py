@@ -15,9 +15,11 @@ from runner_envs import Walk
 
 import etude
 from etude import APPO, BC, DQN, PPO, APPOConfig, BCConfig, DQNConfig, PPOConfig, Ray, RecordConfig
-from etude.algorithms.engines import RayData
+from etude.algorithms import RayData
 from etude.errors import DataError, SettingsError
+from etude.learners import Update
 from etude.modules import NetworkConfig
+from etude.ray.engine import RayEngine
 from etude.ray.resources import actors_of
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -37,17 +39,16 @@ def test_whatever_fails_while_it_ends_all_else_has_ended() -> None:
 
     algorithm = PPO(PPOConfig(**SMALL, engine=Ray(num_runners=1, num_learners=1)))
     algorithm.train()
-    assert algorithm.cluster is not None
-    assert algorithm.learners is not None
-    pids = algorithm.learners.pids  # type: ignore[attr-defined]
+    engine: Any = algorithm.engine
+    pids = engine.learners.pids
     assert len(pids) == 1
     first, last = Fails(), Fails()
-    parts = algorithm.cluster._parts  # type: ignore[attr-defined]
+    parts = engine._parts
     parts[:] = [first, *parts, last]
     with pytest.raises(DataError, match="no space left"):
         algorithm.close()
     assert (first.closed, last.closed) == (1, 1)
-    assert algorithm.learners.pids == []  # type: ignore[attr-defined]
+    assert engine.learners.pids == []
     algorithm.close()
 
 
@@ -101,10 +102,11 @@ def test_what_was_counted_before_there_was_something_to_tell_is_told() -> None:
 
 
 def test_a_device_that_learners_do_not_have_is_refused() -> None:
-    config = PPOConfig(**SMALL, engine=Ray(num_learners=1))
-    object.__setattr__(config, "device", "cuda")  # which can't be set where there is none
+    algorithm = PPO(PPOConfig(**SMALL))
+    algorithm.config = dataclasses.replace(algorithm.config, engine=Ray(num_learners=1))
+    object.__setattr__(algorithm.config, "device", "cuda")  # which can't be set where there is none
     with pytest.raises(SettingsError, match="`device` is 'cuda', but learners on the cluster have no GPUs"):
-        etude.algorithms.engines.connect(config)
+        RayEngine(algorithm)
     with pytest.raises(SettingsError, match="ray.backend must be auto or gloo where learners have no whole GPU each"):
         Ray(backend="nccl", gpus_per_learner=0.5)
 
@@ -137,3 +139,29 @@ def test_an_end_after_that_of_the_cluster_starts_none(cluster: None) -> None:
     assert told.startswith("the connection to the Ray cluster has ended (by ray.shutdown()?), and runners and learners")
     assert is_there == "False"
     assert ray.is_initialized()
+
+
+class LearnsItself(PPO):
+    """Makes its gradient steps with the learner that it finds here."""
+
+    def training_step(self) -> Update:
+        (exp,) = self.collect(num_steps=64).values()
+        return self.go_over(self.learner.only, self.prepared("main", exp))
+
+
+class LearnsAsEver(PPO):
+    """Does something more."""
+
+    def training_step(self) -> Update:
+        return super().training_step()
+
+
+def test_learners_of_a_cluster_are_never_left_out_silently() -> None:
+    config = PPOConfig(**SMALL, engine=Ray(num_runners=1, num_learners=1))
+    with closing(LearnsAsEver(config)) as algorithm:
+        algorithm.train()
+    with (
+        closing(LearnsItself(config)) as algorithm,
+        pytest.raises(SettingsError, match=r"num_learners=1, but LearnsItself\.training_step .*leave"),
+    ):
+        algorithm.train()

@@ -21,7 +21,7 @@ import ray
 import runner_envs
 
 import etude
-from etude.algorithms.engines import Ray
+from etude.algorithms import Ray
 from etude.cli.main import main
 from etude.errors import DataError
 from etude.recordings import Recording, validate

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import etude
-from etude.algorithms.engines import Ray, RayData
+from etude.algorithms import Ray, RayData
 from etude.errors import DataError, EngineError, SettingsError
 from etude.experience import Experience, Segments
 from etude.recordings import Recording, RecordingWriter, convert

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from etude.algorithms import APPO, IMPALA, APPOConfig, IMPALAConfig, Stop
-from etude.algorithms.engines import Ray
+from etude.algorithms import APPO, IMPALA, APPOConfig, IMPALAConfig, Ray, Stop
 from etude.modules.critics import FollowedModule
 
 pytestmark = pytest.mark.usefixtures("cluster")

@@ -18,9 +18,9 @@ import pytest
 import ray
 import runner_envs
 
-from etude.algorithms.engines import Ray
+from etude.algorithms import Ray
 from etude.algorithms.ppo import PPO, PPOConfig
-from etude.algorithms.recorder import RecordConfig
+from etude.algorithms.record import RecordConfig
 from etude.envs import Workers
 from etude.errors import EngineError, EnvError, SettingsError
 from etude.ray.runner_actor import Order

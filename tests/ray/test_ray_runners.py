@@ -19,11 +19,11 @@ from signalling import Signalling
 
 import etude
 from etude import columns as col
-from etude.algorithms.base import Algorithm
+from etude.algorithms import Ray
+from etude.algorithms.algorithm import Algorithm
 from etude.algorithms.dqn import DQN, DQNConfig
-from etude.algorithms.engines import Ray
 from etude.algorithms.ppo import PPO, PPOConfig
-from etude.algorithms.result import Stop
+from etude.algorithms.results import Stop
 from etude.errors import DataError, EngineError
 from etude.experience import Experience
 from etude.ray import dealing
@@ -328,7 +328,7 @@ def test_a_full_disk_ends_the_run_and_spares_what_is_there(made: Any, tmp_path: 
 
 def test_evaluations_by_runners_of_their_own(made: Any) -> None:
     algorithm = made(Ray(num_runners=1, num_evaluation_runners=2))
-    evaluators = algorithm.evaluators
+    evaluators = algorithm.engine.evaluators
     assert evaluators.next(5, seed=3) == (None, None)
     updates = algorithm.updates
     algorithm.train()

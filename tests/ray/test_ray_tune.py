@@ -182,7 +182,7 @@ def test_what_ctrl_c_ended_goes_on_from_its_checkpoints(cluster, tmp_path, reque
 
 
 def test_a_trial_may_have_runners_of_its_own(cluster, tmp_path):
-    config = dataclasses.replace(TINY, engine=etude.algorithms.engines.Ray(num_runners=1))
+    config = dataclasses.replace(TINY, engine=etude.Ray(num_runners=1))
     found = tune(config, {"lr": [1e-3]}, stop=etude.Stop(env_steps=128), out=tmp_path / "x", verbose=0)
     assert not found.errors
     assert found.best.result["env_steps"] >= 128
@@ -244,7 +244,7 @@ def test_the_resources_of_a_trial():
     assert request(TINY) == [{"CPU": 1.0}]
     assert request(etude.PPOConfig(threads=2, workers=etude.Workers(num_workers=3))) == [{"CPU": 5.0}]
     assert request(TINY, resources={"CPU": 0.5}) == [{"CPU": 0.5}]
-    engine = etude.algorithms.engines.Ray(num_runners=2, num_learners=1, gpus_per_learner=0.5, num_evaluation_runners=1)
+    engine = etude.Ray(num_runners=2, num_learners=1, gpus_per_learner=0.5, num_evaluation_runners=1)
     config = etude.PPOConfig(env="CartPole-v1", evaluation_interval=1, engine=engine)
     assert request(config) == [{"CPU": 1.0}, *[{"CPU": 1.0}] * 3, {"CPU": 1.0, "GPU": 0.5}]
     assert actors_of(etude.BCConfig(data="x", engine="ray")) == [{"CPU": 1.0}]  # a task that reads
@@ -359,7 +359,7 @@ def test_tried_settings_go_into_those_that_are_there():
     config = etude.PPOConfig(network=etude.NetworkConfig(hidden=(8,), activation="relu"))
     found = applied(config, {"network.hidden": [4, 4], "lr": 1e-4, "engine.num_runners": 3}, "ppo")
     assert (found.network.hidden, found.network.activation, found.lr) == ((4, 4), "relu", 1e-4)
-    assert found.engine == etude.algorithms.engines.Ray(num_runners=3)
+    assert found.engine == etude.Ray(num_runners=3)
     again = applied(found, {"engine.num_learners": 2}, "ppo")
     assert (again.engine.num_runners, again.engine.num_learners) == (3, 2)
 

@@ -1,16 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines: where runners and learners live. Here are the settings; what they set is found by name, in `etude.ray`."""
+"""The settings of the ray engine."""
 
-import importlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
-from etude.errors import EngineError, SettingsError
+from etude.errors import SettingsError
 from etude.settings import check_range, settings
-
-if TYPE_CHECKING:
-    from etude.algorithms.cluster import Cluster
-    from etude.algorithms.config import AlgorithmConfig
 
 
 @settings
@@ -148,20 +143,3 @@ _FROM_ZERO = (
 
 EngineLike: TypeAlias = Ray | Literal["local", "ray"]
 """``local``: this process and its env workers; or a Ray cluster, with settings of its own or without."""
-
-
-def connect(config: "AlgorithmConfig") -> "Cluster | None":
-    """The cluster that an algorithm with these settings lives on; None: this process alone.
-
-    Raises:
-        EngineError: Ray is not installed, or there is no cluster to connect to.
-    """
-    if config.engine == "local":
-        return None
-    try:
-        importlib.import_module("ray")
-    except ModuleNotFoundError as error:
-        raise EngineError('the ray engine needs Ray: pip install "etude[ray]".') from error
-    # By name: algorithms stand below the ray engine, and must be there without it.
-    found: Cluster = importlib.import_module("etude.ray.cluster").RayCluster(config)
-    return found

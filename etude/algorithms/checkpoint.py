@@ -1,22 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Components: the named parts of an algorithm's state."""
+"""An algorithm's checkpoint: the named parts of its state, and how they are written and read."""
 
-import operator
+import logging
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
+from etude.checkpoints import Where, load_meta, load_tree, save_tree
+from etude.checkpoints.codec import Encoder
 from etude.errors import CheckpointError, EtudeError
 from etude.learners import ModuleLearner
 from etude.modules.module import load_weights
 from etude.policies import Policy
-
-if TYPE_CHECKING:
-    from etude.algorithms.base import Algorithm
+from etude.urls import redacted
 
 MODULES: Final = "modules/"
 """What the names of components begin with that hold weights."""
-
-_COUNTERS = ("iteration", "env_steps", "agent_steps", "episodes", "faulty_episodes", "seconds")
 
 Names: TypeAlias = str | Collection[str] | None
 """A component such as ``modules/p1``, or what several begin with, such as ``modules``; or some of these."""
@@ -60,27 +59,6 @@ def components_of(name: str, policy: Policy, learner: ModuleLearner) -> dict[str
             lambda state: learner.load_state_dict({**learner.state_dict(), **state}),
         ),
         f"connectors/{name}": Component(connectors, set_connectors),
-    }
-
-
-def shared_components(algorithm: "Algorithm[Any]") -> dict[str, Component]:
-    """Those that every algorithm has: of its modules, of what it records, its counts and its figures."""
-    own = [components_of(name, algorithm.policies[name], own) for name, own in algorithm.learner.modules.items()]
-    recorder, figures = algorithm.recorder, algorithm.figures
-
-    def set_counters(counters: Mapping[str, Any]) -> None:
-        found = {name: counters[name] for name in _COUNTERS}
-        found = {name: (float if name == "seconds" else operator.index)(value) for name, value in found.items()}
-        for name, value in found.items():
-            setattr(algorithm, name, value)
-
-    recorded = Component(
-        lambda: recorder.state_dict(algorithm), lambda state: recorder.load_state_dict(algorithm, state)
-    )
-    return {name: component for parts in own for name, component in parts.items()} | {
-        **({"recorder": recorded} if recorder.is_on else {}),
-        "counters": Component(lambda: {name: getattr(algorithm, name) for name in _COUNTERS}, set_counters),
-        "figures": Component(figures.state_dict, figures.load_state_dict),
     }
 
 
@@ -149,3 +127,92 @@ def _set_optimizers(learner: ModuleLearner, state: Mapping[str, Any]) -> None:
                 f"the state of optimizer `{name}` is of other parameters or of another optimizer: the checkpoint is of "
                 f"another module ({str(error).splitlines()[0]})."
             ) from error
+
+
+_log = logging.getLogger("etude.algorithms")
+
+
+def write_components(
+    path: Where, parts: Mapping[str, Component], meta: Mapping[str, Any], told: Mapping[str, str]
+) -> dict[str, Exception]:
+    """Write a checkpoint of these components; gives the errors of those that can't be saved, which it lacks.
+
+    Args:
+        path: Its folder, or its URL.
+        parts: The components.
+        meta: What is kept with them. Under ``left_out``, it says what is lacking, and why.
+        told: What the one before lacked, of which no warning is given again.
+
+    Raises:
+        Exception: weights can't be had.
+        CheckpointError: the folder can't be written.
+    """
+    state, failures = _savable(parts)
+    left_out = {name: reason_of(error) for name, error in failures.items()}
+    save_tree(path, state, meta={**meta, "left_out": left_out})
+    for name, reason in left_out.items():
+        if told.get(name) != reason:
+            _log.warning("The checkpoint %s was saved without `%s`: %s", redacted(os.fspath(path)), name, reason)
+    return failures
+
+
+def _savable(parts: Mapping[str, Component]) -> tuple[dict[str, Any], dict[str, Exception]]:
+    """The components, and the errors of those that can't be saved; those of weights are raised."""
+    kept: dict[str, Any] = {}
+    failures: dict[str, Exception] = {}
+    for name, component in parts.items():
+        try:
+            part = component.get()
+            if name == "runner":
+                failures |= _take_out_callbacks(part)
+            if (error := _refusal(part)) and name == "runner" and part.get("arena") and _refusal(part["arena"]):
+                part["arena"] = {"how": "new episodes", "why": reason_of(error)}
+                error = _refusal(part)
+            if error:
+                raise error
+            kept[name] = part
+        except Exception as error:
+            if name.startswith(MODULES):
+                raise
+            failures[name] = error
+    return kept, failures
+
+
+def _take_out_callbacks(runner: dict[str, Any]) -> dict[str, Exception]:
+    """Take callbacks whose state can't be saved out of the runner's; the errors by their names."""
+    called = runner.get("callbacks")
+    if not called:
+        return {}
+    failures: dict[str, Exception] = {name: CheckpointError(why) for name, why in called.pop("left_out").items()}
+    failures |= {name: error for name, state in called["callbacks"] if (error := _refusal(state))}
+    called["callbacks"] = [pair for pair in called["callbacks"] if pair[0] not in failures]
+    return {f"callbacks/{name}": error for name, error in failures.items()}
+
+
+def _refusal(part: Any) -> Exception | None:
+    """Why a part can't be saved; None if it can."""
+    try:
+        Encoder().encode(part)
+    except Exception as error:  # noqa: BLE001  a CheckpointError, or one of the part's own
+        return error
+    return None
+
+
+def reason_of(error: Exception) -> str:
+    """Why something can't be saved, in words."""
+    return str(error) if isinstance(error, EtudeError) else f"{type(error).__name__}: {error}"
+
+
+def read_components(path: Where, components: Names, not_components: Names) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Components of a checkpoint, and the settings that it was saved with, as plain data.
+
+    Raises:
+        CheckpointError: the folder is no checkpoint of an algorithm or is broken, or has no such components.
+    """
+    meta = load_meta(path)
+    if not (isinstance(meta, dict) and "algorithm" in meta and isinstance(meta.get("config"), dict)):
+        raise CheckpointError(f"{redacted(os.fspath(path))} is a checkpoint, but not of an algorithm.")
+    state, _ = load_tree(path, lambda there: chosen(there, components, not_components))
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{redacted(os.fspath(path))} is a checkpoint, but not of an algorithm.")
+    return state, meta["config"]

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Algorithm: what all algorithms share: training in a loop, evaluating, recording, saving."""
 
+import dataclasses
 import operator
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import cached_property
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args
 
 import numpy as np
@@ -15,32 +16,61 @@ from numpy.typing import NDArray
 from torch import nn
 
 from etude import columns as col
-from etude.algorithms.checkpointing import save_state, take_state
-from etude.algorithms.cluster import Cluster, Evaluators, Learners
-from etude.algorithms.components import Component, Names, chosen, put_back, shared_components
-from etude.algorithms.config import AlgorithmConfig, ModuleLike, learners_of
-from etude.algorithms.engines import connect
-from etude.algorithms.figures import Figures
-from etude.algorithms.playing import play, runner_apart
-from etude.algorithms.policies import Spaces, make_learner, make_policy, modules_given, spawned
-from etude.algorithms.recorder import RecordConfig, Recorder
-from etude.algorithms.reporting import TIMES, counts_of, result_of
-from etude.algorithms.result import MIN_EPISODES, Evaluation, Result, Stop
+from etude.algorithms import saving
+from etude.algorithms.checkpoint import (
+    Component,
+    Names,
+    chosen,
+    components_of,
+    put_back,
+    read_components,
+    reason_of,
+    write_components,
+)
+from etude.algorithms.config import ActingConfig, AlgorithmConfig, ModuleLike, RecordConfig, learners_of
+from etude.algorithms.engine import engine_of
+from etude.algorithms.play import play, runner_for
+from etude.algorithms.policies import (
+    MAIN,
+    learner_pipeline,
+    learner_settings,
+    learning_rates,
+    make_policy,
+    modules_given,
+    spaces_in,
+    spawned,
+)
+from etude.algorithms.record import Recorder, learned_by_connectors, record, seed_after
+from etude.algorithms.results import (
+    MIN_EPISODES,
+    TIMES,
+    Counts,
+    Evaluation,
+    Result,
+    RunningStats,
+    Stop,
+    log_trained,
+    parameter_counts,
+    together,
+)
 from etude.algorithms.slips import arguments_checked, how_to_train, no_such_attribute
 from etude.checkpoints import Where
 from etude.connectors import Pipeline
-from etude.envs import EnvLike
+from etude.envs import EnvLike, env_name
 from etude.errors import SettingsError
-from etude.learners import Batch, Learner, Loss, Schedule, ScheduleBy, Update, check_device
+from etude.learners import Batch, Learner, Loss, ModuleLearner, Schedule, ScheduleBy, Update, check_device
 from etude.modules import Module, make_module
 from etude.policies import Policy
 from etude.runners import CallbackLike, Finished, Runner
 from etude.runners.callbacks import callback_from
-from etude.spaces import Space
+from etude.spaces import Space, Spaces, space_to_json
 from etude.threads import for_acting, held
+from etude.urls import redacted
 
 C = TypeVar("C", bound=AlgorithmConfig)
 F = TypeVar("F", bound=Callable[..., Any])
+
+_COUNTERS = ("iteration", "env_steps", "agent_steps", "episodes", "faulty_episodes", "seconds")
 
 
 def _does_nothing(method: F) -> F:
@@ -95,11 +125,16 @@ class Algorithm(Generic[C]):
     def __init__(self, config: C, *, saved_spaces: dict[str, Spaces] | None = None) -> None:
         self.config = config
         self._saved_spaces = saved_spaces
-        self.recorder = Recorder(config.record)
+        self.recorder = Recorder(
+            config.record, self.recorded, config.env, self.recorded_spaces, lambda: self.recording_meta(**self._plays())
+        )
         """Keeps what is lived through, where `record` asks for it."""
         check_device(config.device)
         weights, runner, learner = np.random.SeedSequence(config.seed).spawn(3)
-        self._seed = int(runner.generate_state(1)[0])
+        self.runner_seed = int(runner.generate_state(1)[0])
+        """What all that acts in training draws its seeds from."""
+        self.engine = engine_of(self)
+        """Where runners and learners live."""
         with self.threads_held():
             self.spaces = self.module_spaces()
             """On the env's side, of observations and of actions, by module id."""
@@ -127,7 +162,7 @@ class Algorithm(Generic[C]):
         for name, given in modules_given(config).items():
             self._add_policy(name, given)
         self.callbacks = [callback_from(spec) for spec in config.callbacks]
-        self.figures = Figures(self.window, self.config.smoothing)
+        self.figures = RunningStats(self.window, self.config.smoothing)
         """Of the latest episodes."""
         self.metrics = self.figures.metrics
         """What else is logged: phases, steps trained, and figures of one's own. They go into the next `Result`."""
@@ -154,9 +189,35 @@ class Algorithm(Generic[C]):
         if self.config.modules is not None:  # a module has streams of its own, whoever is beside it
             weights, learner = spawned(weights, name), spawned(learner, name)
         with self.settings_of(name):
-            policy = self.policies[name] = make_policy(self, given, self.spaces[name], weights)
-            self.learner.add_module(name, make_learner(self, policy.module, learner, name))
+            make = partial(self.make_module, given)
+            policy = self.policies[name] = make_policy(self.config, make, self.spaces[name], weights)
+            self.learner.add_module(name, self._new_learner(name, policy.module, learner))
         return policy
+
+    def _new_learner(self, name: str, module: Module, seed: np.random.SeedSequence) -> ModuleLearner:
+        own = module.own_loss is not None
+        connectors = module.own_learner_connectors() if own else self.learner_connectors()
+        groups = self.parameter_groups(module)
+        lr, own_lr = learning_rates(self.config, self.learning_rates(), groups, self.name)
+        return ModuleLearner(
+            module,
+            module.own_loss or self.loss,
+            connectors=learner_pipeline(connectors, module),
+            name=name,
+            lr=lr,
+            own_lr=own_lr,
+            schedules_by=self.schedules_by,
+            parameters=groups,
+            seed=seed,
+            on_gradients=self._hook("on_gradients"),
+            after_step=self._hook("after_step"),
+            **learner_settings(self.config),
+        )
+
+    def _hook(self, name: str) -> Callable[[Module], None] | None:
+        """A method, where it is not the one that does nothing."""
+        method = getattr(self, name)
+        return None if hasattr(method, "does_nothing") else method
 
     @contextmanager
     def settings_of(self, module_id: str) -> Iterator[None]:
@@ -175,20 +236,9 @@ class Algorithm(Generic[C]):
         """Within it, torch has the threads of the settings (one where they are `auto`) and BLAS has one."""
         return held(for_acting(self.config.threads))
 
-    @cached_property
-    def cluster(self) -> Cluster | None:
-        """Where runners and learners live, if not here; reached when it is first needed."""
-        return connect(self.config)
-
-    @cached_property
-    def learners(self) -> Learners | None:
-        """The learners that share each update, if there are some; started when they are first needed."""
-        return self.cluster.learners(self) if self.cluster is not None and self.cluster.num_learners else None
-
-    @cached_property
-    def evaluators(self) -> Evaluators | None:
-        """Runners that play evaluations while training goes on, if there are some."""
-        return self.cluster.evaluators(self) if self.cluster is not None and self.cluster.has_evaluators else None
+    def _plays(self) -> dict[str, Any]:
+        """How the episodes were played that training records: only what acts in training explores."""
+        return {"explore": isinstance(self.config, ActingConfig), "seed": self.config.seed}
 
     @property
     def policy(self) -> Policy:
@@ -301,22 +351,61 @@ class Algorithm(Generic[C]):
         self.prepare()
         begin, apart = time.perf_counter(), self._seconds_apart
         self.histograms, self.media = {}, {}
-        before = counts_of(self)
+        before = self._counts()
         self.learner.set_env_steps(self.env_steps)
         update = self.training_step()
-        num = learners_of(self.config)
-        if num and "learners" not in vars(self):
+        if not self.engine.is_asked:
             raise SettingsError(
-                f"`engine` has num_learners={num}, but {type(self).__name__}.training_step made its gradient steps in "
-                "this process, without asking self.learners: leave `num_learners` out, or call "
+                f"`engine` has num_learners={learners_of(self.config)}, but {type(self).__name__}.training_step made "
+                "its gradient steps in this process, without asking self.engine: leave `num_learners` out, or call "
                 "super().training_step(), which asks them. Runners work all the same."
             )
         self.after_update(self.env_steps)
         self.iteration += 1
         self.evaluate_when_due()
         self.seconds += time.perf_counter() - begin - (self._seconds_apart - apart)
-        result, self._resumed = result_of(self, update, before, resumed=self._resumed), None
+        result, self._resumed = self._result(update, before), None
         return result
+
+    def _counts(self) -> Counts:
+        trained = {name: learner.steps_trained for name, learner in self.learner.modules.items()}
+        return Counts(self.env_steps, self.agent_steps, trained)
+
+    def _result(self, update: Update, before: Counts | None = None) -> Result:
+        """What an iteration brought since ``before``; None: how things stand without one."""
+        if before is not None:
+            log_trained(self.metrics, before, self._counts())
+        logged = self.metrics.peek() if before is None else self.metrics.reduce()
+        times = {name.removeprefix(TIMES): logged.pop(name) for name in list(logged) if name.startswith(TIMES)}
+        sampling = times.get("sample", 0.0)
+        sampled = 0 if before is None else self.env_steps - before.env_steps
+        rates = {name: self._rates(name) for name in self.learner.modules}
+        parameters = parameter_counts({name: policy.module for name, policy in self.policies.items()})
+        return Result(
+            iteration=self.iteration,
+            env_steps=self.env_steps,
+            agent_steps=self.agent_steps,
+            updates=self.updates,
+            seconds=self.seconds,
+            episodes=self.episodes,
+            **self.figures.fields(),
+            losses=update.losses,
+            metrics=update.metrics | together(rates, several=len(rates) > 1) | parameters | logged,
+            times=times,
+            sample_steps_per_s=sampled / sampling if sampling else 0.0,
+            faulty_episodes=self.faulty_episodes,
+            resumed=self._resumed,
+            evaluation=self.evaluation,
+            data=self.data_flow,
+            bottleneck=self.bottleneck,
+        )
+
+    def _rates(self, name: str) -> dict[str, float]:
+        """Learning rates and other schedules of a module, as they are, and what its connectors say."""
+        learner = self.learner.modules[name]
+        rates = {"lr" if name == "all" else f"lr/{name}": rate for name, rate in learner.lr.items()}
+        schedules = {name: float(learner.module.scheduled[name]) for name in learner.scheduled}
+        return schedules | rates | self.policies[name].connectors.metrics() | learner.connectors.metrics()
 
     def evaluate_when_due(self) -> None:
         """Called after each iteration: for evaluations during training."""
@@ -349,7 +438,7 @@ class Algorithm(Generic[C]):
 
     def standing(self) -> Result:
         """How things stand, without another iteration."""
-        return result_of(self, Update({}, {}), resumed=self._resumed)
+        return self._result(Update({}, {}))
 
     def check_stop(self, stop: Stop) -> None:
         """Raise a SettingsError where ``stop`` sets a goal that can never be met."""
@@ -454,22 +543,58 @@ class Algorithm(Generic[C]):
             max_rows_per_file: A file holds at most this many steps.
             max_file_size: A file is closed once it has this many bytes.
         """
-        from etude.algorithms.recording import record  # needs pyarrow, which acting does not
-
         with self.untimed(), self.threads_held():
+            folder = os.fspath(path)
+            if append and seed is not None:  # else these episodes might be there already
+                seed = seed_after(folder, self.recorded_spaces(), seed)
+            runner = self.new_runner(env, num_episodes, seed, max_steps=max_steps)
+            where = env if env is not None else self.config.env
+            assert where is not None  # new_runner has seen to that
             return record(
-                self,
-                path,
+                runner,
+                folder,
                 num_episodes,
-                env=env,
-                seed=seed,
+                self.recorded_spaces(spaces_in(runner.arena, list(self.policies), self.config.module_of)),
                 explore=explore,
-                max_steps=max_steps,
+                updates=self.updates,
+                columns=self.recorded,
                 append=append,
+                env=env_name(where),
+                meta=self.recording_meta(explore=explore, seed=seed),
                 compression=compression,
                 max_rows_per_file=max_rows_per_file,
                 max_file_size=max_file_size,
             )
+
+    def recorded_spaces(self, spaces: Mapping[str, Spaces] | None = None) -> dict[str, Spaces]:
+        """By module id, the spaces of what is recorded: observations as the env gives them, actions as modules choose.
+
+        Args:
+            spaces: Those on the env's side, where it is not the env of training.
+        """
+        given = self.spaces if spaces is None else spaces
+        return {name: (given[name][0], policy.module.action_space) for name, policy in self.policies.items()}
+
+    def recording_meta(self, *, explore: bool, seed: int | None) -> dict[str, Any]:
+        """What is kept beside recorded data: who acted, and under ``filter`` what its connectors have learned.
+
+        ``filter`` is what `etude.connectors.pipeline.state_to_json` gives, by module id where there are ``modules``; it
+        is there where a connector learns.
+        """
+        several = self.config.modules is not None
+        nets = {name: saving.name_of(type(policy.module.net)) for name, policy in self.policies.items()}
+        learned = learned_by_connectors(self.policies)
+        meta: dict[str, Any] = {
+            "algorithm": saving.name_of(type(self)),
+            "module": nets if several else nets[MAIN],
+            "connectors": [repr(connector) for connector in next(iter(self.policies.values())).connectors.connectors],
+            "explore": explore,
+            "seed": seed,
+            "updates": self.updates,
+        }
+        if learned:
+            meta["filter"] = learned if several else learned[MAIN]
+        return meta
 
     def new_runner(
         self,
@@ -479,8 +604,28 @@ class Algorithm(Generic[C]):
         callbacks: Sequence[CallbackLike] = (),
         max_steps: int | None = None,
     ) -> Runner:
-        """A runner apart from training, with the module, and with what the connectors have learned."""
-        return runner_apart(self, env, num_episodes, seed, callbacks, max_steps)
+        """A runner apart from training, with the module, and with what the connectors have learned.
+
+        Raises:
+            SettingsError: an argument is wrong, or there is no env to act in.
+        """
+        if not isinstance(num_episodes, int | np.integer) or isinstance(num_episodes, bool):
+            raise SettingsError(
+                f"`num_episodes` is {num_episodes!r}, but must be a whole number; give an env as env=..."
+            )
+        if num_episodes < 1:
+            raise SettingsError(f"num_episodes must be at least 1, not {num_episodes}.")
+        if seed is not None and not (isinstance(seed, int | np.integer) and seed >= 0):
+            raise SettingsError(f"a seed must be a whole number of at least 0, not {seed!r}.")
+        where = env if env is not None else self.config.env
+        if where is None:
+            raise SettingsError("there is no env to act in: give one, as env=... here or in the config.")
+        if env is None and self.in_use(where):
+            raise SettingsError(
+                f"config.env is one {type(where).__name__} object, which training is in the middle of: give evaluate "
+                "and record an env=... of their own, or a function that makes envs to the config."
+            )
+        return runner_for(self.config, where, num_episodes, self.policies, seed, callbacks, max_steps)
 
     def in_use(self, env: EnvLike) -> bool:
         """Whether ``env`` is an object that training acts in."""
@@ -493,8 +638,23 @@ class Algorithm(Generic[C]):
 
         An algorithm that keeps more adds it: ``{**super().components(), "mine": Component(get, set)}``.
         """
-        seed = Component(lambda: self._seed, lambda seed: setattr(self, "_seed", operator.index(seed)))
-        return {**shared_components(self), "seed": seed}
+        modules = self.learner.modules
+        own = [components_of(name, self.policies[name], learner) for name, learner in modules.items()]
+        recorder, figures = self.recorder, self.figures
+        return {name: component for parts in own for name, component in parts.items()} | {
+            **({"recorder": Component(recorder.state_dict, recorder.load_state_dict)} if recorder.is_on else {}),
+            "counters": Component(lambda: {name: getattr(self, name) for name in _COUNTERS}, self._set_counters),
+            "figures": Component(figures.state_dict, figures.load_state_dict),
+            "seed": Component(
+                lambda: self.runner_seed, lambda seed: setattr(self, "runner_seed", operator.index(seed))
+            ),
+        }
+
+    def _set_counters(self, counters: Mapping[str, Any]) -> None:
+        found = {name: counters[name] for name in _COUNTERS}
+        found = {name: (float if name == "seconds" else operator.index)(value) for name, value in found.items()}
+        for name, value in found.items():
+            setattr(self, name, value)
 
     def get_state(self, components: Names = None, not_components: Names = None) -> dict[str, Any]:
         """Everything that goes on in a resumed run, or parts of it: plain data, arrays and tensors by component.
@@ -506,15 +666,9 @@ class Algorithm(Generic[C]):
         Raises:
             CheckpointError: there are no such components; those that there are are named.
         """
-        self.pull_learners()
+        self.engine.pull()
         parts = self.components()
         return {name: parts[name].get() for name in chosen(parts, components, not_components)}
-
-    def pull_learners(self) -> None:
-        """Have here what learners elsewhere know, if there are some."""
-        learners: Learners | None = vars(self).get("learners")  # none are started for it
-        if learners is not None:
-            learners.pull()
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go on from `get_state`; of components that are not in ``state``, nothing is changed.
@@ -527,9 +681,7 @@ class Algorithm(Generic[C]):
         parts = self.components()
         # what goes on with recording or without it needs no other state
         put_back(parts, {name: part for name, part in state.items() if name != "recorder" or name in parts})
-        learners: Learners | None = vars(self).get("learners")
-        if learners is not None:
-            learners.push()
+        self.engine.push()
 
     @arguments_checked
     def save(
@@ -554,7 +706,30 @@ class Algorithm(Generic[C]):
         Raises:
             CheckpointError: there are no such components, or the folder can't be written.
         """
-        save_state(self, path, components, not_components, result)
+        self.engine.pull()
+        parts = self.components()
+        wanted = {name: parts[name] for name in chosen(parts, components, not_components)}
+        failures = write_components(path, wanted, self._description(result), self.left_out)
+        self.left_out = {name: reason_of(error) for name, error in failures.items()}
+        if "recorder" in failures:  # recorded steps may be lost
+            raise failures["recorder"]
+
+    def _description(self, result: Result | None) -> dict[str, Any]:
+        """What a checkpoint says of the run beside its state, from which `etude.load` makes it anew."""
+        config = self.config
+        saved = {field.name: saving.to_plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
+        saved["engine"] = "local" if config.engine == "local" else "ray"  # for readers: an engine is given when loading
+        return {
+            "algorithm": saving.name_of(type(self)),
+            "config": saved,
+            "config_class": saving.name_of(type(config)),
+            "spaces": {name: [space_to_json(space) for space in pair] for name, pair in self.spaces.items()},
+            "iteration": self.iteration,
+            "env_steps": self.env_steps,
+            "updates": self.updates,
+            "time": time.time(),
+            "result": None if result is None else result.to_dict(),
+        }
 
     @arguments_checked
     def load(self, path: Where, components: Names = None, not_components: Names = None) -> None:
@@ -571,13 +746,19 @@ class Algorithm(Generic[C]):
             CheckpointError: the folder is no checkpoint of an algorithm or is broken, has no such components, or they
                 do not fit what is here; nothing has changed then, but that running episodes may begin anew.
         """
-        take_state(self, path, components, not_components)
+        state, saved = read_components(path, components, not_components)
+        saving.drop_other_episodes(state, saved, self.config.env)
+        before = self.get_state([name for name in state if name in self.components()])
+        try:
+            with saving.what_fits(redacted(os.fspath(path))):
+                self.set_state(state)
+        except BaseException:
+            self.set_state(before)  # all or nothing
+            raise
 
     def close(self) -> None:
         """Close what training acts in, what is recorded, and what was started elsewhere."""
         try:
-            self.recorder.close(self)
+            self.engine.close()
         finally:
-            cluster: Cluster | None = vars(self).get("cluster")
-            if cluster is not None:
-                cluster.close()
+            self.recorder.close()

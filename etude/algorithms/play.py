@@ -2,9 +2,10 @@
 """Whole episodes, played apart from training."""
 
 import dataclasses
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final
 
 import numpy as np
 from gymnasium import Env
@@ -13,16 +14,13 @@ from numpy.typing import NDArray
 
 from etude.algorithms.config import ActingConfig, AlgorithmConfig
 from etude.algorithms.policies import MAIN, spaces_in
-from etude.algorithms.result import Evaluation
+from etude.algorithms.results import Evaluation
 from etude.connectors import Connector, Drop, Pipeline
 from etude.envs import Arena, EnvLike, Workers, env_name, make_arena
-from etude.errors import SettingsError
+from etude.errors import EtudeError
 from etude.experience import Experience
 from etude.policies import Policy
 from etude.runners import CallbackLike, Finished, Lengths, Runner
-
-if TYPE_CHECKING:
-    from etude.algorithms.base import Algorithm
 
 _RULES = ("max_steps", "restart_failed", "max_restarts", "max_failure_rate", "check")  # of an env wherever it is
 _AT_A_TIME = 4  # episodes of each slot that are held in memory together
@@ -129,32 +127,6 @@ def by_module(parts: Mapping[str | None, Experience]) -> dict[str, Experience]:
     return {MAIN if name is None else name: exp for name, exp in parts.items()}
 
 
-def runner_apart(
-    algorithm: "Algorithm[Any]",
-    env: EnvLike | None,
-    num_episodes: int,
-    seed: int | None,
-    callbacks: Sequence[CallbackLike],
-    max_steps: int | None,
-) -> Runner:
-    """See `Algorithm.new_runner`."""
-    if not isinstance(num_episodes, int | np.integer) or isinstance(num_episodes, bool):
-        raise SettingsError(f"`num_episodes` is {num_episodes!r}, but must be a whole number; give an env as env=...")
-    if num_episodes < 1:
-        raise SettingsError(f"num_episodes must be at least 1, not {num_episodes}.")
-    if seed is not None and not (isinstance(seed, int | np.integer) and seed >= 0):
-        raise SettingsError(f"a seed must be a whole number of at least 0, not {seed!r}.")
-    where = env if env is not None else algorithm.config.env
-    if where is None:
-        raise SettingsError("there is no env to act in: give one, as env=... here or in the config.")
-    if env is None and algorithm.in_use(where):
-        raise SettingsError(
-            f"config.env is one {type(where).__name__} object, which training is in the middle of: give evaluate "
-            "and record an env=... of their own, or a function that makes envs to the config."
-        )
-    return runner_for(algorithm.config, where, num_episodes, algorithm.policies, seed, callbacks, max_steps)
-
-
 def runner_for(
     config: AlgorithmConfig,
     env: EnvLike,
@@ -220,3 +192,56 @@ def workers_of(config: ActingConfig) -> Workers:
         return config.workers
     limits = [limit for limit in (config.workers.max_steps, config.max_trajectory_length) if limit is not None]
     return dataclasses.replace(config.workers, max_steps=min(limits))
+
+
+PATIENCE: Final = 5.0
+"""Seconds that an env may take for its step when the evaluation is not wanted any more."""
+
+
+class Beside:
+    """Whole episodes, played in a thread while training goes on.
+
+    Args:
+        runner: With modules that nobody else changes; it is closed when the episodes are over.
+        num_episodes: How many.
+        updates: The gradient steps that made the modules.
+    """
+
+    def __init__(self, runner: Runner, num_episodes: int, updates: int) -> None:
+        self.updates = updates
+        self.parts: dict[str | None, Experience] = {}
+        """What was lived through, by module; when it has `finished`."""
+        self._runner = runner
+        self._finished: Finished | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._play, args=(num_episodes,), name="etude-evaluation", daemon=True)
+        self._thread.start()
+
+    def _play(self, num_episodes: int) -> None:
+        try:
+            try:
+                self.parts = self._runner.collect_each(num_episodes=num_episodes, explore=False)
+                self._finished = self._runner.take_finished()
+            finally:
+                self._runner.close()
+        except BaseException as error:  # noqa: BLE001 - raised again in `finished`
+            self._error = error
+
+    def close(self) -> None:
+        """Play no further. An env that hangs is left behind, with its thread."""
+        self._runner.stop()
+        self._thread.join(PATIENCE)
+
+    def finished(self) -> Finished:
+        """What the episodes brought; waits for their end.
+
+        Raises:
+            Exception: what went wrong in them.
+        """
+        self._thread.join()
+        if self._error is not None and not isinstance(self._error, Exception):  # it must not end this thread's program
+            raise EtudeError(f"an evaluation was ended by {type(self._error).__name__}: {self._error}") from self._error
+        if self._error is not None:
+            raise self._error
+        assert self._finished is not None
+        return self._finished

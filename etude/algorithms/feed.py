@@ -1,0 +1,468 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What feeds the learner of a module with batches, and how that goes."""
+
+import dataclasses
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.spaces import Tuple
+from numpy.typing import NDArray
+
+from etude import columns as col
+from etude.algorithms.config import OfflineConfig
+from etude.connectors import Connector, Pipeline, overrides
+from etude.connectors.pipeline import state_from_json
+from etude.errors import DataError, SettingsError
+from etude.experience import Experience, Segments
+from etude.files import shown
+from etude.learners import ModuleLearner
+from etude.learners.batch import as_tensors
+from etude.modules import Module
+from etude.policies import Policy
+from etude.recordings import Recording
+from etude.recordings.batches import DERIVED
+from etude.recordings.layers import CONNECTORS, READ, SHUFFLE, Spent
+from etude.recordings.parted import PIECE_ROWS, InMemory, Parted
+from etude.recordings.pipeline import Cuts, DataPipeline, Flow, Job, Steps
+from etude.recordings.preparation import Preparation
+from etude.recordings.where import RowFilter
+from etude.runners import Episode, ModuleOf
+from etude.spaces import Space, leaf_dtype, leaf_shape, leaves
+
+_FEW = 0.1
+"""A learner that waits for less of its time than this is itself the slowest."""
+
+
+_END: Any = object()
+
+
+@dataclasses.dataclass(frozen=True)
+class SegmentsOf:
+    """Gives the segments that one of several modules learns from: those that are its own by `modules_of`."""
+
+    module_id: str
+    module_ids: tuple[str, ...]
+    module_of: ModuleOf | None
+
+    def __call__(self, exp: Experience) -> Experience:
+        """The segments of this module.
+
+        Raises:
+            DataError: a segment is of none of the modules.
+        """
+        of = modules_of(exp.segments, self.module_of)
+        unknown = sorted({str(name) for name in of} - set(self.module_ids))
+        if unknown:
+            raise DataError(
+                f"the recording has segments of {', '.join(unknown)}, but the `modules` are "
+                f"{', '.join(self.module_ids)}: let `module_of` say which of these learns from each agent's."
+            )
+        return exp.select(of == self.module_id)
+
+
+def modules_of(segments: Segments, module_of: ModuleOf | None) -> NDArray[np.object_]:
+    """``[segments]``: the id of the module that each segment is of, perhaps of none that there is.
+
+    Without ``module_of`` it is the module that acted; where the recording does not say, that of the agent's name.
+
+    Raises:
+        DataError: ``module_of`` fails.
+    """
+    if module_of is None:
+        named = segments.module_id != None  # noqa: E711 - an array, element by element
+        return np.where(named, segments.module_id, segments.agent_id)
+    known: dict[tuple[Any, str], str] = {}
+    of = np.empty(len(segments), object)
+    for i, (agent, episode) in enumerate(zip(segments.agent_id.tolist(), segments.episode_id.tolist(), strict=True)):
+        if (agent, episode) not in known:
+            try:
+                known[agent, episode] = module_of(agent, Episode(episode, 0, 0))
+            except Exception as error:
+                raise DataError(
+                    f"module_of fails for agent {agent!r} of episode {episode!r}: {type(error).__name__}: {error}"
+                ) from error
+        of[i] = known[agent, episode]
+    return of
+
+
+class Elsewhere(Protocol):
+    """Connectors that ask the module, but work elsewhere, with copies of it."""
+
+    def arrived(self, batch: Any) -> Any:
+        """A batch that they have seen, without what they noted in it."""
+
+    def learned(self) -> None:
+        """The module has learned from the batch."""
+
+    def staleness(self) -> list[float]:
+        """By how many gradient steps the copies were behind, batch by batch, since this was last asked."""
+
+
+class Feed:
+    """Batches for one module, and the last touch that they get by its connectors that ask the module.
+
+    Args:
+        batches: Columns, or Experience for a module with a memory or connectors that look along time.
+        module: Learns.
+        fresh: Connectors of its learner that see each batch just before it is learned from.
+        pipeline: Where the batches come from, if there is one.
+        elsewhere: Connectors that ask the module before batches come here.
+    """
+
+    def __init__(
+        self,
+        batches: Iterable[Any],
+        module: Module,
+        fresh: Sequence[Connector] = (),
+        pipeline: DataPipeline | None = None,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
+        self._batches = iter(batches)
+        self._check = None if pipeline is not None else partial(check_batch, module=module)
+        self._module, self._fresh, self.pipeline = module, fresh, pipeline
+        self.elsewhere = elsewhere
+        self.waited = 0.0
+        """Seconds that the learner was not learning."""
+        self._connecting = 0.0
+        self._depths: list[int] = []
+        self._told = Spent()
+
+    def take(self, num: int) -> Iterator[Any]:
+        """The next ``num`` batches.
+
+        Raises:
+            DataError: there are none left.
+        """
+        for i in range(num):
+            if self.pipeline is not None and self.pipeline.depth is not None:
+                self._depths.append(self.pipeline.depth)
+            begin = time.perf_counter()
+            batch: Any = next(self._batches, _END)
+            if batch is _END:
+                if not i:
+                    raise DataError("the batches given have come to their end: give endless ones, or stop earlier.")
+                return
+            if self._check is not None:
+                self._check(batch)
+            if self._fresh:
+                batch = self._seen(batch)
+            if self.elsewhere is not None:
+                batch = self.elsewhere.arrived(batch)
+            self.waited += time.perf_counter() - begin
+            yield batch
+            if self.elsewhere is not None:
+                self.elsewhere.learned()
+
+    def _seen(self, exp: Experience) -> Any:
+        begin = time.perf_counter()
+        self._module.eval()
+        for connector in self._fresh:
+            if overrides(connector, "update"):
+                connector.update(exp)
+            exp = connector.offline(exp, self._module)
+        self._module.train()
+        self._connecting += time.perf_counter() - begin
+        return exp if self._module.recurrent else exp.trained_steps()
+
+    def told(self) -> tuple[Spent, float, list[int]]:
+        """What was spent since this was last asked, the seconds waited, and how many blocks were ready each time."""
+        spent, waited, depths = Spent(), self.waited, self._depths
+        if self.pipeline is not None:
+            spent.add(self.pipeline.spent)
+        spent.seconds[CONNECTORS] += self._connecting
+        new = dataclasses.replace(
+            spent,
+            seconds={layer: max(0.0, s - self._told.seconds[layer]) for layer, s in spent.seconds.items()},
+            rows=spent.rows - self._told.rows,
+            bytes=spent.bytes - self._told.bytes,
+        )
+        self._told, self.waited, self._depths = spent, 0.0, []
+        return new, waited, depths
+
+    def close(self) -> None:
+        """End the workers."""
+        if self.pipeline is not None:
+            self.pipeline.close()
+
+
+def report(feeds: Mapping[str, Feed], seconds: float, num_workers: int) -> tuple[dict[str, float], str]:
+    """How the data flowed in an iteration, see `Result.data`, and the name of the slowest layer.
+
+    Args:
+        feeds: All that fed.
+        seconds: What the updates took, waiting included.
+        num_workers: Which the work of reading, decoding and connecting was shared by.
+    """
+    spent, waited, depths = Spent(), 0.0, list[int]()
+    for feed in feeds.values():
+        own = feed.told()
+        spent.add(own[0])
+        waited += own[1]
+        depths += own[2]
+    figures = dict(spent.seconds)
+    figures["wait"] = waited
+    figures["steps_per_s"] = spent.rows / seconds if seconds else 0.0
+    if spent.bytes or spent.seconds[READ]:
+        figures["mb_per_s"] = spent.bytes / 1e6 / seconds if seconds else 0.0
+    if depths:
+        figures["queue"] = sum(depths) / len(depths)
+    behind = [steps for feed in feeds.values() if feed.elsewhere is not None for steps in feed.elsewhere.staleness()]
+    if behind:
+        figures["staleness"] = sum(behind) / len(behind)
+    shared = {layer: took / (1 if layer == SHUFFLE else max(1, num_workers)) for layer, took in spent.seconds.items()}
+    slowest = max(shared, key=lambda layer: shared[layer])
+    return figures, "update" if waited <= _FEW * seconds else slowest
+
+
+MEMORY_LIMIT = 2**30
+"""Bytes of observations and actions, up to which ``mode="auto"`` holds the data in memory."""
+
+Held = Literal["nothing", "recorded", "prepared"]
+"""What is in memory: nothing, what was recorded, or what connectors have made of it."""
+
+_MADE_UP = (col.VALUE, col.ADVANTAGE, col.VALUE_TARGET)
+"""What was recorded of these is of the module that acted then; who learns makes their own."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How one module is fed: what a `DataPipeline` is made of, wherever its parts are loaded."""
+
+    source: Parted
+    columns: tuple[str, ...]
+    prepare: Preparation
+    make: Steps | Cuts
+    size: int
+    """Steps in a batch, or segments."""
+    by_segments: bool
+    fresh: list[Connector]
+    """Connectors that see each batch just before it is learned from."""
+    held: Held
+    flow: Flow
+    epoch_size: int | None
+    start: int
+    """The first batch to give."""
+
+    @property
+    def job(self) -> Job:
+        """What is done with a part."""
+        return Job(self.source, self.columns, self.prepare, self.make)
+
+
+@dataclasses.dataclass
+class Opening:
+    """Opens the way from a recording to the learners of some modules, which share what is held in memory."""
+
+    recording: Recording
+    algorithm: str
+    """Its name, for messages."""
+    roots: tuple[str, ...]
+    """The columns that the loss needs."""
+    module_ids: tuple[str, ...]
+    seed: int
+    was_seen: bool
+    """Connectors have learned from the recording in a run before."""
+    epochs: Mapping[str, int]
+    """The size of an epoch of each module, where a run before has found it out."""
+
+    def __post_init__(self) -> None:
+        self._read: dict[tuple[str, ...], Experience] = {}
+
+    def feed(self, name: str, policy: Policy, learner: ModuleLearner, config: OfflineConfig) -> Feed:
+        """What feeds one module, from where its learner stands; see `plan` for what is raised."""
+        plan = self.plan(name, policy, learner, config)
+        pipeline = DataPipeline(
+            plan.source,
+            plan.columns,
+            plan.prepare,
+            plan.make,
+            plan.size,
+            plan.flow,
+            by_segments=plan.by_segments,
+            hold_prepared=plan.held == "prepared",
+            epoch_size=plan.epoch_size,
+            to_device=None if config.device == "cpu" else partial(as_tensors, device=config.device),
+        )
+        return Feed(pipeline.batches(plan.start), policy.module, plan.fresh, pipeline)
+
+    def plan(
+        self, name: str, policy: Policy, learner: ModuleLearner, config: OfflineConfig, *, loads_here: bool = True
+    ) -> Plan:
+        """How one module is fed. Connectors that learn from the recording do so here.
+
+        Raises:
+            SettingsError: the settings, the module and the connectors do not go together.
+            DataError: the recording can't be read, or does not hold what is wanted.
+        """
+        early, fresh = _parted(learner.connectors)
+        select = None
+        if config.modules is not None and (len(self.module_ids) > 1 or config.module_of is not None):
+            select = SegmentsOf(name, self.module_ids, config.module_of)
+        where = None if config.filter is None else RowFilter(config.filter)
+        prepare = Preparation(policy.connectors, Pipeline(early), select=select, where=where, own=config.prelearner)
+        held = self._held(config, fresh)
+        make, size = self._made(config, policy.module, fresh)
+        columns = self._columns(config, (*policy.connectors.connectors, *learner.connectors.connectors), early)
+        source = self._source(config, columns, held if loads_here else "nothing")
+        if not self.was_seen:
+            self._learn(name, config, prepare, source, columns)
+        seed = self.seed
+        if config.modules is not None:
+            seed = int(np.random.SeedSequence([seed, *name.encode()]).generate_state(1)[0])
+        return Plan(
+            source=source,
+            columns=columns,
+            prepare=prepare,
+            make=make,
+            size=size,
+            by_segments=policy.module.recurrent,
+            fresh=fresh,
+            held=held,
+            flow=Flow(
+                buffer_size=config.buffer_size,
+                num_workers=config.num_workers,
+                worker_kind=config.worker_kind,
+                prefetch=0 if held == "prepared" else config.prefetch,
+                seed=seed,
+            ),
+            epoch_size=self.epochs.get(name),
+            start=learner.updates * config.accumulate,
+        )
+
+    def _made(self, config: OfflineConfig, module: Module, fresh: list[Connector]) -> tuple[Steps | Cuts, int]:
+        """Whether batches are of steps or of segments, and how many of these."""
+        length = config.max_segment_length
+        if not module.recurrent:
+            return Cuts(length) if fresh else Steps(self.roots), config.batch_size
+        derived = [root for root in self.roots if root in DERIVED]
+        if fresh or derived:
+            raise SettingsError(
+                f"{self.algorithm} needs {'values along time' if fresh else ', '.join(derived)}, which recordings "
+                "can't give a recurrent module: take a network without a memory, with `frame_stack` perhaps, or bc."
+            )
+        return Cuts(length, config.burn_in), max(1, config.batch_size // length)
+
+    def _columns(
+        self, config: OfflineConfig, connectors: Iterable[Connector], early: list[Connector]
+    ) -> tuple[str, ...]:
+        """The step columns to read."""
+        wanted = dict.fromkeys(root for root in self.roots if root not in DERIVED)
+        if col.NEXT_OBS in self.roots:
+            wanted[col.OBS] = None
+        looking = [c for c in connectors if _looks(c)]
+        there = self.recording.columns
+        if config.prelearner is not None or any(connector.needs is None for connector in looking):
+            return tuple(name for name in there if name in wanted or name not in _MADE_UP)
+        wanted |= dict.fromkeys(root for connector in looking for root in connector.needs or ())
+        if config.filter is not None:
+            wanted |= dict.fromkeys(RowFilter(config.filter).columns_in(there))
+        if any(_looks(connector) for connector in early):  # what is not there, one of them may add
+            return tuple(root for root in wanted if col.under(there, root))
+        return tuple(wanted)
+
+    def _held(self, config: OfflineConfig, fresh: list[Connector]) -> Held:
+        if config.mode == "materialize_mapped_data" and fresh:
+            raise SettingsError(
+                f"`mode` is materialize_mapped_data, but {fresh[0].name} asks the module, which changes while it "
+                "learns: what it gives can't be held. Take materialize_data, stream or auto."
+            )
+        match config.mode:
+            case "auto":
+                return "prepared" if self._fits_in_memory() else "nothing"
+            case "stream":
+                return "nothing"
+            case "materialize_data":
+                return "recorded"
+        return "prepared"
+
+    def _fits_in_memory(self) -> bool:
+        parts = leaves(Tuple((self.recording.obs_space, self.recording.action_space)), "row").values()
+        row = sum(int(np.prod(leaf_shape(leaf))) * leaf_dtype(leaf).itemsize for leaf in parts)
+        most = MEMORY_LIMIT // (row + 64)
+        return self.recording.rows_up_to(most) <= most
+
+    def _source(self, config: OfflineConfig, columns: tuple[str, ...], held: Held) -> Parted:
+        if held == "nothing":
+            return self.recording
+        if columns not in self._read:
+            self._read[columns] = self.recording.read(columns=columns)
+        return InMemory(self._read[columns], sys.maxsize if held == "prepared" else PIECE_ROWS)
+
+    def _learn(
+        self, name: str, config: OfflineConfig, prepare: Preparation, source: Parted, columns: tuple[str, ...]
+    ) -> None:
+        """Let connectors learn from the recording what they know of observations."""
+        learning = (*prepare.connectors.connectors, *prepare.to_learner.connectors)
+        if not any(overrides(connector, "update") for connector in learning):
+            return
+        if config.obs_filter == "data":
+            for k in range(source.num_parts):
+                prepare.learn(source.part(k, columns))
+            return
+        stored = self.recording.meta.get("filter")
+        if stored is None:
+            raise DataError(
+                f"{shown(config.data)} has no observation filter stored with it: take obs_filter='data', which reads "
+                "the data once for it."
+            )
+        state_from_json(prepare.connectors, stored[name] if config.modules is not None else stored)
+
+
+def _parted(to_learner: Pipeline) -> tuple[list[Connector], list[Connector]]:
+    """The learner's connectors before the first that asks the module, and those from there on."""
+    connectors = to_learner.connectors
+    first = next((i for i, connector in enumerate(connectors) if connector.uses_module), len(connectors))
+    return connectors[:first], connectors[first:]
+
+
+def _looks(connector: Connector) -> bool:
+    return overrides(connector, "offline") or overrides(connector, "update")
+
+
+def check_batch(batch: Any, module: Module) -> None:
+    """Look at a batch of columns, or at Experience.
+
+    Raises:
+        DataError: it is neither; a column of observations or actions is missing, or is not what the module's spaces
+            say; columns are of different lengths, or have no rows.
+    """
+    columns = batch.steps if isinstance(batch, Experience) else batch
+    if not isinstance(columns, Mapping):
+        raise DataError(f"a batch is {_kind(batch)}: give a mapping of columns by name, or Experience.")
+    for name, column in columns.items():
+        if not isinstance(column, np.ndarray | torch.Tensor):
+            raise DataError(f"column `{name}` of a batch is {_kind(column)}: give a NumPy array or a tensor.")
+    lengths = {name: len(column) for name, column in columns.items() if column.ndim}
+    if len(lengths) < len(columns) or len(set(lengths.values())) != 1 or not next(iter(lengths.values())):
+        raise DataError(f"the columns of a batch must have equally many rows, at least one; they have {lengths}.")
+    for root, space in ((col.OBS, module.obs_space), (col.ACTION, module.action_space)):
+        for name, leaf in leaves(space, root).items():
+            if name not in columns:
+                raise DataError(f"a batch has no column `{name}`; it has {', '.join(columns)}.")
+            _check_column(name, columns[name], leaf)
+
+
+def _check_column(name: str, column: Any, leaf: Space) -> None:
+    wanted = leaf_shape(leaf)
+    if tuple(column.shape[1:]) != wanted:
+        raise DataError(f"column `{name}` of a batch has rows of shape {tuple(column.shape[1:])}, wanted are {wanted}.")
+    if leaf_dtype(leaf).kind == "f":
+        return
+    is_float = column.dtype.is_floating_point if isinstance(column, torch.Tensor) else column.dtype.kind == "f"
+    if is_float:
+        raise DataError(f"column `{name}` of a batch is {column.dtype}, but {leaf} has whole numbers.")
+    if isinstance(leaf, spaces.Discrete):
+        low, high = int(leaf.start), int(leaf.start + leaf.n) - 1
+        least, most = int(column.min()), int(column.max())
+        if least < low or most > high:
+            raise DataError(f"column `{name}` of a batch goes from {least} to {most}, but {leaf} from {low} to {high}.")
+
+
+def _kind(value: Any) -> str:
+    return f"a {type(value).__name__}"

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RayEngine: an algorithm's runners, learners and evaluation runners on a Ray cluster."""
+
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from etude.algorithms.algorithm import Algorithm
+from etude.algorithms.engine import Draw, Learned, LocalEngine, Trained
+from etude.algorithms.offline import OfflineAlgorithm
+from etude.algorithms.ray_config import Ray
+from etude.algorithms.results import Evaluation
+from etude.errors import SettingsError
+from etude.experience import Experience
+from etude.learners import Update, mean_of
+from etude.ray.resources import actors_of
+from etude.ray.start import check_room, ensure_started, let_go
+from etude.runners import Finished, ModuleOf
+from etude.spaces import Spaces
+
+if TYPE_CHECKING:  # Ray Data takes seconds to be imported, and only some need it
+    from etude.algorithms.feed import Feed
+    from etude.ray.evaluation import EvaluationRunners
+    from etude.ray.learners import Learners
+    from etude.ray.runners import Runners
+
+P = TypeVar("P")
+
+_AT_ONCE = 32
+"""Batches of a replay that learners are given together, as far as that makes whole gradient steps."""
+
+
+class RayEngine:
+    """See `etude.algorithms.engine.Engine`. Each part of it is started when it is first needed.
+
+    Args:
+        algorithm: Whose runners and learners these are: an `ActingAlgorithm`, or an `OfflineAlgorithm`.
+
+    Raises:
+        SettingsError: learners are to learn on a device that they do not have.
+    """
+
+    def __init__(self, algorithm: Any) -> None:
+        config = algorithm.config
+        self.settings = settings = Ray() if config.engine == "ray" else config.engine
+        self._algorithm, self._config = algorithm, config
+        self._here = LocalEngine(algorithm)  # where there are no learners or evaluation runners
+        self._runners: Runners | None = None
+        self._parts: list[Any] = []
+        self._is_started = self._is_ours = False
+        if config.device != "cpu" and settings.num_learners and not settings.gpus_per_learner:
+            raise SettingsError(
+                f"`device` is {config.device!r}, but learners on the cluster have no GPUs: set `ray.gpus_per_learner`, "
+                "and they learn on these."
+            )
+
+    # -- acting -------------------------------------------------------------------------------------------------
+
+    @property
+    def has_envs(self) -> bool:
+        """Whether the runners are started."""
+        return self._runners is not None
+
+    def spaces(
+        self, module_ids: list[str], module_of: ModuleOf | None, known: Mapping[str, Spaces] | None = None
+    ) -> dict[str, Spaces]:
+        """The spaces of each module on the env's side; starts the runners."""
+        if self._runners is None:
+            from etude.ray.runners import Runners
+
+            algorithm = self._algorithm
+            self._start()
+            self._runners = self._kept(Runners(algorithm, self.settings, asynchronous=algorithm.collects_beside))
+        return self._runners.spaces(module_ids, module_of, known)
+
+    def runner(self) -> "Runners":
+        """All runners, as one."""
+        assert self._runners is not None  # `spaces` has started them
+        return self._runners
+
+    def can_resume(self, state: Mapping[str, Any]) -> bool:
+        """Whether ``state`` is of runners of a cluster."""
+        return "lives" in state
+
+    def record(self, parts: Mapping[str, Experience]) -> None:
+        """Nothing: runners record what they live through."""
+
+    # -- learning -----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def learners(self) -> "Learners | None":
+        """The learners that share each update; started when they are first asked for. None: this process learns."""
+        if not self.settings.num_learners:
+            return None
+        from etude.ray.learners import Learners
+
+        self._start()
+        return self._kept(Learners(self._algorithm, self.settings))
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the learners were started, if there are to be some."""
+        return not self.settings.num_learners or "learners" in vars(self)
+
+    def update(self, parts: Mapping[str, Experience]) -> dict[str, Update] | None:
+        """Let each module learn from raw experience; while more is collected where the algorithm allows that."""
+        algorithm, learners = self._algorithm, self.learners
+        if learners is None:
+            return self._here.update(parts)
+        updates: dict[str, Update] | None
+        seen = {name: algorithm.connected(name, exp) for name, exp in parts.items()}
+        if algorithm.collects_beside:
+            with algorithm.timed("update"):
+                updates = learners.update_next(seen, algorithm.env_steps)
+        else:
+            batches = {name: algorithm.prepared(name, exp) for name, exp in seen.items()}
+            with algorithm.timed("update"):
+                updates = learners.update(batches, algorithm.env_steps)
+            for name, exp in seen.items():
+                algorithm.learner.modules[name].connectors.update(exp)
+        for name, exp in parts.items():
+            algorithm.policies[name].connectors.update(exp)
+        return updates
+
+    def update_from(self, module_id: str, draw: Draw, num_batches: int, learned: Learned) -> Update:
+        """Let one module learn from a replay, some batches at a time: these are drawn before the first is learned."""
+        algorithm, learners = self._algorithm, self.learners
+        if learners is None:
+            return self._here.update_from(module_id, draw, num_batches, learned)
+        done, accumulate = [], algorithm.config.accumulate
+        at_once = max(1, _AT_ONCE // accumulate) * accumulate
+        for first in range(0, num_batches, at_once):
+            drawn = [draw() for _ in range(min(at_once, num_batches - first))]
+            update, kept = learners.update_from(module_id, [shown for _, shown in drawn], algorithm.env_steps)
+            for (batch, _), rows in zip(drawn, kept, strict=True):
+                learned(batch, rows)
+            done.append(update)
+        return mean_of(done)
+
+    def update_from_given(self, module_id: str, batches: Iterable[Any]) -> Update:
+        """Let one module learn from batches that were given."""
+        learners = self.learners
+        if learners is None:
+            return self._here.update_from_given(module_id, batches)
+        return learners.update_from(module_id, batches, self._algorithm.env_steps)[0]
+
+    def feeds(self) -> "dict[str, Feed]":
+        """What feeds each module through Ray Data, where this process learns."""
+        from etude.ray.data import open_feeds
+
+        self._start()
+        return open_feeds(self._algorithm, self.settings)
+
+    def train(self) -> Trained:
+        """An iteration's gradient steps of each module, from the recording, which learners read themselves."""
+        learners = self.learners
+        if learners is None:
+            return self._here.train()
+        begin = time.perf_counter()
+        done = learners.train(self._algorithm.config.updates_per_iteration)
+        return Trained(*done, time.perf_counter() - begin)
+
+    def pull(self) -> None:
+        """Have here all that learners know, if some were started."""
+        learners: Learners | None = vars(self).get("learners")
+        if learners is not None:
+            learners.pull()
+
+    def push(self) -> None:
+        """Let learners know all that is here, if some were started."""
+        learners: Learners | None = vars(self).get("learners")
+        if learners is not None:
+            learners.push()
+
+    @property
+    def weights_ref(self) -> Any:
+        """Ray's reference to the newest weights; None where learners have not put them there."""
+        learners: Learners | None = vars(self).get("learners")
+        return None if learners is None else learners.weights_ref
+
+    def stats(self) -> dict[str, float]:
+        """What was counted of learners."""
+        learners: Learners | None = vars(self).get("learners")
+        return {} if learners is None else learners.stats()
+
+    # -- the rest -----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def evaluators(self) -> "EvaluationRunners | None":
+        """Runners that play evaluations while training goes on, if there are some; started when first asked for.
+
+        Raises:
+            SettingsError: evaluations are to be recorded, or to call back, which these do not.
+        """
+        if not self.settings.num_evaluation_runners:
+            return None
+        from etude.ray.evaluation import EvaluationRunners
+
+        algorithm: Algorithm[Any] = self._algorithm
+        config = algorithm.config
+        if isinstance(algorithm, OfflineAlgorithm) and (config.callbacks or config.record.path is not None):
+            raise SettingsError(
+                "`callbacks` and `record` are of evaluations here, which `ray.num_evaluation_runners` play elsewhere, "
+                "without either: leave these runners out, and this process plays them."
+            )
+        self._start()
+        return self._kept(EvaluationRunners(algorithm, self.settings))
+
+    def evaluate(self, num_episodes: int, seed: int) -> tuple[Evaluation | None, Finished | None]:
+        """Play whole episodes, on evaluation runners where there are some; then those asked for the last time come."""
+        evaluators = self.evaluators
+        return (
+            self._here.evaluate(num_episodes, seed) if evaluators is None else evaluators.next(num_episodes, seed=seed)
+        )
+
+    def _start(self) -> None:
+        """Connect to the cluster, or start one.
+
+        Raises:
+            EngineError: there is no cluster to connect to, or the one started here lacks what is asked for.
+        """
+        if self._is_started:
+            return
+        wanted = actors_of(self._config)
+        num_cpus = sum(each.get("CPU", 0.0) for each in wanted)
+        self._is_ours = ensure_started(self.settings.address, self.settings.runtime_env, num_cpus)
+        self._is_started = True
+        try:
+            check_room(wanted, can_grow=not self._is_ours)
+        except BaseException:
+            self.close()
+            raise
+
+    def _kept(self, part: P) -> P:
+        self._parts.append(part)
+        return part
+
+    def close(self) -> None:
+        """End all that was started, and the cluster, if it was started for this."""
+        parts, self._parts = self._parts, []
+        self._runners, self._is_started = None, False
+        with ExitStack() as closing:  # whatever fails on the way
+            if self._is_ours:
+                self._is_ours = False
+                closing.callback(let_go)
+            for part in parts:
+                closing.callback(part.close)
