@@ -41,7 +41,8 @@ class Index:
 
     def __init__(self, units: Units, *, keep_order: bool) -> None:
         self._units = units
-        self._roots = [root for root in (col.OBS, col.ACTION, col.REWARD) if col.under(units.columns, root)]
+        roots = (col.OBS, col.ACTION, col.REWARD)
+        self._printed = [name for root in roots for name in col.under(units.columns, root)]
         self._obs: dict[tuple[int, int], dict[str, NDArray[Any]] | None] = {}
         self.rows: list[int] = []
         """The rows of each part; 0 where nothing of it can be read."""
@@ -79,7 +80,7 @@ class Index:
         out: dict[Span, Prints] = {}
         for k, here in sorted(by_part.items()):
             try:
-                exp = self._units.load_rest(k, self._roots)[0]
+                exp = self._units.load_rest(k, self._printed)[0]
             except DataError:
                 exp = None
             for span in here:

@@ -187,3 +187,30 @@ def test_a_format_of_a_users_own() -> None:
     assert skipping.read().lengths.tolist() == [3] * 4
     assert skipping.read().segments.episode_id.tolist() == ["0-day-0", "0-day-2", "1-day-0", "1-day-2"]
     assert skipping.left_out == {"out_of_space": 4, "unreadable": 8}
+
+
+class Again(Format):
+    """Episode ``day`` in two units, the second of which says something else of its first step."""
+
+    name = "again"
+
+    def describe(self) -> Contents:
+        header = Header(gym.spaces.Dict({"a": SPACES["obs_space"], "b": SPACES["obs_space"]}), SPACES["action_space"])
+        return Contents(header, ["obs/a", "obs/b", "action"], [Unit(0, 3), Unit(1, 3)])
+
+    def read(self, unit: Unit, columns: Any, problems: list[Problem] | None = None) -> Experience:
+        obs = np.arange(4, dtype=np.float32)[:, None] + np.float32([unit.index, 0, 0, 0])[:, None]
+        steps = {"obs/a": obs[:-1], "obs/b": obs[:-1], "action": np.zeros(3, np.int64)}
+        kept = {name: steps[name] for name in columns}
+        finals = {name: obs[-1:] for name in kept if name.startswith("obs")}
+        segments = Segments.of(1, episode_id=["day"], truncated=True)
+        return Experience(kept, np.array([0, 3]), segments, finals)
+
+
+def test_a_format_is_asked_for_columns_by_their_names_alone() -> None:
+    mended = Recording.open(Again(), on_bad="repair")
+    assert mended.read().num_steps == 0
+    assert mended.left_out == {"contradiction": 6}
+    assert validate(Again()).errors[0].kind == "duplicate"
+    with pytest.raises(DataError, match="episode 'day' has step t 0 a second time"):
+        Recording.open(Again(), on_bad=None).read(columns=["obs"])
