@@ -23,13 +23,22 @@ from etude.settings import settings  # at once: the module of that name would hi
 
 __version__ = "0.1.0"
 
-_HOME_OF = {
-    alias.name: str(node.module)
-    for node in ast.parse(pkgutil.get_data("etude", "__init__.pyi") or b"").body
-    if isinstance(node, ast.ImportFrom)
-    for alias in node.names
-}
-"""The module that each public name is from: they are listed in ``__init__.pyi`` and nowhere else."""
+
+def _names_in(stub: str) -> dict[str, str]:
+    """The module that each public name of a file comes from; with ``import *``, all names that are imported there."""
+    found: dict[str, str] = {}
+    for node in ast.parse(pkgutil.get_data("etude", stub) or b"").body:
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("etude."):
+            module = str(node.module)
+            for alias in node.names:
+                inner = _names_in(f"{module.partition('.')[2]}/__init__.py") if alias.name == "*" else [alias.name]
+                found |= dict.fromkeys(inner, module)
+    return found
+
+
+_HOME_OF = _names_in("__init__.pyi")
+"""The module that each public name is from: they are listed in ``__init__.pyi``, those of algorithms in
+``algorithms/__init__.py``, and nowhere else."""
 
 __all__ = sorted([*_HOME_OF, "__version__"])
 

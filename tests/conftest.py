@@ -5,12 +5,14 @@ server."""
 import importlib.util
 import itertools
 import logging
+import multiprocessing
 import os
 import random
 import re
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import hypothesis
@@ -35,6 +37,12 @@ if _found is None or _found.origin is None:
     sys.modules["ray"] = None  # type: ignore[assignment]  # and the folder tests/ray, which pytest lets one import, is not it
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """The tests of the ray engine, which import Ray, are not even imported where none of them is to run."""
+    is_of_ray = collection_path == Path(__file__).parent / "ray"
+    return True if is_of_ray and "not cluster" in config.option.markexpr else None
+
+
 @pytest.fixture(autouse=True)
 def seeded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test draws without a seed of its own, and how deep it may recurse, is the same whatever ran before it."""
@@ -51,6 +59,21 @@ def preloaded() -> Iterator[Preloaded]:
     """Runs Python programs in processes of their own."""
     with Preloaded() as server:
         yield server
+
+
+@pytest.fixture
+def forked_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that load data are forked from one that has imported what they import, and has done nothing else.
+
+    For tests of what such processes do. One of how they are started is
+    ``test_data_pipeline.py::test_the_order_depends_on_the_seed_alone``.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return
+    forked = multiprocessing.get_context("forkserver")
+    forked.set_forkserver_preload(["torch", "pyarrow.dataset", "etude.algorithms"])
+    real = multiprocessing.get_context
+    monkeypatch.setattr(multiprocessing, "get_context", lambda how=None: forked if how == "spawn" else real(how))
 
 
 # -- a real S3 server on this machine, for recordings that lie in a bucket -------------------------------------------

@@ -138,6 +138,7 @@ def helps(preloaded: Preloaded) -> dict[str, str]:
     )
     names = [
         "train ppo",
+        "train a2c",
         "train impala",
         "train appo",
         "train bc",
@@ -147,6 +148,7 @@ def helps(preloaded: Preloaded) -> dict[str, str]:
         "train td3_bc",
         "train dqn",
         "train sac",
+        "train td3",
         "tune ppo",
         "record",
         "watch",

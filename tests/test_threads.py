@@ -303,8 +303,8 @@ class Convolution(nn.Module):
     ("net", "rows", "is_tried"),
     [
         (None, 64, False),
-        (NetworkConfig(hidden=(512, 512)), 256, True),
-        (NetworkConfig(hidden=(512, 512)), 8, False),
+        (NetworkConfig(hidden=(256, 256)), 256, True),
+        (NetworkConfig(hidden=(256, 256)), 8, False),
         (Convolution, 64, True),
     ],
 )

@@ -23,7 +23,7 @@ class Uninstalled:
 
 sys.meta_path.insert(0, Uninstalled)
 import pytest
-files = ["tests/ray", "tests/cli/test_cli_tune.py"]
+files = ["tests/ray", "tests/cli/test_cli_tune.py", "-m", ""]
 sys.exit(pytest.main([*files, "-rs", "-p", "no:cacheprovider", "-k", "not without_ray"]))
 """
 

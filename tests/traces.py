@@ -227,6 +227,12 @@ def impala(_: Path) -> Trace:
 
 
 @case
+def a2c(_: Path) -> Trace:
+    """A2C."""
+    return acting(etude.A2C(etude.A2CConfig(env="CartPole-v1", seed=3)))
+
+
+@case
 def appo(_: Path) -> Trace:
     """APPO."""
     return acting(etude.APPO(etude.APPOConfig(**ON_POLICY)))
@@ -250,6 +256,13 @@ def sac(_: Path) -> Trace:
     """SAC."""
     config = etude.SACConfig(env="Pendulum-v1", **{**OFF_POLICY, "iteration_steps": 300})
     return acting(etude.SAC(config), num_steps=64)
+
+
+@case
+def td3(_: Path) -> Trace:
+    """TD3."""
+    config = etude.TD3Config(env="Pendulum-v1", **{**OFF_POLICY, "iteration_steps": 300})
+    return acting(etude.TD3(config), num_steps=64)
 
 
 # -- resuming ----------------------------------------------------------------------------------------------------

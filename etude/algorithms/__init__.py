@@ -1,69 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Algorithms: a loss, its connectors and its defaults; one file each."""
+"""Algorithms: a loss, its connectors and its defaults; one file each.
 
-from etude.algorithms.acting import ActingAlgorithm
-from etude.algorithms.algorithm import Algorithm
-from etude.algorithms.appo import APPO, APPOConfig
-from etude.algorithms.bc import BC, BCConfig
-from etude.algorithms.clips import Clip, clip
-from etude.algorithms.config import ActingConfig, AlgorithmConfig, OfflineConfig, OnPolicyConfig, RecordConfig
-from etude.algorithms.cql import CQL, CQLConfig
-from etude.algorithms.dqn import DQN, DQNConfig
-from etude.algorithms.impala import IMPALA, IMPALAConfig
-from etude.algorithms.iql import IQL, IQLConfig
-from etude.algorithms.loading import Checkpoints, load
-from etude.algorithms.marwil import MARWIL, MARWILConfig
-from etude.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
-from etude.algorithms.offline import OfflineAlgorithm
-from etude.algorithms.on_policy import OnPolicyAlgorithm
-from etude.algorithms.ppo import PPO, PPOConfig
-from etude.algorithms.ray_config import Ray, RayData
-from etude.algorithms.results import Evaluation, Result, Stop
-from etude.algorithms.sac import SAC, SACConfig
-from etude.algorithms.task import Task, TaskConfig
-from etude.algorithms.td3_bc import TD3BC, TD3BCConfig
+To add one to the library, add its file and its line here: ``etude`` and the command line take its names from this file.
+"""
 
-__all__ = [
-    "APPO",
-    "BC",
-    "CQL",
-    "DQN",
-    "IMPALA",
-    "IQL",
-    "MARWIL",
-    "PPO",
-    "SAC",
-    "TD3BC",
-    "APPOConfig",
-    "ActingAlgorithm",
-    "ActingConfig",
-    "Algorithm",
-    "AlgorithmConfig",
-    "BCConfig",
-    "CQLConfig",
-    "Checkpoints",
-    "Clip",
-    "DQNConfig",
-    "Evaluation",
-    "IMPALAConfig",
-    "IQLConfig",
-    "MARWILConfig",
-    "OffPolicyAlgorithm",
-    "OffPolicyConfig",
-    "OfflineAlgorithm",
-    "OfflineConfig",
-    "OnPolicyAlgorithm",
-    "OnPolicyConfig",
-    "PPOConfig",
-    "Ray",
-    "RayData",
-    "RecordConfig",
-    "Result",
-    "SACConfig",
-    "Stop",
-    "TD3BCConfig",
-    "Task",
-    "TaskConfig",
-    "clip",
-    "load",
-]
+from typing import Any
+
+from etude.algorithms.acting import ActingAlgorithm as ActingAlgorithm
+from etude.algorithms.algorithm import Algorithm as Algorithm
+from etude.algorithms.clips import Clip as Clip, clip as clip
+from etude.algorithms.config import (
+    ActingConfig as ActingConfig,
+    AlgorithmConfig as AlgorithmConfig,
+    OfflineConfig as OfflineConfig,
+    OnPolicyConfig as OnPolicyConfig,
+    RecordConfig as RecordConfig,
+)
+from etude.algorithms.loading import Checkpoints as Checkpoints, load as load
+from etude.algorithms.off_policy import OffPolicyAlgorithm as OffPolicyAlgorithm, OffPolicyConfig as OffPolicyConfig
+from etude.algorithms.offline import OfflineAlgorithm as OfflineAlgorithm
+from etude.algorithms.on_policy import OnPolicyAlgorithm as OnPolicyAlgorithm
+from etude.algorithms.ray_config import Ray as Ray, RayData as RayData
+from etude.algorithms.results import Evaluation as Evaluation, Result as Result, Stop as Stop
+from etude.algorithms.task import Task as Task, TaskConfig as TaskConfig
+
+# The algorithms, in the order in which they are listed to users.
+from etude.algorithms.ppo import PPO as PPO, PPOConfig as PPOConfig
+from etude.algorithms.a2c import A2C as A2C, A2CConfig as A2CConfig
+from etude.algorithms.impala import IMPALA as IMPALA, IMPALAConfig as IMPALAConfig
+from etude.algorithms.appo import APPO as APPO, APPOConfig as APPOConfig
+from etude.algorithms.dqn import DQN as DQN, DQNConfig as DQNConfig
+from etude.algorithms.sac import SAC as SAC, SACConfig as SACConfig
+from etude.algorithms.td3 import TD3 as TD3, TD3Config as TD3Config
+from etude.algorithms.bc import BC as BC, BCConfig as BCConfig
+from etude.algorithms.marwil import MARWIL as MARWIL, MARWILConfig as MARWILConfig
+from etude.algorithms.iql import IQL as IQL, IQLConfig as IQLConfig
+from etude.algorithms.cql import CQL as CQL, CQLConfig as CQLConfig
+from etude.algorithms.td3_bc import TD3BC as TD3BC, TD3BCConfig as TD3BCConfig
+
+ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
+    cls.name: cls
+    for cls in list(vars().values())
+    if isinstance(cls, type) and issubclass(cls, Algorithm) and cls.loss is not Algorithm.loss and cls is not Task
+}
+"""The algorithms that come with Etude, by name: the classes above that have a loss."""

@@ -15,7 +15,7 @@ from etude.learners import Batch
 from etude.modules import Module
 from etude.modules.critics import ActionEncoder, TargetedModule, TargetNetwork, TwinCritic, frozen_copy
 from etude.modules.distributions import Distribution
-from etude.modules.network import Network, NetworkConfig
+from etude.modules.network import Network, NetworkConfig, RecurrentLayer
 from etude.spaces import Space
 
 M = TypeVar("M", bound=Module)
@@ -59,6 +59,23 @@ def not_recurrent(module: Module, name: str) -> Module:
             "time: take a network without a memory, or BC."
         )
     return module
+
+
+def check_memories(policy: Module, config: NetworkConfig, name: str) -> None:
+    """Raise a SettingsError where only one of the policy and the critics, which ``config`` shapes, has a memory."""
+    if policy.recurrent != (config.recurrent is not None):
+        has, lacks = ("policy", "critics") if policy.recurrent else ("critics", "policy")
+        raise SettingsError(
+            f"the {has} of {name} would have a memory, and the {lacks} none: give a `module` that is recurrent and "
+            "set `network.recurrent`, which the critics are made by, or neither."
+        )
+
+
+def draw_by_gate(net: nn.Module) -> None:
+    """Initialise each gate of a built-in network's recurrent layers by itself; see `RecurrentLayer.draw_by_gate`."""
+    for part in net.modules():
+        if isinstance(part, RecurrentLayer):
+            part.draw_by_gate()
 
 
 def looking_ahead(n_step: int, gamma: float) -> list[Connector]:

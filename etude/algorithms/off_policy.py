@@ -385,6 +385,6 @@ def seen(connectors: Pipeline, batch: Columns, n_step: int) -> Columns:
         names = [connector.name for connector in connectors.connectors]
         raise SettingsError(
             f"`connectors`: of {names} one changes rewards. {names[0]} changes while it learns, so that all "
-            f"are applied to sums of {n_step} rewards: put what changes rewards in front."
+            f"are applied to sums of {n_step} rewards: set `n_step` to 1, or put what changes rewards in front of it."
         )
     return {**exp.numpy().steps, **col.renamed(exp.numpy().final_obs, col.OBS, col.NEXT_OBS)}

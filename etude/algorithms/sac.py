@@ -8,20 +8,17 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from gymnasium import spaces
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from etude.algorithms.config import NO_VALUE, ActorCriticRates, ModuleLike
-from etude.algorithms.critics import check_box, of_kind
+from etude.algorithms.critics import check_box, check_memories, draw_by_gate, of_kind
 from etude.algorithms.off_policy import OffPolicyAlgorithm, OffPolicyConfig
-from etude.columns import ACTION, STATE_OUT, WEIGHT, Columns, is_under
-from etude.errors import SettingsError
+from etude.columns import ACTION, WEIGHT
 from etude.learners import Batch, Loss, Schedule
-from etude.modules import Actor, Module, NetworkConfig, make_module
+from etude.modules import Module, NetworkConfig, make_module
 from etude.modules.critics import TargetedModule, TargetNetwork, TwinCritic, frozen_copy
 from etude.modules.distributions import DiagGaussian, SquashedGaussian
-from etude.modules.network import RecurrentLayer
-from etude.modules.random import RandomModule
+from etude.modules.random import RandomFirstModule
 from etude.settings import settings
 from etude.spaces import Space
 
@@ -75,7 +72,7 @@ class SACConfig(OffPolicyConfig, ActorCriticRates):
         )
 
 
-class SoftModule(TargetedModule):
+class SoftModule(RandomFirstModule, TargetedModule):
     """What soft actor-critic learns (Haarnoja et al. 2018, arXiv 1812.05905).
 
     Critics see actions scaled to [-1, 1], and log-densities are of these, so that a temperature and a target entropy
@@ -91,9 +88,6 @@ class SoftModule(TargetedModule):
 
     Raises:
         SettingsError: the action space is no Box.
-
-    Attributes:
-        acts_at_random: Actions that explore are drawn from the whole action space, whatever the policy says.
     """
 
     dist: DiagGaussian | SquashedGaussian
@@ -111,7 +105,6 @@ class SoftModule(TargetedModule):
         assert isinstance(action_space, spaces.Box)
         super().__init__(net, obs_space, action_space, dist)
         self.action_size = dist.num_noise
-        self.acts_at_random = False
         self.critic = TwinCritic(obs_space, self.action_size, config)
         self.target_critic = frozen_copy(self.critic)
         self.log_temperature = nn.Parameter(torch.tensor([float(np.log(temperature))]))
@@ -140,44 +133,6 @@ class SoftModule(TargetedModule):
         action, logp = self._scaled_dist.rsample(inputs, noise)
         return action[ACTION].reshape(noise.shape), logp
 
-    def actor(self, *, explore: bool) -> Actor:
-        """What acts; at random, as long as the module ``acts_at_random`` and it explores."""
-        usual = super().actor(explore=explore)
-        return _RandomAtFirst(self, usual) if explore else usual
-
-
-class _RandomAtFirst:
-    """Acts at random as long as the module says so."""
-
-    def __init__(self, module: SoftModule, usual: Actor) -> None:
-        self._module = module
-        self._usual = usual
-        self._random = RandomModule(module.obs_space, module.action_space).actor(explore=True)
-
-    @property
-    def _actor(self) -> Actor:
-        return self._random if self._module.acts_at_random else self._usual
-
-    def start(self, rng: np.random.Generator, num_rows: int) -> None:
-        self._actor.start(rng, num_rows)
-        if self._module.acts_at_random and self._module.recurrent:
-            self._usual.start(rng, num_rows)
-
-    def step(
-        self, obs: Columns, state: Columns | None = None, *, ends: NDArray[np.bool_] | None = None
-    ) -> tuple[Columns, Columns]:
-        """A recurrent policy's state goes on while actions are drawn at random."""
-        action, extras = self._actor.step(obs, state, ends=ends)
-        if self._module.acts_at_random and self._module.recurrent:
-            _, usual = self._usual.step(obs, state, ends=ends)
-            extras |= {name: column for name, column in usual.items() if is_under(name, STATE_OUT)}
-        return action, extras
-
-    def logp(self, dist_inputs: NDArray[np.float32] | None, action: Columns) -> NDArray[np.float32] | None:
-        if self._module.acts_at_random:
-            return np.zeros(len(next(iter(action.values()))), np.float32)
-        return self._usual.logp(dist_inputs, action)
-
 
 def groups_of(soft: SoftModule) -> dict[str, list[nn.Parameter]]:
     """The parameters of the optimizers ``actor``, ``critic`` and, where it is learned, ``temperature``."""
@@ -203,16 +158,9 @@ class SAC(OffPolicyAlgorithm[SACConfig]):
         if isinstance(policy, SoftModule):
             return policy
         assert isinstance(policy.dist, DiagGaussian | SquashedGaussian)
-        if policy.recurrent != (network.recurrent is not None):
-            has, lacks = ("policy", "critics") if policy.recurrent else ("critics", "policy")
-            raise SettingsError(
-                f"the {has} of SAC would have a memory, and the {lacks} none: give a `module` that is recurrent and "
-                "set `network.recurrent`, which the critics are made by, or neither."
-            )
+        check_memories(policy, network, "SAC")
         if given is None:  # weights that were given stay as they are
-            for part in policy.modules():
-                if isinstance(part, RecurrentLayer):
-                    part.draw_by_gate()
+            draw_by_gate(policy)
         start = 1.0 if config.temperature is None else config.temperature
         module = SoftModule(policy.net, obs_space, action_space, policy.dist, network, start)
         module.log_temperature.requires_grad_(config.temperature is None)

@@ -9,24 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from etude.algorithms import (
-    APPO,
-    BC,
-    CQL,
-    DQN,
-    IMPALA,
-    IQL,
-    MARWIL,
-    PPO,
-    SAC,
-    TD3BC,
-    Algorithm,
-    AlgorithmConfig,
-    Checkpoints,
-    OfflineConfig,
-    Stop,
-    load,
-)
+from etude.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig, Checkpoints, OfflineConfig, Stop, load
 from etude.algorithms.config import DataLike, ModuleLike, ModulesLike, TrainedLike
 from etude.algorithms.loading import check_metric
 from etude.algorithms.saving import imported, name_of
@@ -42,20 +25,6 @@ from etude.learners import Schedule
 from etude.runners import CallbackLike, ModuleOf
 from etude.settings import choice, from_dict, merged, settings, settings_inside, typed
 from etude.urls import redacted
-
-ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
-    "ppo": PPO,
-    "impala": IMPALA,
-    "appo": APPO,
-    "dqn": DQN,
-    "sac": SAC,
-    "bc": BC,
-    "marwil": MARWIL,
-    "iql": IQL,
-    "cql": CQL,
-    "td3_bc": TD3BC,
-}
-"""The algorithms that come with Etude, by their names."""
 
 
 @settings

@@ -10,10 +10,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from etude.algorithms import Algorithm, Result, Stop
+from etude.algorithms import ALGORITHMS, Algorithm, Result, Stop
 from etude.algorithms.saving import name_of, names_code
 from etude.cli import files, flags, folders, live, logs, watch
-from etude.cli.arguments import ALGORITHMS, TrainOptions, algorithm_class, ask, make
+from etude.cli.arguments import TrainOptions, algorithm_class, ask, make
 from etude.cli.streams import say
 from etude.envs import env_name, kill_workers
 from etude.errors import SettingsError

@@ -10,9 +10,10 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from etude.algorithms import ALGORITHMS
 from etude.algorithms.saving import to_plain
 from etude.cli import files, flags, words
-from etude.cli.arguments import ALGORITHMS, algorithm_class
+from etude.cli.arguments import algorithm_class
 from etude.cli.streams import say, show
 from etude.cli.tune_arguments import ResumeOptions, ask, check_ray
 from etude.errors import SettingsError

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RandomModule: a module that takes random actions."""
+"""Random actions: a module that takes no others, and one that takes them until its policy is worth something."""
 
 import copy
 
@@ -8,7 +8,7 @@ from gymnasium.spaces import Box
 from numpy.typing import NDArray
 from torch import nn
 
-from etude.columns import ACTION, Columns
+from etude.columns import ACTION, STATE_OUT, Columns, is_under
 from etude.errors import ModuleError
 from etude.modules.acting import Actor
 from etude.modules.distributions import distribution_for
@@ -64,3 +64,51 @@ class _RandomActor:
 
     def logp(self, dist_inputs: NDArray[np.float32] | None, action: Columns) -> NDArray[np.float32] | None:
         return None
+
+
+class RandomFirstModule(Module):
+    """A module that can act at random at first, as the start of a replay wants it; inherit from it beside another.
+
+    Attributes:
+        acts_at_random: Actions that explore are drawn from the whole action space, whatever the policy says.
+    """
+
+    acts_at_random = False
+
+    def actor(self, *, explore: bool) -> Actor:
+        """What acts; at random, as long as the module ``acts_at_random`` and it explores."""
+        usual = super().actor(explore=explore)
+        return _RandomFirstActor(self, usual) if explore else usual
+
+
+class _RandomFirstActor:
+    """Acts at random as long as the module says so."""
+
+    def __init__(self, module: RandomFirstModule, usual: Actor) -> None:
+        self._module = module
+        self._usual = usual
+        self._random = RandomModule(module.obs_space, module.action_space).actor(explore=True)
+
+    @property
+    def _actor(self) -> Actor:
+        return self._random if self._module.acts_at_random else self._usual
+
+    def start(self, rng: np.random.Generator, num_rows: int) -> None:
+        self._actor.start(rng, num_rows)
+        if self._module.acts_at_random and self._module.recurrent:
+            self._usual.start(rng, num_rows)
+
+    def step(
+        self, obs: Columns, state: Columns | None = None, *, ends: NDArray[np.bool_] | None = None
+    ) -> tuple[Columns, Columns]:
+        """A recurrent policy's state goes on while actions are drawn at random."""
+        action, extras = self._actor.step(obs, state, ends=ends)
+        if self._module.acts_at_random and self._module.recurrent:
+            _, usual = self._usual.step(obs, state, ends=ends)
+            extras |= {name: column for name, column in usual.items() if is_under(name, STATE_OUT)}
+        return action, extras
+
+    def logp(self, dist_inputs: NDArray[np.float32] | None, action: Columns) -> NDArray[np.float32] | None:
+        if self._module.acts_at_random:
+            return np.zeros(len(next(iter(action.values()))), np.float32)
+        return self._usual.logp(dist_inputs, action)

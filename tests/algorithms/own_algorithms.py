@@ -57,5 +57,6 @@ def _own(base: Any) -> Any:
     return type(f"My{base.__name__}", (base,), {"__module__": __name__, "Config": config, "loss": loss})
 
 
-MyIMPALA, MyAPPO, MyDQN, MySAC = map(_own, (etude.IMPALA, etude.APPO, etude.DQN, etude.SAC))
+MyA2C, MyIMPALA, MyAPPO = map(_own, (etude.A2C, etude.IMPALA, etude.APPO))
+MyDQN, MySAC, MyTD3 = map(_own, (etude.DQN, etude.SAC, etude.TD3))
 MyBC, MyMARWIL, MyIQL, MyCQL, MyTD3BC = map(_own, (etude.BC, etude.MARWIL, etude.IQL, etude.CQL, etude.TD3BC))

@@ -212,6 +212,7 @@ CASES: dict[str, Case] = {
     "epsilon": Case(0.5),
     "temperature": Case(0.5),
     "target_entropy": Case(0.5),
+    "action_noise": Case(0.9),
     # offline
     "data": Case("OTHER"),
     "updates_per_iteration": Case(3),
@@ -260,10 +261,12 @@ OFFLINE = {"data": "DATA", "batch_size": 16, "updates_per_iteration": 2}
 
 ALGORITHMS: dict[type[etude.Algorithm[Any]], dict[str, Any]] = {
     etude.PPO: ON_POLICY,
+    etude.A2C: ACTING,
     etude.IMPALA: {name: value for name, value in ON_POLICY.items() if name != "minibatch_size"},
     etude.APPO: ON_POLICY,
     etude.DQN: REPLAY | {"env": Choice},
     etude.SAC: REPLAY,
+    etude.TD3: REPLAY,
     Taught: ACTING | {"num_update_steps": 2, "batch_size": 8},
     etude.BC: OFFLINE,
     etude.MARWIL: OFFLINE,
@@ -316,7 +319,7 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {name: str(folder / name) for name in ("DATA", "OTHER", "CHOICES", "PICTURES", "BAD")}
 
 
-def trace(cls: Any, given: dict[str, Any], out: Path, iterations: int = 2, *, is_sick: bool = False) -> Any:
+def trace(cls: Any, given: dict[str, Any], out: Path, iterations: int, *, is_sick: bool = False) -> Any:
     """What a run with these settings did, learned and said; or the error that it ended with."""
     notes: set[Any] = set()
     others = set(threading.enumerate())  # those of other tests that hang, too
@@ -403,10 +406,7 @@ def compared(
     cls: Any, path: str, case: Case, recordings: dict[str, str], folder: Path, *, of_module: str | None = None
 ) -> None:
     """Fail where two runs that differ in one setting do not differ; those of one module in the settings of it."""
-    value = (
-        {"OUT": str(folder / "other" / "record")}.get(case.value, case.value) if path == "record.path" else case.value
-    )
-    value = meant(cls, value, recordings) if path in ("env", "data") else value
+    value = meant(cls, case.value, recordings) if path in ("env", "data") else case.value
     outer, _, inner = path.partition(".")
     refused = [name for base in cls.Config.__mro__ for name in base.__dict__.get("unused", ())]
     if path in refused or outer in refused:
@@ -416,35 +416,40 @@ def compared(
         value = not value
     is_sick = path == "max_skipped"
 
-    def run(name: str, *, is_other: bool = False) -> tuple[Any, str]:
-        given = in_full(cls, case.context, recordings, folder / name)
+    def run(name: str, iterations: int, *, is_other: bool = False) -> tuple[Any, str]:
+        out = folder / f"{name}-{iterations}"
+        given = in_full(cls, case.context, recordings, out)
         if path == "record.append":
-            trace(cls, given, folder / name)
+            trace(cls, given, out, iterations)
         if is_other and of_module is None:
-            given = changed(given, path, value)
+            given = changed(given, path, str(out / "record") if path == "record.path" else value)
         elif is_other:
             given["overrides"] = {of_module: {outer: {inner: value} if inner else value}}
-        found = trace(cls, given, folder / name, 1 if is_sick else 2, is_sick=is_sick)
-        return found, str(found).replace(str(folder / name), "FOLDER")
+        found = trace(cls, given, out, iterations, is_sick=is_sick)
+        return found, str(found).replace(str(out), "FOLDER")
 
-    key = (cls, repr(case.context), path if path in ("record.append", "max_skipped") else "")
-    if key not in BASES:
-        BASES[key] = run("base")[1]
-        if of_module is None:  # the same settings with modules are as repeatable
-            assert run("again")[1] == BASES[key], "the run is not repeatable"
-    other, text = run("other", is_other=True)
-    if isinstance(other, etude.SettingsError):
-        assert set(path.split(".")) & set(re.findall(r"\w+", text))
-    elif text == BASES[key]:
-        pytest.fail(f"{path} = {value!r} changes nothing")
+    for iterations in (1,) if is_sick else (1, 2):  # most settings show at once
+        other, text = run("other", iterations, is_other=True)
+        if isinstance(other, etude.SettingsError):
+            assert set(path.split(".")) & set(re.findall(r"\w+", text))
+            return
+        key = (cls, repr(case.context), path if path in ("record.append", "max_skipped") else "", iterations)
+        if key not in BASES:
+            BASES[key] = run("base", iterations)[1]
+            if of_module is None:  # the same settings with modules are as repeatable
+                assert run("again", iterations)[1] == BASES[key], "the run is not repeatable"
+        if text != BASES[key]:
+            return
+    pytest.fail(f"{path} = {value!r} changes nothing")
 
 
 BASES: dict[Any, str] = {}
-"""The traces of runs that are compared with, by algorithm and settings: many settings are compared with the same."""
+"""The traces of runs that are compared with, by algorithm, settings and iterations: many settings are compared with the
+same."""
 
 
 @pytest.fixture(autouse=True)
-def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+def surroundings(monkeypatch: pytest.MonkeyPatch, forked_loaders: None) -> None:
     """Nothing is compiled in earnest, which takes long."""
     monkeypatch.setattr(torch, "compile", compiles)
     monkeypatch.setenv("ETUDE_TEST_OUT", "")

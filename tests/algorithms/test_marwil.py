@@ -225,7 +225,7 @@ class OfOld(GAE):
     ("algorithm", "beta", "max_weight", "is_right"),
     [
         (MARWIL, 1.0, 20.0, True),
-        pytest.param(MARWIL, 0.4, 20.0, True, marks=pytest.mark.slow),
+        (MARWIL, 0.4, 20.0, True),
         (MARWIL, 1.0, 2.0, True),
         (MARWIL, 0.0, 20.0, True),
         (WrongSign, 1.0, 20.0, False),
@@ -244,8 +244,9 @@ def test_the_policy_is_the_recorded_one_tilted_by_advantages(
         gamma=0.0,
         network=NetworkConfig(hidden=()),
         batch_size=400,
-        updates_per_iteration=1000,
-        lr=0.03,
+        updates_per_iteration=350,
+        lr=0.08,
+        average_rate=0.03,
         grad_clip=None,
     )
     trained = algorithm(config)

@@ -18,7 +18,19 @@ from preloaded import Preloaded
 from torch import Tensor, nn
 
 import etude
-from etude import DQN, SAC, ClipReward, Connector, DQNConfig, NetworkConfig, Result, SACConfig, SettingsError
+from etude import (
+    DQN,
+    SAC,
+    TD3,
+    ClipReward,
+    Connector,
+    DQNConfig,
+    NetworkConfig,
+    Result,
+    SACConfig,
+    SettingsError,
+    TD3Config,
+)
 from etude.algorithms import Algorithm
 from etude.algorithms.dqn import QModule
 from etude.experience import Experience
@@ -47,6 +59,11 @@ def sac(**given: Any) -> SAC:
     return SAC(SACConfig(**{**own, **given}))
 
 
+def td3(**given: Any) -> TD3:
+    own = {"env": "Pendulum-v1", **SMALL, "network": dataclasses.replace(NET, separate=True)}
+    return TD3(TD3Config(**{**own, **given}))
+
+
 def facts(result: Result | dict[str, Any]) -> str:
     """What must be equal, bit for bit, as text (in which NaN equals NaN)."""
     row = result.to_dict() if isinstance(result, Result) else result
@@ -54,22 +71,24 @@ def facts(result: Result | dict[str, Any]) -> str:
 
 
 MAKERS: dict[str, Any] = {
-    "DQN": functools.partial(dqn, target_interval=7, epsilon=((0, 1.0), (700, 0.1))),
+    "DQN": functools.partial(dqn, capacity=170, target_interval=7, epsilon=((0, 1.0), (700, 0.1))),
     "DQN, prioritized, n-step, dueling": functools.partial(
         dqn, prioritized=True, n_step=3, dueling=True, priority_beta=((0, 0.4), (900, 1.0))
     ),
     "DQN with connectors": functools.partial(
         dqn, connectors=("frame_stack:2", "clip_reward:0,high=0.5", "normalize_obs"), num_envs=1
     ),
-    "DQN before it learns": functools.partial(dqn, learning_starts=350, capacity=1000),
+    "DQN before it learns": functools.partial(dqn, learning_starts=250, capacity=1000),
     "DQN with a memory": functools.partial(
         dqn, network=NetworkConfig(hidden=(8,), recurrent="lstm", recurrent_size=4), connectors=("normalize_obs",)
     ),
     "SAC with a memory, at random at first": functools.partial(
-        sac, network=NetworkConfig(hidden=(8,), recurrent="gru", recurrent_size=4), learning_starts=350
+        sac, network=NetworkConfig(hidden=(8,), recurrent="gru", recurrent_size=4), learning_starts=250
     ),
-    "SAC": functools.partial(sac, lr=((0, 1e-3), (900, 1e-4))),
-    "SAC at random": functools.partial(sac, learning_starts=400),
+    "SAC": functools.partial(sac, capacity=170, lr=((0, 1e-3), (900, 1e-4))),
+    "SAC at random": functools.partial(sac, learning_starts=300),
+    "TD3": functools.partial(td3, policy_delay=3),
+    "TD3 with a memory": functools.partial(td3, network=NetworkConfig(hidden=(8,), recurrent="gru", recurrent_size=4)),
 }
 
 CHILD = """
@@ -86,13 +105,13 @@ def test_a_resumed_run_goes_on_in_a_new_process_as_if_it_had_never_stopped(
     name: str, tmp_path: Path, preloaded: Preloaded
 ) -> None:
     algorithm: Algorithm[Any] = MAKERS[name]()
-    for _ in range(3):
+    for _ in range(2):
         algorithm.train()
     algorithm.save(tmp_path)
-    expected = [algorithm.train() for _ in range(3)]
+    expected = [algorithm.train() for _ in range(2)]
     weights = [v.double().sum().item() for v in algorithm.module.state_dict().values()]
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
-    done = preloaded.run(CHILD, str(tmp_path), "3", env=env)
+    done = preloaded.run(CHILD, str(tmp_path), "2", env=env)
     assert done.returncode == 0, done.stderr
     rows, other_weights = json.loads(done.stdout)
     assert [facts(row) for row in rows] == [facts(result) for result in expected]
@@ -201,7 +220,7 @@ def test_what_the_learners_connectors_add_is_stored() -> None:
 
 def test_rewards_that_are_summed_already_are_not_changed() -> None:
     algorithm = dqn(env=Counts, n_step=2, connectors=("normalize_obs", "clip_reward"))
-    with pytest.raises(SettingsError, match="sums of 2 rewards: put what changes rewards in front"):
+    with pytest.raises(SettingsError, match="sums of 2 rewards: set `n_step` to 1, or put what"):
         algorithm.train()
     assert dqn(env=Counts, n_step=1, connectors=("normalize_obs", "clip_reward")).train().updates > 0
 

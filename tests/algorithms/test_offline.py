@@ -322,6 +322,7 @@ BREAKS = "the prelearner broken fails on episode 'e0' and others: KeyError: 'spe
     ("own", "problem", "kind"),
     [(nothing, NO_EXPERIENCE, "threads"), (broken, BREAKS, "threads"), (broken, BREAKS, "processes")],
 )
+@pytest.mark.usefixtures("forked_loaders")
 def test_a_prelearner_that_fails_is_named(own: Any, problem: str, kind: Any, tmp_path: Path) -> None:
     how: Any = {"mode": "stream", "num_workers": 1, "worker_kind": kind}
     algorithm = BC(BCConfig(data=written(tmp_path / "data", shouting()), prelearner=own, **how, **SHORT))
@@ -362,6 +363,7 @@ def double(obs: Any) -> Any:
     return 2 * obs
 
 
+@pytest.mark.usefixtures("forked_loaders")
 def test_functions_as_connectors_can_be_sent_to_processes(tmp_path: Path) -> None:
     data = written(tmp_path / "data", shouting())
     how: Any = {"data": data, "mode": "stream", "connectors": (double,), "num_workers": 1, **SHORT}

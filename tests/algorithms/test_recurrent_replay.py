@@ -54,7 +54,7 @@ SHARED: dict[str, Any] = {
     "iteration_steps": 150,
     "batch_size": 40,
     "max_seq_len": 4,
-    "updates_per_step": 0.2,
+    "updates_per_step": 0.14,
     "capacity": 120,
     "n_step": 3,
     "gamma": 0.9,

@@ -5,6 +5,7 @@ import builtins
 import contextlib
 import copy
 import cProfile
+import functools
 import os
 import pty
 import subprocess
@@ -140,9 +141,12 @@ class Watch:
         self.patch.undo()
 
 
+parts = functools.cache(load_tree)
+
+
 def forged(saved: Path, to: Path, config: dict[str, Any], **described: Any) -> Path:
     """A copy of a checkpoint with other settings, and with another description, as whoever writes JSON can make it."""
-    tree, meta = load_tree(saved)
+    tree, meta = parts(saved)
     save_tree(to, tree, meta={**meta, "config": {**meta["config"], **config}, **described})
     return to
 

@@ -31,6 +31,18 @@ def folder(tmp_path_factory):
     return path
 
 
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory):
+    """Held-out episodes, and a clone that has learned a little of who played them."""
+    path = tmp_path_factory.mktemp("little")
+    player = PPO(PPOConfig(env=ENV, seed=0))
+    player.record(path / "held_out", 150, seed=1, explore=True)
+    learner = BC(BCConfig(data=str(path / "held_out"), seed=0, updates_per_iteration=10))
+    learner.train()
+    learner.save(path / "clone")
+    return path
+
+
 def truth(algorithm, path):
     algorithm.record(path, 200, env=ENV, seed=3, explore=True)
     exp = Recording.open(path).read()
@@ -57,18 +69,18 @@ def test_clones_are_ordered_as_they_play(folder, tmp_path):
         assert dr.high - dr.low < found[name].estimates["is"].high - found[name].estimates["is"].low
 
 
-def test_on_the_command_line(folder, capsys):
-    line = ["evaluate", str(folder / "better"), "--on", str(folder / "held_out"), "--methods", "wis,wpdis"]
+def test_on_the_command_line(clone, capsys):
+    line = ["evaluate", str(clone / "clone"), "--on", str(clone / "held_out"), "--methods", "wis,wpdis"]
     assert main(line) == 0
     words = capsys.readouterr().out
     assert words.startswith("module 'main', drawing its actions, over 150 episodes, ")
     assert [row.split()[0] for row in words.splitlines()[3:6]] == ["as", "wis", "wpdis"]
     assert main([*line, "--gamma", "0.9", "--confidence", "0.8", "--seed", "4", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["on"] == str(folder / "held_out")
+    assert found["on"] == str(clone / "held_out")
     result = found["modules"]["main"]
     direct = evaluate_on(
-        load(folder / "better"), folder / "held_out", methods=["wis", "wpdis"], gamma=0.9, confidence=0.8, seed=4
+        load(clone / "clone"), clone / "held_out", methods=["wis", "wpdis"], gamma=0.9, confidence=0.8, seed=4
     )
     assert result == json.loads(direct.to_json())
     assert main([*line, "--greedy", "--behaviour", "fit"]) == 0
@@ -87,8 +99,8 @@ def test_on_the_command_line(folder, capsys):
         (["--on", "nowhere"], "nowhere"),
     ],
 )
-def test_errors_on_the_command_line(folder, capsys, more, message):
-    assert main(["evaluate", str(folder / "better"), "--on", str(folder / "held_out"), *more]) == 2
+def test_errors_on_the_command_line(clone, capsys, more, message):
+    assert main(["evaluate", str(clone / "clone"), "--on", str(clone / "held_out"), *more]) == 2
     text = capsys.readouterr()
     assert message in text.err
     assert text.out == ""

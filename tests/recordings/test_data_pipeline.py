@@ -184,6 +184,7 @@ def test_time_is_told_layer_by_layer(recording: Recording) -> None:
 
 
 @pytest.mark.parametrize(("workers", "kind"), [(0, "threads"), (3, "threads"), (2, "processes")])
+@pytest.mark.usefixtures("forked_loaders")
 def test_a_crew_gives_everything_in_order_and_errors_where_they_belong(workers: int, kind: Any) -> None:
     crew = Crew(square, workers, kind)
     assert list(crew.done(range(20))) == [n * n for n in range(20)]
@@ -219,6 +220,7 @@ class Stops(Ends):
         (Ends, {"num_workers": 1, "worker_kind": "processes"}),
     ],
 )
+@pytest.mark.usefixtures("forked_loaders")
 def test_whatever_a_connector_raises_is_an_error_and_hangs_nobody(
     recording: Recording, flow: dict[str, Any], connector: type[Ends]
 ) -> None:
@@ -247,6 +249,7 @@ def test_a_source_that_ends_its_thread_hangs_nobody(recording: Recording) -> Non
         taken(make(Source(), 14, buffer_size=30), 100)
 
 
+@pytest.mark.usefixtures("forked_loaders")
 def test_a_worker_process_that_dies_is_an_error_that_says_so() -> None:
     crew = Crew(dies_at_5, 2, "processes")
     with pytest.raises(EtudeError, match="a worker process that loads data has died: it was killed, perhaps for want"):
@@ -318,6 +321,7 @@ def test_memory_stays_within_the_bound_whatever_the_size_of_the_data(workers: in
 
 
 @pytest.mark.parametrize("how", [{}, {"num_workers": 2}, {"num_workers": 1, "worker_kind": "processes"}])
+@pytest.mark.usefixtures("forked_loaders")
 def test_what_was_left_out_as_bad_is_counted_once_wherever_it_was_read(how: dict[str, Any], tmp_path: Path) -> None:
     exp = numbered([20] * 10)
     exp.steps["obs"][[3, 44, 130], 1] = np.nan

@@ -20,6 +20,7 @@ from etude.recordings.where import RowFilter
 
 ROWS = 64
 LENGTHS = [10, 20, 4, 30]
+ON_BAD = ("strict", "skip", None)
 
 
 def facts() -> Experience:
@@ -79,12 +80,18 @@ conditions = st.recursive(
 )
 
 
+@pytest.fixture(scope="module")
+def read(folder: Path) -> dict[Any, tuple[Recording, Experience]]:
+    """The recording, and all of it, by what it does with what is bad."""
+    recordings = {on_bad: Recording.open(folder, on_bad=on_bad) for on_bad in ON_BAD}
+    return {on_bad: (recording, recording.read()) for on_bad, recording in recordings.items()}
+
+
 @settings(max_examples=150, deadline=None)
-@given(conditions, st.sampled_from(["strict", "skip", None]))
-def test_parquet_leaves_out_no_step_that_numpy_keeps(folder: Path, text: str, on_bad: Any) -> None:
+@given(conditions, st.sampled_from(ON_BAD))
+def test_parquet_leaves_out_no_step_that_numpy_keeps(read: Any, text: str, on_bad: Any) -> None:
     text = f"{text} and t >= 0"  # names a column in any case
-    recording = Recording.open(folder, on_bad=on_bad)
-    whole = recording.read()
+    recording, whole = read[on_bad]
     expected = RowFilter(text).holds(whole)
     some = recording.read(columns=["info/id"], filter=text)
     some.validate()

@@ -124,7 +124,7 @@ def witnessed(scene: Any, seed: int, **options: Any) -> tuple[Ledger, Witness]:
 
 
 @pytest.mark.parametrize("scene", SCENES)
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(SIZES, SEEDS)
 def test_all_that_is_told_is_so(scene: str, pieces: list[int], seed: int) -> None:
     run, witness = witnessed(scene, seed)

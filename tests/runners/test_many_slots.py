@@ -21,7 +21,7 @@ SEEDS = st.integers(0, 1 << 20)
 
 @pytest.mark.parametrize("count_by", ["agent_steps", "env_steps"])
 @pytest.mark.parametrize("scene", SCENES)
-@settings(max_examples=16)
+@settings(max_examples=8)
 @given(SIZES, SEEDS)
 def test_no_step_is_invented_lost_or_miscredited(scene: str, count_by: str, pieces: list[int], seed: int) -> None:
     run = play(scene, seed, count_steps_by=count_by)

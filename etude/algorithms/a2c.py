@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A2C: advantage actor-critic, the synchronous A3C (Mnih et al. 2016, "Asynchronous methods for deep reinforcement
+learning", arXiv 1602.01783)."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from torch.nn import functional as F
+
+from etude.algorithms.config import OnPolicyConfig
+from etude.algorithms.on_policy import OnPolicyAlgorithm
+from etude.connectors import GAE, NormalizeAdvantages
+from etude.learners import Batch, Loss, Schedule
+from etude.modules import Module
+from etude.settings import settings
+
+_ONE_STEP = "an iteration makes one gradient step, from all of its steps"
+
+
+@settings
+class A2CConfig(OnPolicyConfig):
+    """Settings of A2C."""
+
+    num_steps: int = 80
+    """Steps collected for each iteration, over all envs, at least 1: each is one gradient step. Default: Mnih et al.
+    2016, 5 steps of each of 16 envs."""
+
+    epochs: int = 1
+    """An iteration makes one gradient step; see `PPO` for more."""
+
+    num_minibatches: int | None = 1
+    """An iteration makes one gradient step; see `PPO` for more."""
+
+    lambda_: float = 1.0
+    """Decay of generalised advantage estimation, 0 to 1. Default: 1, which sums all rewards of a segment before the
+    value function stands for the rest, as in Mnih et al. 2016."""
+
+    value_weight: float = 0.5
+    """Weight of the value loss, the mean of squared errors, at least 0. Default: as in
+    Stable-Baselines3."""
+
+    entropy_weight: Schedule = 0.01
+    """Weight of the entropy, which is added to what is maximised, at least 0; or a schedule of it: points of
+    (env_steps, weight). Default: Mnih et al. 2016."""
+
+    normalize_advantages: bool = False
+    """Give advantages mean 0 and standard deviation 1 over each iteration's steps."""
+
+    lr: Schedule = 7e-4
+    """Learning rate; or points of (env_steps, rate) with straight lines between. Default: Stable-Baselines3's."""
+
+    adam_betas: tuple[float, float] = (0.0, 0.99)
+    """Decay rates of Adam's two moments, each at least 0 and below 1. Default: with 0 for the first one, Adam is
+    RMSprop with the decay of Mnih et al. 2016, but for its correction of the second moment's start at 0."""
+
+    adam_eps: float = 1e-5
+    """What Adam adds to the root of the second moment, at least 0. Default: Stable-Baselines3's."""
+
+    unused: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("epochs", "minibatch_size", "num_minibatches", "accumulate"), _ONE_STEP
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check(value_weight=(self.value_weight >= 0, "at least 0"))
+
+
+class A2C(OnPolicyAlgorithm[A2CConfig]):
+    """Policy gradient with a learned baseline: one gradient step for a few steps of many envs."""
+
+    name = "a2c"
+    Config = A2CConfig
+
+    def learner_connectors(self) -> list[Any]:
+        """Advantages and value targets, from the values that the module had while acting."""
+        connectors: list[Any] = [GAE(self.config.gamma, self.config.lambda_)]
+        return [*connectors, NormalizeAdvantages()] if self.config.normalize_advantages else connectors
+
+    def loss(self, module: Module, batch: Batch) -> Loss:
+        """Mnih et al. 2016, algorithm S3, with the entropy of section 4."""
+        out = batch.forward(module)
+        assert out.value is not None  # GAE has seen to that
+        entropy = out.entropy().mean()
+        parts = {
+            "policy": -(batch.advantage * out.logp(batch.action)).mean(),
+            "value": self.config.value_weight * F.mse_loss(out.value, batch["value_target"]),
+        }
+        if self.config.entropy_weight:
+            parts["entropy"] = -self.scheduled("entropy_weight", module) * entropy
+        return Loss(**parts).log(entropy=entropy)
