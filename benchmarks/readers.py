@@ -86,8 +86,8 @@ def _is_there(module: str) -> bool:
 def _experience(path: Path) -> int:
     from etude.recordings.opening import opened
 
-    _, parts = opened(path)
-    return sum(parts.load(k).num_steps for k in range(parts.num_parts))
+    _, units = opened(path)
+    return sum(units.load(k).num_steps for k in range(len(units)))
 
 
 def _files(path: Path) -> list[Path]:

@@ -628,6 +628,13 @@ def _given(filesystem: Any, text: str) -> tuple[Any, str, str]:
     return system, str(filesystem._strip_protocol(bare if not is_url(text) else f"{protocol}://{bare}")), url
 
 
+class LocalPath(type(Path())):  # type: ignore[misc]
+    """A path on this machine that is absolute where it is sent to another process, which may be in another folder."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LocalPath, (os.path.abspath(self),)
+
+
 def expanded(where: Any, filesystem: Any = None, known: Systems | None = None) -> list[AnyPath]:
     """The files and folders that a path, URL or glob names, sorted by name.
 
@@ -639,11 +646,12 @@ def expanded(where: Any, filesystem: Any = None, known: Systems | None = None) -
     """
     text = None if isinstance(where, RemotePath) else os.fspath(where)
     if text is None or not glob.has_magic(path_in(text)):
-        return [located(where, filesystem, known)]
+        place = located(where, filesystem, known)
+        return [LocalPath(place) if isinstance(place, Path) else place]
     if filesystem is None and not is_url(text):
         if os.path.lexists(text):
-            return [Path(text)]
-        found: Sequence[AnyPath] = [Path(path) for path in sorted(glob.glob(text, recursive=True))]
+            return [LocalPath(text)]
+        found: Sequence[AnyPath] = [LocalPath(path) for path in sorted(glob.glob(text, recursive=True))]
     else:
         place = located(text, filesystem, known)
         if isinstance(place, Path):

@@ -121,7 +121,7 @@ def test_shell_line_names_what_exists(page: Path, words: list[str], helps: dict[
     if words[1] == "data":
         assert words[2] in DATA_COMMANDS
     name = " ".join(words[1:depth])
-    known = set(re.findall(r"--[\w.-]+", helps[name if name in helps else "train ppo"])) | {"--help"}
+    known = set(re.findall(r"--[\w.-]+", helps[name if name in helps else "train ppo"])) | {"--help", "--help-all"}
     for flag in words[depth:]:
         if flag.startswith("--") and not flag.startswith("--space."):  # followed by any setting
             assert flag.partition("=")[0] in known, f"{flag} is no flag of etude {name}"
@@ -134,7 +134,7 @@ def helps(preloaded: Preloaded) -> dict[str, str]:
         "import contextlib, io, json, sys\nfrom etude.cli.main import main\nout = {}\n"
         "for name in sys.argv[1:]:\n    text = io.StringIO()\n"
         "    with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):\n"
-        "        main([*name.split(), '--help'])\n    out[name] = text.getvalue()\nprint(json.dumps(out))"
+        "        main([*name.split(), '--help-all'])\n    out[name] = text.getvalue()\nprint(json.dumps(out))"
     )
     names = [
         "train ppo",
@@ -144,9 +144,11 @@ def helps(preloaded: Preloaded) -> dict[str, str]:
         "train bc",
         "train marwil",
         "train iql",
+        "train awac",
         "train cql",
         "train td3_bc",
         "train dqn",
+        "train qr_dqn",
         "train sac",
         "train td3",
         "tune ppo",

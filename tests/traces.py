@@ -252,6 +252,13 @@ def dqn_parts(_: Path) -> Trace:
 
 
 @case
+def qr_dqn(_: Path) -> Trace:
+    """QR-DQN with a noisy network."""
+    config = etude.QRDQNConfig(env="CartPole-v1", **OFF_POLICY, num_quantiles=10, noisy=True)
+    return acting(etude.QRDQN(config), num_steps=64)
+
+
+@case
 def sac(_: Path) -> Trace:
     """SAC."""
     config = etude.SACConfig(env="Pendulum-v1", **{**OFF_POLICY, "iteration_steps": 300})
@@ -356,6 +363,12 @@ def marwil(data: Path) -> Trace:
 def iql(data: Path) -> Trace:
     """IQL."""
     return offline("IQL", data / "box")
+
+
+@case
+def awac(data: Path) -> Trace:
+    """AWAC."""
+    return offline("AWAC", data / "box")
 
 
 @case

@@ -44,11 +44,13 @@ from etude.algorithms.a2c import A2C as A2C, A2CConfig as A2CConfig
 from etude.algorithms.impala import IMPALA as IMPALA, IMPALAConfig as IMPALAConfig
 from etude.algorithms.appo import APPO as APPO, APPOConfig as APPOConfig
 from etude.algorithms.dqn import DQN as DQN, DQNConfig as DQNConfig
+from etude.algorithms.qr_dqn import QRDQN as QRDQN, QRDQNConfig as QRDQNConfig
 from etude.algorithms.sac import SAC as SAC, SACConfig as SACConfig
 from etude.algorithms.td3 import TD3 as TD3, TD3Config as TD3Config
 from etude.algorithms.bc import BC as BC, BCConfig as BCConfig
 from etude.algorithms.marwil import MARWIL as MARWIL, MARWILConfig as MARWILConfig
 from etude.algorithms.iql import IQL as IQL, IQLConfig as IQLConfig
+from etude.algorithms.awac import AWAC as AWAC, AWACConfig as AWACConfig
 from etude.algorithms.cql import CQL as CQL, CQLConfig as CQLConfig, PenaltyConfig as PenaltyConfig
 from etude.algorithms.td3_bc import TD3BC as TD3BC, TD3BCConfig as TD3BCConfig
 

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import nn
 
@@ -60,6 +61,7 @@ from etude.connectors import Pipeline
 from etude.envs import EnvLike, env_name
 from etude.errors import SettingsError
 from etude.learners import Batch, Learner, Loss, ModuleLearner, Schedule, ScheduleBy, Update, check_device
+from etude.learners.compiled import load_triton
 from etude.modules import Module, make_module
 from etude.policies import Policy
 from etude.runners import CallbackLike, Finished, Runner
@@ -131,6 +133,8 @@ class Algorithm(Generic[C]):
         )
         """Keeps what is lived through, where `record` asks for it."""
         check_device(config.compute.device)
+        if config.compute.compile:
+            load_triton(torch.device(config.compute.device))  # before an env draws
         weights, runner, learner = np.random.SeedSequence(config.seed).spawn(3)
         self.runner_seed = int(runner.generate_state(1)[0])
         """What all that acts in training draws its seeds from."""

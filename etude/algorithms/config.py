@@ -69,6 +69,8 @@ SINGLE_STEPS = dict.fromkeys(
 class RecordConfig:
     """Whether and how the steps of training are recorded."""
 
+    everyday: ClassVar[tuple[str, ...]] = ("path",)
+
     main_setting: ClassVar[str] = "path"
 
     path: str | None = None
@@ -106,6 +108,9 @@ class RecordConfig:
 @settings
 class AlgorithmConfig:
     """What every algorithm can be told."""
+
+    everyday: ClassVar[tuple[str, ...]] = ("env", "seed", "connectors", "lr")
+    """The settings that the command line's short help shows. A class without any has all of its own shown."""
 
     unused: ClassVar[Mapping[str, str]] = {}
     """Settings that have no effect on this algorithm, beside those of its base classes, and why: they are refused.
@@ -231,6 +236,7 @@ class ActingConfig(AlgorithmConfig):
     unused: ClassVar[Mapping[str, str]] = {
         "evaluation.beside": "on a cluster, `ray.num_evaluation_runners` play beside training"
     }
+    everyday: ClassVar[tuple[str, ...]] = ("num_envs", "num_steps", "gamma")
 
     num_envs: int = 16
     """Copies of the env that step together, at least 1."""
@@ -259,6 +265,8 @@ class ActingConfig(AlgorithmConfig):
 @settings
 class OnPolicyConfig(ActingConfig):
     """What algorithms that learn from their own latest steps can be told."""
+
+    everyday: ClassVar[tuple[str, ...]] = ("epochs", "minibatch_size", "lambda_")
 
     lr: Schedule = 1e-3
     """Learning rate of Adam; or a schedule of it: points of (env_steps, rate) with straight lines between. Default: the
@@ -304,6 +312,8 @@ class OfflineConfig(AlgorithmConfig):
 
     Schedules count gradient steps.
     """
+
+    everyday: ClassVar[tuple[str, ...]] = ("data", "batch_size", "updates_per_iteration")
 
     unused: ClassVar[Mapping[str, str]] = {
         "record.layout": "evaluations record whole episodes",

@@ -17,10 +17,11 @@ from etude.algorithms.results import together
 from etude.columns import ACTION, WEIGHT
 from etude.errors import SettingsError
 from etude.learners import Batch, Loss, Schedule, Update, points_of, value_at
-from etude.modules import Module, NetworkConfig, make_module
+from etude.modules import Actor, Module, Network, NetworkConfig, make_module
 from etude.modules.critics import FollowedModule
 from etude.modules.distributions import ALLOWED_ABOVE, EpsilonGreedy
 from etude.modules.network import Output
+from etude.modules.noisy import NoisyActor, NoisyLinear, NoisyNetwork
 from etude.settings import check_rules, settings
 from etude.spaces import Space
 
@@ -37,8 +38,13 @@ class DQNConfig(OffPolicyConfig):
     """Learn the value of a state and the advantages of its actions apart (Wang et al. 2016, "Dueling network
     architectures"). A network of your own is dueling where it gives a `value`."""
 
-    epsilon: Schedule = ((0, 1.0), (10_000, 0.05))
-    """Probability of a random action, 0 to 1; or points of (env_steps, probability) with straight lines between."""
+    noisy: bool = False
+    """Explore by noise on the weights of the network, whose size is learned, rather than by random actions (Fortunato
+    et al. 2018, "Noisy networks for exploration"). For the built-in network only."""
+
+    epsilon: Schedule | None = None
+    """Probability of a random action, 0 to 1; or points of (env_steps, probability) with straight lines between. None:
+    0 where it is `noisy`, else from 1 to 0.05 over 10,000 env steps."""
 
     num_envs: int = 4
     """Copies of the env that step together, at least 1."""
@@ -76,9 +82,17 @@ class DQNConfig(OffPolicyConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check(
-            epsilon=(all(value <= 1 for _, value in points_of(self.epsilon)), "probabilities from 0 to 1"),
+            epsilon=(all(value <= 1 for _, value in points_of(self.exploration)), "probabilities from 0 to 1"),
+            noisy=(not self.noisy or self.module is None, "false where you give a `module`"),
         )
         check_rules(self.target, "target", interval=(self.target.interval is not None, "at least 1"))
+
+    @property
+    def exploration(self) -> Schedule:
+        """What `epsilon` is, where it is None too."""
+        if self.epsilon is not None:
+            return self.epsilon
+        return 0.0 if self.noisy else ((0, 1.0), (10_000, 0.05))
 
 
 class QModule(FollowedModule):
@@ -92,6 +106,7 @@ class QModule(FollowedModule):
         net: Called with observations, returns an `Output`.
         obs_space: What the net sees.
         action_space: What it chooses from.
+        dist: Of the actions; None: `EpsilonGreedy`.
 
     Raises:
         SettingsError: the action space is not Discrete.
@@ -99,21 +114,41 @@ class QModule(FollowedModule):
 
     dist: EpsilonGreedy
 
-    def __init__(self, net: nn.Module, obs_space: Space, action_space: Space) -> None:
-        if not isinstance(action_space, spaces.Discrete):
-            raise SettingsError(
-                f"the action space is {action_space}, but values can be learned only of the actions of a Discrete "
-                "space. Take SAC for Box actions, or PPO for any."
-            )
-        super().__init__(net, obs_space, action_space, EpsilonGreedy(action_space, ACTION))
+    def __init__(
+        self, net: nn.Module, obs_space: Space, action_space: Space, dist: EpsilonGreedy | None = None
+    ) -> None:
+        dist = dist or EpsilonGreedy(check_discrete(action_space), ACTION)
+        super().__init__(net, obs_space, action_space, dist)
+        for part in self.target.modules():
+            if isinstance(part, NoisyLinear):
+                part.train()  # targets have noise of their own (Fortunato et al. 2018, eq. 16)
+
+    @property
+    def has_own_actor(self) -> bool:
+        """Where its weights have noise."""
+        return isinstance(self.net, NoisyNetwork)
+
+    def actor(self, *, explore: bool) -> Actor:
+        """What acts; with noise on the weights, where they have some and it explores."""
+        return NoisyActor(self) if explore and self.has_own_actor else super().actor(explore=explore)
+
+    def action_values(self, output: Output) -> Tensor:
+        """``[B, n]``: the values of actions that a net's output says."""
+        _, advantages = output.bound()
+        if output.value is None:
+            return advantages
+        allowed = advantages > ALLOWED_ABOVE
+        sums = torch.where(allowed, advantages, 0.0).sum(-1, keepdim=True)
+        centred = output.value.unsqueeze(-1) + advantages - sums / allowed.sum(-1, keepdim=True).clamp(min=1)
+        return torch.where(allowed, centred, advantages)
 
     def values(self, obs: Any) -> Tensor:
         """float32 ``[B, n]``: the value of each action; those that the action mask forbids are far below all others."""
-        return action_values(self(obs))
+        return self.action_values(self(obs))
 
     def target_values(self, obs: Any) -> Tensor:
         """The same by the target network."""
-        return action_values(self.target(obs))
+        return self.action_values(self.target(obs))
 
     def values_of(self, values: Tensor, action: Tensor) -> Tensor:
         """``[B]``: of ``values`` ``[B, n]``, those of the actions that were taken."""
@@ -131,33 +166,46 @@ class QModule(FollowedModule):
         return best if self.mask is None else torch.where(best > ALLOWED_ABOVE, best, 0.0)
 
 
-def action_values(output: Output) -> Tensor:
-    """``[B, n]``: the values of actions that a net's output says; see `QModule`."""
-    _, advantages = output.bound()
-    if output.value is None:
-        return advantages
-    allowed = advantages > ALLOWED_ABOVE
-    sums = torch.where(allowed, advantages, 0.0).sum(-1, keepdim=True)
-    centred = output.value.unsqueeze(-1) + advantages - sums / allowed.sum(-1, keepdim=True).clamp(min=1)
-    return torch.where(allowed, centred, advantages)
+def check_discrete(action_space: Space) -> spaces.Discrete:
+    """The action space.
+
+    Raises:
+        SettingsError: it is not Discrete.
+    """
+    if isinstance(action_space, spaces.Discrete):
+        return action_space
+    raise SettingsError(
+        f"the action space is {action_space}, but values can be learned only of the actions of a Discrete space. Take "
+        "SAC for Box actions, or PPO for any."
+    )
 
 
 class DQN(OffPolicyAlgorithm[DQNConfig]):
-    """Deep Q-learning, with double and dueling networks, n-step targets and priorities as settings."""
+    """Deep Q-learning, with double, dueling and noisy networks, n-step targets and priorities as settings."""
 
     name = "dqn"
     Config = DQNConfig
+    kind: ClassVar[type[QModule]] = QModule
+    """The class of its modules."""
 
     def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
         """A net whose ``dist_inputs`` are the values of the actions, and its target network; see `QModule`."""
-        module = make_module(given, obs_space, action_space, self.config.network, value=self.config.dueling)
-        return module if isinstance(module, QModule) else QModule(module.net, obs_space, action_space)
+        config, dist = self.config, self.distribution(check_discrete(action_space))
+        if given is None:
+            network = NoisyNetwork if config.noisy else Network
+            given = network(obs_space, action_space, config.network, dist, value=config.dueling)
+        module = make_module(given, obs_space, action_space)
+        return module if isinstance(module, QModule) else self.kind(module.net, obs_space, action_space, dist)
+
+    def distribution(self, action_space: spaces.Discrete) -> EpsilonGreedy:
+        """How actions are chosen by what the net gives."""
+        return EpsilonGreedy(action_space, ACTION)
 
     def before_collect(self, env_steps: int) -> None:
         """Sets epsilon to its schedule's value."""
         for name, policy in self.policies.items():
             with self.settings_of(name):
-                of_kind(policy.module, QModule).dist.epsilon = value_at(self.config.epsilon, env_steps)
+                of_kind(policy.module, QModule).dist.epsilon = value_at(self.config.exploration, env_steps)
 
     def loss(self, module: Module, batch: Batch) -> Loss:
         """Huber's loss of the errors r + discount * max Q_target(next_obs, .) - Q(obs, action).
@@ -167,10 +215,10 @@ class DQN(OffPolicyAlgorithm[DQNConfig]):
         """
         net = of_kind(module, QModule)
         with torch.no_grad():
-            by = action_values(batch.forward_next(net)) if self.config.double else None
-            best = net.best_of(action_values(batch.forward_next(net.target)), by)
+            by = net.action_values(batch.forward_next(net)) if self.config.double else None
+            best = net.best_of(net.action_values(batch.forward_next(net.target)), by)
             target = torch.addcmul(batch.reward, batch.discount, best)
-        values = net.values_of(action_values(batch.forward(net)), batch.action)
+        values = net.values_of(net.action_values(batch.forward(net)), batch.action)
         if WEIGHT not in batch:
             return Loss(td=F.smooth_l1_loss(values, target)).log(q=values.mean())
         losses = F.smooth_l1_loss(values, target, reduction="none")
@@ -189,5 +237,5 @@ class DQN(OffPolicyAlgorithm[DQNConfig]):
         update, epsilons = super().training_step(), {}
         for name in self.policies:
             with self.settings_of(name):
-                epsilons[name] = {"epsilon": value_at(self.config.epsilon, self.env_steps)}
+                epsilons[name] = {"epsilon": value_at(self.config.exploration, self.env_steps)}
         return Update(update.losses, update.metrics | together(epsilons, several=len(epsilons) > 1))

@@ -27,6 +27,8 @@ TrainedLike = tuple[str, ...] | Callable[[str, Any], bool]
 class AgentsConfig:
     """Several modules, where agents share an env."""
 
+    everyday: ClassVar[tuple[str, ...]] = ()
+
     modules: ModulesLike | None = None
     """Their ids, or a mapping of ids to networks (as `module`)."""
 
@@ -58,6 +60,7 @@ class AgentsConfig:
 class OptimizerConfig:
     """How gradients become steps, besides `lr`."""
 
+    everyday: ClassVar[tuple[str, ...]] = ()
     own_names: ClassVar[Mapping[str, str]] = {"eps": "adam_eps", "betas": "adam_betas"}
 
     actor_lr: Schedule | None = None
@@ -109,6 +112,8 @@ class OptimizerConfig:
 class ComputeConfig:
     """What is computed where, and how."""
 
+    everyday: ClassVar[tuple[str, ...]] = ("device",)
+
     device: str = "cpu"
     """Where the module is and learns, as torch names it: cpu, cuda, cuda:1. Others are refused: Apple's `mps` has no
     float64, which some figures are computed in."""
@@ -135,6 +140,7 @@ class ComputeConfig:
 class EvaluationConfig:
     """Evaluations during training: in envs of their own, without exploring."""
 
+    everyday: ClassVar[tuple[str, ...]] = ("interval",)
     own_names: ClassVar[Mapping[str, str]] = {
         "interval": "evaluation_interval",
         "episodes": "evaluation_episodes",
@@ -165,6 +171,8 @@ class EvaluationConfig:
 class MetricsConfig:
     """What results say of episodes."""
 
+    everyday: ClassVar[tuple[str, ...]] = ()
+
     window: int = 100
     """Return and length in results are over the last so many episodes, at least 1."""
 
@@ -181,6 +189,7 @@ class MetricsConfig:
 class TrajectoryConfig:
     """How what is lived through is cut into segments, and counted."""
 
+    everyday: ClassVar[tuple[str, ...]] = ()
     own_names: ClassVar[Mapping[str, str]] = {
         "min_length": "min_trajectory_length",
         "max_length": "max_trajectory_length",
@@ -214,6 +223,7 @@ class TrajectoryConfig:
 class SequenceConfig:
     """How recurrent modules are trained."""
 
+    everyday: ClassVar[tuple[str, ...]] = ()
     own_names: ClassVar[Mapping[str, str]] = {"max_len": "max_seq_len", "start": "sequence_start"}
 
     max_len: int = 32
@@ -242,6 +252,7 @@ class SequenceConfig:
 class SegmentConfig:
     """How segments of a recording are cut, for losses that look along time and for recurrent modules."""
 
+    everyday: ClassVar[tuple[str, ...]] = ()
     own_names: ClassVar[Mapping[str, str]] = {"max_len": "max_segment_length"}
 
     max_len: int = 128
@@ -264,6 +275,8 @@ class SegmentConfig:
 @settings
 class ReplayConfig:
     """What a replay holds, and how steps are drawn from it."""
+
+    everyday: ClassVar[tuple[str, ...]] = ("capacity", "learning_starts")
 
     capacity: int = 1_000_000
     """Steps that the replay of each module holds, at least `batch_size`: when it is full, the oldest make room."""
@@ -294,6 +307,8 @@ class ReplayConfig:
 @settings
 class ReadingConfig:
     """How a recording is read."""
+
+    everyday: ClassVar[tuple[str, ...]] = ()
 
     mode: Literal["auto", "stream", "materialize_data", "materialize_mapped_data"] = "auto"
     """Where the data is: `stream` reads it again in each epoch, in bounded memory; `materialize_data` holds in memory
@@ -334,6 +349,8 @@ class ReadingConfig:
 class VTraceConfig:
     """How V-trace weights steps that were made by older weights."""
 
+    everyday: ClassVar[tuple[str, ...]] = ()
+
     rho_bar: float = 1.0
     """Cap of the importance weights of rewards and advantages, above 0. Default: Espeholt et al. 2018, and Petrenko et
     al. 2020."""
@@ -354,6 +371,7 @@ class VTraceConfig:
 class TargetConfig:
     """When target networks move, and how far."""
 
+    everyday: ClassVar[tuple[str, ...]] = ()
     own_names: ClassVar[Mapping[str, str]] = {"interval": "target_interval"}
 
     interval: int | None = None

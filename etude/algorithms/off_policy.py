@@ -34,6 +34,8 @@ from etude.spaces import Spaces
 class OffPolicyConfig(ActingConfig):
     """What algorithms that learn from a replay can be told."""
 
+    everyday: ClassVar[tuple[str, ...]] = ("batch_size", "updates_per_step")
+
     unused: ClassVar[Mapping[str, str]] = {
         "trajectories.whole_episodes": "steps are learned from as soon as the replay has them"
     }

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """PPO: proximal policy optimisation (Schulman et al. 2017, "Proximal policy optimization algorithms")."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.nn import functional as F
@@ -19,6 +19,8 @@ from etude.settings import settings
 @settings
 class PPOConfig(OnPolicyConfig):
     """Settings of PPO."""
+
+    everyday: ClassVar[tuple[str, ...]] = ("clip", "entropy_weight")
 
     optimizer: OptimizerConfig = OptimizerConfig(eps=1e-5)
     """How gradients become steps. Default: Huang et al. 2022, detail 3, for `eps`."""

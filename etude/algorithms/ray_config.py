@@ -12,6 +12,8 @@ from etude.settings import check_range, settings
 class RayData:
     """How recordings flow to the learners on a cluster, through Ray Data."""
 
+    everyday: ClassVar[tuple[str, ...]] = ()
+
     concurrency: int | tuple[int, int] | None = None
     """Actors that let the prelearner and the connectors work: so many, or at least and at most so many. None: they work
     in the tasks that read, which is faster unless they need a GPU or are slow to start."""
@@ -50,6 +52,7 @@ class Ray:
     """The ray engine: runners and learners as actors of a Ray cluster. Needs ``pip install "etude[ray]"``."""
 
     main_setting: ClassVar[str] = "num_runners"
+    everyday: ClassVar[tuple[str, ...]] = ("num_runners",)
 
     num_runners: int = 2
     """Runners that act at the same time, each with `num_envs` envs of its own, at least 1."""

@@ -2,20 +2,25 @@
 """``etude data``: look into recordings, and make others of them. Imports no torch."""
 
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
-from etude.cli import bad_data, data_editing, files, flags
-from etude.cli.streams import show
-from etude.errors import SettingsError, printable
+from etude.cli import flags
+from etude.cli.streams import print_json, show
+from etude.errors import DataError, SettingsError, printable
 from etude.settings import choice, settings
+
+if TYPE_CHECKING:
+    from etude.recordings import Recording
+    from etude.recordings.edited import Edited
 
 PROBLEMS = 1
 
 
 @settings
-class DataOptions:
-    """What `validate` takes."""
+class Validate:
+    """Look at every row, and name every problem; exit code 1 if there is one, or a warning."""
 
     path: tuple[str, ...]
     """The recording: a folder, or one file; several are read as one."""
@@ -23,24 +28,97 @@ class DataOptions:
     json: bool = False
     """Print one JSON object on standard output."""
 
+    def execute(self) -> int:
+        """Print every problem and every warning."""
+        from etude.recordings import validate
+
+        report = validate(_one_or_many(self.path))
+        if self.json:
+            print_json(report.to_json())
+        else:
+            show(str(report))
+        return PROBLEMS if report.problems else 0
+
 
 @settings
-class InfoOptions(DataOptions, bad_data.BadDataOptions):
-    """What `info` takes."""
-
-
-@settings
-class ConvertOptions(bad_data.BadDataOptions):
-    """What `convert` takes."""
-
-    path: str
-    """The recording: a folder, or one file."""
+class DataCommand:
+    """What commands take that read recordings."""
 
     json: bool = False
     """Print one JSON object on standard output."""
 
+    on_bad: Literal["strict", "repair", "skip"] = "strict"
+    """What happens to bad data, such as NaN or steps that are there twice: an error (strict), or it is mended where
+    that needs no invention and else left out (repair), or left out with its segment (skip)."""
+
+    def opened(self, path: str | Sequence[str]) -> "Recording":
+        """The recording at ``path``, or of several of them."""
+        from etude.recordings import Recording
+
+        return Recording.open(path, on_bad=self.on_bad)
+
+    def tell(self, recordings: Sequence["Recording"], found: Mapping[str, Any], words: str) -> int:
+        """Print what a command found or did, and what was bad in what it read."""
+        if self.json:
+            met, left_out = Counter[str](), Counter[str]()
+            for recording in recordings:
+                met.update(recording.met)
+                left_out.update(recording.left_out)
+            warnings = [warning for recording in recordings for warning in recording.warnings]
+            print_json({**found, "bad": {"met": met, "left_out_rows": left_out}, "warnings": warnings})
+        else:
+            reports = [recording.left_out_report() for recording in recordings]
+            show("\n".join([words, *(str(report) for report in reports if report)]))
+        return 0
+
+    def tell_edited(self, recordings: Sequence["Recording"], done: "Edited") -> int:
+        """Likewise, of new recordings."""
+        return self.tell(recordings, done.to_json(), str(done))
+
+
+@settings
+class Info(DataCommand):
+    """What a recording holds, counted over every row."""
+
+    path: tuple[str, ...]
+    """The recording: a folder, or one file; several are read as one."""
+
+    def execute(self) -> int:
+        """Count, and print."""
+        try:
+            recording = self.opened(_one_or_many(self.path))
+            found = recording.info()
+        except DataError as error:
+            if self.on_bad != "strict" or "--on-bad" in str(error) or not self._can_be_read():
+                raise
+            more = "`etude data validate` lists all problems; --on-bad=skip reads the rest."
+            raise DataError(f"{str(error).rstrip('.')}. {more}") from error
+        return self.tell([recording], found, _described(found, recording))
+
+    def _can_be_read(self) -> bool:
+        from etude.recordings import Recording
+
+        try:
+            Recording.open(_one_or_many(self.path), on_bad="skip")
+        except DataError:
+            return False
+        return True
+
+
+@settings
+class Writing(DataCommand):
+    """What commands take that make one recording of another."""
+
+    path: str
+    """The recording: a folder, or one file."""
+
     to: str
     """The folder of the new recording."""
+
+
+@settings
+class Convert(Writing):
+    """Write a recording of any kind that can be read, as A B, in Etude's format or another."""
 
     format: str = "etude"
     """What to write: `etude`; `rllib-episodes` or `rllib-table`, which RLlib reads; `minari`; or `lerobot`."""
@@ -48,105 +126,159 @@ class ConvertOptions(bad_data.BadDataOptions):
     fps: int | None = None
     """Steps a second, at least 1, for `lerobot` alone; left out, that of the LeRobot dataset converted, or 30."""
 
+    def execute(self) -> int:
+        """Write it."""
+        from etude.recordings import convert
 
-def main(args: list[str]) -> int:
-    """Run ``etude data info|validate|convert|merge|...``."""
-    if not args or args[0] in ("-h", "--help"):
-        listed = "\n".join(f"  {name:<10}{about}" for name, (_, about) in COMMANDS.items())
-        sys.stdout.write(f"usage: etude data COMMAND PATH [--json]\n\ncommands:\n{listed}\n")
-        return 0
-    name, rest = args[0], args[1:]
-    if name not in COMMANDS:
-        raise SettingsError(f"etude data has no command `{name}`. {choice(name, COMMANDS)}")
-    command, about = COMMANDS[name]
-    if name in ("convert", "filter", "sample") and len(rest) > 1 and not rest[1].startswith("-"):
-        rest = [rest[0], "--to", *rest[1:]]
-    takes = TAKES.get(name, DataOptions)
-    positional = "paths" if name == "merge" else "path"
-    return command(flags.options(takes, rest, prog=f"etude data {name}", about=about, positional=positional))
+        recording = self.opened(self.path)
+        new = convert(recording, self.to, self.format, fps=self.fps)
+        found = {"path": str(new.path), "steps": new.num_steps, "episodes": new.num_episodes, "format": new.format}
+        words = [f"{new.path}: {new.num_steps:,} steps of {new.num_episodes:,} episodes."]
+        words += [f"  {note}" for note in new.notes]
+        return self.tell([recording], {**found, "notes": list(new.notes)}, "\n".join(words))
 
 
-def info(options: InfoOptions) -> int:
-    """Print what the recording holds."""
-    with bad_data.remedied(options.path, options.on_bad):
-        recording = bad_data.opened(options.path, options.on_bad)
-        found = recording.info()
-    if options.json:
-        files.print_json(found | bad_data.as_json([recording]))
-    else:
-        show("\n".join(_described(found, recording.obs_space, recording.action_space)))
-        bad_data.say([recording])
-    return 0
+@settings
+class Merge(DataCommand):
+    """Make one recording of several, as A B ... --to C; episodes that share an id stay apart."""
+
+    paths: tuple[str, ...]
+    """The recordings, in order."""
+
+    to: str
+    """The folder of the new recording."""
+
+    def execute(self) -> int:
+        """Write it."""
+        from etude.recordings import merge_recordings
+
+        recordings = [self.opened(path) for path in self.paths]
+        return self.tell_edited(recordings, merge_recordings(recordings, self.to))
 
 
-def validate(options: DataOptions) -> int:
-    """Print every problem of the recording, and every warning; the exit code says whether there was any."""
-    from etude.recordings import validate as check
+@settings
+class Split(DataCommand):
+    """Deal the episodes out, at random, to a recording to learn from and one to measure on."""
 
-    report = check(options.path if len(options.path) > 1 else options.path[0])
-    if options.json:
-        files.print_json(report.to_json())
-    else:
-        show(str(report))
-    return PROBLEMS if report.problems else 0
+    path: str
+    """The recording: a folder, or one file."""
 
+    to_train: str
+    """The folder of the new recording to learn from."""
 
-def convert(options: ConvertOptions) -> int:
-    """Write the recording anew, in Etude's format or another tool's."""
-    from etude.recordings import convert as write
+    to_validation: str
+    """The folder of the new recording to measure on."""
 
-    recording = bad_data.opened(options.path, options.on_bad)
-    written = write(recording, options.to, options.format, fps=options.fps)
-    found = {"path": str(written.path), "steps": written.num_steps, "episodes": written.num_episodes}
-    if options.json:
-        bad = bad_data.as_json([recording])
-        files.print_json({**found, "format": written.format, "notes": list(written.notes), **bad})
-    else:
-        show(f"{found['path']}: {found['steps']:,} steps of {found['episodes']:,} episodes.")
-        for note in written.notes:
-            show(f"  {note}")
-        bad_data.say([recording])
-    return 0
+    fraction: float = 0.9
+    """How many of the episodes are to learn from, between 0 and 1."""
+
+    seed: int = 0
+    """Which episodes these are, at least 0."""
+
+    def execute(self) -> int:
+        """Write them."""
+        from etude.recordings import split_recording
+
+        recording, to = self.opened(self.path), (self.to_train, self.to_validation)
+        return self.tell_edited([recording], split_recording(recording, *to, fraction=self.fraction, seed=self.seed))
 
 
-COMMANDS: Mapping[str, tuple[Callable[[Any], int], str]] = {
-    "info": (info, "What a recording holds, counted over every row."),
-    "convert": (convert, "Write a recording of any kind that can be read, as A B, in Etude's format or another."),
-    "validate": (validate, "Look at every row, and name every problem; exit code 1 if there is one, or a warning."),
-    **data_editing.COMMANDS,
+@settings
+class Filter(Writing):
+    """Write the episodes that are asked for, as A B: by return, length or an expression."""
+
+    min_return: float | None = None
+    """Keep episodes whose rewards, over all agents, sum to at least this."""
+
+    max_return: float | None = None
+    """Keep episodes whose rewards sum to at most this."""
+
+    min_length: int | None = None
+    """Keep episodes of at least so many steps, of the agent that has most."""
+
+    max_length: int | None = None
+    """Keep episodes of at most so many steps."""
+
+    where: str | None = None
+    """Keep episodes for which an expression holds: `done and mean(reward) > 0.5 and max(abs(obs[0])) < 2`. Figures are
+    return, length, steps, agents, terminated, truncated, done and episode_id; and sum, mean, min, max, any and all over
+    columns."""
+
+    def execute(self) -> int:
+        """Write it."""
+        from etude.recordings import filter_recording
+
+        recording = self.opened(self.path)
+        limits = {name: getattr(self, name) for name in ("min_return", "max_return", "min_length", "max_length")}
+        return self.tell_edited([recording], filter_recording(recording, self.to, where=self.where, **limits))
+
+
+@settings
+class Sample(Writing):
+    """Write some episodes, as A B, drawn at random."""
+
+    episodes: int | None = None
+    """How many whole episodes to draw."""
+
+    steps: int | None = None
+    """Draw whole episodes until they have so many steps together."""
+
+    seed: int = 0
+    """Which are drawn, at least 0."""
+
+    def execute(self) -> int:
+        """Write it."""
+        from etude.recordings import sample_recording
+
+        recording = self.opened(self.path)
+        done = sample_recording(recording, self.to, episodes=self.episodes, steps=self.steps, seed=self.seed)
+        return self.tell_edited([recording], done)
+
+
+COMMANDS: Mapping[str, type[flags.Command]] = {
+    cls.__name__.lower(): cls for cls in (Info, Convert, Validate, Merge, Split, Filter, Sample)
 }
 
-TAKES: Mapping[str, type] = {"info": InfoOptions, "convert": ConvertOptions, **data_editing.TAKES}
-"""What commands take that take more than `DataOptions`."""
+
+def main(command: str, args: list[str]) -> int:
+    """Run ``etude data info|validate|convert|merge|...``."""
+    if not args or args[0] in (*flags.HELP, flags.HELP_ALL):
+        listed = "\n".join(f"  {name:<10}{cls.__doc__}" for name, cls in COMMANDS.items())
+        sys.stdout.write(f"usage: etude data COMMAND PATH [--json]\n\ncommands:\n{listed}\n")
+        return 0
+    name, *rest = args
+    if name not in COMMANDS:
+        raise SettingsError(f"etude data has no command `{name}`. {choice(name, COMMANDS)}")
+    if issubclass(COMMANDS[name], Writing) and len(rest) > 1 and not rest[1].startswith("-"):
+        rest = [rest[0], "--to", *rest[1:]]
+    return flags.run(COMMANDS[name], rest, prog=f"etude data {name}", positional="paths" if name == "merge" else "path")
 
 
-def _version(found: Mapping[str, Any]) -> str:
-    return "" if found["version"] is None else f", version {found['version']}"
+def _one_or_many(paths: tuple[str, ...]) -> Any:
+    return paths[0] if len(paths) == 1 else paths
 
 
-def _shown(name: str, value: Any) -> str:
-    """A line of the recording's meta; of what connectors have learned, that it is there."""
-    return "learned statistics of the connectors" if name == "filter" else str(value)
-
-
-def _described(found: Mapping[str, Any], obs_space: Any, action_space: Any) -> list[str]:
+def _described(found: Mapping[str, Any], recording: "Recording") -> str:
     steps = f"{found['env_steps']:,}"
     if found["agent_steps"] != found["env_steps"]:
         steps += f" of the env, {found['agent_steps']:,} of {len(found['agents'])} agents"
-    ends = f"{found['terminated']:,} terminated, {found['truncated']:,} truncated, {found['unfinished']:,} unfinished"
     returns = "unknown"
     if found["return_mean"] is not None:
         returns = f"mean {found['return_mean']:,.1f} ({found['return_min']:,.5g} … {found['return_max']:,.5g})"
+    version = "" if found["version"] is None else f", version {found['version']}"
+    ends = ", ".join(f"{found[end]:,} {end}" for end in ("terminated", "truncated", "unfinished"))
+    meta = {name: value for name, value in found["meta"].items() if value not in (None, [], "")}
     rows = {
-        "recording": f"{found['path']} ({found['format']}{_version(found)})",
+        "recording": f"{found['path']} ({found['format']}{version})",
         "env": found["env"] or "unknown",
         "episodes": f"{found['episodes']:,}: {ends}",
         "steps": steps,
         "return": returns,
         "columns": " ".join(found["columns"]),
-        "obs": str(obs_space),
-        "action": str(action_space),
+        "obs": str(recording.obs_space),
+        "action": str(recording.action_space),
         "files": f"{found['files']:,}, {found['bytes'] / 1e6:,.2f} MB",
-        **{name: _shown(name, value) for name, value in found["meta"].items() if value not in (None, [], "")},
+        **meta,
+        **({"filter": "learned statistics of the connectors"} if "filter" in meta else {}),
     }
-    return [printable(f"{name:<11}{text}") for name, text in rows.items()]
+    return "\n".join(printable(f"{name:<11}{text}") for name, text in rows.items())

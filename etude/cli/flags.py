@@ -1,26 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From settings classes to flags, and from flags and files to values.
+"""Flags of settings classes: their names, what a command line gives of them, and the help, which tyro writes.
 
-tyro splits the command line and writes the help. What the words mean is decided by `etude.settings`, so that a flag
-and a line of a file are checked by one rule and refused in the same words.
+A flag says what a line of a settings file says: `etude.cli.values` gives its words a meaning, and `etude.settings`
+checks them, so that a wrong value is refused in the same words wherever it stands.
 """
 
-import contextlib
 import dataclasses
-import io
+import inspect
 import re
 import typing
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Protocol, TypeVar
 
-from etude.cli.words import Converters, is_one_or_many, metavar, takes_many, value_of
-from etude.errors import DataError, SettingsError
+from etude.cli import values
+from etude.errors import SettingsError
 from etude.settings import (
     Leaf,
     defaults,
     field_docs,
-    fits,
     from_dict,
     leaves_of,
     main_setting,
@@ -29,26 +26,47 @@ from etude.settings import (
     shown,
 )
 
-C = TypeVar("C")
+HELP, HELP_ALL = ("-h", "--help"), "--help-all"
+
+
+class Command(Protocol):
+    """A settings class that is a command: its fields are the flags."""
+
+    def execute(self) -> int:
+        """Do it; gives the exit code."""
+
+
+C = TypeVar("C", bound=Command)
+
+
+def run(cls: type[C], args: Sequence[str], *, prog: str, positional: str | None = None) -> int:
+    """Run the command ``cls`` with ``args``.
+
+    Raises:
+        SettingsError: as `parse`; or a value is missing or wrong.
+    """
+    owner, about = prog.split()[-1], " ".join((cls.__doc__ or "").split())
+    given = parse({owner: cls}, args, prog=prog, about=about, positional=positional)
+    try:
+        command = from_dict(cls, given[owner], owner=owner)
+    except SettingsError as error:
+        raise SettingsError(f"{error} All options: {prog} --help") from error
+    return command.execute()
 
 
 def parse(
-    classes: Sequence[type],
+    kinds: Mapping[str, type],
     args: Sequence[str],
     *,
     prog: str,
     about: str,
     positional: str | None = None,
-    converters: Converters | None = None,
-) -> list[dict[str, Any]]:
-    """What a command line says, for each of ``classes`` as a nested mapping of the fields that are given.
-
-    Words stay words, but for ``none``, lists, booleans and what ``converters`` make: types are checked by
-    `etude.settings.typed` and `from_dict`.
+    converters: values.Converters | None = None,
+) -> dict[str, dict[str, Any]]:
+    """What a command line gives of several settings classes, of each as a nested mapping; types are not checked.
 
     Args:
-        classes: Settings classes; no two have a field of the same name. Where one has a class attribute ``short``, only
-            settings that it names are also called by their own name.
+        kinds: Settings classes, by their titles in help. The first whose setting has a short name has this name.
         args: The arguments.
         prog: The command, such as ``etude train ppo``. The last word of it is whose settings they are in messages.
         about: What the command does, for its help.
@@ -56,249 +74,166 @@ def parse(
         converters: For types that only Python can write.
 
     Raises:
-        SettingsError: a flag is unknown (the nearest is named), or has too few or too many values.
+        SettingsError: a flag is unknown (the nearest is named), is there twice, or has too few or too many values.
         SystemExit: help was asked for, and is written.
     """
-    import tyro
-
-    leaves = [(cls, leaf) for cls in classes for leaf in leaves_of(cls) if leaf.path != (positional,)]
-    names = Names(
-        [leaf for _, leaf in leaves], short_of={leaf.path: getattr(cls, "short", None) for cls, leaf in leaves}
-    )
-    owner = prog.split()[-1]
-    known, given = names.settled(args, owner)
-    view = _view("Settings", classes, names, positional, ())
-    written = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(written):
-            found, unknown = tyro.cli(view, args=known, prog=prog, description=about, return_unknown_args=True)
-    except SystemExit as stop:
-        if stop.code == 0:
-            raise
-        raise SettingsError(f"{owner}: {_unboxed(written.getvalue())} All settings: {prog} --help") from None
-    if unknown:
-        raise names.unknown(unknown[0], owner, prog)
-    results = []
-    for cls in classes:
-        values: dict[str, Any] = {}
-        for leaf in leaves_of(cls):
-            words = _at(found, leaf.path)
-            if leaf.path in given or (leaf.path == (positional,) and words):
-                inner = values
+    groups = [[leaf for leaf in leaves_of(kind) if leaf.path != (positional,)] for kind in kinds.values()]
+    names, owner = FlagNames(*groups), prog.split()[-1]
+    if {*HELP, HELP_ALL} & {*args}:
+        _write_help(kinds, names, prog, about, positional, everything=HELP_ALL in args)
+    given, rest = names.split(args, owner)
+    wrong = [word for word in rest if positional is None or re.match(r"-[^\d.]", word)]
+    if wrong:
+        raise names.unknown(wrong[0], owner, prog)
+    given |= {(positional,): rest} if positional is not None and rest else {}
+    found: dict[str, dict[str, Any]] = {}
+    for title, kind in kinds.items():
+        found[title] = {}
+        for leaf in leaves_of(kind):
+            if leaf.path in given:
+                inner = found[title]
                 for name in leaf.path[:-1]:
                     inner = inner.setdefault(name, {})
-                one = (words,) if isinstance(words, str) else words
-                where = f"{owner}.{'.'.join(leaf.path)}"
-                is_truth = isinstance(words, bool)
-                value = words if is_truth else value_of(leaf.hint, one, converters or {}, where)
-                if not is_truth and leaf.path != (positional,):
-                    _check(leaf, value, one, f"--{min(names.of[leaf.path], key=len)}", where)
-                inner[leaf.path[-1]] = value
-        results.append(values)
-    return results
+                where = ".".join([owner, *leaf.path])
+                inner[leaf.path[-1]] = values.of_words(leaf.hint, given.pop(leaf.path), where, converters or {})
+    return found
 
 
-def _check(leaf: Leaf, value: Any, written: Sequence[str], flag: str, where: str) -> None:
-    """Raise a SettingsError in the words of the command line where several numbers can't be read, or a schedule."""
-    takes = metavar(leaf.hint)
-    if not re.search(r"STEP|(INT|NUMBER) \.\.\.", takes) or fits(leaf.hint, value, text=True):
-        return
-    such = f"{flag} 3e-4 or {flag} 0:3e-4,100000:0" if "STEP" in takes else f"{flag} 64 64"
-    raise SettingsError(f"{where} is {' '.join(written)!r}, expected {takes}, such as {such}.")
-
-
-def options(cls: type[C], args: Sequence[str], *, prog: str, about: str, positional: str | None = None) -> C:
-    """The settings ``cls`` of a command that takes nothing else; arguments as for `parse`.
-
-    Raises:
-        SettingsError: as `parse`, and where a value is wrong or missing; the usage is then shown.
-    """
-    (given,) = parse([cls], args, prog=prog, about=about, positional=positional)
-    owner = prog.split()[-1]
-    needed = [leaf for leaf in leaves_of(cls) if len(leaf.path) == 1 and leaf.path[0] not in defaults(cls)]
-    missing = [leaf.path[0] for leaf in needed if leaf.path[0] not in given]
-    if missing:
-        flags = ["" if leaf.path[0] == positional else f"--{_flag(leaf.path)} " for leaf in needed]
-        words = [flag + _metavar(leaf.path[0], leaf.hint, positional) for flag, leaf in zip(flags, needed, strict=True)]
-        raise SettingsError(
-            f"{owner} needs a value for {', '.join(f'`{name}`' for name in missing)}.\n"
-            f"usage: {' '.join([prog, *words])} [OPTIONS]; all options: {prog} --help"
-        )
-    return from_dict(cls, given, owner=owner)
-
-
-@contextlib.contextmanager
-def said_as(flag: str) -> Iterator[None]:
-    """Let errors within it name ``flag`` where they say ``append=True``."""
-    try:
-        yield
-    except DataError as error:
-        raise DataError(str(error).replace("append=True", flag)) from error
-
-
-class Names:
+class FlagNames:
     """What each setting is called on the command line.
 
     Settings inside others have their path for a name (``workers.min-batch``), and also their own name where no other
-    setting has it (``min-batch``; see `own_paths` in `etude.settings`). A main setting also has the name of those that
-    it is in (``workers``).
+    of their group has it (``min-batch``; see `own_paths` in `etude.settings`). A main setting also has the name of
+    those that it is in (``workers``).
 
     Args:
-        leaves: The settings.
-        short_of: By path, the own names that may be used; None is all.
+        groups: The settings. A short name that several groups have is that of the first.
     """
 
-    def __init__(
-        self, leaves: Sequence[Leaf], short_of: Mapping[tuple[str, ...], Sequence[str] | None] | None = None
-    ) -> None:
-        self.of: dict[tuple[str, ...], list[str]] = {}
-        """By path; the first name is the one in full."""
-        in_full = {path for path, short in (short_of or {}).items() if short is not None and path[-1] not in short}
-        own_names = {leaf.path: _flag([leaf.own_name]) for leaf in leaves}
-        mains = [_flag(leaf.path[:-1]) for leaf in leaves if _is_main(leaf)]
-        owns = Counter([*mains, *(name for path, name in own_names.items() if path not in in_full)])
-        for leaf in leaves:
-            main = [_flag(leaf.path[:-1])] if _is_main(leaf) else []
-            own = [own_names[leaf.path]] if owns[own_names[leaf.path]] == 1 and leaf.path not in in_full else []
-            self.of[leaf.path] = list(dict.fromkeys([_flag(leaf.path), *main, *own]))
-        self.leaves = {name: leaf for leaf in leaves for name in self.of[leaf.path]}
-        """By name."""
-        self._shared = {
-            name: [flag for flag in self.leaves if flag.endswith(f".{name}")]
-            for name, count in owns.items()
-            if count > 1 and name not in self.leaves
-        }
+    def __init__(self, *groups: Sequence[Leaf]) -> None:
+        self.full = {_flag(leaf.path): leaf for leaves in reversed(groups) for leaf in leaves}
+        self.named: dict[str, list[Leaf]] = {name: [leaf] for name, leaf in self.full.items()}
+        """By name, in full and short; several settings where a short one does not say which."""
+        for leaves in groups:
+            short: dict[str, list[Leaf]] = {}
+            for leaf in leaves:
+                is_main = len(leaf.path) > 1 and main_setting(leaf.owner) == leaf.path[-1]
+                for name in {_canonical(leaf.own_name), _flag(leaf.path[:-1]) if is_main else _flag(leaf.path)}:
+                    short.setdefault(name, []).append(leaf)
+            self.named = short | self.named
 
-    def settled(self, args: Sequence[str], owner: str) -> tuple[list[str], set[tuple[str, ...]]]:
-        """The arguments with names in full for all others, and which settings they give.
+    def find(self, name: str) -> Leaf | None:
+        """The setting that is called so, if it is one."""
+        found = self.named.get(_canonical(name), [])
+        return found[0] if len(found) == 1 else None
 
-        Raises:
-            SettingsError: a setting is given by two of its names, or one that takes one value or many is given twice.
-        """
-        words, given, seen = [], dict[tuple[str, ...], str](), set[tuple[str, ...]]()
+    def split(self, args: Sequence[str], owner: str) -> tuple[dict[tuple[str, ...], list[str]], list[str]]:
+        """The words of each setting that is given, by path, and the words that are of none."""
+        given, flags = dict[tuple[str, ...], list[str]](), dict[tuple[str, ...], str]()
+        rest, words, room = list[str](), list[str](), 0.0
         for word in args:
-            flag, equals, value = word.removeprefix("--").partition("=")
-            name = _canonical(flag)
-            positive = name if name in self.leaves else re.sub(r"(^|\.)no-", r"\1", name)
-            if not word.startswith("--") or positive not in self.leaves:
-                words.append(word)
+            name, equals, value = word.removeprefix("--").partition("=")
+            leaf = self.find(name) if word.startswith("--") else None
+            truth = "yes" if leaf is not None else "no"
+            if word.startswith("--") and leaf is None:
+                name = re.sub(r"(^|\.)no-", r"\1", name)
+                leaf = found if (found := self.find(name)) is not None and found.hint is bool else None
+            if leaf is None:
+                fits = room >= 1 and not word.startswith("--")
+                (words if fits else rest).append(word)
+                room -= fits
                 continue
-            path = self.leaves[positive].path
-            if given.setdefault(path, positive) != positive:
-                raise SettingsError(
-                    f"{owner}: --{given[path]} and --{positive} are one setting: leave out one of them."
-                )
-            if path in seen and is_one_or_many(self.leaves[positive].hint):
-                raise SettingsError(f"{owner} has --{positive} twice: put all its values behind one, as A B.")
-            seen.add(path)
-            shown = self.of[path][0]
-            words.append("--" + (shown if name == positive else _negative(shown)) + equals + value)
-        return words, set(given)
+            if (before := flags.setdefault(leaf.path, _canonical(name))) != _canonical(name):
+                raise SettingsError(f"{owner}: --{before} and --{name} are one setting: leave out one of them.")
+            if leaf.path in given and values.is_one_or_many(leaf.hint):  # else the last one counts
+                raise SettingsError(f"{owner} has --{name} twice: put all its values behind one, as A B.")
+            words = given[leaf.path] = [value] if equals else [truth] if leaf.hint is bool else []
+            room = 0 if words else float("inf") if values.takes_many(leaf.hint) else 1
+        return given, rest
 
     def unknown(self, word: str, owner: str, prog: str) -> SettingsError:
-        """The error for a word that is no setting: names the nearest."""
+        """The error for a word that is no setting: names the nearest, or ours for another library's."""
+        more = f"All settings: {prog} {HELP_ALL}"
         if not word.startswith("-"):
-            is_env = "env" in self.leaves and re.search(r"-v\d+$", word)
+            is_env = "env" in self.full and re.search(r"-v\d+$", word)
             hint = f"give the env as --env {word}" if is_env else "flags begin with `--`"
-            return SettingsError(f"{owner} can't take {word!r}: {hint}. All settings: {prog} --help")
+            return SettingsError(f"{owner} can't take {word!r}: {hint}. {more}")
         name = word.lstrip("-").partition("=")[0]
-        if _canonical(name) in self._shared:
-            several = " or ".join(f"`{flag}`" for flag in self._shared[_canonical(name)])
-            return SettingsError(f"{owner} has more than one setting `{name}`: write {several}.")
-        by_path = {leaf.own_name: self.of[leaf.path][0] for leaf in reversed(self.leaves.values())}
-        same = next((by_path[ours] for ours in other_names(name) if ours in by_path), None)
-        near = same or nearest(_canonical(name), self.leaves)
-        hint = f" {'Here it is' if same else 'Nearest'}: `{near}` ({self.leaves[near].about})." if near else ""
-        return SettingsError(f"{owner} has no setting `{name}`.{hint} All settings: {prog} --help")
+        if several := self.named.get(_canonical(name)):
+            which = " or ".join(f"`{_flag(leaf.path)}`" for leaf in several)
+            return SettingsError(f"{owner} has more than one setting `{name}`: write {which}.")
+        ours = {leaf.own_name: flag for flag, leaf in reversed(self.full.items())}
+        same = next((ours[other] for other in other_names(name) if other in ours), None)
+        near = same or nearest(_canonical(name), self.named)
+        hint = f" {'Here it is' if same else 'Nearest'}: `{near}` ({self.named[near][0].about})." if near else ""
+        return SettingsError(f"{owner} has no setting `{name}`.{hint} {more}")
 
 
-def _flag(path: Iterable[str]) -> str:
+def _flag(path: Sequence[str]) -> str:
     """Without the leading dashes: ``network.log-std-init``."""
-    return ".".join(name.rstrip("_").replace("_", "-") for name in path)
-
-
-def _is_main(leaf: Leaf) -> bool:
-    return len(leaf.path) > 1 and main_setting(leaf.owner) == leaf.path[-1]
+    return ".".join(map(_canonical, path))
 
 
 def _canonical(word: str) -> str:
     return word.replace("_", "-").rstrip("-")
 
 
-def _negative(flag: str) -> str:
-    head, dot, last = flag.rpartition(".")
-    return f"{head}{dot}no-{last}"
+# -- help -------------------------------------------------------------------------------------------------------------
 
 
-# -- what tyro sees -------------------------------------------------------------------------------------------------
-
-
-def _view(
-    name: str,
-    classes: Iterable[type],
-    names: Names,
-    positional: str | None,
-    path: tuple[str, ...],
-    start_with: Any = None,
-) -> Any:
-    """A dataclass of plain words with a flag for every field of ``classes``; ``start_with`` has the defaults of one."""
+def _write_help(
+    kinds: Mapping[str, type], names: FlagNames, prog: str, about: str, positional: str | None, *, everything: bool
+) -> None:
+    """Write what a command takes, and exit: all of it, or the everyday settings alone."""
     import tyro
 
-    fields: list[Any] = []
-    for cls in classes:
-        hints, docs, known = typing.get_type_hints(cls), field_docs(cls), defaults(cls)
-        if isinstance(start_with, cls):
-            known = {field.name: getattr(start_with, field.name) for field in dataclasses.fields(cls)}
-        for field in dataclasses.fields(cls):
-            hint, here = hints[field.name], (*path, field.name)
+    def group(title: str, cls: Any, path: tuple[str, ...], default: Any) -> Any:
+        """What tyro shows of a settings class: a dataclass of texts; None where nothing is shown."""
+        found: list[Any] = []
+        known = {f.name: getattr(default, f.name) for f in dataclasses.fields(cls)} if default else defaults(cls)
+        hints, docs = typing.get_type_hints(cls), field_docs(cls)
+        for name in [field.name for field in dataclasses.fields(cls)]:
+            hint, here = hints[name], (*path, name)
             if dataclasses.is_dataclass(hint):
-                inner = _view(field.name, [typing.cast(type, hint)], names, None, here, known.get(field.name))
-                inner.__doc__ = (hint.__doc__ or "").split("\n")[0]
-                fields.append((field.name, inner, dataclasses.field(default_factory=inner)))
+                if inner := group(name, typing.cast(type, hint), here, known.get(name)):
+                    found.append((name, inner, dataclasses.field(default_factory=inner)))
                 continue
-            shape: Any = (
-                bool if hint is bool else tuple[str, ...] if takes_many(hint) or field.name == positional else str
-            )
-            start = known[field.name] if hint is bool else () if shape is not str else ""
+            if not everything and name in known and not _is_everyday(cls, name):
+                hidden.append(name)
+                continue
+            marks: list[Any] = [tyro.conf.Positional] if here == (positional,) else []
+            flag, is_truth = _flag(here), hint is bool
+            others = [] if marks else [n for n, of in names.named.items() if n != flag and of[0].path == here]
             arg = tyro.conf.arg(
-                name=None if field.name == positional else names.of[here][0],
-                aliases=None if field.name == positional else [f"--{other}" for other in names.of[here][1:]],
+                name=None if marks else flag,
+                aliases=[f"--{other}" for other in others],
                 prefix_name=False,
-                help=docs.get(field.name, ""),
-                metavar=None if hint is bool else _metavar(field.name, hint, positional),
-                help_behavior_hint=_behaviour(known, field.name, hint),
+                help=docs.get(name, "") if everything else re.split(r"(?<=\.) ", docs.get(name, ""))[0],
+                metavar=None if is_truth else name.upper() if marks else values.metavar(hint),
+                help_behavior_hint=_default(known[name]) if name in known else "(required)",
             )
-            marks = (arg, tyro.conf.Positional) if field.name == positional else (arg,)
-            annotated: Any = Annotated[(shape, *marks)]
-            fields.append((field.name, annotated, dataclasses.field(default=start)))
-    return dataclasses.make_dataclass(name, fields)
+            kind: Any = Annotated[(bool if is_truth else str, arg, *marks)]
+            found.append((name, kind, dataclasses.field(default=False if is_truth else "")))
+        made = dataclasses.make_dataclass(title, found)
+        made.__doc__ = (cls.__doc__ or "").partition("\n")[0] if path else ""
+        return made if found else None
+
+    hidden = list[str]()
+    groups = {title: group(title, kind, (), None) for title, kind in kinds.items()}
+    fields = [(title, made, dataclasses.field(default_factory=made)) for title, made in groups.items() if made]
+    more = "" if not hidden else f"\n\nAll settings: {prog} {HELP_ALL}"
+    tyro.cli(dataclasses.make_dataclass("Help", fields), args=["--help"], prog=prog, description=about + more)
 
 
-def _behaviour(known: Mapping[str, Any], name: str, hint: Any) -> str:
-    if name not in known:
-        return "(required)"
-    value = known[name]
-    if isinstance(value, tuple):
-        return f"(default: {' '.join(map(str, value)) or 'none'})"
-    if hint is bool:
-        return f"(default: {'yes' if value else 'no'})"
-    return "" if value is None else f"(default: {value if isinstance(value, str) else shown(value)})"
+def _is_everyday(cls: type, name: str) -> bool:
+    """Whether the short help shows a setting: its class names it as ``everyday``, or names none."""
+    owner = next((base for base in cls.__mro__ if name in inspect.get_annotations(base)), cls)
+    chosen = [one for base in cls.__mro__ for one in base.__dict__.get("everyday", ())]
+    return name in chosen or "everyday" not in owner.__dict__
 
 
-def _metavar(name: str, hint: Any, positional: str | None) -> str:
-    return name.upper() + (" ..." if takes_many(hint) else "") if name == positional else metavar(hint)
-
-
-# -- finding ----------------------------------------------------------------------------------------------------------
-
-
-def _at(found: Any, path: Sequence[str]) -> Any:
-    for name in path:
-        found = getattr(found, name)
-    return found
-
-
-def _unboxed(text: str) -> str:
-    """The message inside the box that tyro draws around it."""
-    words = " ".join(re.sub(r"[│╭╮╰╯─]+|\x1b\[[0-9;]*m", " ", text.partition("For full helptext")[0]).split())
-    return re.sub(r"^(Missing argument|Value error|Parsing error) ", "", words)
+def _default(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return "" if value is None else f"(default: {'yes' if value else 'no'})"
+    text = " ".join(map(str, value)) or "none" if isinstance(value, tuple) else value
+    return f"(default: {text if isinstance(text, str) else shown(value)})"

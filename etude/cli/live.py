@@ -5,11 +5,10 @@ import contextlib
 import math
 import sys
 import time
-from collections import deque
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
-from etude.cli.streams import say
+from etude.cli import streams
 from etude.errors import printable
 
 if TYPE_CHECKING:
@@ -17,128 +16,65 @@ if TYPE_CHECKING:
 
     from etude.algorithms import Evaluation, Result, Stop
 
-_BARS = "▁▂▃▄▅▆▇█"
-_WIDTH = 48
 _PARTS = 6
 
 
-class View(Protocol):
-    """Shows results while a ``with`` block lasts; the last one is always shown."""
+class View:
+    """Shows results until it is closed; the last one is always shown."""
+
+    def __init__(self, title: str, stop: "Stop", *, quiet: bool) -> None:
+        self.title, self.stop, self.quiet = printable(title), stop, quiet
+        self._first: Result | None = None
+        self._last: Result | None = None
+        self._began, self._shown = time.monotonic(), -math.inf
+        self._live, self._waits = None, False
+        if not quiet and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
+            self._live = Live(get_renderable=self.picture, console=Console(stderr=True), refresh_per_second=2)
+            self._live.start()
+        elif not quiet:
+            streams.say(f"training {self.title}")
 
     def show(self, result: "Result") -> None:
-        """Take note of the newest result."""
-
-    def __enter__(self) -> "View": ...
-
-    def __exit__(self, *error: Any) -> None: ...
-
-
-def view(title: str, stop: "Stop", *, quiet: bool) -> View:
-    """The view that suits where standard error goes."""
-    if quiet:
-        return Silent()
-    return Picture(title, stop) if sys.stderr.isatty() else Lines(title)
-
-
-class Silent:
-    """Shows nothing."""
-
-    def show(self, result: "Result") -> None:
-        """Show nothing."""
-
-    def __enter__(self) -> "Silent":
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        pass
-
-
-class Lines:
-    """A line a result, about one a second."""
-
-    def __init__(self, title: str) -> None:
-        self.title = title
-        self._shown = -math.inf
-        self._waiting: Result | None = None
-
-    def show(self, result: "Result") -> None:
-        """Write a line, unless there was one a moment ago."""
-        self._waiting = result
+        """Take note of the newest result; a line of it is written unless there was one a moment ago."""
+        self._first, self._last, self._waits = self._first or result, result, True
         if time.monotonic() - self._shown >= 1:
             self._write()
 
-    def _write(self) -> None:
-        if self._waiting is not None:
-            say(line(self._waiting))
-            self._shown, self._waiting = time.monotonic(), None
-
-    def __enter__(self) -> "Lines":
-        say(f"training {self.title}")
-        return self
-
-    def __exit__(self, *error: Any) -> None:
+    def close(self) -> None:
+        """Show the last result."""
+        if self._live is not None:
+            with contextlib.suppress(OSError):  # that the terminal is gone ends no run
+                self._live.stop()
         self._write()
 
+    def _write(self) -> None:
+        if self._last is not None and self._waits and self._live is None and not self.quiet:
+            streams.say("  ".join(f"{name} {text}" for name, text in figures(self._last).items()))
+        self._shown, self._waits = time.monotonic(), False
 
-class Picture:
-    """The newest figures, redrawn in place."""
-
-    def __init__(self, title: str, stop: "Stop") -> None:
-        from rich.console import Console
-        from rich.live import Live
-
-        self.title, self.stop = printable(title), stop
-        self.first: Result | None = None
-        self.last: Result | None = None
-        self.returns: deque[float] = deque(maxlen=4096)
-        self._began = self._drawn = time.monotonic()
-        self._live = Live(
-            get_renderable=self.draw, console=Console(stderr=True), auto_refresh=True, refresh_per_second=1
-        )
-
-    def show(self, result: "Result") -> None:
-        """Take note of a result, and redraw unless that was done a moment ago."""
-        self.first = self.first or result
-        self.last = result
-        self.returns.append(result.return_mean)
-        if time.monotonic() - self._drawn >= 0.2:
-            self._drawn = time.monotonic()
-            with contextlib.suppress(OSError):  # that the terminal is gone ends no run
-                self._live.refresh()
-
-    def draw(self) -> "RenderableType":
-        """The picture as it is now."""
+    def picture(self) -> "RenderableType":
+        """The newest figures, a bar and the time left, as they are now."""
         from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
 
         seconds = time.monotonic() - self._began
-        if self.first is None or self.last is None:
+        if self._first is None or self._last is None:
             return Text(f"{self.title}: getting ready, {seconds:.0f} s")
-        table = Table.grid(padding=(0, 2))
-        table.add_column(style="bold cyan")
-        table.add_column()
-        for name, text in figures(self.last).items():
-            table.add_row(Text(printable(name)), Text(printable(text)))  # and brackets are no markup
-        curve = sparkline(self.returns)
-        if curve:
-            table.add_row("curve", curve)
-        share = progress(self.stop, self.first, self.last)
+        table, bar = Table.grid(padding=(0, 2)), Table.grid(padding=(0, 2))
+        for name, text in figures(self._last).items():
+            table.add_row(Text(printable(name), "bold cyan"), Text(printable(text)))  # and brackets are no markup
+        share = progress(self.stop, self._first, self._last)
         if share is None:
-            return Group(Text(self.title, style="bold"), table, Text(f"{clock(seconds)} so far", style="dim"))
-        left = f", about {clock(seconds * (1 - share) / share)} left" if 0.02 < share < 1 else ""
-        bar = Table.grid(padding=(0, 2))
-        bar.add_row(ProgressBar(1.0, share, width=_WIDTH), f"{share:.0%}", f"{clock(seconds)}{left}")
-        return Group(Text(self.title, style="bold"), table, bar)
-
-    def __enter__(self) -> "Picture":
-        self._live.start()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        with contextlib.suppress(OSError):
-            self._live.stop()
+            bar.add_row(Text(f"{clock(seconds)} so far", "dim"))
+        else:
+            left = f", about {clock(seconds * (1 - share) / share)} left" if 0.02 < share < 1 else ""
+            bar.add_row(ProgressBar(1.0, share, width=48), f"{share:.0%}", f"{clock(seconds)}{left}")
+        return Group(Text(self.title, "bold"), table, bar)
 
 
 def figures(result: "Result") -> Mapping[str, str]:
@@ -178,44 +114,6 @@ def _few(words: list[str], between: str) -> str:
     return between.join(words[:_PARTS]) + more
 
 
-def line(result: "Result") -> str:
-    """A result on one line."""
-    return "  ".join(f"{name} {text}" for name, text in figures(result).items())
-
-
-def progress(stop: "Stop", first: "Result", last: "Result") -> float | None:
-    """How near the end is, 0 to 1: what is nearest of the goal and the budgets; None where there is neither."""
-    shares = [
-        (used - begun) / (limit - begun) if limit > begun else 1.0
-        for limit, begun, used in (
-            (stop.env_steps, 0, last.env_steps),
-            (stop.updates, 0, last.updates),
-            (stop.seconds, 0.0, last.seconds),
-            (stop.return_mean, first.return_mean, last.return_mean),
-        )
-        if limit is not None and not math.isnan(used - begun)
-    ]
-    return min(max(0.0, *shares), 1.0) if shares else None
-
-
-def sparkline(values: "deque[float]") -> str:
-    """A curve of one line of text, at most 48 characters wide."""
-    known = [value for value in values if math.isfinite(value)]
-    if len(known) < 2:
-        return ""
-    count = min(len(known), _WIDTH)
-    points = [known[(i + 1) * len(known) // count - 1] for i in range(count)]
-    low, high = min(points), max(points)
-    return "".join(_BARS[int((value - low) / (high - low or 1) * (len(_BARS) - 1))] for value in points)
-
-
-def clock(seconds: float) -> str:
-    """A span of time as people say it."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}" if minutes else f"{rest} s"
-
-
 def _data(result: "Result") -> str:
     """How the data flows."""
     wait, update = result.times.get("wait", 0.0), result.times.get("update", 0.0)
@@ -225,3 +123,20 @@ def _data(result: "Result") -> str:
     left_out = sum(count for name, count in result.metrics.items() if name.startswith("left_out/"))
     told = f", {left_out:,.0f} left out" if left_out else ""
     return f"{read}{share:.0%} waited for, slowest: {result.bottleneck}{told}"
+
+
+def progress(stop: "Stop", first: "Result", last: "Result") -> float | None:
+    """How near the end is, 0 to 1: what is nearest of the goal and the budgets; None where there is neither."""
+    budgets = [(stop.env_steps, last.env_steps), (stop.updates, last.updates), (stop.seconds, last.seconds)]
+    shares = [used / limit if limit else 1.0 for limit, used in budgets if limit is not None]
+    goal, begun, now = stop.return_mean, first.return_mean, last.return_mean
+    if goal is not None and not math.isnan(now - begun):
+        shares.append((now - begun) / (goal - begun) if goal > begun else 1.0)
+    return min(max(0.0, *shares), 1.0) if shares else None
+
+
+def clock(seconds: float) -> str:
+    """A span of time: ``59 s``, ``1:02``, ``1:02:05``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}" if minutes else f"{rest} s"

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``etude evaluate`` and ``etude record``: let a trained run play whole episodes, or see what it would earn."""
+"""``etude evaluate``, ``record``, ``watch``, ``plot`` and ``demo``: let trained runs play, and see what they do."""
 
+import shlex
+import shutil
+from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from etude.cli import files, flags, live, words
-from etude.cli.bad_data import OnBad
-from etude.cli.streams import show
+from etude.cli import flags, live
+from etude.cli.streams import print_json, say, show
 from etude.errors import SettingsError
 from etude.settings import defaults, settings
 from etude.urls import redacted
@@ -13,10 +16,13 @@ from etude.urls import redacted
 if TYPE_CHECKING:
     from etude.algorithms import Algorithm, Evaluation
 
+GOAL, EPISODES = 450.0, 60
+"""What the demo trains to, and records."""
+
 
 @settings
-class PlayOptions:
-    """What both commands take."""
+class Play:
+    """What commands take that let a run play."""
 
     run: str
     """The folder of the run, with its checkpoint."""
@@ -48,13 +54,45 @@ class PlayOptions:
         if self.max_steps is not None and self.max_steps < 1:
             raise SettingsError(f"`max_steps` is {self.max_steps}, but must be at least 1, or none.")
 
+    def loaded(self, *, plays: bool = True) -> "Algorithm[Any]":
+        """The run, without what it needs to learn only; sure to have somewhere to play where it ``plays``."""
+        from etude.algorithms import load
+        from etude.checkpoints import load_meta
+        from etude.cli.asked import import_from_here
+
+        if self.trust or ":" in (self.env or ""):
+            import_from_here()
+        meta = load_meta(self.run)
+        saved = meta.get("config") if isinstance(meta, dict) else None
+        saved = saved if isinstance(saved, dict) else {}
+        # One process plays, wherever it was trained.
+        given: dict[str, Any] = {"engine": "local", "callbacks": (), "modules_to_train": None}
+        given |= {"prelearner": None} if "prelearner" in saved else {}
+        if self.env is not None or (not plays and saved and (saved.get("data") is not None or "data" not in saved)):
+            given["env"] = self.env
+        algorithm = load(self.run, trust=self.trust, **given)
+        if plays and algorithm.config.env is None:
+            algorithm.close()
+            raise SettingsError(f"{redacted(self.run)} was trained without an env: say where to play with --env.")
+        return algorithm
+
+    def tell(self, found: dict[str, Any], words: str) -> int:
+        """Print what came of it."""
+        if self.json:
+            print_json(found | {"run": redacted(self.run)})
+        elif not getattr(self, "quiet", False):
+            show(words)
+        return 0
+
 
 @settings
-class EvaluateOptions(PlayOptions):
-    """What `etude evaluate` takes. What comes after `on` goes with it alone."""
+class Evaluate(Play):
+    """Let a trained run play whole episodes, and report their returns; with --on, estimate these from episodes that
+    another policy played."""
 
     on: str | None = None
-    """A recording of held-out episodes: estimate from them what the policy would earn, and play nothing."""
+    """A recording of held-out episodes: estimate from them what the policy would earn, and play nothing. What follows
+    goes with it alone."""
 
     methods: str | None = None
     """Estimators, with commas between: is, wis, pdis, wpdis, dm, dr, wdr and fqe; none is all of them. Those from dm on
@@ -72,29 +110,57 @@ class EvaluateOptions(PlayOptions):
     behaviour: Literal["recorded", "fit"] = "recorded"
     """Where the probabilities of the policy that played are from: what was recorded, or a fit to its actions."""
 
-    on_bad: OnBad = "strict"
+    on_bad: Literal["strict", "repair", "skip"] = "strict"
     """What happens to bad data, such as NaN or steps that are there twice: an error, or it is mended where that needs
     no invention, or left out; a note says what was."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("methods", "gamma", "confidence", "greedy", "behaviour", "on_bad") if self.on is None else ():
-            if getattr(self, name) != defaults(EvaluateOptions)[name]:
+        estimates = ("methods", "gamma", "confidence", "greedy", "behaviour", "on_bad")
+        for name in estimates if self.on is None else ("env", "explore", "episodes", "max_steps"):
+            if getattr(self, name) == defaults(Evaluate)[name]:
+                continue
+            if self.on is None:
                 raise SettingsError(
                     f"`{name}` is for estimates from a recording, but without `on` the policy plays: give the "
                     f"recording with --on, or leave `{name}` out."
                 )
-        for name in ("env", "explore", "episodes", "max_steps") if self.on is not None else ():
-            if getattr(self, name) != defaults(EvaluateOptions)[name]:
-                raise SettingsError(
-                    f"`{name}` is for playing, but with `on` nothing is played: leave one of them out. The policy "
-                    "draws its actions there, unless it is `greedy`."
-                )
+            raise SettingsError(
+                f"`{name}` is for playing, but with `on` nothing is played: leave one of them out. The policy draws "
+                "its actions there, unless it is `greedy`."
+            )
+
+    def execute(self) -> int:
+        """Play, or estimate."""
+        if self.on is not None:
+            return self._estimate(self.on)
+        with closing(self.loaded()) as algorithm:
+            how: dict[str, Any] = {"seed": self.seed, "explore": self.explore, "max_steps": self.max_steps}
+            found = algorithm.evaluate(self.episodes, env=self.env, **how)
+        return self.tell(found.to_dict(), summary(found))
+
+    def _estimate(self, data: str) -> int:
+        from etude.evaluation import METHODS, evaluate_each_on
+
+        with closing(self.loaded(plays=False)) as algorithm:
+            found = evaluate_each_on(
+                algorithm,
+                data,
+                methods=METHODS if self.methods is None else self.methods.split(","),
+                gamma=self.gamma,
+                confidence=self.confidence,
+                seed=self.seed or 0,
+                explore=not self.greedy,
+                behaviour=self.behaviour,
+                on_bad=self.on_bad,
+            )
+        modules = {name: result.to_dict() for name, result in found.items()}
+        return self.tell({"on": redacted(data), "modules": modules}, "\n\n".join(map(str, found.values())))
 
 
 @settings
-class RecordOptions(PlayOptions):
-    """What `etude record` takes."""
+class Record(Play):
+    """Let a trained run play whole episodes, and record them as Parquet."""
 
     to: str
     """The folder of the recording."""
@@ -115,111 +181,122 @@ class RecordOptions(PlayOptions):
     quiet: bool = False
     """Print nothing but errors."""
 
-
-def evaluate(args: list[str]) -> int:
-    """Run ``etude evaluate RUN ...``."""
-    about = (
-        "Let a trained run play whole episodes, and report their returns; with --on, estimate these from episodes that "
-        "another policy played."
-    )
-    options = flags.options(EvaluateOptions, args, prog="etude evaluate", about=about, positional="run")
-    if options.on is not None:
-        return evaluate_held_out(options, options.on)
-    algorithm = loaded(options)
-    try:
-        found = algorithm.evaluate(
-            options.episodes,
-            env=options.env,
-            seed=options.seed,
-            explore=options.explore,
-            max_steps=options.max_steps,
+    def execute(self) -> int:
+        """Play, and write."""
+        names = ("env", "seed", "explore", "max_steps", "append", "compression", "max_rows_per_file", "max_file_size")
+        how: dict[str, Any] = {name: getattr(self, name) for name in names}
+        with closing(self.loaded()) as algorithm:
+            found = algorithm.record(self.to, self.episodes, **how)
+        return self.tell(
+            found.to_dict() | {"to": redacted(self.to)}, f"{summary(found)}\nrecorded to {redacted(self.to)}"
         )
-    finally:
-        algorithm.close()
-    if options.json:
-        files.print_json(found.to_dict() | {"run": redacted(options.run)})
-    else:
-        show(summary(found))
-    return 0
 
 
-def evaluate_held_out(options: EvaluateOptions, data: str) -> int:
-    """Run ``etude evaluate RUN --on DATA ...``."""
-    from etude.evaluation import METHODS, evaluate_each_on
+@settings
+class Watch(Play):
+    """See a trained run play: as a clip, or in the env's own window."""
 
-    algorithm = loaded(options, plays=False)
-    try:
-        found = evaluate_each_on(
-            algorithm,
-            data,
-            methods=METHODS if options.methods is None else options.methods.split(","),
-            gamma=options.gamma,
-            confidence=options.confidence,
-            seed=options.seed or 0,
-            explore=not options.greedy,
-            behaviour=options.behaviour,
-            on_bad=options.on_bad,
-        )
-    finally:
-        algorithm.close()
-    if options.json:
-        modules = {name: result.to_dict() for name, result in found.items()}
-        files.print_json({"run": redacted(options.run), "on": redacted(data), "modules": modules})
-    else:
-        show("\n\n".join(map(str, found.values())))
-    return 0
+    to: str | None = None
+    """The clip to write: .gif; or .mp4 or .webm, which need etude[video]."""
 
+    live: bool = False
+    """Open the env's own window instead."""
 
-def record(args: list[str]) -> int:
-    """Run ``etude record RUN --to DIR ...``."""
-    about = "Let a trained run play whole episodes, and record them as Parquet."
-    options = flags.options(RecordOptions, args, prog="etude record", about=about, positional="run")
-    algorithm = loaded(options)
-    try:
-        with flags.said_as("--append"):
-            found = algorithm.record(
-                options.to,
-                options.episodes,
-                env=options.env,
-                seed=options.seed,
-                explore=options.explore,
-                max_steps=options.max_steps,
-                append=options.append,
-                compression=options.compression,
-                max_rows_per_file=options.max_rows_per_file,
-                max_file_size=options.max_file_size,
+    random: bool = False
+    """Let actions be drawn at random, rather than by the run."""
+
+    episodes: int = 1
+    """How many whole episodes, at least 1."""
+
+    fps: float | None = None
+    """Frames a second; the env's natural speed if none."""
+
+    size: str | None = None
+    """Width and height in pixels, such as 480x320, that frames are fitted into; as drawn if none."""
+
+    quiet: bool = False
+    """Print nothing but errors."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.to is None) != self.live:
+            raise SettingsError(
+                "watch needs to know how: --to clip.mp4 writes a clip (.mp4, .webm or .gif), --live opens the env's "
+                f"own window; {'both were' if self.live else 'neither was'} given."
             )
-    finally:
-        algorithm.close()
-    if options.json:
-        files.print_json(found.to_dict() | {"run": redacted(options.run), "to": redacted(options.to)})
-    elif not options.quiet:
-        show(f"{summary(found)}\nrecorded to {redacted(options.to)}")
-    return 0
+        if self.live and (self.fps is not None or self.size is not None):
+            raise SettingsError("`fps` and `size` are for clips: the env's own window has its own.")
+
+    def execute(self) -> int:
+        """Play, and film or show it."""
+        from etude.algorithms import clips
+
+        with closing(self.loaded()) as algorithm:
+            policy = None if self.random else algorithm
+            env = algorithm.config.env if self.env is None and self.random else self.env
+            how: dict[str, Any] = {"episodes": self.episodes, "explore": self.explore, "seed": self.seed}
+            made = None if self.live else clips.clip(policy, env, self.to, fps=self.fps, size=self.size, **how)
+            returns = clips.show(policy, env, **how) if made is None else made.returns
+        shown = ", ".join(f"{value:,.5g}" for value in returns[:10]) + (", …" if len(returns) > 10 else "")
+        words = f"{len(returns)} episode{'s' * (len(returns) != 1)}, returned {shown}"
+        found: dict[str, Any] = {"episodes": len(returns), "returns": returns.tolist()}
+        if made is not None:
+            found |= {"to": self.to, "frames": made.num_frames, "fps": made.fps}
+            seconds = made.num_frames / made.fps
+            words += f"\n{made.num_frames:,} frames, {seconds:,.1f} s at {made.fps:g} a second, in {self.to}"
+        return self.tell(found, words)
 
 
-def loaded(options: PlayOptions, *, plays: bool = True) -> "Algorithm[Any]":
-    """The run, without what it needs to learn only; sure to have somewhere to play where it ``plays``."""
-    from etude.algorithms import load
-    from etude.checkpoints import load_meta
+@settings
+class Plot:
+    """Draw the learning curves of one or more runs."""
 
-    if options.trust or ":" in (options.env or ""):
-        words.import_from_here()
-    meta = load_meta(options.run)
-    saved = meta.get("config") if isinstance(meta, dict) else None
-    # One process plays, wherever it was trained.
-    given: dict[str, Any] = {"engine": "local", "callbacks": (), "modules_to_train": None}
-    if isinstance(saved, dict) and "prelearner" in saved:
-        given["prelearner"] = None
-    if options.env is not None:
-        given["env"] = options.env
-    elif not plays and isinstance(saved, dict) and (saved.get("data") is not None or "data" not in saved):
-        given["env"] = None
-    algorithm = load(options.run, trust=options.trust, **given)
-    if plays and algorithm.config.env is None:
-        algorithm.close()
-        raise SettingsError(f"{redacted(options.run)} was trained without an env: say where to play with --env.")
-    return algorithm
+    run: tuple[str, ...] = ()
+    """The folders of the runs."""
+
+    to: str = "curves.png"
+    """The picture to write; .png, .svg or .pdf."""
+
+    def execute(self) -> int:
+        """Draw them."""
+        from etude.metrics.plot import plot_runs
+
+        show(str(plot_runs(self.run, self.to)))
+        return 0
+
+
+@settings
+class Demo:
+    """See it all in a minute: train PPO, record it, clone it from the recording alone, draw how both learned."""
+
+    out: str = "runs/demo"
+    """The folder for everything; an earlier demo in it is replaced."""
+
+    def execute(self) -> int:
+        """Run the commands of it, one after the other, as anybody could."""
+        from etude.cli.main import main
+
+        ppo, recording, bc, curves = (str(Path(self.out) / name) for name in ("ppo", "recording", "bc", "curves.png"))
+        shutil.rmtree(recording, ignore_errors=True)
+        how = ["--env", "CartPole-v1", "--seed", "1", "--stop.return-mean", f"{GOAL:g}", "--overwrite"]
+        for words in (
+            ["train", "ppo", *how, "--stop.env-steps", "400000", "--out", ppo],
+            ["record", ppo, "--episodes", str(EPISODES), "--seed", "5", "--to", recording],
+            ["train", "bc", *how, "--data", recording, "--stop.updates", "5000", "--out", bc],
+            ["plot", ppo, bc, "--to", curves],
+        ):
+            say(f"$ etude {shlex.join(words)}")
+            if code := main(words):
+                return code
+        return 0
+
+
+COMMANDS: dict[str, type[flags.Command]] = {cls.__name__.lower(): cls for cls in (Evaluate, Record, Watch, Plot, Demo)}
+
+
+def main(command: str, args: list[str]) -> int:
+    """Run ``etude evaluate|record|watch|plot RUN ...``, or ``etude demo``."""
+    return flags.run(COMMANDS[command], args, prog=f"etude {command}", positional=None if command == "demo" else "run")
 
 
 def summary(found: "Evaluation") -> str:

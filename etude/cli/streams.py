@@ -3,12 +3,13 @@
 
 import io
 import logging
+import math
 import os
 import select
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TextIO
+from typing import Any, TextIO
 
 from etude.errors import printable_lines
 
@@ -34,9 +35,30 @@ def say(text: str) -> None:
         _hush(sys.stderr)
 
 
+def complain(message: str) -> None:
+    """Write an error to standard error, its later lines under its first."""
+    say("error: " + message.replace("\n", "\n       "))
+
+
 def show(text: str) -> None:
     """Lines on standard output; names in them, perhaps a stranger's, are made safe to print."""
     sys.stdout.write(printable_lines(text) + "\n")
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """One JSON object on one line of standard output; numbers that JSON has no word for are null."""
+    import json  # not for help
+
+    sys.stdout.write(json.dumps(_plain(value), allow_nan=False) + "\n")  # which escapes what is not ASCII
+    sys.stdout.flush()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class _Warnings(logging.Handler):

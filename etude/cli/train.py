@@ -4,63 +4,141 @@
 import contextlib
 import os
 import shlex
-import sys
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
-from etude.algorithms import ALGORITHMS, Algorithm, Result, Stop
+from etude.algorithms import ALGORITHMS, Algorithm, Checkpoints, Result, Stop, load
+from etude.algorithms.clips import check_clips, clip
+from etude.algorithms.loading import check_metric
 from etude.algorithms.saving import name_of, names_code
-from etude.cli import files, flags, folders, live, logs, watch
-from etude.cli.arguments import TrainOptions, algorithm_class, ask, make
-from etude.cli.streams import say
+from etude.checkpoints import load_meta
+from etude.cli import folders, live, streams
+from etude.cli.asked import RunOptions, algorithm_class, ask, config_of, import_from_here
 from etude.envs import env_name, kill_workers
-from etude.errors import SettingsError
-from etude.interruption import INTERRUPTED, Interrupted, Signals
+from etude.errors import EtudeError, SettingsError
+from etude.interruption import INTERRUPTED, Interrupted, Signals, interruptible
+from etude.settings import settings, typed
+from etude.urls import redacted
 
 GOAL_MISSED = 3
+CLIP_SIZE = "320x240"
+"""TensorBoard loads clips whole."""
+
+USAGE = """usage: etude train ALGORITHM [OPTIONS]
+
+ALGORITHM is one of {names}, or `module:Class` of your own.
+Its settings: etude train ALGORITHM --help, all of them: --help-all
+"""
 
 
-def main(args: list[str]) -> int:
+@settings
+class KeepOptions:
+    """Which checkpoints are kept in OUT/checkpoints, besides the newest one in OUT itself."""
+
+    everyday: ClassVar[tuple[str, ...]] = ()
+
+    keep_last: int = 0
+    """How many of the newest, at least 0."""
+
+    keep_best: int = 0
+    """How many of those with the best `metric`, at least 0."""
+
+    metric: str = "return_mean"
+    """The field of results that says which is the best; `losses/policy` is an entry of a field."""
+
+    best_is: Literal["max", "min"] = "max"
+    """Whether a large one is good, or a small one."""
+
+    def __post_init__(self) -> None:
+        for name in ("keep_last", "keep_best"):
+            if getattr(self, name) < 0:
+                raise SettingsError(f"`checkpoints.{name}` is {getattr(self, name)}, but must be at least 0.")
+        check_metric(self.metric)
+
+    def kept_in(self, out: Path) -> Checkpoints | None:
+        """What keeps them; None where none are to be kept."""
+        if not self.keep_last and not self.keep_best:
+            return None
+        last, where = max(1, self.keep_last), out / folders.CHECKPOINTS
+        return Checkpoints(where, keep_last=last, keep_best=self.keep_best, metric=self.metric, best_is=self.best_is)
+
+
+@settings
+class TrainOptions(RunOptions):
+    """What `etude train` takes besides the settings of the algorithm."""
+
+    everyday: ClassVar[tuple[str, ...]] = ("out", "resume")
+
+    out: str | None = None
+    """The folder of the run: checkpoint, metrics and TensorBoard events. None: runs/ALGORITHM-ENV-TIME, or the resumed
+    run."""
+
+    resume: str | None = None
+    """Go on from the checkpoint in this folder, with its settings; those given here count more. The engine, and code of
+    your own that it names, such as an env `module:factory`, are to be given again."""
+
+    trust: bool = False
+    """Import and call whatever the checkpoint to go on from names: this runs code from the file."""
+
+    overwrite: bool = False
+    """Replace the run that is in the folder."""
+
+    log: tuple[folders.Log, ...] = ("jsonl", "tensorboard")
+    """Where metrics go: jsonl (metrics.jsonl), csv (metrics.csv, at the end), tensorboard, wandb, mlflow."""
+
+    checkpoints: KeepOptions = KeepOptions()
+    """Which other checkpoints are kept."""
+
+    clip_interval: int = 0
+    """Iterations between clips of an episode, in OUT/clips and in TensorBoard; 0 makes none. The env must be able to
+    draw itself (render_mode)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.clip_interval < 0:
+            raise SettingsError(f"`clip_interval` is {self.clip_interval}, but must be at least 0.")
+
+
+def main(command: str, args: list[str]) -> int:
     """Run ``etude train ALGORITHM ...``."""
-    names = ", ".join(ALGORITHMS)
-    if not args or args[0].startswith("-"):
-        text = (
-            "usage: etude train ALGORITHM [OPTIONS]\n\n"
-            f"ALGORITHM is one of {names}, or `module:Class` of your own.\n"
-            "All its settings: etude train ALGORITHM --help\n"
-        )
-        if not {"-h", "--help"} & set(args):
-            raise SettingsError(
-                f"etude train needs an algorithm: {names}, or `module:Class`. Put it first, as in etude train ppo "
-                "--env CartPole-v1, or etude train ppo --resume runs/ppo."
-            )
-        sys.stdout.write(text)
+    cls = algorithm_class(args, "train", USAGE)
+    if cls is None:
         return 0
-    asked = ask(algorithm_class(args[0]), args[0], args[1:])
-    options, out = asked.options, asked.out
-    logs.check(options.log)
+    owner, given, options = ask(cls, TrainOptions, args, "train", (cls.__doc__ or "").partition("\n")[0])
+    if options.resume is not None:
+        _check_run(cls, options.resume, owner)
+    out = folders.chosen(options.out, options.resume, given.get("env"), owner)
+    folders.check_logs(options.log)
     # Claimed before a checkpoint is read: who has the folder may save a newer one meanwhile.
-    with (
-        Signals(quiet=options.quiet, kill=kill_workers) as signals,
-        folders.claimed(out),
-        flags.said_as("--record.append"),
-    ):
+    with Signals(quiet=options.quiet, kill=kill_workers) as signals, folders.claimed(out):
         folders.check_free(out, options.resume, overwrite=options.overwrite)
-        with closing(make(asked)) as algorithm:
+        with closing(_made(cls, owner, given, options)) as algorithm:
             algorithm.check_stop(options.stop)  # before anything is replaced
             algorithm.prepare()
-            watch.TrainingClips(options.clip_interval, out).check(algorithm)
+            if options.clip_interval:
+                check_clips(algorithm)
             if options.overwrite:
                 folders.clear(out)
             return train(algorithm, out, options, signals)
 
 
-def run(algorithm: Algorithm[Any], out: Path, options: TrainOptions) -> int:
-    """Train as `train` does, with signals handled meanwhile."""
-    with Signals(quiet=options.quiet, kill=kill_workers) as signals:
-        return train(algorithm, out, options, signals)
+def _check_run(cls: type[Algorithm[Any]], path: str, owner: str) -> None:
+    """Refuse to go on with a run of another algorithm, or with what is no run."""
+    meta = load_meta(path)
+    was = meta.get("algorithm") if isinstance(meta, dict) else None
+    if was != name_of(cls):
+        raise SettingsError(f"{redacted(path)} is a run of {was}, not of {owner} ({name_of(cls)}).")
+
+
+def _made(cls: type[Algorithm[Any]], owner: str, given: dict[str, Any], options: TrainOptions) -> Algorithm[Any]:
+    """The algorithm that is asked for."""
+    if options.resume is not None:
+        if options.trust:
+            import_from_here()
+        return load(options.resume, trust=options.trust, **{"engine": "local"} | typed(cls.Config, given, owner=owner))
+    return cls(config_of(cls, given, owner))
 
 
 def train(algorithm: Algorithm[Any], out: Path, options: TrainOptions, signals: Signals) -> int:
@@ -70,7 +148,6 @@ def train(algorithm: Algorithm[Any], out: Path, options: TrainOptions, signals: 
         0 where the goal was met or none was set, 3 where a budget ran out before, 130 where it was interrupted.
     """
     stop, start, saved = options.stop, algorithm.iteration, time.monotonic()
-    clips = watch.TrainingClips(options.clip_interval, out)
     kept = options.checkpoints.kept_in(out)
     result = algorithm.standing()
 
@@ -84,30 +161,35 @@ def train(algorithm: Algorithm[Any], out: Path, options: TrainOptions, signals: 
         met = stop.goals_met(result)
         cut = signals.is_set() and not stop.now(result)
         if not options.quiet:
-            say(_ending(algorithm, out, result, stop, cut=cut))
+            streams.say(_ending(algorithm, out, result, stop, cut=cut))
         if options.json:
             about = {"algorithm": algorithm.name, "out": str(out), "goal_met": met, "interrupted": cut}
-            files.print_json(result.to_dict() | about)
+            streams.print_json(result.to_dict() | about)
         return INTERRUPTED if cut else 0 if met else GOAL_MISSED
 
     def conclude() -> int:
         save()
-        view.__exit__(None, None, None)
+        view.close()
         return report()
 
     if algorithm.config.engine != "local":
         signals.wait()
-    view = live.view(_title(algorithm), stop, quiet=options.quiet)
+    env = algorithm.config.env
+    title = f"{algorithm.name} on {env_name(env)}" if env is not None else algorithm.name
     if stop == Stop() and not options.quiet:
-        say("nothing says when to stop (--stop....): Ctrl-C saves and ends it")
-    with logs.opened(options.log, out, start) as log, view:
+        streams.say("nothing says when to stop (--stop....): Ctrl-C saves and ends it")
+    with (
+        folders.opened_logs(options.log, out, start) as log,
+        closing(live.View(title, stop, quiet=options.quiet)) as view,
+    ):
         begun = os.stat(out)
         signals.conclude = conclude
         with contextlib.suppress(Interrupted):  # then the running iteration is lost
             for result in algorithm.iterate(stop):
                 if result.iteration > start:  # else there was nothing left to do
                     log.write(result, algorithm)
-                    clips.after(result, algorithm, log)
+                    if options.clip_interval and result.iteration % options.clip_interval == 0:
+                        _make_clip(algorithm, result, out, log)
                 view.show(result)
                 if signals.is_set():
                     break
@@ -119,27 +201,31 @@ def train(algorithm: Algorithm[Any], out: Path, options: TrainOptions, signals: 
     return report()
 
 
-def _title(algorithm: Algorithm[Any]) -> str:
-    env = algorithm.config.env
-    return f"{algorithm.name} on {env_name(env)}" if env is not None else algorithm.name
+@interruptible
+def _make_clip(algorithm: Algorithm[Any], result: Result, out: Path, log: folders.Logs) -> None:
+    """Make a clip of an iteration. That it fails is said, and ends no training."""
+    path = out / folders.CLIPS / f"iteration_{result.iteration:06}.gif"
+    try:
+        clip(algorithm, to=path, size=CLIP_SIZE, seed=result.iteration)
+    except EtudeError as error:
+        streams.say(f"no clip of iteration {result.iteration}: {error}")
+    else:
+        log.video(path, result)
 
 
 def _ending(algorithm: Algorithm[Any], out: Path, result: Result, stop: Stop, *, cut: bool) -> str:
-    if cut:
-        return f"interrupted: the checkpoint is in {out}. Go on with: {_to_go_on(algorithm, out)}"
-    if not stop.goals_met(result):
-        return (
-            f"a budget ran out with a mean return of {result.return_mean:,.1f}, short of {stop.return_mean:,.6g}. "
-            f"The checkpoint is in {out}; go on with: {_to_go_on(algorithm, out)} and a larger budget."
-        )
-    reached = "goal met" if stop.return_mean is not None else "done"
-    return f"{reached} after {result.seconds:.1f} s of training. The run is in {out}"
-
-
-def _to_go_on(algorithm: Algorithm[Any], out: Path) -> str:
-    """The command; with the engine, and with trust in the user's own code, which checkpoints do not bring along."""
+    # With the engine, and with trust in the user's own code, which checkpoints do not bring along.
     kind = type(algorithm)
     name = next((name for name, cls in ALGORITHMS.items() if cls is kind), name_of(kind))
     engine = "" if algorithm.config.engine == "local" else " --engine ray"
     trust = " --trust" if names_code(algorithm.config) else ""
-    return f"etude train {name} --resume {shlex.quote(str(out))}{engine}{trust}"
+    to_go_on = f"etude train {name} --resume {shlex.quote(str(out))}{engine}{trust}"
+    if cut:
+        return f"interrupted: the checkpoint is in {out}. Go on with: {to_go_on}"
+    if not stop.goals_met(result):
+        return (
+            f"a budget ran out with a mean return of {result.return_mean:,.1f}, short of {stop.return_mean:,.6g}. "
+            f"The checkpoint is in {out}; go on with: {to_go_on} and a larger budget."
+        )
+    reached = "goal met" if stop.return_mean is not None else "done"
+    return f"{reached} after {result.seconds:.1f} s of training. The run is in {out}"

@@ -2,31 +2,33 @@
 """``etude tune``: train with many settings, and see which are best."""
 
 import contextlib
+import importlib.util
 import os
 import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from etude.algorithms import ALGORITHMS
+from etude.algorithms import Algorithm, AlgorithmConfig
+from etude.algorithms.loading import check_metric
 from etude.algorithms.saving import to_plain
-from etude.cli import files, flags, words
-from etude.cli.arguments import algorithm_class
-from etude.cli.streams import say, show
-from etude.cli.tune_arguments import ResumeOptions, ask, check_ray
-from etude.errors import SettingsError
+from etude.cli import flags, values
+from etude.cli.asked import CONVERTERS, RunOptions, algorithm_class, ask, config_of, import_from_here
+from etude.cli.streams import print_json, say, show
+from etude.errors import EngineError, SettingsError
+from etude.settings import Leaf, leaves_of, settings, settings_inside, typed
 
 if TYPE_CHECKING:
     from etude.ray import Tuned
 
-FAILED, INTERRUPTED = 1, 130
-HELP = f"""usage: etude tune ALGORITHM [SETTINGS] --space.NAME VALUES ... --stop.env-steps N [OPTIONS]
+FAILED, INTERRUPTED, SPACE = 1, 130, "--space."
+USAGE = """usage: etude tune ALGORITHM [SETTINGS] --space.NAME VALUES ... --stop.env-steps N [OPTIONS]
        etude tune --resume OUT --trust
 
-ALGORITHM is one of {", ".join(ALGORITHMS)}, or `module:Class` of your own.
-All its settings, and the options: etude tune ALGORITHM --help
+ALGORITHM is one of {names}, or `module:Class` of your own.
+Its settings, and the options: etude tune ALGORITHM --help, all of them: --help-all
 
 VALUES of a setting that is tried, for each of --samples:
   0.1,0.2,0.3           one of these, drawn (also choice:0.1,0.2,0.3)
@@ -37,60 +39,170 @@ VALUES of a setting that is tried, for each of --samples:
   lograndint:8,1024     the same, whose logarithm is even
   64+64,256+256         + between the parts of settings that have several
 """
+ABOUT = "Train with many settings, and see which are best. What --space.NAME takes: etude tune --help"
 
 
-def main(args: list[str]) -> int:
-    """Run ``etude tune ALGORITHM ...``."""
+@settings
+class TuneOptions(RunOptions):
+    """What `etude tune` takes besides the settings of the algorithm."""
+
+    everyday: ClassVar[tuple[str, ...]] = ("space", "samples", "metric", "best_is", "out")
+
+    space: str | None = None
+    """A YAML or JSON file with what is tried, by setting: the words of --space.NAME, or a list, each of whose values is
+    tried; --space.NAME counts more."""
+
+    samples: int = 1
+    """How often the search space is drawn from, at least 1; each time, all of its grids are gone through."""
+
+    metric: str = "return_mean"
+    """The field of results that says which trial is best; `losses/policy` is an entry of a field."""
+
+    best_is: Literal["max", "min"] = "max"
+    """Whether a large one is good, or a small one."""
+
+    out: str | None = None
+    """The folder of all trials, or its URL. None: runs/tune-ALGORITHM-ENV-TIME."""
+
+    max_concurrent: int | None = None
+    """How many trials go on at the same time at most; none: as many as there is room for."""
+
+    resources: Mapping[str, float] | None = None
+    """Of each trial itself, such as CPU=2 GPU=0.5. None: a CPU for each thread and each worker, and a GPU where it
+    learns on one."""
+
+    keep: int = 3
+    """How many checkpoints of each trial are kept, those with the best metric; besides, the newest. At least 1."""
+
+    max_failures: int = 0
+    """How often a trial that failed goes on again from its newest checkpoint."""
+
+    address: str | None = None
+    """The Ray cluster: `auto`, `host:port`. None: the one that RAY_ADDRESS names, else one of this machine alone."""
+
+
+@settings
+class Resume:
+    """Go on with a tuning that was interrupted; all else is as it was."""
+
+    resume: str
+    """Go on with the trials in this folder that have not ended, from their newest checkpoints. Tune keeps there, as
+    pickles, what was asked for, so that this runs code from the folder: it takes `trust`."""
+
+    trust: bool = False
+    """The folder is your own: load its pickles, and import whatever they name."""
+
+    address: str | None = None
+    """The Ray cluster, as for a new tuning."""
+
+    quiet: bool = False
+    """Print nothing but the trials and errors."""
+
+    json: bool = False
+    """Print the trials as one JSON object on standard output."""
+
+    def execute(self) -> int:
+        """Go on, and print the trials."""
+        _check_ray()
+        from etude.ray.tuning import check_tuning, resume_tuning
+
+        check_tuning(self.resume)
+        if not self.trust:
+            raise SettingsError(
+                f"Tune keeps pickles in {self.resume}, and to load them runs code from these files: add --trust if "
+                "nobody else could write there."
+            )
+        import_from_here()
+        with _told(quiet=self.quiet):
+            found = resume_tuning(self.resume, address=self.address)
+        return report(found, as_json=self.json)
+
+
+def main(command: str, args: list[str]) -> int:
+    """Run ``etude tune ALGORITHM ...``, or ``etude tune --resume OUT``."""
     if args and args[0].partition("=")[0] == "--resume":
-        return resume(args)
-    if not args or args[0].startswith("-"):
-        if not {"-h", "--help"} & set(args):
-            names = ", ".join(ALGORITHMS)
-            raise SettingsError(f"etude tune needs an algorithm: {names}, or `module:Class`. Put it first.")
-        sys.stdout.write(HELP)
+        return flags.run(Resume, args, prog="etude tune")
+    cls = algorithm_class(args, "tune", USAGE)
+    if cls is None:
         return 0
-    asked = ask(algorithm_class(args[0]), args[0], args[1:])
-    options = asked.options
+    config, space, options = asked(cls, args)
     from etude.ray import tune
 
+    same = ("stop", "metric", "resources", "max_concurrent", "out", "save_interval", "keep", "max_failures", "address")
+    how: dict[str, Any] = {name: getattr(options, name) for name in same}
+    how |= {"num_samples": options.samples, "mode": options.best_is, "verbose": 0 if options.quiet else 1}
     with _told(quiet=options.quiet):
-        found = tune(
-            asked.config,
-            asked.space,
-            stop=options.stop,
-            num_samples=options.samples,
-            metric=options.metric,
-            mode=options.best_is,
-            algorithm=asked.cls,
-            resources=options.resources,
-            max_concurrent=options.max_concurrent,
-            out=options.out,
-            save_interval=options.save_interval,
-            keep=options.keep,
-            max_failures=options.max_failures,
-            address=options.address,
-            verbose=0 if options.quiet else 1,
-        )
+        found = tune(config, space, algorithm=cls, **how)
     return report(found, as_json=options.json)
 
 
-def resume(args: list[str]) -> int:
-    """Run ``etude tune --resume OUT``."""
-    about = "Go on with a tuning that was interrupted."
-    options = flags.options(ResumeOptions, args, prog="etude tune", about=about)
-    check_ray()
-    from etude.ray.tuning import check_tuning, resume_tuning
+def asked(cls: type[Algorithm[Any]], args: list[str]) -> tuple[AlgorithmConfig, dict[str, Any], TuneOptions]:
+    """The settings that all trials share, the search space and the options that a command line asks for."""
+    tried, rest = split(args)
+    owner, given, options = ask(cls, TuneOptions, rest, "tune", ABOUT)
+    check_metric(options.metric)
+    _check_ray()
+    config = config_of(cls, given, owner)
+    space = _spaces(cls.Config, options.space, tried, owner)
+    if not space and options.samples == 1:
+        raise SettingsError(f"{owner} has nothing to try: give --space.lr loguniform:1e-4,1e-2, or --space FILE.")
+    return config, space, options
 
-    check_tuning(options.resume)
-    if not options.trust:
-        raise SettingsError(
-            f"Tune keeps pickles in {options.resume}, and to load them runs code from these files: add --trust if "
-            "nobody else could write there."
-        )
-    words.import_from_here()
-    with _told(quiet=options.quiet):
-        found = resume_tuning(options.resume, address=options.address)
-    return report(found, as_json=options.json)
+
+def _check_ray() -> None:
+    if importlib.util.find_spec("ray") is None:
+        raise EngineError('etude tune needs Ray: pip install "etude[ray]".')
+
+
+def split(args: list[str]) -> tuple[dict[str, str], list[str]]:
+    """The search space in the arguments, by the names that are given; and the other arguments."""
+    tried, rest, left = dict[str, str](), list[str](), iter(args)
+    for word in left:
+        flag, equals, value = word.partition("=")
+        if not flag.startswith(SPACE):
+            rest.append(word)
+            continue
+        value = value if equals else next(left, "")
+        if not value or value.startswith("--"):
+            raise SettingsError(f"{flag} needs what to try, such as 1e-4,1e-3 or uniform:1e-4,1e-3.")
+        if tried.setdefault(flag.removeprefix(SPACE), value) != value:
+            raise SettingsError(f"{flag} is there twice: put all its values behind one.")
+    return tried, rest
+
+
+def _spaces(kind: type[AlgorithmConfig], file: str | None, tried: Mapping[str, str], owner: str) -> dict[str, Any]:
+    """The search space of a file and of flags, by the settings' dotted names.
+
+    Raises:
+        SettingsError: a name is unknown, or what is written is no search space.
+    """
+    from etude.ray.space import flat
+
+    leaves = leaves_of(kind)
+    whole = {leaf.path[0] for leaf in leaves if len(leaf.path) == 1}  # such as the engine, which may also be a word
+    inner = [leaf for name, cls in settings_inside(kind).items() if name in whole for leaf in leaves_of(cls, (name,))]
+    names, found = flags.FlagNames([*leaves, *inner]), dict[str, Any]()
+    for name, value in {**flat(kind, values.read(file) if file else {}), **tried}.items():
+        leaf = names.find(name)
+        if leaf is None:
+            raise names.unknown(f"--{name}", f"the search space of {owner}", f"etude tune {owner}")
+        found[".".join(leaf.path)] = _space(value, leaf, owner)
+    return found
+
+
+def _space(value: Any, leaf: Leaf, owner: str) -> Any:
+    from etude.ray.space import written
+
+    name = ".".join(leaf.path)
+
+    def one(word: str) -> Any:
+        parts = word.split("+") if values.takes_many(leaf.hint) else [word]
+        value = values.of_words(leaf.hint, parts, f"{owner}.{name}", CONVERTERS)
+        return typed(leaf.owner, {leaf.path[-1]: value}, owner=f"{owner}.{name}".rpartition(".")[0])[leaf.path[-1]]
+
+    if isinstance(value, list):
+        return [values.made(leaf.hint, item, CONVERTERS) for item in value]
+    return written(value, name, one) if isinstance(value, str) else value
 
 
 def report(found: "Tuned", *, as_json: bool) -> int:
@@ -98,19 +210,14 @@ def report(found: "Tuned", *, as_json: bool) -> int:
     ranked = found.ranked()
     best = ranked[0] if ranked else None
     if as_json:
+        names = ("score", "result", "checkpoint", "path", "error")
         trials = [
-            {
-                "settings": {name: to_plain(value) for name, value in trial.settings.items()},
-                "score": trial.score,
-                "result": trial.result,
-                "checkpoint": trial.checkpoint,
-                "path": trial.path,
-                "error": trial.error,
-            }
+            {"settings": {name: to_plain(value) for name, value in trial.settings.items()}}
+            | {name: getattr(trial, name) for name in names}
             for trial in found.trials
         ]
         about = {"metric": found.metric, "out": found.path, "interrupted": found.is_interrupted}
-        files.print_json({**about, "best": best and found.trials.index(best), "trials": trials})
+        print_json({**about, "best": best and found.trials.index(best), "trials": trials})
     else:
         show(found.table())
         if best is not None:
@@ -124,14 +231,14 @@ def report(found: "Tuned", *, as_json: bool) -> int:
 @contextlib.contextmanager
 def _told(*, quiet: bool) -> Iterator[None]:
     """Let what Tune writes go to standard error, or nowhere; and SIGTERM and SIGHUP end the trials as Ctrl-C does."""
-    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    before = {number: signal.getsignal(number) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
     is_main = threading.current_thread() is threading.main_thread()
-    for number in before if is_main else ():
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name) and is_main]
+    before = {number: signal.getsignal(number) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
+    for number in before:
         signal.signal(number, lambda number, frame: signal.raise_signal(signal.SIGINT))
     try:
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere if quiet else sys.stderr):
             yield
     finally:
-        for number, handler in before.items() if is_main else ():
+        for number, handler in before.items():
             signal.signal(number, handler)

@@ -21,6 +21,8 @@ LEAST_TO_MAKE: Final = 30.0
 class EnvLimits:
     """The length of episodes, and how much of what envs give is checked: the same wherever they run."""
 
+    everyday: ClassVar[tuple[str, ...]] = ()
+
     max_steps: int | None = None
     """Steps after which an episode is truncated, at least 1. None: only the env itself ends it."""
 
@@ -52,6 +54,7 @@ class Workers(EnvLimits):
     """
 
     main_setting: ClassVar[str] = "num_workers"
+    everyday: ClassVar[tuple[str, ...]] = ("num_workers",)
 
     num_workers: int = 0
     """Processes or threads that step envs, at least 0. 0: the envs step in this process, in lock-step."""

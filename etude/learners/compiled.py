@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The whole gradient step as one compiled graph: loss, gradient, clipping and Adam."""
 
+import importlib.util
+import sys
 import types
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -56,6 +59,9 @@ class CompiledStep:
         optimizers: All of its optimizers; see `check_compilable`.
         autocast: Makes the context in which the loss is computed.
         device: Where batches are.
+
+    Raises:
+        SettingsError: see `load_triton`.
     """
 
     def __init__(
@@ -66,6 +72,7 @@ class CompiledStep:
         autocast: Callable[[], AbstractContextManager[Any]],
         device: torch.device,
     ) -> None:
+        load_triton(device)
         self._module, self._loss, self._optim, self._device = module, loss, optimizers, device
         self._optimizers = {name: own for name, own in optimizers.by_name.items() if isinstance(own, Adam)}
         self._lossed = _LossModule(module, loss, autocast)
@@ -180,6 +187,36 @@ class CompiledStep:
                     sum(own[1:], own[0]), rates[i] if self._rate_of is None else rates[self._rate_of], is_fine
                 )
         return {name: part.detach() for name, part in losses.items()}, figures, kept, is_fine
+
+
+def load_triton(device: torch.device) -> None:
+    """Load triton, which torch.compile imports, before another LLVM is in this process; or see that it is not imported.
+
+    Triton has an LLVM of its own, whose import ends the process with a segmentation fault where Mesa has loaded another
+    one before: as MuJoCo does where it draws without a graphics card. On a CPU nothing needs triton.
+
+    Raises:
+        SettingsError: on a GPU, where triton is needed, and another LLVM is there.
+    """
+    if "triton" in sys.modules or importlib.util.find_spec("triton") is None:
+        return
+    if not _has_llvm():
+        importlib.import_module("triton")
+    elif device.type == "cpu":
+        sys.modules["triton"] = None  # type: ignore[assignment]  # to import it is a ModuleNotFoundError from now on
+    else:
+        raise SettingsError(
+            "`compile` is True, but Mesa has drawn in this process, and brought an LLVM that can't be in one process "
+            "with that of triton, which compiles for GPUs: train where nothing was drawn, or leave `compile` out."
+        )
+
+
+def _has_llvm() -> bool:
+    """Whether a library of LLVM's is loaded, as far as the system tells."""
+    try:
+        return "libLLVM" in Path("/proc/self/maps").read_text()
+    except OSError:  # not Linux
+        return False
 
 
 def check_compilable(optimizers: Optimizers, *, accumulate: int, changes_gradients: bool) -> None:

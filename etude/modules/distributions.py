@@ -43,6 +43,8 @@ class Logits(NamedTuple):
     size: int
     exclusive: bool
     """True: exactly one of them is chosen, so at least one must be allowed. False: each is a separate choice."""
+    copies: int = 1
+    """How many inputs each choice has: all choices come this many times, one after the other."""
 
 
 class Distribution(ABC):

@@ -35,15 +35,22 @@ class ActionMask:
         self.size = int(sizes.sum())
         _check_space(space, dist, self.size)
         self._axes = len(leaf_shape(space))
-        self._whole = self.size == dist.num_inputs
-        self._at = np.concatenate([np.arange(run.start, run.start + run.size) for run in dist.logits])
+        self._at = np.concatenate([run.start + np.arange(run.copies * run.size) for run in dist.logits])
+        self._whole = len(self._at) == dist.num_inputs
+        starts = np.cumsum(sizes) - sizes
+        entries = [
+            np.tile(start + np.arange(run.size), run.copies) for start, run in zip(starts, dist.logits, strict=True)
+        ]
+        self._entries = np.concatenate(entries) if len(self._at) != self.size else None  # of the mask, for each input
         self._sizes: list[int] = sizes.tolist()
-        self._starts = np.cumsum(sizes) - sizes
+        self._starts = starts
         self._exclusive = np.array([run.exclusive for run in dist.logits])
 
     def apply(self, inputs: Tensor, mask: Tensor) -> Tensor:
         """``inputs`` ``[..., num_inputs]`` masked by ``mask`` ``[..., *shape of its space]``."""
         forbidden = mask.reshape(*mask.shape[: mask.dim() - self._axes], self.size) == 0
+        if self._entries is not None:
+            forbidden = forbidden[..., torch.from_numpy(self._entries).to(inputs.device)]
         if not self._whole:
             everywhere = torch.zeros(inputs.shape, dtype=torch.bool, device=inputs.device)
             everywhere[..., torch.from_numpy(self._at).to(inputs.device)] = forbidden
@@ -53,6 +60,8 @@ class ActionMask:
     def apply_in_place(self, inputs: Floats, obs: Columns, ends: NDArray[np.bool_] | None) -> None:
         """Mask ``inputs`` in place with NumPy, while acting; raises the errors of `check`."""
         forbidden = self.check(obs, ends)
+        if self._entries is not None:
+            forbidden = forbidden[:, self._entries]
         if self._whole:
             np.putmask(inputs, forbidden, FORBIDDEN)
         else:

@@ -87,6 +87,11 @@ class Module(nn.Module):
         return bool(self._state)
 
     @property
+    def has_own_actor(self) -> bool:
+        """Whether `actor` gives one that must be asked also where observations are tensors."""
+        return type(self).actor is not Module.actor
+
+    @property
     def own_loss(self) -> Callable[["Module", Any], Any] | None:
         """The network's method ``own_loss(batch)``, which replaces the algorithm's loss; None if it has none."""
         own = getattr(self.net, "own_loss", None)

@@ -4,7 +4,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -344,6 +344,8 @@ OF_VALUE = "value_"
 @settings
 class NetworkConfig:
     """Shape of the built-in network."""
+
+    everyday: ClassVar[tuple[str, ...]] = ("hidden", "activation", "recurrent")
 
     hidden: tuple[int, ...] = (64, 64)
     """Widths of the fully connected layers, each at least 1; empty: a linear map. Default: Schulman et al. 2017."""

@@ -27,7 +27,7 @@ def tensor_actor(module: Module, device: torch.device, *, explore: bool) -> Acto
     Raises:
         ModuleError: the module is on another device.
     """
-    if type(module).actor is not Module.actor:
+    if module.has_own_actor:
         return HostActor(module.actor(explore=explore), device)
     return TensorActor(module, device, explore=explore)
 

@@ -22,7 +22,6 @@ from etude.ray.space import SHARED, Shared, checked
 from etude.ray.start import check_room, ensure_started, let_go
 from etude.ray.trainable import Trainable, algorithm_of
 from etude.ray.tuned import Tuned, tuned
-from etude.recordings import Recording
 from etude.urls import inside, is_url
 
 
@@ -202,14 +201,11 @@ def _at_home(config: AlgorithmConfig) -> AlgorithmConfig:
 
 
 def _anywhere(data: Any) -> Any:
-    """Data with absolute paths: a path, several, a source of them, or a recording."""
+    """Data with absolute paths: a path, several, or a source of them; a recording is sent with such anyway."""
     if isinstance(data, str | os.PathLike):
         return _absolute(os.fspath(data))
     if isinstance(data, list | tuple):
         return type(data)(_anywhere(part) for part in data)
-    if isinstance(data, Recording):
-        path, on_bad, filesystem = data.__reduce__()[1]
-        return data if filesystem is not None else Recording.open(_anywhere(path), on_bad=on_bad)
     if dataclasses.is_dataclass(data) and not isinstance(data, type) and getattr(data, "filesystem", None) is None:
         for name in ("data", "paths"):
             if hasattr(data, name):

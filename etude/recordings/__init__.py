@@ -5,9 +5,9 @@ from etude.recordings.batches import sample_batches
 from etude.recordings.converting import convert
 from etude.recordings.edited import Edited
 from etude.recordings.editing import filter_recording, sample_recording, split_recording
+from etude.recordings.format import Contents, Format, Problem, Unit
 from etude.recordings.formats.custom import CustomSource, read_binary, read_text
 from etude.recordings.formats.custom_rows import RawRow
-from etude.recordings.formats.parts import Parts, Problem
 from etude.recordings.formats.source import Source
 from etude.recordings.layout import Header
 from etude.recordings.merging import merge_recordings
@@ -17,16 +17,18 @@ from etude.recordings.validate import Report, validate
 from etude.recordings.writer import RecordingWriter
 
 __all__ = [
+    "Contents",
     "CustomSource",
     "Edited",
+    "Format",
     "Header",
-    "Parts",
     "Problem",
     "RawRow",
     "Recording",
     "RecordingWriter",
     "Report",
     "Source",
+    "Unit",
     "convert",
     "filter_recording",
     "merge_recordings",

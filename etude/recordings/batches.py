@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches of single steps for training: from a stream in bounded memory, or at random from memory."""
 
+import contextlib
 import itertools
 import queue
 import threading
@@ -331,9 +332,13 @@ def _produce(items: Iterator[Item], ready: "queue.Queue[_Item[Item]]", stop: thr
 
 def _stop(ready: "queue.Queue[Any]", stop: threading.Event, thread: threading.Thread) -> None:
     stop.set()
+    end = _Item[Any]()
     while thread.is_alive():
         try:
-            ready.get(timeout=0.01)  # it may wait to put an item
+            item = ready.get(timeout=0.01)  # it may wait to put an item
         except queue.Empty:
             continue
+        end = item if item.error is not None else end
     thread.join()
+    with contextlib.suppress(queue.Full):
+        ready.put_nowait(end)  # another thread may wait for an item, and would for ever

@@ -15,7 +15,7 @@ from etude.experience.arrays import describe
 from etude.experience.table import SHAPE_KEY
 from etude.files import AnyPath
 from etude.recordings.files import REQUIRED, DataFile
-from etude.recordings.formats.parts import Problem
+from etude.recordings.format import Problem
 from etude.recordings.layout import FileFacts, Header
 from etude.recordings.manifest import MANIFEST, Manifest
 from etude.spaces import leaf_dtype, leaf_shape

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what a user gives to the parts of the recording there, of any format."""
+"""From what a user gives to the units of the recordings there, of any format."""
 
 import dataclasses
 import os
@@ -8,22 +8,25 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from etude import columns as col
 from etude.errors import DataError
 from etude.files import AnyPath, RemotePath, Systems, expanded, shown
 from etude.recordings import footers
 from etude.recordings.files import data_files, has_own_columns, recordings_in
-from etude.recordings.formats import Opener, open_files, open_foreign, opener_of
-from etude.recordings.formats.parts import Parts, Problem
-from etude.recordings.joined import JoinedParts
-from etude.recordings.layout import HEADER_KEY
+from etude.recordings.format import FileFormat, Format, Problem
+from etude.recordings.formats import foreign, format_of, of_files
+from etude.recordings.formats.custom import CustomFormat, CustomSource
+from etude.recordings.formats.inferring import joint_space
+from etude.recordings.formats.source import ETUDE, Source
+from etude.recordings.formats.table import Table
+from etude.recordings.layout import HEADER_KEY, Header
 from etude.recordings.manifest import MANIFEST
-from etude.recordings.own import open_own
+from etude.recordings.own import OwnFormat, is_in_order
+from etude.recordings.units import Member, Units
+from etude.spaces import Space, leaf_dtype, leaf_shape, leaves
 
 if TYPE_CHECKING:
-    from etude.recordings.formats.custom import CustomSource
-    from etude.recordings.formats.source import Source
-
-    One: TypeAlias = str | os.PathLike[str] | RemotePath | Source | CustomSource | Parts
+    One: TypeAlias = str | os.PathLike[str] | RemotePath | Source | CustomSource | Format
     DataLike: TypeAlias = One | "Places" | Sequence[One]
     """What `Recording.open` takes: a path, a URL, a glob, a `Source`, or a list of these."""
 
@@ -57,21 +60,21 @@ class Found:
     """Its folder, or its first file; None where it is described by an object."""
     files: tuple[AnyPath, ...] | None
     """The files of it that were given one by one; None: all under `path`."""
-    open: Callable[[], Parts]
+    open: Callable[[], Member]
 
 
-def opened(given: "DataLike", filesystem: Any = None, faults: list[Problem] | None = None) -> tuple[Place, Parts]:
-    """Where a recording is, and its parts. With ``faults``, files that can't be used are left out and named there.
+def opened(given: "DataLike", filesystem: Any = None, faults: list[Problem] | None = None) -> tuple[Place, Units]:
+    """Where a recording is, and its units. With ``faults``, files that can't be used are left out and named there.
 
     Raises:
         DataError: there is none, or it can't be opened; or there are several that do not go together.
     """
     try:
         recordings = found(given, filesystem, faults)
-        parts = [recording.open() for recording in recordings]
+        members = [recording.open() for recording in recordings]
     except OSError as error:
         raise DataError(f"{shown(given)}: can't be read ({error.strerror or error}).") from error
-    return place_of(given, filesystem, recordings), parts[0] if len(parts) == 1 else JoinedParts(parts)
+    return place_of(given, filesystem, recordings), joined(members)
 
 
 def place_of(given: "DataLike", filesystem: Any, recordings: Sequence[Found]) -> Place:
@@ -133,43 +136,68 @@ def _listed(places: Sequence[Any]) -> list[Any]:
 
 
 def _of_object(given: Any) -> Found:
-    """What is no path: a description of files or of a table, or parts that a user wrote."""
-    from etude.recordings.formats import custom, source, table
-
-    if isinstance(given, custom.CustomSource):
-        return Found(None, None, lambda: custom.open_parts(given))
-    if isinstance(given, source.Source):
-        return Found(None, None, lambda: table.open_parts(given))
-    if all(hasattr(given, name) for name in ("num_parts", "load", "header")):
-        return Found(None, None, lambda: given)
+    """What is no path: a description of files or of a table, or a format that a user wrote."""
+    if isinstance(given, CustomSource):
+        given = CustomFormat(given)
+    elif isinstance(given, Source):
+        given = Table(given)
+    if isinstance(given, Format):
+        return Found(None, None, partial(_described, given))
     raise DataError(
         f"can't open {shown(given)} as a recording: give a path, a URL, a glob, or a list of them; or a Source, which "
         "takes tables in memory too. An Experience must be written first, with a RecordingWriter."
     )
 
 
+def _described(format: Format) -> Member:
+    return Member(format, format.describe())
+
+
 def _of_path(path: AnyPath, faults: list[Problem] | None) -> list[Found]:
     """The recording at a path; several where it is a folder with recordings of Etude's below it."""
     if path.exists() and not is_own(path):
-        parts = open_foreign(path, faults)
-        if parts is not None:
-            return [Found(path, None, lambda: parts)]
+        found = foreign(path, faults)
+        if found is not None:
+            return [Found(path, None, lambda: Member(*found))]
     folders = list(recordings_in(path)) if path.is_dir() else []
-    return [Found(folder, None, partial(open_own, folder, None, faults)) for folder in folders or [path]]
+    return [Found(folder, None, partial(_own, folder, None, faults)) for folder in folders or [path]]
+
+
+def _own(path: AnyPath, given: Sequence[AnyPath] | None, faults: list[Problem] | None) -> Member:
+    """A recording in Etude's format. One that another tool has written anew is read as a table.
+
+    Raises:
+        DataError: a file is broken or missing, or the files do not belong together.
+    """
+    own = OwnFormat(path, given)
+    files, header = own.files(faults)
+    if is_in_order(files):
+        return Member(own, own.contents(files, header))
+    paths = [file.path for file in files]
+    if header is None:
+        return _described(Table(Source(paths, preset=ETUDE)))
+    source = Source(paths, {}, ETUDE, header.obs_space, header.action_space, header.env)
+    table, contents = _described(Table(source))
+    kept = dataclasses.replace(contents.header, meta={**header.meta, **contents.header.meta})
+    return Member(table, dataclasses.replace(contents, header=kept))
 
 
 def _of_files(files: Sequence[AnyPath], faults: list[Problem] | None) -> Iterable[Found]:
     """Files that were given one by one, those of a kind together, in the order of the first of each."""
     list(footers.footers([file for file in files if file.suffix == ".parquet" and isinstance(file, RemotePath)]))
-    kinds: dict[Opener | None, list[AnyPath]] = {}
+    kinds: dict[type[FileFormat] | None, list[AnyPath]] = {}
     for file in files:
-        opener = None if not file.exists() or is_own(file) else opener_of(file)
-        kinds.setdefault(opener, []).append(file)
-    for opener, alike in kinds.items():
-        if opener is None:
-            yield Found(alike[0], tuple(alike), partial(open_own, alike[0], alike, faults))
+        kind = None if not file.exists() or is_own(file) else format_of(file)
+        kinds.setdefault(kind, []).append(file)
+    for kind, alike in kinds.items():
+        if kind is None:
+            yield Found(alike[0], tuple(alike), partial(_own, alike[0], alike, faults))
         else:
-            yield Found(alike[0], tuple(alike), partial(open_files, opener, alike, faults))
+            yield Found(alike[0], tuple(alike), partial(_of_kind, kind, alike, faults))
+
+
+def _of_kind(kind: type[FileFormat], files: Sequence[AnyPath], faults: list[Problem] | None) -> Member:
+    return Member(*of_files(kind, files, faults))
 
 
 def is_own(path: AnyPath) -> bool:
@@ -184,3 +212,71 @@ def is_own(path: AnyPath) -> bool:
         elif HEADER_KEY in (footer.metadata or {}) or has_own_columns(footer.schema.to_arrow_schema().names):
             return True
     return is_first_broken  # whatever it was: Etude's own reader says what is wrong with it
+
+
+# -- several as one ----------------------------------------------------------------------------------------------
+
+
+def joined(members: Sequence[Member]) -> Units:
+    """The units of all ``members``.
+
+    Raises:
+        DataError: their spaces or columns are not the same; both are named.
+    """
+    if len(members) == 1:
+        return Units(members, members[0].contents.header)
+    for other in members[1:]:
+        _check_columns(members[0], other)
+    envs = {member.contents.header.env for member in members}
+    env = envs.pop() if len(envs) == 1 else None
+    return Units(members, Header(_space(members, col.OBS), _space(members, col.ACTION), env, _meta(members)))
+
+
+def _check_columns(first: Member, other: Member) -> None:
+    for has, lacks in ((first, other), (other, first)):
+        differ = [name for name in has.contents.columns if name not in lacks.contents.columns]
+        if not differ:
+            continue
+        listed = ", ".join(f"`{name}`" for name in differ[:8])
+        raise DataError(
+            f"{first.name} and {other.name} can't be read as one recording: only {has.name} has {listed}. Open "
+            "them one by one, or convert them to the same columns."
+        )
+
+
+def _space(members: Sequence[Member], root: str) -> Space:
+    """The space of the observations or actions; one that was only inferred from numbers gives way to one recorded.
+
+    Where all were inferred, it is the one for the numbers of all.
+    """
+    headers = [(member, member.contents.header) for member in members]
+    own = [(member, header.obs_space if root == col.OBS else header.action_space) for member, header in headers]
+    first, space = next(((m, s) for m, s in own if not _is_inferred(m, root)), own[0])
+    is_inferred = _is_inferred(first, root)
+    for member, other in own:
+        if is_inferred and (joint := joint_space(space, other)) is not None:
+            space = joint
+            continue
+        if other != space and not (_is_inferred(member, root) and _leaves(other, root) == _leaves(space, root)):
+            raise DataError(
+                f"{first.name} and {member.name} can't be read as one recording: the `{root}` space is {space} in "
+                f"the first, and {other} in the second. Open them one by one."
+            )
+    return space
+
+
+def _is_inferred(member: Member, root: str) -> bool:
+    told = member.contents.header.meta.get("inferred") or ()
+    return "spaces" in told or any(isinstance(name, str) and col.is_under(name, root) for name in told)
+
+
+def _leaves(space: Space, root: str) -> dict[str, str]:
+    return {n: f"{type(s).__name__} {leaf_shape(s)} {leaf_dtype(s)}" for n, s in leaves(space, root).items()}
+
+
+def _meta(members: Sequence[Member]) -> dict[str, object]:
+    """What all have alike; the rest for each, by its number."""
+    metas = [dict(member.contents.header.meta) for member in members]
+    alike = {key: value for key, value in metas[0].items() if all(key in m and m[key] == value for m in metas)}
+    each = {str(i): own for i, m in enumerate(metas) if (own := {k: v for k, v in m.items() if k not in alike})}
+    return {**alike, "recordings": each} if each else alike

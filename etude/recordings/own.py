@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Etude's own recordings as parts: the row groups of Parquet files."""
+"""Etude's own recordings: units are the row groups of Parquet files."""
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,59 +18,74 @@ from etude.experience.table import KEYS
 from etude.files import AnyPath
 from etude.recordings.faults import fault_of, lost_files, unlisted
 from etude.recordings.files import DataFile, find_files, open_files
-from etude.recordings.formats.parts import Parts, Place, Problem, UnreadableError
-from etude.recordings.formats.source import ETUDE, Source
-from etude.recordings.formats.table import open_parts
+from etude.recordings.format import Contents, Format, Place, Problem, Unit, UnreadableError
 from etude.recordings.layout import FORMAT, Header
 from etude.recordings.manifest import Manifest, read_manifest
 from etude.recordings.pieces import continues
-
-
-def open_own(path: AnyPath, given: Sequence[AnyPath] | None, faults: list[Problem] | None) -> Parts:
-    """Open a recording in Etude's format; see `OwnParts`. One that another tool has written anew is read as a table.
-
-    Raises:
-        DataError: a file is broken or missing, or the files do not belong together.
-    """
-    own = OwnParts(path, given, faults)
-    if own.is_in_order():
-        return own
-    header = own.known_header
-    if header is None:
-        return open_parts(Source(own.files, preset=ETUDE))
-    table = open_parts(
-        Source(own.files, preset=ETUDE, obs_space=header.obs_space, action_space=header.action_space, env=header.env)
-    )
-    table.header = dataclasses.replace(table.header, meta={**header.meta, **table.header.meta})
-    return table
-
 
 _TOLD: Final = {"truncated_file": 0, "missing_file": 1, "other_rows": 3}
 """In which order problems of files are told; all others stand between."""
 
 
-class OwnParts:
-    """The row groups of a recording in Etude's format. See `etude.recordings.formats.parts.Parts`.
+class RowGroup(NamedTuple):
+    """What is needed to read a unit."""
+
+    file: DataFile
+    group: int
+    following: tuple[DataFile, int] | None
+    """The row group behind it."""
+
+
+class OwnFormat(Format):
+    """A recording in Etude's format.
 
     Args:
         path: The folder, or one file.
         given: The files, where they were given one by one; None is all under ``path``.
-        faults: Where given, files that can't be used are left out and named here.
-
-    Raises:
-        DataError: a file is broken or missing, or the files do not belong together.
     """
 
-    format = FORMAT
+    name = FORMAT
 
-    def __init__(
-        self, path: AnyPath, given: Sequence[AnyPath] | None = None, faults: list[Problem] | None = None
-    ) -> None:
-        self.path = path
+    def __init__(self, path: AnyPath, given: Sequence[AnyPath] | None = None) -> None:
+        self.path, self._given = path, given
+
+    def describe(self) -> Contents:
+        """What is there. Nothing but footers is read.
+
+        Raises:
+            DataError: a file is broken or missing, or the files do not belong together.
+        """
+        return self.contents(*self.files())
+
+    def contents(self, files: Sequence[DataFile], header: Header | None) -> Contents:
+        """What there is in ``files``; the arguments are what `files` gives."""
+        if header is None:
+            raise DataError(f"{self.path}: another tool has written it anew. Read it as a table, with a Source.")
+        groups = [(file, group) for file in files for group in range(file.num_groups)]
+        units, first = [], {file.path: 0 for file in files}
+        for k, (file, group) in enumerate(groups):
+            rows = int(file.metadata.row_group(group).num_rows)
+            data = RowGroup(file, group, groups[k + 1] if k + 1 < len(groups) else None)
+            units.append(Unit(k, rows, file.path, first[file.path], data))
+            first[file.path] += rows
+        names = files[0].schema.names
+        columns = [name for name in names if name not in KEYS and not col.is_under(name, col.FINAL_OBS)]
+        return Contents(header, columns, units, [file.path for file in files])
+
+    def files(self, faults: list[Problem] | None = None) -> tuple[list[DataFile], Header | None]:
+        """The files that can be used, and what they say of the whole: None where another tool has written all anew.
+
+        Args:
+            faults: Where given, files that can't be used are left out and named here.
+
+        Raises:
+            DataError: a file is broken or missing, or the files do not belong together.
+        """
+        path, given = self.path, self._given
         paths = find_files(path) if given is None else [file for one in given for file in find_files(one)]
         opened = dict(zip(paths, open_files(paths), strict=True))
         files = [file for file in opened.values() if isinstance(file, DataFile)]
-        manifest = None if any(file.version > 1 for file in files) else self._manifest(path, faults)
+        manifest = None if any(file.version > 1 for file in files) else self._manifest(faults)
         like = next((file for file in files if file.header), files[0] if files else None)
         wanted = manifest.header if manifest else like.header if like else None
         found: list[Problem] = []
@@ -91,160 +106,136 @@ class OwnParts:
         for problem in sorted(found, key=lambda problem: _TOLD.get(problem.kind, 2)):
             if problem.kind != "lost_rows":
                 _refuse(problem, faults)
-        self._files: tuple[DataFile, ...] = tuple(file for file in files if not faulty[file.path])
-        if not self._files:
+        files = [file for file in files if not faulty[file.path]]
+        if not files:
             assert faults  # no file is there, but for those with faults
             raise DataError(faults[0].message)
-        self.known_header = manifest.header if manifest else _newest(self._files)
-        """None where another tool has written all files anew, and left it out."""
-        self._groups = [(file, group) for file in self._files for group in range(file.num_groups)]
+        return files, manifest.header if manifest else _newest(files)
 
-    def _manifest(self, path: AnyPath, faults: list[Problem] | None) -> Manifest | None:
+    def _manifest(self, faults: list[Problem] | None) -> Manifest | None:
         try:
-            return read_manifest(path) if path.is_dir() else None
+            return read_manifest(self.path) if self.path.is_dir() else None
         except DataError as error:
-            _refuse(Problem("manifest", str(error), str(path), count=0, repairable=True), faults)
+            _refuse(Problem("manifest", str(error), str(self.path), count=0, repairable=True), faults)
             return None
 
-    @property
-    def header(self) -> Header:
-        """What the files say of the whole."""
-        assert self.known_header is not None  # else `open_own` reads a table
-        return self.known_header
+    # -- reading ----------------------------------------------------------------------------------------------
 
-    def is_in_order(self) -> bool:
-        """Whether rows stand as Etude's writer puts them. Of files that another tool has written anew, this reads two
-        columns: in each row group they must be in order, and no segment may lie in row groups that are apart.
-        """
-        groups: list[tuple[NDArray[np.int64], int, int]] = []
-        for file in self._files:
-            found = file.segments_anew()
-            if found is None:
-                return False
-            groups += found
-        every = np.concatenate([np.zeros(0, np.int64), *(segments for segments, _, _ in groups)])
-        pairs = itertools.pairwise(groups)
-        continued = sum(int(a[-1]) == int(b[0]) and last < first for (a, _, last), (b, first, _) in pairs)
-        return bool(len(every) - len(np.unique(every)) == continued)
-
-    @property
-    def files(self) -> list[AnyPath]:
-        """The data files, in order."""
-        return [file.path for file in self._files]
-
-    @property
-    def columns(self) -> list[str]:
-        """The step columns."""
-        names = self._files[0].schema.names
-        return [name for name in names if name not in KEYS and not col.is_under(name, col.FINAL_OBS)]
-
-    @property
-    def num_parts(self) -> int:
-        """The row groups."""
-        return len(self._groups)
-
-    def rows(self, k: int) -> int:
-        """Of row group ``k``, by its file's footer."""
-        file, group = self._groups[k]
-        return int(file.metadata.row_group(group).num_rows)
-
-    def load(self, k: int, columns: Sequence[str] | None = None, where: pc.Expression | None = None) -> Experience:
-        """Row group ``k``, whose last segment knows what follows it even in the next row group; views.
+    def read(
+        self,
+        unit: Unit,
+        columns: Sequence[str],
+        problems: list[Problem] | None = None,
+        *,
+        where: pc.Expression | None = None,
+        finals: bool = True,
+    ) -> Experience:
+        """A row group, whose last segment knows what follows it even in the next row group; views. Either all or
+        nothing can be read.
 
         Args:
-            k: Which.
-            columns: Step columns by name or root; None is all.
+            unit: Which.
+            columns: Step columns, each by its name.
+            problems: Not needed.
             where: Only rows for which this holds.
-        """
-        file, group = self._groups[k]
-        names = self._files[0].names_for(columns)
-        exp = file.load(group, names, where)
-        segments = exp.segments
-        if not exp.num_segments or segments.has_final_obs[-1] or segments.done[-1] or not exp.final_obs:
-            return exp
-        if k + 1 < len(self._groups):
-            next_file, next_group = self._groups[k + 1]
-            try:
-                following = next_file.first_row(next_group, names)
-            except DataError:  # it is said when that row group is loaded
-                return exp
-            if following.num_segments and continues(exp, following):
-                segments.has_final_obs[-1] = True
-                for name, values in exp.final_obs.items():
-                    values[-1] = following.steps[name][0]
-        return exp
-
-    def load_rest(self, k: int, columns: Sequence[str] | None) -> tuple[Experience, list[Problem]]:
-        """Row group ``k``, of which either all or nothing can be read.
+            finals: With False, what was observed after segments is left out.
 
         Raises:
-            UnreadableError: nothing.
+            UnreadableError: with ``problems``: nothing; else it is a plain DataError.
         """
         try:
-            return self.load(k, columns), []
+            return self._read(unit.data, columns, where, finals)
         except DataError as error:
-            file, group = self._groups[k]
-            place, rows = self.place(k, 0), self.rows(k)
+            if problems is None:
+                raise
+            file, group, _ = unit.data
             text = str(error) if str(file.path) in str(error) else f"{file.path}: row group {group}: {error}"
-            empty = self._empty(k)
-            problem = empty or Problem("undecodable", text, place.file, None, None, rows, True, group)
-            raise UnreadableError(problem) from error
+            problem = Problem("undecodable", text, str(file.path), None, None, unit.rows or 0, True, group)
+            raise UnreadableError(_empty(unit) or problem) from error
 
-    def _empty(self, k: int) -> Problem | None:
-        """The first column of row group ``k`` that is empty where there must be a value."""
-        file, group = self._groups[k]
-        free = (col.AGENT_ID, col.MODULE_ID, col.LOOKBACK)
-        names = [
-            field.name
-            for field in file.schema
-            if not (field.name in free or col.is_under(field.name, col.FINAL_OBS) or pa.types.is_string(field.type))
-        ]
-        try:
-            table = file.read_group(group, names, None)
-        except DataError:
-            return None
-        for name in names:
-            if table[name].null_count:
-                place, count = self.place(k, int(np.argmax(np.asarray(table[name].is_null())))), table[name].null_count
-                more = f" ({count:,} rows like it)" if count > 1 else ""
-                text = f"{place.words}: column `{name}` is empty{more}. Fill it, or leave these rows out with a filter."
-                return Problem("empty", text, place.file, place.row, name, count, True, group)
-        return None
+    def _read(self, at: RowGroup, columns: Sequence[str], where: pc.Expression | None, finals: bool) -> Experience:
+        file, group, following = at
+        names = file.names_for(columns)
+        if not finals:
+            names = [name for name in names if not col.is_under(name, col.FINAL_OBS)]
+        elif not columns:  # the segments must be as they are with columns
+            names = [*names, *col.under(file.schema.names, col.FINAL_OBS)[:1]]
+        exp = file.load(group, names, where)
+        segments = exp.segments
+        if not columns:
+            return Experience({}, exp.offsets, segments, {})
+        if not exp.num_segments or segments.has_final_obs[-1] or segments.done[-1] or not exp.final_obs:
+            return exp
+        if following is not None:
+            try:
+                after = following[0].first_row(following[1], names)
+            except DataError:  # it is said when that row group is loaded
+                return exp
+            if after.num_segments and continues(exp, after):
+                segments.has_final_obs[-1] = True
+                for name, values in exp.final_obs.items():
+                    values[-1] = after.steps[name][0]
+        return exp
 
-    def steps(self, k: int, columns: Sequence[str]) -> Experience:
-        """Row group ``k`` without what was observed after its segments, which takes long to decode of images."""
-        file, group = self._groups[k]
-        names = self._files[0].names_for(columns)
-        return file.load(group, [name for name in names if not col.is_under(name, col.FINAL_OBS)], None)
-
-    def keys(self, k: int) -> Experience:
-        """Row group ``k`` without step columns, but as it is with them: reads key columns and one of ``final_obs``."""
-        file, group = self._groups[k]
-        names = [name for name in file.schema.names if name in KEYS]
-        return file.load(group, [*names, *col.under(file.schema.names, col.FINAL_OBS)[:1]], None)
-
-    def place(self, k: int, row: int) -> Place:
-        """Where a row of row group ``k`` is; rows are counted from 0 in their file."""
-        file, group = self._groups[k]
-        row += sum(int(file.metadata.row_group(g).num_rows) for g in range(group))
+    def place(self, unit: Unit, row: int, exp: Experience) -> Place:
+        """Where a row is; rows are counted from 0 in their file."""
+        file, group, _ = unit.data
+        row += unit.row or 0
         return Place(f"{file.path}, row group {group}, row {row}", str(file.path), row, group)
 
-    def nothing(self, columns: Sequence[str] | None) -> Experience:
+    def nothing(self, contents: Contents, columns: Sequence[str]) -> Experience:
         """No rows, with these columns."""
-        names = self._files[0].names_for(columns)
-        return Experience.from_table(self._files[0].schema.empty_table().select(names))
+        file = contents.units[0].data.file
+        return Experience.from_table(file.schema.empty_table().select(file.names_for(columns)))
 
-    def episode_ids(self) -> set[str]:
+    def episode_ids(self, contents: Contents) -> set[str]:
         """The distinct ones; reads that one column."""
         ids: set[str] = set()
-        for file, group in self._groups:
-            column = file.read_group(group, [col.EPISODE_ID], None)[col.EPISODE_ID]
+        for unit in contents.units:
+            column = unit.data.file.read_group(unit.data.group, [col.EPISODE_ID], None)[col.EPISODE_ID]
             ids.update(column.unique().to_pylist())
         return ids
 
-    def problems(self) -> Iterator[Problem]:
-        """None: files that can't be used are told when it is opened."""
-        return iter(())
+
+def is_in_order(files: Sequence[DataFile]) -> bool:
+    """Whether rows stand as Etude's writer puts them. Of files that another tool has written anew, this reads two
+    columns: in each row group they must be in order, and no segment may lie in row groups that are apart.
+    """
+    groups: list[tuple[NDArray[np.int64], int, int]] = []
+    for file in files:
+        found = file.segments_anew()
+        if found is None:
+            return False
+        groups += found
+    every = np.concatenate([np.zeros(0, np.int64), *(segments for segments, _, _ in groups)])
+    pairs = itertools.pairwise(groups)
+    continued = sum(int(a[-1]) == int(b[0]) and last < first for (a, _, last), (b, first, _) in pairs)
+    return bool(len(every) - len(np.unique(every)) == continued)
+
+
+def _empty(unit: Unit) -> Problem | None:
+    """The first column of a row group that is empty where there must be a value."""
+    file, group, _ = unit.data
+    free = (col.AGENT_ID, col.MODULE_ID, col.LOOKBACK)
+    names = [
+        field.name
+        for field in file.schema
+        if not (field.name in free or col.is_under(field.name, col.FINAL_OBS) or pa.types.is_string(field.type))
+    ]
+    try:
+        table = file.read_group(group, names, None)
+    except DataError:
+        return None
+    for name in names:
+        if table[name].null_count:
+            row, count = int(np.argmax(np.asarray(table[name].is_null()))) + (unit.row or 0), table[name].null_count
+            more = f" ({count:,} rows like it)" if count > 1 else ""
+            text = (
+                f"{file.path}, row group {group}, row {row}: column `{name}` is empty{more}. Fill it, or leave these "
+                "rows out with a filter."
+            )
+            return Problem("empty", text, str(file.path), row, name, count, True, group)
+    return None
 
 
 def _newest(files: Sequence[DataFile]) -> Header | None:

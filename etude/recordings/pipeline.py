@@ -66,6 +66,7 @@ class Job:
         spent = Spent(part=k)
         with loading(spent):
             if not self._is_wanted(k):
+                spent.bad = self.source.counts(k)
                 return None, spent
             exp = self.source.part(k, self.columns)
         with spent.on(CONNECTORS):

@@ -11,15 +11,14 @@ from etude import columns as col
 from etude.columns import Columns
 from etude.errors import DataError
 from etude.experience import Experience
-from etude.files import AnyPath, absolute
+from etude.files import AnyPath
 from etude.recordings.batches import DERIVED, Prefetched, Rows, batches_of, steps_of
-from etude.recordings.formats.parts import Parts, Problem, chosen
+from etude.recordings.format import Problem, chosen
 from etude.recordings.info import counts_of
 from etude.recordings.layout import Header
 from etude.recordings.opening import Place, Places, opened
-from etude.recordings.own import OwnParts
 from etude.recordings.pieces import copied, gathered, in_order, pieces
-from etude.recordings.screening import Counts, OnBad, ScreenedParts, check_mode
+from etude.recordings.screening import Counts, OnBad, ScreenedUnits, check_mode
 from etude.recordings.segment_batches import cut_segments, segment_batches_of
 from etude.spaces import Space
 
@@ -37,13 +36,12 @@ class Recording:
 
     is_in_memory = False
 
-    def __init__(self, path: Place, screened: ScreenedParts) -> None:
+    def __init__(self, path: Place, screened: ScreenedUnits) -> None:
         self.path = path
         self.notes: tuple[str, ...] = ()
         """What could not be kept, in words, where `etude.recordings.convert` has just written it."""
         self._screened = screened
-        self._parts: Parts = screened.parts
-        self._given: tuple[Any, ...] = (path, screened.mode, None)
+        self._units = screened.units
         self._num_steps: int | None = None
         self._num_episodes: int | None = None
 
@@ -69,34 +67,25 @@ class Recording:
         """
         check_mode(on_bad)
         faults: list[Problem] | None = None if on_bad in (None, "strict") else []
-        return cls._opened(path, on_bad, filesystem, faults)
-
-    @classmethod
-    def _opened(
-        cls, path: Any, on_bad: "OnBad | None", filesystem: Any, faults: list[Problem] | None, *, logs: bool = True
-    ) -> "Recording":
-        place, parts = opened(path, filesystem, faults)
+        place, units = opened(path, filesystem, faults)
         has_path = not isinstance(place, Places)
-        found = cls(place, ScreenedParts(parts, on_bad, str(place), faults or (), has_path=has_path, logs=logs))
-        found._given = (path, on_bad, filesystem)
-        return found
+        return cls(place, ScreenedUnits(units, on_bad, str(place), faults or (), has_path=has_path))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """To worker processes goes what it was opened with, and they open it themselves, in another folder perhaps."""
-        path, on_bad, filesystem = self._given
-        return _opened_again, (path if filesystem else absolute(path), on_bad, filesystem)
+        """To worker processes goes what was found when it was opened: they open nothing again."""
+        return _received, (self.path, self._screened.sent(), self._num_steps, self._num_episodes)
 
     # -- what it is ------------------------------------------------------------------------------------------
 
     @property
     def header(self) -> Header:
         """What holds for the whole."""
-        return self._parts.header
+        return self._units.header
 
     @property
     def format(self) -> str:
         """The name of the format, such as ``etude-recording`` or ``rllib-episodes``."""
-        return self._parts.format
+        return self._units.format
 
     @property
     def obs_space(self) -> Space:
@@ -121,18 +110,18 @@ class Recording:
     @property
     def files(self) -> list[AnyPath]:
         """The data files, in order."""
-        return self._parts.files
+        return self._units.files
 
     @property
     def columns(self) -> list[str]:
         """The step columns, such as ``obs``, ``action/0`` or ``reward``."""
-        return self._parts.columns
+        return self._units.columns
 
     @property
     def num_steps(self) -> int:
         """The rows, lookback included. Other tools' recordings may have to be decoded for it, once."""
         if self._num_steps is None:
-            self._num_steps = sum(self._screened.rows(k) for k in range(self._parts.num_parts))
+            self._num_steps = sum(self._screened.rows(k) for k in range(len(self._units)))
         return self._num_steps
 
     def rows_up_to(self, most: int) -> int:
@@ -143,9 +132,9 @@ class Recording:
         if self._num_steps is not None:
             return self._num_steps
         rows = 0
-        for k in range(self._parts.num_parts):
+        for k in range(len(self._units)):
             rows += self._screened.rows(k)
-            if rows > most and k + 1 < self._parts.num_parts:
+            if rows > most and k + 1 < len(self._units):
                 return rows
         self._num_steps = rows
         return rows
@@ -154,10 +143,11 @@ class Recording:
     def num_episodes(self) -> int:
         """The distinct episode ids; reads these the first time."""
         if self._num_episodes is None:
-            if isinstance(self._parts, OwnParts) and self._screened.mode in ("strict", None):
-                self._num_episodes = len(self._parts.episode_ids())
+            own = self._units.own
+            if own is not None and not self.leaves_out:
+                self._num_episodes = len(own.episode_ids(self._units.members[0].contents))
             else:
-                loaded = (self._screened.load(k, ()) for k in range(self._parts.num_parts))
+                loaded = (self._screened.load(k, ()) for k in range(len(self._units)))
                 self._num_episodes = len({episode for exp in loaded for episode in exp.segments.episode_id.tolist()})
         return self._num_episodes
 
@@ -214,7 +204,7 @@ class Recording:
         """
         names = self._names(columns)
         parts = self._loaded(names, filter)
-        exp = gathered(parts, self.num_steps if isinstance(self._parts, OwnParts) else self._num_steps or 0)
+        exp = gathered(parts, self.num_steps if self._units.own is not None else self._num_steps or 0)
         if exp is None:
             return self._screened.nothing(names)
         return in_order(exp).join()
@@ -272,11 +262,11 @@ class Recording:
             try:
                 return steps_of(self._screened.load(k, names, finals=col.NEXT_OBS in roots), roots)
             except DataError as error:
-                where = self._parts.files[0] if len(self._parts.files) == 1 else f"{self.path}, part {k}"
+                where = self._units.files[0] if len(self._units.files) == 1 else f"{self.path}, part {k}"
                 raise DataError(str(error) if str(self.path) in str(error) else f"{where}: {error}") from error
 
         num_rows = self.rows_up_to(buffer_size)
-        source = Rows(partial(map, load), self._parts.num_parts, num_rows, partial(self._num_trained, names))
+        source = Rows(partial(map, load), len(self._units), num_rows, partial(self._num_trained, names))
         return batches_of(
             source,
             batch_size,
@@ -311,13 +301,13 @@ class Recording:
             return cut_segments(copied(self._screened.load(k, names)), max_len)
 
         num_rows = self.rows_up_to(buffer_size)
-        source = Rows(partial(map, load), self._parts.num_parts, num_rows, partial(self._num_trained, names))
+        source = Rows(partial(map, load), len(self._units), num_rows, partial(self._num_trained, names))
         return segment_batches_of(source, batch_size, buffer_size=buffer_size, seed=seed, epochs=epochs, start=start)
 
     @property
     def num_parts(self) -> int:
         """The pieces that can be loaded one at a time."""
-        return self._parts.num_parts
+        return len(self._units)
 
     def part(self, k: int, columns: Sequence[str] | None = None) -> Experience:
         """Part ``k``, views: whole segments, but for those that the disk has in pieces.
@@ -365,18 +355,17 @@ class Recording:
     def _loaded(self, names: Sequence[str], where: pc.Expression | str | None) -> Iterator[Experience]:
         """Each part, with only the rows for which ``where`` holds."""
         clashes = None if where is None else self._screened.pass_over()
-        return (self._screened.load(k, names, where, clashes) for k in range(self._parts.num_parts))
+        return (self._screened.load(k, names, where, clashes) for k in range(len(self._units)))
 
     def _num_trained(self, names: Sequence[str]) -> int:
         """The steps that are not lookback; ``on_bad`` may leave out some for what is in the columns ``names``."""
         needed = names if self.leaves_out else ()
-        return sum(int(self._screened.load(k, needed).trained().sum()) for k in range(self._parts.num_parts))
+        return sum(int(self._screened.load(k, needed).trained().sum()) for k in range(len(self._units)))
 
 
-def _opened_again(path: Any, on_bad: "OnBad | None", filesystem: Any) -> Recording:
-    faults: list[Problem] | None = None if on_bad in (None, "strict") else []
-    recording = Recording._opened(path, on_bad, filesystem, faults, logs=False)
-    recording._screened.index()  # of several workers, none loads all parts
+def _received(path: Place, screened: ScreenedUnits, num_steps: int | None, num_episodes: int | None) -> Recording:
+    recording = Recording(path, screened)
+    recording._num_steps, recording._num_episodes = num_steps, num_episodes
     return recording
 
 

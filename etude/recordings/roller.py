@@ -222,8 +222,8 @@ def _files_there(folder: AnyPath, header: Header, append: bool) -> list[DataFile
     paths = data_files(folder)
     if paths and not append:
         raise DataError(
-            f"{folder}: holds a recording of {len(paths)} files already. Choose another folder, remove it, or give "
-            "append=True to add to it."
+            f"{folder}: holds a recording of {len(paths)} files already. Choose another folder, remove it, or add to "
+            "it: append=True, on the command line --append or --record.append."
         )
     files = [open_file(path) for path in recordings_in(folder).get(folder, [])]
     for there in files:

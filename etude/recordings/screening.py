@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one rule for bad data: what is looked for as parts of a recording are loaded, and what is done about it.
+"""The one rule for bad data: what is looked for as units of a recording are loaded, and what is done about it.
 
-Reading, info, convert, merge, training and off-policy evaluation all load parts through `ScreenedParts`; `validate`
+Reading, info, convert, merge, training and off-policy evaluation all load units through `ScreenedUnits`; `validate`
 lists what it would refuse. What is looked for: NaN and infinity in observations, actions and rewards; discrete values
 outside their space (`etude.recordings.faulty_rows`); segments of which it is not known what follows; steps that are
 there twice, or after the end of their episode, or behind later ones (`etude.recordings.spans`); and what can't be read.
@@ -16,7 +16,7 @@ import shlex
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 import pyarrow.compute as pc
@@ -25,19 +25,17 @@ from numpy.typing import NDArray
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience
 from etude.recordings.faulty_rows import Found, found_in, steps_lost, without
-from etude.recordings.formats.parts import Parts, Problem
-from etude.recordings.joined import loaded
-from etude.recordings.own import OwnParts
+from etude.recordings.format import Problem
 from etude.recordings.pieces import filtered, in_order
 from etude.recordings.screening_index import ClashIndex, Index
 from etude.recordings.spans import KINDS
-from etude.recordings.tolerance import load_rest, place_of, problems_of
+from etude.recordings.units import Units
 from etude.recordings.where import RowFilter
 
 OnBad: TypeAlias = Literal["strict", "repair", "skip"]
 MODES: Final = ("strict", "repair", "skip")
-Counts: TypeAlias = tuple[Counter[str], Counter[str], tuple[Problem, ...]]
-"""Rows left out and faults met, by kind; and what is harmless."""
+Counts: TypeAlias = tuple[Counter[str], Counter[str], tuple[Problem, ...], Experience | None]
+"""Rows left out and faults met, by kind; what is harmless; and, from another process, the segments of the part."""
 
 _log = logging.getLogger("etude.recordings")
 
@@ -48,7 +46,7 @@ def check_mode(mode: str | None) -> None:
         raise SettingsError(f"on_bad is {mode!r}; known are {', '.join(MODES)}, and None for not looking at values.")
 
 
-class ScreenedParts:
+class ScreenedUnits:
     """Loads parts without what is bad in them.
 
     ``strict`` raises a DataError at the first fault. ``repair`` mends what can be without making anything up, and
@@ -62,32 +60,34 @@ class ScreenedParts:
     several threads.
 
     Args:
-        parts: What to look at.
+        units: What to look at.
         mode: ``strict``, ``repair``, ``skip`` or None.
         path: Where the recording is, for messages.
         has_path: The shell finds it at ``path``; a `Source`, for instance, is found by Python alone.
-        faults: What could not be opened and is not among ``parts``.
-        logs: Log what is harmless. A worker process does not: it is told to the one that counts (`count`).
+        faults: What could not be opened and is not among ``units``.
+        index: What was learned of the whole by another process.
+        is_elsewhere: This is a worker process. What it finds is for the one that counts (`count`).
     """
 
     def __init__(
         self,
-        parts: Parts,
+        units: Units,
         mode: OnBad | None,
         path: str = "",
         faults: Sequence[Problem] = (),
         *,
         has_path: bool = True,
-        logs: bool = True,
+        index: Index | None = None,
+        is_elsewhere: bool = False,
     ) -> None:
         check_mode(mode)
-        self.parts = parts
+        self.units = units
         self.mode = mode
-        self._path = path or str(parts.files[0] if parts.files else "the recording")
+        self._path = path or str(units.files[0] if units.files else "the recording")
         self._lists = f"etude data validate {shlex.quote(self._path)}" if has_path else "Recording.validate()"
-        self._leaves = {**parts.header.obs_leaves(), **parts.header.action_leaves()}
+        self._leaves = {**units.header.obs_leaves(), **units.header.action_leaves()}
         self._lock = threading.RLock()
-        self._index: Index | None = None
+        self._index = index
         self._clashes: ClashIndex | None = None
         if mode in ("strict", None):
             self._clashes = self._new_clashes()
@@ -95,17 +95,18 @@ class ScreenedParts:
         self._lost: dict[int, Counter[str]] = {}  # by part: the rows left out at loading, by kind
         self._met: dict[int, Counter[str]] = {}  # by part: the faults met at loading
         self._harmless: dict[int, tuple[Problem, ...]] = {}  # by part; -1 is the whole
-        self._logs = logs
+        self._is_elsewhere = is_elsewhere
+        self._keys: dict[int, Experience] = {}  # by part: its segments, for the process that counts
         self._logged: set[str] = set()
         self._has_begun = False
 
     def _new_clashes(self) -> ClashIndex:
-        return ClashIndex(self.parts, KINDS[:3] if self.mode == "strict" else KINDS[:1])
+        return ClashIndex(self.units, KINDS[:3] if self.mode == "strict" else KINDS[:1])
 
     def rows(self, k: int) -> int:
         """The steps of part ``k`` without those left out for their order; rows with bad values count until loaded."""
         if self._clashes is not None:
-            return self.parts.rows(k)
+            return self.units.rows(k)
         index = self._indexed()
         return index.rows[k] - (index.plans[k].rows() if k in index.plans else 0)
 
@@ -148,12 +149,19 @@ class ScreenedParts:
     def counts(self, k: int) -> Counts:
         """What was found as part ``k`` was loaded: for `count` in another process."""
         with self._lock:
-            return self._lost.get(k, Counter()), self._met.get(k, Counter()), self._harmless.get(k, ())
+            found = self._lost.get(k, Counter()), self._met.get(k, Counter()), self._harmless.get(k, ())
+            return *found, self._keys.pop(k, None)
 
     def count(self, k: int, counts: Counts) -> None:
-        """Take in what was found as part ``k`` was loaded, here or in another process; nothing is counted twice."""
-        lost, met, harmless = counts
+        """Take in what was found as part ``k`` was loaded, here or in another process; nothing is counted twice.
+
+        Raises:
+            DataError: a segment of the part does not go with one of another part.
+        """
+        lost, met, harmless, keys = counts
         with self._lock:
+            if keys is not None:
+                self._add(k, keys, self._clashes)
             self._lost[k] = self._lost.get(k, Counter()) | lost  # the larger of each: columns may differ
             self._met[k] = self._met.get(k, Counter()) | met
             self._note(k, harmless)
@@ -162,21 +170,27 @@ class ScreenedParts:
         """Keep what is harmless in part ``k``, and log the first of each kind."""
         known = dict.fromkeys([*self._harmless.get(k, ()), *harmless])
         self._harmless[k] = tuple(known)
-        for problem in known if self._logs and self.mode is not None else ():
+        for problem in known if not self._is_elsewhere and self.mode is not None else ():
             if problem.kind not in self._logged:
                 self._logged.add(problem.kind)
                 _log.warning("%s", problem.message)
 
-    def index(self) -> None:
-        """Learn now where all episodes are, for one that will not load all parts: a worker process.
+    def sent(self) -> "ScreenedUnits":
+        """The same for a worker process. What can't be learned from one part after the other is learned now."""
+        index = self._indexed() if self._clashes is None else None
+        has_path = self._lists.startswith("etude")
+        sent = ScreenedUnits(
+            self.units, self.mode, self._path, self._faults, has_path=has_path, index=index, is_elsewhere=True
+        )
+        return sent
 
-        What is wrong with that is raised at the first `load`, where it is refused.
-        """
-        if self._clashes is None:
-            self._indexed()
-            return
-        with self._lock:
-            self._clashes.add_rest()
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_lock", "_clashes")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._lock = threading.RLock()
+        self._clashes = self._new_clashes() if self.mode in ("strict", None) else None
 
     def report(self) -> str:
         """What was met and left out so far, in words; empty where nothing was."""
@@ -197,7 +211,7 @@ class ScreenedParts:
         *,
         finals: bool = True,
     ) -> Experience:
-        """Part ``k`` without what is bad in it; see `etude.recordings.formats.parts.Parts`.
+        """Part ``k`` without what is bad in it; see `etude.recordings.units.Units`.
 
         Args:
             k: Which.
@@ -232,31 +246,19 @@ class ScreenedParts:
         found = list(found_in(exp, self._leaves))
         met += Counter({kind: sum(len(f.rows) for f in found if f.kind == kind) for kind in {f.kind for f in found}})
         exp, more = (_repaired if self.mode == "repair" else _skipped)(exp, found)
-        self.count(k, (lost + more, met, harmless))
+        self.count(k, (lost + more, met, harmless, None))
         return exp
 
     def nothing(self, columns: Sequence[str] | None) -> Experience:
-        """No rows, with these columns.
-
-        Raises:
-            DataError: no part can be read.
-        """
-        if isinstance(self.parts, OwnParts):
-            return self.parts.nothing(columns)
-        for k in range(self.parts.num_parts):
-            try:
-                return self.parts.load(k, columns)[:0]
-            except DataError:
-                if k + 1 == self.parts.num_parts:
-                    raise
-        raise DataError(f"{self._path}: there is nothing in it.")
+        """See `etude.recordings.units.Units.nothing`."""
+        return self.units.nothing(self.units.columns if columns is None else columns)
 
     def _loaded(
         self, k: int, columns: Sequence[str] | None
     ) -> tuple[Experience, Counter[str], Counter[str], tuple[Problem, ...]]:
         """What can be read of part ``k``, the rows that can't be, how many faults that is, and what is harmless."""
         try:
-            exp, problems = load_rest(self.parts, k, columns)
+            exp, problems = self.units.load_rest(k, columns)
         except DataError:
             return self.nothing(columns), Counter(unreadable=self._rows_lost(k)), Counter(unreadable=1), ()
         lost: Counter[str] = Counter()
@@ -269,7 +271,7 @@ class ScreenedParts:
     def _rows_lost(self, k: int) -> int:
         """The rows of a part that can't be read, as far as that is known."""
         try:
-            return self._indexed().rows[k] or self.parts.rows(k)
+            return self._indexed().rows[k] or self.units.rows(k)
         except DataError:
             return 0
 
@@ -277,7 +279,7 @@ class ScreenedParts:
         with self._lock:
             if self._index is None:
                 self._begin()
-                self._index = Index(self.parts, keep_order=self.mode == "skip")
+                self._index = Index(self.units, keep_order=self.mode == "skip")
             return self._index
 
     def _planned(self, k: int, exp: Experience, index: Index) -> Experience:
@@ -320,16 +322,18 @@ class ScreenedParts:
         if isinstance(where, RowFilter):
             exp = self._steps_where(k, columns, where)
         elif where is not None:
-            exp = loaded(self.parts, k, columns, where)
-        elif not finals and isinstance(self.parts, OwnParts):
-            exp = self.parts.steps(k, columns)
+            exp = self.units.load(k, columns, where)
+        elif self.units.own is not None:
+            exp = self.units.load(k, columns, finals=finals and bool(columns))
         else:
-            exp, problems = load_rest(self.parts, k, columns)
+            exp, problems = self.units.load_rest(k, columns)
             bad = next((problem for problem in problems if not problem.harmless), None)
             if bad is not None:
-                self.parts.load(k, columns)  # which knows what has caused it
+                self.units.load(k, columns)  # which knows what has caused it
                 raise DataError(bad.message)
         with self._lock:
+            if where is None and self._is_elsewhere:
+                self._keys[k] = Experience({}, exp.offsets, exp.segments, {})
             self._add(k, exp, clashes if where is not None else self._clashes)
         if self.mode == "strict":
             for found in found_in(exp, self._leaves):
@@ -337,20 +341,20 @@ class ScreenedParts:
                     continue  # the filter has cut there
                 if not found.harmless:
                     raise DataError(self._said(k, exp, found))
-                problems.append(problem_of(self.parts, k, exp, found))
+                problems.append(problem_of(self.units, k, exp, found))
             with self._lock:
                 self._note(k, problems)
         return exp
 
     def _steps_where(self, k: int, columns: Sequence[str], where: RowFilter) -> Experience:
         """Columns of the steps of part ``k`` for which ``where`` holds."""
-        where.check_names((), self.parts.columns)
-        names = list(dict.fromkeys([*columns, *where.columns_in(self.parts.columns)]))
+        where.check_names((), self.units.columns)
+        names = list(dict.fromkeys([*columns, *where.columns_in(self.units.columns)]))
         in_arrow = None
-        if isinstance(self.parts, OwnParts):  # what is joined has other episode ids here than on the disk
-            columns_of = self.parts.nothing(names).steps
+        if self.units.own is not None:  # what is joined has other episode ids here than on the disk
+            columns_of = self.units.nothing(names).steps
             in_arrow = where.in_arrow({name: values.dtype for name, values in columns_of.items() if values.ndim == 1})
-        return _filtered(loaded(self.parts, k, names, in_arrow), where, columns)
+        return _filtered(self.units.load(k, names, in_arrow), where, columns)
 
     def _begin(self) -> None:
         """Look at what is known of the whole before the first part."""
@@ -358,7 +362,7 @@ class ScreenedParts:
             if self._faults and self.mode == "strict":
                 raise DataError(self._faults[0].message)
             if not self._has_begun:
-                problems = list(problems_of(self.parts))
+                problems = self.units.problems
                 bad = next((problem for problem in problems if not problem.harmless), None)
                 if self.mode == "strict" and bad is not None:
                     raise DataError(bad.message)
@@ -381,7 +385,7 @@ class ScreenedParts:
         rows = (
             f"{count:,} of {exp.num_steps:,} rows {'is' if count == 1 else 'are'} affected (`{self._lists}` lists them)"
         )
-        place = place_of(self.parts, k, row, exp)
+        place = self.units.place(k, row, exp)
         return f"{place.words}: `{found.column}` {found.what}. {rows}. {_REMEDY}"
 
 
@@ -401,10 +405,10 @@ _REMEDIES: Final = {
 }
 
 
-def problem_of(parts: Parts, k: int, exp: Experience, found: Found) -> Problem:
-    """A fault of some rows of part ``k``, which is ``exp``, in words."""
+def problem_of(units: Units, k: int, exp: Experience, found: Found) -> Problem:
+    """A fault of some rows of unit ``k``, which is ``exp``, in words."""
     row, count = int(found.rows[0]), len(found.rows)
-    place = place_of(parts, k, row, exp)
+    place = units.place(k, row, exp)
     more = f" ({count:,} rows like it)" if count > 1 else ""
     text = f"{place.words}: column `{found.column}` {found.what}{more}. {_REMEDIES[found.kind]}"
     return Problem(found.kind, text, place.file, place.row, found.column, count, True, place.row_group, found.harmless)

@@ -12,7 +12,7 @@ from etude import columns as col
 from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.arrays import ranges
-from etude.recordings.formats.parts import Parts, Problem
+from etude.recordings.format import Problem
 from etude.recordings.spans import (
     KINDS,
     Plan,
@@ -28,20 +28,21 @@ from etude.recordings.spans import (
     span_at,
     spans_of,
 )
-from etude.recordings.tolerance import keys_of, load_rest, place_of, problems_of
+from etude.recordings.units import Units
 
 
 class Index:
     """Made by one pass over the key columns: for each part, what is to be left out, linked and put in order.
 
     Args:
-        parts: The recording.
+        units: The recording.
         keep_order: Segments out of order are left out, and ends that are not known stay so.
     """
 
-    def __init__(self, parts: Parts, *, keep_order: bool) -> None:
-        self._parts = parts
-        self._roots = [root for root in (col.OBS, col.ACTION, col.REWARD) if col.under(parts.columns, root)]
+    def __init__(self, units: Units, *, keep_order: bool) -> None:
+        self._units = units
+        roots = (col.OBS, col.ACTION, col.REWARD)
+        self._printed = [name for root in roots for name in col.under(units.columns, root)]
         self._obs: dict[tuple[int, int], dict[str, NDArray[Any]] | None] = {}
         self.rows: list[int] = []
         """The rows of each part; 0 where nothing of it can be read."""
@@ -51,7 +52,7 @@ class Index:
         """Rows, by kind of fault."""
         self.met: Counter[str] = Counter()
         """Segments, by kind of fault; and what the reader of the format has left out already."""
-        self.met.update(problem.kind for problem in problems_of(parts))
+        self.met.update(problem.kind for problem in units.problems)
         spans = self._read()
         ill = list(_groups(spans, _ill(spans)))
         prints = self._prints([span for group in ill if overlapping(group) for span in group])
@@ -61,9 +62,9 @@ class Index:
 
     def _read(self) -> Spans:
         found: list[Spans] = []
-        for k in range(self._parts.num_parts):
+        for k in range(len(self._units)):
             try:
-                exp = keys_of(self._parts, k)
+                exp = self._units.keys(k)
             except DataError:  # met again when it is loaded, and counted then
                 self.rows.append(0)
                 continue
@@ -79,7 +80,7 @@ class Index:
         out: dict[Span, Prints] = {}
         for k, here in sorted(by_part.items()):
             try:
-                exp = load_rest(self._parts, k, self._roots)[0]
+                exp = self._units.load_rest(k, self._printed)[0]
             except DataError:
                 exp = None
             for span in here:
@@ -116,7 +117,7 @@ class Index:
         """
         if exp.num_steps == self.rows[k]:
             return np.arange(exp.num_steps)
-        known = keys_of(self._parts, k)
+        known = self._units.keys(k)
         first: dict[Any, deque[int]] = defaultdict(deque)
         for key, row in zip(_heads(known), known.offsets.tolist(), strict=False):
             first[key].append(row)
@@ -128,7 +129,7 @@ class Index:
         """The observation in a row of part ``k``; None where it can't be read."""
         if (k, row) not in self._obs or not set(names) <= set(self._obs[k, row] or names):
             try:
-                exp = load_rest(self._parts, k, names)[0]
+                exp = self._units.load_rest(k, names)[0]
                 whole = exp.num_steps == self.rows[k]
                 self._obs[k, row] = {n: np.array(exp.steps[n][row]) for n in names} if whole else None
             except DataError:
@@ -163,12 +164,12 @@ class ClashIndex:
     It takes some 60 bytes of memory a segment, and the time to sort them. May not be used by several threads at once.
 
     Args:
-        parts: The recording.
+        units: The recording.
         kinds: What `add` looks for, of `etude.recordings.spans.KINDS`.
     """
 
-    def __init__(self, parts: Parts, kinds: Sequence[str] = ()) -> None:
-        self._parts, self._kinds = parts, kinds
+    def __init__(self, units: Units, kinds: Sequence[str] = ()) -> None:
+        self._units, self._kinds = units, kinds
         self._runs: list[tuple[NDArray[np.int64], Spans]] = []  # each in time, with its keys
         self._added: set[int] = set()
         self._told: str | None = None
@@ -176,7 +177,7 @@ class ClashIndex:
     @property
     def is_complete(self) -> bool:
         """Whether all parts have been seen."""
-        return len(self._added) == self._parts.num_parts
+        return len(self._added) == len(self._units)
 
     def add(self, k: int, exp: Experience) -> None:
         """Take in part ``k``, loaded, where it was not before.
@@ -196,19 +197,10 @@ class ClashIndex:
         if self._told is not None:
             raise DataError(self._told)
 
-    def add_rest(self) -> None:
-        """Take in the parts that were not seen yet, by their keys; a clash is raised when a part is loaded."""
-        for k in range(self._parts.num_parts):
-            if k not in self._added and self._told is None:
-                try:
-                    self.add(k, keys_of(self._parts, k))
-                except DataError as error:
-                    self._told = self._told or str(error)
-
     def problems(self, kinds: Sequence[str] = KINDS) -> Iterator[Problem]:
         """All clashes of these kinds in what was seen, one for each kind, episode and agent."""
         spans = in_time(all_of(run for _, run in self._runs))
-        names = _Names(self._parts)
+        names = _Names(self._units)
         for kind, at in clashes(spans).items():
             told: set[int] = set()
             for i in at.tolist() if kind in kinds else ():
@@ -216,7 +208,7 @@ class ClashIndex:
                 a, b = span_at(spans, i), span_at(spans, i + 1)
                 if key not in told and names.are_alike(a, b):
                     told.add(key)
-                    yield clash_problem(self._parts, names, kind, a, b)
+                    yield clash_problem(self._units, names, kind, a, b)
 
     def num_episodes(self) -> int:
         """How many episodes were seen."""
@@ -233,27 +225,31 @@ class ClashIndex:
             if some.any():
                 together.append(run.take(ranges(starts[some], (stops - starts)[some])))
         both = in_time(all_of(together)) if len(together) > 1 else spans
-        names = _Names(self._parts)
+        names = _Names(self._units)
         for kind, at in clashes(both).items():
             for i in at.tolist() if kind in self._kinds else ():
                 a, b = span_at(both, i), span_at(both, i + 1)
                 if names.are_alike(a, b):
-                    return clash_problem(self._parts, names, kind, a, b, with_remedy=False).message
+                    return clash_problem(self._units, names, kind, a, b, with_remedy=False).message
         return None
 
 
 class _Names:
     """Looks up whose spans are, which is needed only where something is wrong."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, units: Units) -> None:
+        self._units = units
         self._loaded: dict[int, Experience] = {}
+
+    def part(self, k: int) -> Experience:
+        """The segments of a part."""
+        if k not in self._loaded:
+            self._loaded[k] = self._units.keys(k)
+        return self._loaded[k]
 
     def of(self, span: Span) -> tuple[str, str | None]:
         """Its episode and agent."""
-        if span.part not in self._loaded:
-            self._loaded[span.part] = keys_of(self._parts, span.part)
-        exp = self._loaded[span.part]
+        exp = self.part(span.part)
         i = int(np.searchsorted(exp.offsets, span.row, side="right")) - 1
         return exp.segments.episode_id[i], exp.segments.agent_id[i]
 
@@ -270,11 +266,11 @@ _REMEDIES: Final = {
 }
 
 
-def clash_problem(parts: Parts, names: _Names, kind: str, a: Span, b: Span, *, with_remedy: bool = True) -> Problem:
+def clash_problem(units: Units, names: _Names, kind: str, a: Span, b: Span, *, with_remedy: bool = True) -> Problem:
     """Two spans of one agent in one episode that do not go together, ``a`` the earlier by time, in words."""
     steps = {"duplicate": b.start - a.start, "out_of_order": 0}.get(kind, a.stop - a.start - 1)
-    first = place_of(parts, a.part, a.row + a.lookback + steps)
-    second = place_of(parts, b.part, b.row + b.lookback)
+    first = units.place(a.part, a.row + a.lookback + steps, names.part(a.part))
+    second = units.place(b.part, b.row + b.lookback, names.part(b.part))
     episode, agent = names.of(b)
     who = f"episode {episode!r}" + (f", agent {agent!r}" if agent is not None else "")
     what = {

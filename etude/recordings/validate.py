@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from etude.errors import DataError, printable
 from etude.recordings.faulty_rows import found_in
-from etude.recordings.formats.parts import Parts, Problem, UnreadableError
-from etude.recordings.joined import JoinedParts
-from etude.recordings.opening import found, place_of
+from etude.recordings.format import Problem, UnreadableError
+from etude.recordings.opening import found, joined, place_of
 from etude.recordings.screening import problem_of
 from etude.recordings.screening_index import ClashIndex
-from etude.recordings.tolerance import load_rest, problems_of
+from etude.recordings.units import Units
 
 if TYPE_CHECKING:
     from etude.recordings.opening import DataLike
@@ -83,7 +82,7 @@ def validate(path: "DataLike", *, filesystem: Any = None) -> Report:
     faults: list[Problem] = []
     try:
         recordings = found(path, filesystem, faults)
-        several = [recording.open() for recording in recordings]
+        members = [recording.open() for recording in recordings]
     except DataError:
         if not faults:
             raise
@@ -91,45 +90,34 @@ def validate(path: "DataLike", *, filesystem: Any = None) -> Report:
     where = str(place_of(path, filesystem, recordings))
     problems = list(faults)
     try:
-        together = [JoinedParts(several)] if len(several) > 1 else several
+        together = [joined(members)]
     except DataError as error:
         problems.append(Problem("not_together", str(error), where, count=0))
-        together = several
-    looks = [_look(parts, where, problems) for parts in together]
-    files = {str(file) for parts in several for file in parts.files}
+        together = [joined([member]) for member in members]
+    looks = [_look(units, problems) for units in together]
+    files = {str(file) for units in together for file in units.files}
     unread = {problem.file for problem in faults if problem.row is None}
     rows, episodes = (sum(counts) for counts in zip(*looks, strict=True))
     return Report(where, len(files | unread), rows, episodes, tuple(problems))
 
 
-def _look(parts: Parts, where: str, problems: list[Problem]) -> tuple[int, int]:
-    """Look at every part, and add what is wrong to ``problems``; gives the rows and the episodes."""
-    problems += problems_of(parts)
-    rows, clashes = 0, ClashIndex(parts)
-    leaves = {**parts.header.obs_leaves(), **parts.header.action_leaves()}
-    for k in range(parts.num_parts):
+def _look(units: Units, problems: list[Problem]) -> tuple[int, int]:
+    """Look at every unit, and add what is wrong to ``problems``; gives the rows and the episodes."""
+    problems += units.problems
+    rows, clashes = 0, ClashIndex(units)
+    leaves = {**units.header.obs_leaves(), **units.header.action_leaves()}
+    for k in range(len(units)):
         try:
-            exp, more = load_rest(parts, k, None)
+            exp, more = units.load_rest(k)
         except UnreadableError as error:
             problems.append(error.problem)
             continue
-        except DataError as error:
-            file = str(parts.files[0]) if len(parts.files) == 1 else where
-            problems.append(Problem("unreadable", str(error), file, count=_rows(parts, k), repairable=True))
-            continue
         rows += exp.num_steps
         problems += more
-        problems += (problem_of(parts, k, exp, fault) for fault in found_in(exp, leaves))
+        problems += (problem_of(units, k, exp, fault) for fault in found_in(exp, leaves))
         clashes.add(k, exp)
     problems += clashes.problems()
     return rows, clashes.num_episodes()
-
-
-def _rows(parts: Parts, k: int) -> int:
-    try:
-        return parts.rows(k)
-    except DataError:
-        return 0
 
 
 _ABLE = {True: "repairable", False: "not repairable"}

@@ -58,5 +58,6 @@ def _own(base: Any) -> Any:
 
 
 MyA2C, MyIMPALA, MyAPPO = map(_own, (etude.A2C, etude.IMPALA, etude.APPO))
-MyDQN, MySAC, MyTD3 = map(_own, (etude.DQN, etude.SAC, etude.TD3))
-MyBC, MyMARWIL, MyIQL, MyCQL, MyTD3BC = map(_own, (etude.BC, etude.MARWIL, etude.IQL, etude.CQL, etude.TD3BC))
+MyDQN, MyQRDQN, MySAC, MyTD3 = map(_own, (etude.DQN, etude.QRDQN, etude.SAC, etude.TD3))
+MyBC, MyMARWIL, MyIQL = map(_own, (etude.BC, etude.MARWIL, etude.IQL))
+MyAWAC, MyCQL, MyTD3BC = map(_own, (etude.AWAC, etude.CQL, etude.TD3BC))

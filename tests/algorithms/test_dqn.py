@@ -19,6 +19,7 @@ from etude.algorithms.dqn import QModule
 from etude.learners import Batch, Loss
 from etude.modules import Module
 from etude.modules.distributions import EpsilonGreedy
+from etude.modules.noisy import NoisyNetwork
 
 SMALL: dict[str, Any] = {
     "env": "CartPole-v1",
@@ -239,9 +240,26 @@ def test_a_net_of_ones_own_gives_the_values() -> None:
     assert algorithm.train().losses["td"] > 0
 
 
+def test_noise_on_the_weights_takes_the_place_of_epsilon() -> None:
+    algorithm = dqn(noisy=True)
+    module = moved(algorithm)
+    assert isinstance(module.net, NoisyNetwork)
+    assert module.dist.epsilon == 0.0
+    assert dqn(noisy=True, epsilon=0.5).module.dist.epsilon == 0.5  # type: ignore[attr-defined]
+    batch = batch_of(algorithm)
+    losses = [algorithm.loss(module, batch).total.item() for _ in range(2)]
+    assert losses[0] != losses[1]
+    module.eval()
+    assert torch.equal(module.values(batch.obs), module.values(batch.obs))
+    assert not torch.equal(module.target_values(batch.obs), module.target_values(batch.obs))  # its own noise: eq. 16
+    plays = [algorithm.evaluate(3, seed=1).return_mean for _ in range(2)]
+    assert plays[0] == plays[1]
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        ({"noisy": True, "module": OwnNet}, "`noisy` is True, but must be false where you give a `module`"),
         ({"env": "Pendulum-v1"}, "only of the actions of a Discrete space. Take SAC"),
         ({"epsilon": 1.5}, "`epsilon` is 1.5, but must be probabilities"),
         ({"tau": 0.0}, "`tau` is 0.0, but must be above 0"),
@@ -286,6 +304,50 @@ def test_with_the_wrong_sign_it_does_not() -> None:
         return algorithm.fit(Stop(env_steps=6_000)).return_mean
 
     assert median_over_seeds(score) < 60  # at random: 22
+
+
+class Arms(gym.Env[Any, Any]):
+    """One step: the last of eight arms pays best, the others pay little. Who always pulls the best so far is stuck."""
+
+    observation_space = spaces.Box(0, 1, (1,), np.float32)
+    action_space = spaces.Discrete(8)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return np.ones(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.ones(1, np.float32), 1.0 if action == 7 else 0.4, True, False, {}
+
+
+class Silent(QModule):
+    """Acts without the noise that it learns with."""
+
+    has_own_actor = False
+
+
+class ActsWithoutNoise(DQN):
+    kind = Silent
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize(
+    ("algorithm", "noisy", "finds_it"), [(DQN, True, True), (DQN, False, False), (ActsWithoutNoise, True, False)]
+)
+def test_noise_finds_what_greed_does_not_and_then_becomes_less(
+    algorithm: type[DQN], noisy: bool, finds_it: bool
+) -> None:
+    net = NetworkConfig(hidden=(16,), activation="relu", separate=False)
+    given: dict[str, Any] = {"env": Arms, "noisy": noisy, "epsilon": 0.0, "n_step": 1, "network": net, "lr": 5e-3}
+    given |= {"learning_starts": 64, "iteration_steps": 3000, "target_interval": 20}
+
+    def score(seed: int) -> float:
+        trained = algorithm(DQNConfig(seed=seed, **given))
+        trained.train()
+        return float(trained.collect(num_steps=400)["main"].steps["reward"].mean())
+
+    found = median_over_seeds(score)
+    assert found >= 0.9 if finds_it else found < 0.7
 
 
 class AlwaysBootstraps(DQN):

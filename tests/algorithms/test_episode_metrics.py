@@ -283,4 +283,4 @@ def test_from_the_command_line_into_metrics_and_tensorboard(tmp_path: Path, monk
     rows = read_jsonl(out / "metrics.jsonl")
     assert rows[-1]["custom"]["tail"] == row["custom"]["tail"]
     with pytest.raises(SystemExit):
-        main(["train", "ppo", "--help"])
+        main(["train", "ppo", "--help-all"])

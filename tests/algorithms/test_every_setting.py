@@ -211,6 +211,8 @@ CASES: dict[str, Case] = {
     "double": Case(False),
     "dueling": Case(True),
     "epsilon": Case(0.5),
+    "noisy": Case(True),
+    "num_quantiles": Case(3),
     "temperature": Case(0.5),
     "target_entropy": Case(0.5),
     "action_noise": Case(0.9),
@@ -266,12 +268,14 @@ ALGORITHMS: dict[type[etude.Algorithm[Any]], dict[str, Any]] = {
     etude.IMPALA: {name: value for name, value in ON_POLICY.items() if name != "minibatch_size"},
     etude.APPO: ON_POLICY,
     etude.DQN: REPLAY | {"env": Choice},
+    etude.QRDQN: REPLAY | {"env": Choice},
     etude.SAC: REPLAY,
     etude.TD3: REPLAY,
     Taught: ACTING | {"num_update_steps": 2, "batch_size": 8},
     etude.BC: OFFLINE,
     etude.MARWIL: OFFLINE,
     etude.IQL: OFFLINE,
+    etude.AWAC: OFFLINE,
     etude.CQL: OFFLINE,
     etude.TD3BC: OFFLINE,
 }
@@ -279,6 +283,7 @@ ALGORITHMS: dict[type[etude.Algorithm[Any]], dict[str, Any]] = {
 OWN: dict[tuple[type[etude.Algorithm[Any]], str], Case] = {
     (etude.DQN, "network.separate"): Case(True, {"dueling": True}),
     (etude.IMPALA, "optimizer.accumulate"): Case(2, {"num_minibatches": 2}),
+    (etude.QRDQN, "network.separate"): Case(True, {"dueling": True}),
     (etude.SAC, "network.state_dependent_std"): Case(False),
     **{(cls, "network.squash"): Case(False) for cls in (etude.SAC, etude.TD3, etude.CQL, etude.TD3BC)},
     (etude.MARWIL, "sequences.max_len"): Case(2),
@@ -387,7 +392,7 @@ def in_full(cls: Any, given: dict[str, Any], recordings: dict[str, str], out: Pa
 
 def meant(cls: Any, value: Any, recordings: dict[str, str]) -> Any:
     """An env or data that fits an algorithm."""
-    if cls is etude.DQN:
+    if issubclass(cls, etude.DQN):
         discrete = {Walk: Choice, Camera: ChoiceCamera, Longer: LongerChoice, TwoCameras: TwoChoiceCameras}
         value = {**discrete, Two: TwoChoices}.get(value, value)
     if value is Longer and issubclass(cls, etude.OfflineAlgorithm):

@@ -87,6 +87,7 @@ MAKERS: dict[str, Any] = {
     ),
     "SAC": functools.partial(sac, capacity=170, lr=((0, 1e-3), (900, 1e-4))),
     "SAC at random": functools.partial(sac, learning_starts=300),
+    "DQN, noisy": functools.partial(dqn, noisy=True),
     "TD3": functools.partial(td3, policy_delay=3),
     "TD3 with a memory": functools.partial(td3, network=NetworkConfig(hidden=(8,), recurrent="gru", recurrent_size=4)),
 }

@@ -15,12 +15,14 @@ from toy_envs import Echo
 
 import etude
 from etude.algorithms import (
+    AWAC,
     BC,
     CQL,
     IQL,
     MARWIL,
     PPO,
     TD3BC,
+    AWACConfig,
     BCConfig,
     CQLConfig,
     IQLConfig,
@@ -211,7 +213,9 @@ LINE = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
 
 
 @pytest.mark.parametrize("mode", ["stream", "auto"])
-@pytest.mark.parametrize(("algorithm", "config"), [(IQL, IQLConfig), (CQL, CQLConfig), (TD3BC, TD3BCConfig)])
+@pytest.mark.parametrize(
+    ("algorithm", "config"), [(IQL, IQLConfig), (AWAC, AWACConfig), (CQL, CQLConfig), (TD3BC, TD3BCConfig)]
+)
 def test_critics_can_look_several_rewards_ahead(algorithm: Any, config: Any, mode: Any, tmp_path: Path) -> None:
     """Episodes of 12 steps that terminate, each of which earns 1."""
 

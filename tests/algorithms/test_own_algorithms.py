@@ -31,11 +31,13 @@ OF_ALL: dict[Any, dict[str, Any]] = {
     own.MyIMPALA: ON_POLICY,
     own.MyAPPO: ON_POLICY,
     own.MyDQN: {**OFF_POLICY, "env": "CartPole-v1"},
+    own.MyQRDQN: {**OFF_POLICY, "env": "CartPole-v1"},
     own.MySAC: {**OFF_POLICY, "env": "Pendulum-v1"},
     own.MyTD3: {**OFF_POLICY, "env": "Pendulum-v1"},
     own.MyBC: OFFLINE,
     own.MyMARWIL: OFFLINE,
     own.MyIQL: OFFLINE,
+    own.MyAWAC: OFFLINE,
     own.MyCQL: OFFLINE,
     own.MyTD3BC: OFFLINE,
 }

@@ -121,7 +121,7 @@ class Push(Follow):
 def test_replays_hold_numpy(make: Any, env: Any, options: dict[str, Any]) -> None:
     algorithm = make(make.Config(env=env(8), num_envs=8, seed=1, **options))
     assert algorithm.train().updates > 0
-    batch, *_ = algorithm._drawn("main")
+    batch, *_ = algorithm.drawn("main")
     assert all(isinstance(column, np.ndarray) for column in batch.values())
 
 

@@ -4,16 +4,21 @@ from cli_runs import trained
 
 import etude
 from etude.algorithms import PPO, Ray
-from etude.cli.arguments import ask
+from etude.cli.asked import ask
 from etude.cli.main import main
+from etude.cli.train import TrainOptions
 from etude.errors import SettingsError
 from etude.settings import from_dict
 
 
 def engine_of(*args):
     """The engine that a command line asks for."""
-    asked = ask(PPO, "ppo", list(args))
-    return from_dict(etude.PPOConfig, asked.given, owner="ppo").engine
+    return from_dict(etude.PPOConfig, given(*args), owner="ppo").engine
+
+
+def given(*args):
+    """The settings that a command line gives."""
+    return ask(PPO, TrainOptions, ["ppo", *args], "train", "")[1]
 
 
 def test_flags_of_the_ray_engine():
@@ -38,8 +43,8 @@ def test_flags_of_the_ray_engine():
 
 
 def test_names_that_workers_have_stay_theirs():
-    asked = ask(PPO, "ppo", ["--step-timeout", "3", "--max-restarts", "1"])
-    assert asked.given == {"workers": {"step_timeout": "3", "max_restarts": "1"}}
+    found = given("--step-timeout", "3", "--max-restarts", "1")
+    assert found == {"workers": {"step_timeout": "3", "max_restarts": "1"}}
 
 
 @pytest.mark.parametrize(
@@ -69,9 +74,9 @@ def test_the_engine_in_a_file(tmp_path, text, args, engine):
     [
         (["--num-runners", "2"], "ppo has `ray.num_runners`, but lives on the local engine: add --engine ray."),
         (["--engine", "local", "--ray.address", "auto"], "ppo has `ray.address`, but lives on the local engine"),
-        (["--engine", "roy"], "ppo.engine is 'roy', expected Ray | 'local' | 'ray'"),
+        (["--engine", "roy"], "ppo.engine is 'roy', expected {local,ray}"),
         (["--engine", "ray", "--ray.num-runers", "2"], "Nearest: `ray.num-runners`"),
-        (["--engine", "ray", "--ray.num-runners", "many"], "ppo.engine.num_runners is 'many', expected int"),
+        (["--engine", "ray", "--ray.num-runners", "many"], "ppo.ray.num_runners is 'many', expected INT"),
         (["--engine", "ray", "--ray.runtime-env", "pip=[1"], "[1 can't be read as JSON"),
         (["--engine", "ray", "--ray.resources-per-runner", "much"], "ppo.engine.resources_per_runner is ('much',)"),
     ],

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import io
 import math
+from contextlib import closing
 
 import pytest
 from rich.console import Console
@@ -22,10 +23,11 @@ FULL = {"returns_counted": 3, "return_mean": 12.34, "return_min": 1.0, "return_m
 
 
 def test_a_line_holds_what_there_is():
-    assert live.line(result(env_steps=2048, updates=16, seconds=1.26, sample_steps_per_s=1e5, **FULL)) == (
-        "return 12.3 (1 … 20)  steps 2,048, 100,000/s sampled  updates 16  losses policy 0.123  seconds 1.3"
-    )
-    assert live.line(result(updates=16, losses={"imitation": 1.0})) == "updates 16  losses imitation 1  seconds 0.0"
+    shown = live.figures(result(env_steps=2048, updates=16, seconds=1.26, sample_steps_per_s=1e5, **FULL))
+    assert [*shown] == ["return", "steps", "updates", "losses", "seconds"]
+    assert shown["return"] == "12.3 (1 … 20)"
+    assert {"2,048,", "100,000/s"} <= {*shown["steps"].split()}
+    assert [*live.figures(result(updates=16, losses={"imitation": 1.0}))] == ["updates", "losses", "seconds"]
 
 
 def test_several_modules_or_agents_are_told_apart_and_faults_are_told():
@@ -37,7 +39,7 @@ def test_several_modules_or_agents_are_told_apart_and_faults_are_told():
     assert not {"agents", "modules", "faulty episodes"} & live.figures(one).keys()
     many = result(**FULL, agent_returns={f"a{i}": float(i) for i in range(9)})
     assert live.figures(many)["agents"].endswith("a5 5.0 and 3 more")
-    assert live.line(result(faulty_episodes=2)).endswith("  faulty episodes 2")
+    assert live.figures(result(faulty_episodes=2))["faulty episodes"] == "2"
 
 
 def test_where_a_turn_s_time_goes_and_what_callbacks_logged():
@@ -50,14 +52,19 @@ def test_where_a_turn_s_time_goes_and_what_callbacks_logged():
 
 
 def test_lines_are_throttled_but_the_last_is_always_there(capsys):
-    with live.Lines("ppo on X") as view:
-        for updates in range(50):
-            view.show(result(updates=updates))
+    view = live.View("ppo on X", Stop(), quiet=False)
+    for updates in range(50):
+        view.show(result(updates=updates))
+    view.close()
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "training ppo on X"
+    assert "ppo on X" in lines[0]
     assert lines[1].startswith("updates 0 ")
     assert lines[-1].startswith("updates 49 ")
     assert len(lines) < 10
+    quiet = live.View("ppo on X", Stop(), quiet=True)
+    quiet.show(result(updates=1))
+    quiet.close()
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
@@ -78,41 +85,32 @@ def test_progress_is_the_nearest_of_goal_and_budgets(stop, first, last, share):
     assert live.progress(stop, result(**first), result(**last)) == share
 
 
-def test_sparklines():
-    assert live.sparkline([math.nan, 1.0]) == ""
-    assert live.sparkline([0.0, 1.0, math.nan, 7.0]) == "▁▂█"
-    assert live.sparkline([3.0, 3.0]) == "▁▁"
-    assert len(live.sparkline([float(x) for x in range(1000)])) == 48
-
-
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59.7, "1:00"), (61, "1:01"), (3725, "1:02:05")])
 def test_clocks(seconds, text):
     assert live.clock(seconds) == text
 
 
-def drawn(picture):
+def drawn(view):
     console = Console(file=io.StringIO(), width=100, force_terminal=False)
-    console.print(picture.draw())
+    console.print(view.picture())
     return console.file.getvalue()
 
 
-def test_the_picture_on_a_terminal():
-    picture = live.Picture("ppo on X", Stop(updates=100))
-    assert "ppo on X: getting ready" in drawn(picture)
-    picture.show(result(updates=10, **FULL))
-    picture.show(result(updates=40, **{**FULL, "return_mean": 99.0}))
-    text = drawn(picture)
-    for words in ("ppo on X", "99.0 (1 … 20)", "policy 0.123", "▁█", "40%", "━", "left"):
-        assert words in text
-    endless = live.Picture("bc", Stop())
-    endless.show(result(updates=1))
-    assert "so far" in drawn(endless)
-
-
-def test_where_it_goes_decides_the_view(monkeypatch):
-    assert isinstance(live.view("x", Stop(), quiet=True), live.Silent)
-    assert isinstance(live.view("x", Stop(), quiet=False), live.Lines)
+@pytest.fixture
+def terminal(monkeypatch):
+    """Standard error is one."""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    with live.view("x", Stop(updates=3), quiet=False) as view:
-        assert isinstance(view, live.Picture)
-        view.show(result(updates=1))
+
+
+def test_the_picture_on_a_terminal(terminal, capsys):
+    with closing(live.View("ppo on X", Stop(updates=100), quiet=False)) as view:
+        assert "ppo on X: getting ready" in drawn(view)
+        view.show(result(updates=10, **FULL))
+        view.show(result(updates=40, **{**FULL, "return_mean": 99.0}))
+        text = drawn(view)
+    for words in ("ppo on X", "99.0 (1 … 20)", "policy 0.123", "40%", "━", "left"):
+        assert words in text
+    assert "99.0 (1 … 20)" in capsys.readouterr().err, "the last picture stays"
+    with closing(live.View("bc", Stop(), quiet=False)) as endless:
+        endless.show(result(updates=1))
+        assert "so far" in drawn(endless)

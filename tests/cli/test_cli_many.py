@@ -121,14 +121,14 @@ def test_agents_that_share_a_module_are_told_apart(tmp_path, capsys):
         (["--modul", "red"], "ppo has no setting `modul`. Nearest: `module` "),
         (["--min-bach", "2"], "ppo has no setting `min-bach`. Nearest: `min-batch` (how many envs must be ready"),
         (["--worker", "2"], "Nearest: `workers` (processes or threads that step envs, at least 0, default 0)"),
-        (["--workers", "two"], "ppo.workers.num_workers is 'two', expected int."),
+        (["--workers", "two"], "ppo.workers.num_workers is 'two', expected INT."),
         (["--workers", "2", "--workers.num-workers", "2"], "ppo: --workers and --workers.num-workers are one setting"),
         (["--min-batch", "0"], "Workers.min_batch must be at least 1, or none."),
         (["--step-timeout", "3"], "Workers.step_timeout needs workers"),
-        (["--recurrent", "rnn"], "ppo.network.recurrent is 'rnn', expected 'lstm' | 'gru' | None."),
+        (["--recurrent", "rnn"], "ppo.network.recurrent is 'rnn', expected {lstm,gru}|none"),
         (
             ["--count-steps-by", "steps"],
-            "ppo.trajectories.count_steps_by is 'steps', expected 'env_steps' | 'agent_steps'.",
+            "ppo.trajectories.count_steps_by is 'steps', expected {env_steps,agent_steps}",
         ),
     ],
 )

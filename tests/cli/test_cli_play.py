@@ -87,9 +87,9 @@ def test_episodes_are_recorded_and_cloned_from_the_recording_alone(run, tmp_path
     recording = Recording.open(to)
     assert (recording.num_episodes, recording.env) == (5, "CartPole-v1")
     assert main([*record, "--seed", "5"]) == 2
-    assert f"{to}: holds a recording of 1 files already. Choose another folder, remove it, or give --append" in (
-        capsys.readouterr().err
-    )
+    said = capsys.readouterr().err
+    assert f"{to}: holds a recording" in said
+    assert "--append" in said
     assert main([*record, "--seed", "6", "--append", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["to"] == str(to)
     assert Recording.open(to).num_episodes == 10
@@ -135,14 +135,14 @@ def test_sigterm_keeps_the_episodes_recorded_so_far(run, tmp_path, capsys, monke
     [
         (["evaluate", "EMPTY"], "is not a checkpoint"),
         (["evaluate", "EMPTY/nowhere"], "is not a checkpoint: there is no such folder"),
-        (["evaluate"], "evaluate needs a value for `run`.\n       usage: etude evaluate RUN [OPTIONS]; all options: "),
+        (["evaluate"], "evaluate needs a value for `run`. All options: etude evaluate --help"),
         (["evaluate", "RUN", "--episodes", "0"], "`episodes` is 0, but must be at least 1"),
         (["evaluate", "RUN", "--episods", "3"], "evaluate has no setting `episods`. Nearest: `episodes`"),
         (["evaluate", "RUN", "--methods", "wis"], "`methods` is for estimates from a recording, but without `on`"),
         (["evaluate", "RUN", "--behaviour", "fit"], "`behaviour` is for estimates from a recording, but without `on`"),
         (["evaluate", "RUN", "--greedy"], "`greedy` is for estimates from a recording"),
         (["evaluate", "RUN", "--on-bad", "skip"], "`on_bad` is for estimates from a recording"),
-        (["record", "RUN"], "record needs a value for `to`.\n       usage: etude record RUN --to TEXT [OPTIONS]"),
+        (["record", "RUN"], "record needs a value for `to`. All options: etude record --help"),
         (["record", "EMPTY", "--to", "x"], "is not a checkpoint"),
     ],
 )
@@ -181,6 +181,6 @@ def test_training_is_recorded_and_goes_on(tmp_path, capsys):
     assert "updates    8" in capsys.readouterr().out
     again = ["--record.path", str(tmp_path / "r"), "--out", str(tmp_path / "other")]
     assert main([*SMALL, *again]) == 2
-    assert "holds a recording of 4 files already. Choose another folder, remove it, or give --record.append to" in (
-        capsys.readouterr().err
-    )
+    said = capsys.readouterr().err
+    assert "holds a recording" in said
+    assert "--record.append" in said

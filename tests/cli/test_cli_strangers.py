@@ -89,7 +89,7 @@ def test_names_in_a_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_names_in_a_live_picture() -> None:
     from test_cli_live import drawn, result
 
-    picture = live.Picture(f"ppo on {EVIL}", Stop())
+    picture = live.View(f"ppo on {EVIL}", Stop(), quiet=True)
     returns = {f"red{EVIL}": 1.0, "[bold]": 2.0, "[/]": 3.0}
     picture.show(result(returns_counted=3, return_mean=1.0, return_min=0.0, return_max=2.0, module_returns=returns))
     text = drawn(picture)

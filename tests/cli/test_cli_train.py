@@ -149,9 +149,9 @@ def test_yaml_may_merge(tmp_path):
         ("a.yaml", "num_envs: many", "a.yaml: ppo.num_envs is 'many', expected int"),
         ("a.yaml", "lr: fast", "a.yaml: ppo.lr is 'fast', expected float"),
         ("a.yaml", "stop: 5", "a.yaml: ppo.stop is 5, but must say what to stop at, as in `stop: {updates: 1000}`"),
-        ("a.yaml", "seed: 1\nlr: 1e-3\nseed: 2", "a.yaml has `seed` twice: leave one of them out."),
-        ("a.yaml", "network: {hidden: [8], hidden: [4]}", "a.yaml has `hidden` twice"),
-        ("a.json", '{"seed": 1, "seed": 2}', "a.json has `seed` twice"),
+        ("a.yaml", "seed: 1\nlr: 1e-3\nseed: 2", "`seed` twice: leave one of them out."),
+        ("a.yaml", "network: {hidden: [8], hidden: [4]}", "`hidden` twice"),
+        ("a.json", '{"seed": 1, "seed": 2}', "`seed` twice"),
         (
             "a.yaml",
             "lr: true",
@@ -189,7 +189,7 @@ def test_what_is_wrong_in_a_file(tmp_path, capsys, name, text, message):
             ["ppo", "--env", "CartPole-v1", "--lrr", "0.1"],
             "error: ppo has no setting `lrr`. Nearest: `lr` (learning rate of Adam, default ",
         ),
-        (["ppo", "--num-envs", "many"], "error: ppo.num_envs is 'many', expected int"),
+        (["ppo", "--num-envs", "many"], "error: ppo.num_envs is 'many', expected INT"),
         (["ppo", "--env", "CartPole-v1", "--num-envs", "0"], "error: `num_envs` is 0, but must be at least 1."),
         (["ppo", "--stop.update", "3"], "Nearest: `stop.updates`"),
         (["ppo", "--env", "CartPol-v1"], "Nearest: 'CartPole-v1'"),
@@ -197,8 +197,8 @@ def test_what_is_wrong_in_a_file(tmp_path, capsys, name, text, message):
         (["ppo", "--module", "cli_runs:Nett"], "`cli_runs:Nett`, which can't be imported here"),
         (["ppo", "--env", "CartPole-v1", "--connectors", "frame_stak:4"], "Nearest: `frame_stack`"),
         (["ppo", "--save-interval", "-1"], "`save_interval` is -1.0, but must be at least 0."),
-        (["ppo", "--hidden", "64x64"], "hidden is '64x64', expected INT ..., such as --hidden 64 64"),
-        (["ppo", "--lr", "abc"], "ppo.lr is 'abc', expected NUMBER|STEP:NUMBER,..., such as --lr 3e-4"),
+        (["ppo", "--hidden", "64x64"], "hidden is '64x64', expected INT ..., such as 64 64"),
+        (["ppo", "--lr", "abc"], "ppo.lr is 'abc', expected NUMBER|STEP:NUMBER,..., such as 3e-4"),
         (["ppo", "--lr", "0:1e-3,10:abc"], "ppo.lr is '0:1e-3,10:abc', expected NUMBER|STEP:NUMBER,..."),
         (["ppo", "--learning-rate", "1e-3"], "no setting `learning-rate`. Here it is: `lr`"),
         (["ppo", "--learning_rate", "1e-3"], "no setting `learning_rate`. Here it is: `lr`"),
@@ -234,7 +234,7 @@ def test_errors_name_the_culprit_and_what_to_do(capsys, tmp_path, monkeypatch, a
 
 def test_help_lists_every_setting(capsys):
     with pytest.raises(SystemExit) as stop:
-        main(["train", "ppo", "--help"])
+        main(["train", "ppo", "--help-all"])
     assert stop.value.code == 0
     text = capsys.readouterr().out
     for words in ("--hidden INT ...", "--network.hidden", "--stop.return-mean", "--clip", "--resume", "(default: 0.2)"):
@@ -383,7 +383,7 @@ def test_settings_given_count_more_and_the_run_may_go_on_elsewhere(tmp_path):
         (["bc", "--resume", "RUN", "--data", "x"], "is a run of etude.algorithms.ppo:PPO, not of bc"),
         (["ppo", "--resume", "RUN", "--network.hidden", "3"], "`network` can't be other than it was"),
         (["ppo", "--resume", "RUN", "--overwrite"], "can't be both resumed and overwritten"),
-        (["ppo", "--resume", "RUN", "--num-envs", "many"], "ppo.num_envs is 'many', expected int"),
+        (["ppo", "--resume", "RUN", "--num-envs", "many"], "ppo.num_envs is 'many', expected INT"),
         (["ppo", "--resume", "nowhere"], "nowhere is not a checkpoint"),
         (["cli_runs:Mine", "--resume", "RUN"], "is a run of etude.algorithms.ppo:PPO, not of Mine (cli_runs:Mine)"),
     ],

@@ -8,26 +8,24 @@ from cli_runs import SMALL
 
 import etude
 from etude.cli import tune as command
+from etude.cli.asked import ALGORITHMS
 from etude.cli.main import main
-from etude.cli.tune_arguments import ask, split
-from etude.errors import SettingsError
 
 PPO = ["tune", "ppo", *SMALL[2:]]
 
 
 def asked(*args, algorithm="ppo"):
     pytest.importorskip("ray")
-    return ask(command.algorithm_class(algorithm), algorithm, list(args))
+    return command.asked(ALGORITHMS[algorithm], [algorithm, *args])
 
 
 def test_words_of_the_search_space_become_spaces_of_settings():
-    found = asked(
+    config, space, options = asked(
         "--space.lr", "loguniform:1e-4,1e-2", "--space.clip=0.1,0.2", "--space.hidden", "grid:8+8,16",
         "--space.num-workers", "0", "--space.normalize-advantages", "yes,no", "--space.kl_target", "none,0.01",
         "--space.engine.num-runners", "randint:1,3", "--clip", "0.3", "--stop.updates", "3", "--samples", "2",
         "--resources", "CPU=2", "GPU=0.5",
     )  # fmt: skip
-    space = found.space
     assert (space["lr"].lower, space["lr"].upper) == (1e-4, 1e-2)
     assert space["clip"].categories == [0.1, 0.2]
     assert space["network.hidden"] == {"grid_search": [(8, 8), (16,)]}
@@ -35,8 +33,8 @@ def test_words_of_the_search_space_become_spaces_of_settings():
     assert space["normalize_advantages"].categories == [True, False]
     assert space["kl_target"].categories == [None, 0.01]
     assert (space["engine.num_runners"].lower, space["engine.num_runners"].upper) == (1, 3)
-    assert (found.config.clip, found.options.stop, found.options.samples) == (0.3, etude.Stop(updates=3), 2)
-    assert found.options.resources == {"CPU": 2.0, "GPU": 0.5}
+    assert (config.clip, options.stop, options.samples) == (0.3, etude.Stop(updates=3), 2)
+    assert options.resources == {"CPU": 2.0, "GPU": 0.5}
 
 
 def test_a_search_space_from_a_file_which_flags_override(tmp_path):
@@ -46,13 +44,13 @@ def test_a_search_space_from_a_file_which_flags_override(tmp_path):
     )
     (tmp_path / "ppo.yaml").write_text("clip: 0.3\nstop: {updates: 3}\nengine: {num_runners: 3}\n")
     args = ["--space", str(tmp_path / "space.yaml"), "--config", str(tmp_path / "ppo.yaml"), "--space.lr", "1e-3"]
-    found = asked(*args, "--num-learners", "1")
-    assert found.space["lr"] == 1e-3
-    assert found.space["network.hidden"] == [[8], [16, 16]]
-    assert found.space["clip"] == [0.1, 0.2]
-    assert found.space["connectors"].categories == [("normalize_obs",), ()]
-    assert (found.config.clip, found.options.stop.updates) == (0.3, 3)
-    assert (found.config.engine.num_runners, found.config.engine.num_learners) == (3, 1)
+    config, space, options = asked(*args, "--num-learners", "1")
+    assert space["lr"] == 1e-3
+    assert space["network.hidden"] == [[8], [16, 16]]
+    assert space["clip"] == [0.1, 0.2]
+    assert space["connectors"].categories == [("normalize_obs",), ()]
+    assert (config.clip, options.stop.updates) == (0.3, 3)
+    assert (config.engine.num_runners, config.engine.num_learners) == (3, 1)
 
 
 @pytest.mark.parametrize(
@@ -60,15 +58,16 @@ def test_a_search_space_from_a_file_which_flags_override(tmp_path):
     [
         (["ppo", "--space.lrr", "1,2"], "the search space of ppo has no setting `lrr`. Nearest: `lr`"),
         (["ppo", "--space.lr", "logunifrm:1,2"], "there is no `logunifrm`. Nearest: `loguniform`"),
-        (["ppo", "--space.lr", "1,fast"], "ppo.lr is 'fast', expected float"),
+        (["ppo", "--space.lr", "1,fast"], "ppo.lr is 'fast', expected NUMBER"),
         (
             ["ppo", "--space.num-envs", "uniform:1,4", "--stop.updates", "1"],
             "expected int. The search space gave num_envs=",
         ),
-        (["ppo", "--space.network.hidden", "8+x"], "ppo.network.hidden is ('8', 'x'), expected tuple[int, ...]"),
-        (["ppo", "--space.lr"], "ppo: --space.lr needs what to try, such as"),
-        (["ppo", "--space.lr", "--samples", "2"], "ppo: --space.lr needs what to try, such as"),
-        (["ppo", "--space.lr", "1", "--space.lr", "2"], "ppo has --space.lr twice"),
+        (["ppo", "--space.network.hidden", "8+x"], "ppo.network.hidden is '8 x', expected INT ..."),
+        (["ppo", "--space.n="], "--space.n needs what to try"),
+        (["ppo", "--space.lr"], "--space.lr needs what to try, such as"),
+        (["ppo", "--space.lr", "--samples", "2"], "--space.lr needs what to try, such as"),
+        (["ppo", "--space.lr", "1", "--space.lr", "2"], "--space.lr is there twice"),
         (["ppo"], "ppo has nothing to try: give --space.lr loguniform:1e-4,1e-2, or --space FILE."),
         (["ppo", "--space.lr", "1e-3,1e-4"], "`stop` is not set, but trials need to know when to end"),
         (["ppo", "--space.lr", "1e-3,1e-4", "--metric", "returns"], "`metric` is 'returns', but results have no such"),
@@ -111,19 +110,10 @@ def test_help(capsys):
     for words in ("loguniform:1e-4,1e-2", "grid:", "randint:1,10", "etude tune --resume OUT", "ppo, "):
         assert words in text
     with pytest.raises(SystemExit):
-        main(["tune", "ppo", "--help"])
+        main(["tune", "ppo", "--help-all"])
     text = capsys.readouterr().out
     for words in ("--samples", "--space", "--metric", "--network.hidden", "--ray.num-runners"):
         assert words in text
-
-
-def test_the_space_is_taken_out_of_the_arguments():
-    assert split(["--lr", "1", "--space.clip", "0.1,0.2", "--json", "--space.n=3"], "ppo") == (
-        {"clip": "0.1,0.2", "n": "3"},
-        ["--lr", "1", "--json"],
-    )
-    with pytest.raises(SettingsError, match=r"--space\.n needs what to try"):
-        split(["--space.n="], "ppo")
 
 
 @pytest.fixture

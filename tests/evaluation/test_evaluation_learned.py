@@ -95,7 +95,7 @@ def test_on_the_command_line(clone, capsys):
         (["--episodes", "3"], "`episodes` is for playing, but with `on` nothing is played"),
         (["--methods", "wsi"], "there is no method `wsi`"),
         (["--gamma", "2"], "`gamma` is 2.0, but must be between 0 and 1"),
-        (["--behaviour", "guess"], "evaluate.behaviour is 'guess', expected 'recorded' | 'fit'"),
+        (["--behaviour", "guess"], "evaluate.behaviour is 'guess', expected {recorded,fit}"),
         (["--on", "nowhere"], "nowhere"),
     ],
 )

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import csv as arrow_csv
 
@@ -52,6 +52,7 @@ numbers = st.floats(allow_nan=False) | st.integers()
 rows = st.dictionaries(st.text(min_size=1, max_size=3).filter(str.isprintable), numbers, min_size=1)
 
 
+@settings(max_examples=30)
 @given(st.lists(rows, min_size=1, max_size=6))
 def test_every_number_comes_back_exactly(tmp_path_factory, lines):
     path = written(tmp_path_factory.mktemp("csv"), lines)

@@ -16,6 +16,7 @@ from some_recording import numbered, record, record_format_1
 
 from etude.errors import DataError
 from etude.recordings import Recording, sample_batches
+from etude.recordings.batches import Prefetched
 
 ALL = ["obs", "action", "reward", "next_obs", "terminated", "truncated"]
 
@@ -238,3 +239,29 @@ def test_memory_does_not_grow_with_the_data(tmp_path, work):
     assert large_arrow < 1.5 * arrow + 2**20
     assert large_python < 1.5 * python + 2**20
     assert large_arrow + large_python < size / 2
+
+
+def test_who_waits_for_a_batch_is_woken_where_another_thread_closes():
+    def batches(gate):
+        gate.wait()
+        raise DataError("was closed")
+        yield
+
+    def take(ahead):
+        with pytest.raises((DataError, StopIteration)):
+            next(ahead)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # threads come to every point between the lines
+    try:
+        for _ in range(100):
+            gate = threading.Event()
+            ahead = Prefetched(batches(gate), 1)
+            taking = threading.Thread(target=take, args=(ahead,), daemon=True)
+            taking.start()
+            gate.set()
+            ahead.close()
+            taking.join(30)
+            assert not taking.is_alive()
+    finally:
+        sys.setswitchinterval(before)

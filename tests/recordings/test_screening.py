@@ -261,9 +261,17 @@ def test_in_other_processes(tmp_path: Path) -> None:
     here.part(1)
     # The copies of e1 contradict each other: one of them holds NaN.
     assert here.left_out == there.left_out == {"contradiction": 20, "nan": 2}
-    strict = ForkingPickler.loads(ForkingPickler.dumps(Recording.open(tmp_path, on_bad="strict")))
-    with pytest.raises(DataError, match="episode 'e1' has step t 0 a second time"):
-        strict.part(2)
+    exp.steps["obs"][[5, 17], 0] = 0
+    record(tmp_path / "twice", exp, numbered([10], first=1), max_rows_per_file=10)
+    for mode in ("strict", None):  # parts are read in two processes, neither of which sees both copies of e1
+        here = Recording.open(tmp_path / "twice", on_bad=mode)  # type: ignore[arg-type]
+        first, second = (ForkingPickler.loads(ForkingPickler.dumps(here)) for _ in range(2))
+        for there, k in ((first, 1), (second, 0), (second, 3)):
+            there.part(k)
+            if k < 3:
+                here.count(k, there.counts(k))
+        with pytest.raises(DataError, match="episode 'e1' has step t 0 a second time"):
+            here.count(3, second.counts(3))
 
 
 def test_batches_give_every_step_that_is_left_once(tmp_path: Path) -> None:

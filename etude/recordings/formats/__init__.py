@@ -1,27 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Other tools' recordings: only this folder knows their formats, one file each."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Final
 
 from etude.errors import DataError
 from etude.files import AnyPath, relative
+from etude.recordings.format import Contents, FileFormat, Format, Problem, UnreadableError
 from etude.recordings.formats import hdf5, lerobot, minari, npz, rllib_episodes, rllib_json, rllib_table
-from etude.recordings.formats.parts import Parts, Problem
 
-Opener: TypeAlias = Callable[[Sequence[AnyPath]], Parts]
-
-_OF_FILES: tuple[tuple[Callable[[AnyPath], bool], Opener], ...] = (
-    (rllib_episodes.detect, rllib_episodes.open_parts),
-    (rllib_table.detect, rllib_table.open_parts),
-    (rllib_json.detect, rllib_json.open_parts),
-    (hdf5.detect, hdf5.open_parts),
-    (npz.detect, npz.open_parts),
+FORMATS: Final[tuple[type[FileFormat], ...]] = (
+    rllib_episodes.RLlibEpisodes,
+    rllib_table.RLlibTable,
+    rllib_json.RLlibJson,
+    hdf5.D4RLHdf5,
+    npz.D4RLNpz,
 )
+"""Those that are files; the first that detects a file is its format."""
 _SUFFIXES = (".parquet", ".json", ".jsonl", ".hdf5", ".h5", ".npz")
 
 
-def open_foreign(path: AnyPath, faults: list[Problem] | None = None) -> Parts | None:
+def foreign(path: AnyPath, faults: list[Problem] | None = None) -> tuple[Format, Contents] | None:
     """Another tool's recording at ``path``, told by what is in it; None where it is none that is known.
 
     Args:
@@ -31,57 +31,71 @@ def open_foreign(path: AnyPath, faults: list[Problem] | None = None) -> Parts | 
     Raises:
         DataError: it can't be opened, or there are files of several formats.
     """
+    of_folder: Format | None = None
     if minari.detect(path):
-        return minari.open_parts(path)
-    if lerobot.detect(path):
-        return lerobot.open_parts(path)
+        of_folder = minari.Minari(path)
+    elif lerobot.detect(path):
+        of_folder = lerobot.LeRobot(path)
+    if of_folder is not None:
+        return of_folder, of_folder.describe()
     found: list[Any] = [path] if path.is_file() else [p for p in path.rglob("*") if _is_data(p, path)]
     files = sorted(found)
     first = files[0] if files else path
     if faults is not None:  # the first may be one of those that can't be read
-        first = next((file for file in files if opener_of(file)), first)
-    opener = opener_of(first)
-    if opener is None:
+        first = next((file for file in files if format_of(file)), first)
+    kind = format_of(first)
+    if kind is None:
         return None
-    others = {file: opener_of(file) for file in files if file.suffix != first.suffix}
+    others = {file: format_of(file) for file in files if file.suffix != first.suffix}
     for file, other in others.items():
-        if other not in (None, opener):
+        if other not in (None, kind):
             message = f"{file}: is of another format than {first}, with which it lies. Put one of them elsewhere, or "
             message += "give both in a list."
             if faults is None:
                 raise DataError(message)
             faults.append(Problem("unreadable", message, str(file), count=0, repairable=True))
-    return open_files(opener, [file for file in files if others.get(file, opener) is opener], faults)
+    return of_files(kind, [file for file in files if others.get(file, kind) is kind], faults)
 
 
-def open_files(opener: Opener, files: Sequence[AnyPath], faults: list[Problem] | None = None) -> Parts:
-    """Open files of one kind; with ``faults``, those that can't be read or don't go with the first are named there.
+def of_files(
+    kind: type[FileFormat], files: Sequence[AnyPath], faults: list[Problem] | None = None
+) -> tuple[FileFormat, Contents]:
+    """Files of one kind; with ``faults``, those that can't be read or don't go with the first are named there.
 
     Raises:
         DataError: none can be read; or, without ``faults``, one can't.
     """
-    if faults is not None and opener is rllib_json.open_parts:
-        return rllib_json.open_parts(files, faults)
     try:
-        return opener(files)
+        contents = kind(files).describe()
     except DataError as error:
-        if faults is None or len(files) == 1:
+        if faults is None:
+            raise
+        if len(files) == 1:
+            faults += [error.problem] if isinstance(error, UnreadableError) else []
             raise
         good: list[AnyPath] = []
         for file in files:
             try:
-                opener([*good[:1], file])
+                kind([*good[:1], file]).describe()
                 good.append(file)
             except DataError as own:
                 faults.append(Problem("unreadable", str(own), str(file), count=0, repairable=True))
         if not good:
-            raise error
-        return opener(good)
+            raise
+        files = good
+        contents = kind(files).describe()
+    bad = [problem for problem in contents.problems if problem.kind == "unreadable"]
+    if bad and faults is None:
+        raise DataError(bad[0].message)
+    if bad and faults is not None:
+        faults += bad
+        contents = dataclasses.replace(contents, problems=[one for one in contents.problems if one not in bad])
+    return kind(files), contents
 
 
-def opener_of(file: AnyPath) -> Opener | None:
-    """What opens files such as this one; None where it is of no kind that is known, or of one that is a folder."""
-    return next((open_parts for detect, open_parts in _OF_FILES if detect(file)), None)
+def format_of(file: AnyPath) -> type[FileFormat] | None:
+    """The format of a file such as this one; None where it is of no kind that is known, or of one that is a folder."""
+    return next((kind for kind in FORMATS if kind.detect(file)), None)
 
 
 def _is_data(path: AnyPath, folder: AnyPath) -> bool:

@@ -3,13 +3,15 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
 from etude import columns as col
 from etude.errors import DataError, EtudeError, SettingsError
 from etude.experience import Experience
+from etude.files import AnyPath, absolute
+from etude.recordings.format import MAX_ROWS, Contents, Format, Place, Problem, Unit
 from etude.recordings.formats.custom_columns import Fitter, Given
 from etude.recordings.formats.custom_rows import (
     LineCounts,
@@ -26,12 +28,12 @@ from etude.recordings.formats.custom_rows import (
     spans_of,
     text_rows,
 )
-from etude.recordings.formats.parts import MAX_ROWS, Place, Problem, chosen
 from etude.recordings.layout import Header
 from etude.recordings.pieces import row_bytes
 from etude.spaces import Space
 
-Unit = Sequence[RawRow[bytes]]
+Raws = Sequence[RawRow[bytes]]
+"""What the function is called with once."""
 PART_BYTES: Final = 64 * 2**20
 """What the Experience of a part takes in memory, about."""
 _LEAST_BYTES: Final = 64 * 2**10
@@ -132,40 +134,52 @@ def _check(to_experience: Any, together: str, known: Sequence[str]) -> None:
         raise SettingsError(f"together is {together!r}; known are {' and '.join(map(repr, known))}.")
 
 
-def open_parts(source: CustomSource) -> "CustomParts":
-    """Open the files of ``source``: the first rows are read, until there are steps.
+class _Plan(NamedTuple):
+    """What holds for all units."""
 
-    Raises:
-        DataError: there are no files, or no steps in them; or the first ones can't be read.
-    """
-    return CustomParts(source)
+    fitter: Fitter
+    counts: LineCounts
+    depth: int
+    """How many names the paths of all files begin with."""
 
 
-class CustomParts:
-    """Files behind a function; see `etude.recordings.formats.parts.Parts`."""
+class _Unit(NamedTuple):
+    spans: Sequence[Sequence[Span]]
+    plan: _Plan
+
+
+class CustomFormat(Format):
+    """Files behind a function."""
 
     def __init__(self, source: CustomSource) -> None:
         self._source = source
-        self.format = f"custom-{source.kind}"
-        self.files = files_of(source.paths, source.filesystem)
-        self._fitter = Fitter(source.obs_space, source.action_space)
-        self._rows: dict[int, int] = {}
-        self._counts = LineCounts()
-        self._depth = common([names_of(file)[:-1] for file in self.files])
-        units = spans_of(self.files, source.together)
-        self._parts = parts_of(units, self._budget(units), cut=source.together == "line")
-        self.columns = list(self._fitter.schema)
-        function = getattr(source.to_experience, "__qualname__", type(source.to_experience).__name__)
-        self.header = Header(source.obs_space, source.action_space, source.env, {"to_experience": function})
+        self.name = f"custom-{source.kind}"
 
-    def _budget(self, units: Sequence[Sequence[Span]]) -> int:
-        """How many bytes of files make a part, by what the first ones with steps become."""
+    def describe(self) -> Contents:
+        """What is there: the first rows are read, until there are steps.
+
+        Raises:
+            DataError: there are no files, or no steps in them; or the first ones can't be read.
+        """
+        source = self._source
+        files = files_of(source.paths, source.filesystem)
+        depth = common([names_of(absolute(str(file)))[:-1] for file in files])
+        plan = _Plan(Fitter(source.obs_space, source.action_space), LineCounts(), depth)
+        whole = spans_of(files, source.together)
+        parts = parts_of(whole, self._budget(whole, plan, files), cut=source.together == "line")
+        function = getattr(source.to_experience, "__qualname__", type(source.to_experience).__name__)
+        header = Header(source.obs_space, source.action_space, source.env, {"to_experience": function})
+        units = [Unit(k, data=_Unit(spans, plan)) for k, spans in enumerate(parts)]
+        return Contents(header, list(plan.fitter.schema), units, files)
+
+    def _budget(self, units: Sequence[Sequence[Span]], plan: _Plan, files: Sequence[AnyPath]) -> int:
+        """How many bytes of files make a unit, by what the first ones with steps become."""
         size, failed = 0, list[DataError]()
         for spans in units:
-            for unit in self._units(spans):
-                size += sum(len(row.data) for row in unit)
+            for raws in self._raws(spans, plan):
+                size += sum(len(row.data) for row in raws)
                 try:
-                    found = self._made(unit)
+                    found = self._made(raws, plan)
                 except DataError as error:
                     failed.append(error)
                     if len(failed) == _MOST_FAILED:
@@ -177,62 +191,51 @@ class CustomParts:
                     return max(_LEAST_BYTES, int(size / share))
         if failed:
             raise failed[0] from failed[0].__cause__
-        where = ", ".join(str(path) for path in self.files[:3])
-        raise DataError(f"{where}: to_experience gave no steps for any row of {len(self.files):,} files.")
+        where = ", ".join(str(path) for path in files[:3])
+        raise DataError(f"{where}: to_experience gave no steps for any row of {len(files):,} files.")
 
     # -- reading -----------------------------------------------------------------------------------------------
 
-    @property
-    def num_parts(self) -> int:
-        """The pieces; each is about 65,536 steps or 64 MiB, and one file (or folder, or line) at least."""
-        return len(self._parts)
-
-    def rows(self, k: int) -> int:
-        """The steps of part ``k``; calls the function for all its rows the first time."""
-        if k not in self._rows:
-            self.load(k, ())
-        return self._rows[k]
-
-    def load(self, k: int, columns: Sequence[str] | None = None) -> Experience:
-        """Part ``k``; see `etude.recordings.formats.parts.Parts`."""
-        exp = self._loaded(k, columns, None)
-        self._rows[k] = exp.num_steps
-        return exp
-
-    def load_rest(self, k: int, columns: Sequence[str] | None = None) -> tuple[Experience, list[Problem]]:
-        """What can be read of part ``k``, and the rows that can't; see `etude.recordings.tolerance`."""
-        problems: list[Problem] = []
-        return self._loaded(k, columns, problems), problems
-
-    def _loaded(self, k: int, columns: Sequence[str] | None, problems: list[Problem] | None) -> Experience:
-        """Part ``k``; with ``problems``, rows that can't be read are left out and told there, and what is odd, too."""
-        names = chosen(self.columns, columns, str(self.files[0]))
+    def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
+        """What the function makes of the unit's rows."""
         found: list[Experience] = []
-        for spans in self._parts[k]:
-            for unit in self._units(spans):
+        own: _Unit = unit.data
+        for spans in own.spans:
+            for raws in self._raws(spans, own.plan):
                 try:
-                    made = self._made(unit)
+                    made = self._made(raws, own.plan)
                 except DataError as error:
                     if problems is None:
                         raise
-                    problems.append(_unreadable(unit, error))
+                    problems.append(Problem("unreadable", str(error), raws[0].path, raws[0].number, repairable=True))
                     continue
-                found += (_only(exp, names) for exp in made)
+                found += (_only(exp, columns) for exp in made)
                 if problems is not None:
-                    problems += (problem for exp in made for problem in self._not_done(unit, exp))
-        return Experience.concat(found) if found else _only(self._fitter.nothing(), names)
+                    problems += (problem for exp in made for problem in self._not_done(raws, exp))
+        return Experience.concat(found) if found else _only(own.plan.fitter.nothing(), columns)
 
-    def _units(self, spans: Sequence[Span]) -> Iterator[Unit]:
-        return (
-            binary_rows(spans)
-            if self._source.kind == "binary"
-            else text_rows(spans, self._source.together, self._counts)
-        )
+    def place(self, unit: Unit, row: int, exp: Experience) -> Place:
+        """Where a row is: in which row of a file, and which step of what was made of it."""
+        own: _Unit = unit.data
+        for raws in (raws for spans in own.spans for raws in self._raws(spans, own.plan)):
+            try:
+                num = sum(exp.num_steps for exp in self._made(raws, own.plan))
+            except DataError:
+                continue  # its steps are not counted
+            if row < num:
+                return Place(f"{self._place(raws)}, step {row}", raws[0].path, raws[0].number)
+            row -= num
+        return super().place(unit, row, exp)
 
-    def _made(self, unit: Unit) -> list[Experience]:
+    def _raws(self, spans: Sequence[Span], plan: _Plan) -> Iterator[Raws]:
+        if self._source.kind == "binary":
+            return binary_rows(spans)
+        return text_rows(spans, self._source.together, plan.counts)
+
+    def _made(self, raws: Raws, plan: _Plan) -> list[Experience]:
         """The Experience that the function makes of some rows, checked."""
-        source, place = self._source, self._place(unit)
-        rows = [decoded(row) for row in unit] if source.kind == "text" else list(unit)
+        source, place = self._source, self._place(raws)
+        rows = [decoded(row) for row in raws] if source.kind == "text" else list(raws)
         alone = source.together == "line" or (source.kind, source.together) == ("binary", "file")
         try:
             given = source.to_experience(rows[0] if alone else rows)
@@ -244,50 +247,27 @@ class CustomParts:
                 f"{place}: to_experience raised {name}: {error}. Mend the function, or leave the row out (give None)."
             ) from error
         try:
-            return self._fitter.fitted(given, self._name(unit))
+            return plan.fitter.fitted(given, self._name(raws, plan.depth))
         except DataError as error:
             raise DataError(f"{place}: to_experience {str(error).rstrip('.')}.") from error
 
-    def _not_done(self, unit: Unit, exp: Experience) -> Iterator[Problem]:
+    def _not_done(self, raws: Raws, exp: Experience) -> Iterator[Problem]:
         for i in np.flatnonzero(~exp.segments.done).tolist():
             what = f"episode {exp.segments.episode_id[i]!r} is neither terminated nor truncated"
-            text = f"{self._place(unit)}: {what}; say which, where it ends here."
-            yield Problem("not_done", text, unit[0].path, unit[0].number, col.TERMINATED, 1, True, harmless=True)
+            text = f"{self._place(raws)}: {what}; say which, where it ends here."
+            yield Problem("not_done", text, raws[0].path, raws[0].number, col.TERMINATED, 1, True, harmless=True)
 
-    def _place(self, unit: Unit) -> str:
+    def _place(self, raws: Raws) -> str:
         if self._source.together == "folder":
-            return f"{'/'.join(names_of(unit[0].path)[:-1])} ({len(unit):,} files)"
-        lines = f", row {unit[0].number}" if self._source.together == "line" else ""
-        return f"{unit[0].path}{lines}"
+            return f"{'/'.join(names_of(raws[0].path)[:-1])} ({len(raws):,} files)"
+        lines = f", row {raws[0].number}" if self._source.together == "line" else ""
+        return f"{raws[0].path}{lines}"
 
-    def _name(self, unit: Unit) -> str:
+    def _name(self, raws: Raws, depth: int) -> str:
         """The id of an episode that has none: where it lies, as far as files differ in it."""
-        names = names_of(unit[0].path)
-        name = "/".join(names[self._depth - 1 : -1] if self._source.together == "folder" else names[self._depth :])
-        return f"{name}:{unit[0].number}" if self._source.together == "line" else name
-
-    # -- problems ----------------------------------------------------------------------------------------------
-
-    def place(self, k: int, row: int) -> Place:
-        """Where a row of part ``k`` is: in which row of a file, and which step of what was made of it."""
-        for spans in self._parts[k]:
-            for unit in self._units(spans):
-                try:
-                    num = sum(exp.num_steps for exp in self._made(unit))
-                except DataError:
-                    continue  # its steps are not counted
-                if row < num:
-                    return Place(f"{self._place(unit)}, step {row}", unit[0].path, unit[0].number)
-                row -= num
-        return Place(str(self.files[0]), str(self.files[0]))
-
-    def problems(self) -> Iterator[Problem]:
-        """None: all that is wrong is seen in the steps."""
-        return iter(())
-
-
-def _unreadable(unit: Unit, error: DataError) -> Problem:
-    return Problem("unreadable", str(error), unit[0].path, unit[0].number, repairable=True)
+        names = names_of(absolute(raws[0].path))  # the same in any process, whatever its folder
+        name = "/".join(names[depth - 1 : -1] if self._source.together == "folder" else names[depth:])
+        return f"{name}:{raws[0].number}" if self._source.together == "line" else name
 
 
 def _only(exp: Experience, names: Sequence[str]) -> Experience:

@@ -7,7 +7,10 @@ was observed after the last step of an episode is not known. Rewards, flags and 
 ``[N, 1]``.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import abc
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -19,9 +22,9 @@ from etude.errors import DataError
 from etude.experience import Experience, Segments
 from etude.experience.experience import offsets_of
 from etude.files import AnyPath
+from etude.recordings.format import Contents, FileFormat, Place, Problem, Unit
 from etude.recordings.formats.grouping import cut_long, grouped
 from etude.recordings.formats.inferring import Range, inferred_space, needs_range, reserved, widen
-from etude.recordings.formats.parts import Place, Problem, UnreadableError, chosen
 from etude.recordings.layout import Header
 from etude.spaces import Space, leaf_dtype, leaves
 
@@ -55,22 +58,91 @@ class _Column(NamedTuple):
     dtype: np.dtype[Any]
 
 
-class FlatParts:
-    """Files of arrays, opened; see `etude.recordings.formats.parts.Parts`."""
+@dataclasses.dataclass(frozen=True)
+class _Pieces:
+    """Segments of one file, one behind the other, cut where they are too long for a unit; an array of each."""
 
-    def __init__(self, format: str, files: Sequence[ArrayFile]) -> None:
-        self.format = format
-        self.files = [file.path for file in files]
-        self._files = files
+    start: NDArray[np.int64]
+    stop: NDArray[np.int64]
+    t_start: NDArray[np.int64]
+    episode: NDArray[np.int64]
+    """The number of the episode in the file."""
+    is_last: NDArray[np.bool_]
+    """Nothing of the episode follows."""
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+
+    def __getitem__(self, which: slice) -> "_Pieces":
+        return _Pieces(**{name: array[which] for name, array in vars(self).items()})
+
+
+class _Unit(NamedTuple):
+    file: ArrayFile
+    prefix: str
+    """Of episode ids, where there are several files."""
+    pieces: _Pieces
+    columns: Mapping[str, _Column]
+
+
+class FlatArrays(FileFormat):
+    """Files of long arrays."""
+
+    @staticmethod
+    @abc.abstractmethod
+    def opened(path: AnyPath) -> ArrayFile:
+        """A file, as far as its names, shapes and dtypes go."""
+
+    def describe(self) -> Contents:
+        """What is there: flags are read, and whole numbers where no space is known without them.
+
+        Raises:
+            DataError: a file can't be read, its arrays do not go together, or they are not those of the first file.
+        """
+        found = _Description([self.opened(path) for path in self.files])
+        columns = [name for name in found.columns if not col.is_under(name, col.NEXT_OBS)]
+        units: list[Unit] = []
+        for f, (file, pieces) in enumerate(zip(found.files, found.pieces, strict=True)):
+            prefix = f"{f}-" if len(found.files) > 1 else ""
+            bounds = grouped(pieces.stop - pieces.start).tolist()  # a unit lies in one file
+            for first, stop in itertools.pairwise(bounds):
+                own = pieces[first:stop]
+                row = int(own.start[0])
+                data = _Unit(file, prefix, own, found.columns)
+                units.append(Unit(len(units), int(own.stop[-1]) - row, file.path, row, data))
+        return Contents(found.header(), columns, units, self.files)
+
+    def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
+        """Whole episodes, or pieces of those that are longer than a unit."""
+        own: _Unit = unit.data
+        pieces = own.pieces
+        steps = {name: _rows(own, name, int(pieces.start[0]), int(pieces.stop[-1])) for name in columns}
+        offsets = offsets_of(pieces.stop - pieces.start)
+        final_obs, known = _final_obs(own, [n for n in columns if col.is_under(n, col.OBS)], steps, offsets)
+        segments = Segments.of(
+            len(known),
+            episode_id=[f"{own.prefix}{i}" for i in pieces.episode.tolist()],
+            t_start=pieces.t_start,
+            terminated=pieces.terminated,
+            truncated=pieces.truncated,
+            has_final_obs=known,
+        )
+        return Experience(steps, offsets, segments, final_obs)
+
+    def place(self, unit: Unit, row: int, exp: Experience) -> Place:
+        """Where a row is, as its file counts."""
+        row += unit.row or 0
+        return Place(f"{unit.file}, row {row}", str(unit.file), row)
+
+
+class _Description:
+    """What files say of themselves."""
+
+    def __init__(self, files: Sequence[ArrayFile]) -> None:
+        self.files = files
         self._dropped: dict[str, str] = {}
-        self._columns = self._found(files[0], self._dropped)
+        self.columns = self._found(files[0], self._dropped)
         self._num_rows = [self._check(file) for file in files]
-        self.columns = [name for name in self._columns if not col.is_under(name, col.NEXT_OBS)]
-        self._flags = [self._flags_of(file, n) for file, n in zip(files, self._num_rows, strict=True)]
-        self._index()
-        self.header = self._header()
-
-    # -- what there is ----------------------------------------------------------------------------------------
+        self.pieces = [self._pieces(file, rows) for file, rows in zip(files, self._num_rows, strict=True)]
 
     def _found(self, file: ArrayFile, dropped: dict[str, str]) -> dict[str, _Column]:
         arrays = file.arrays()
@@ -127,13 +199,13 @@ class FlatParts:
     def _check(self, file: ArrayFile) -> int:
         """The rows of a file, which must have the columns of the first."""
         columns = self._found(file, {})
-        if columns != self._columns:
-            names = sorted(n for n in {*columns, *self._columns} if columns.get(n) != self._columns.get(n))
+        if columns != self.columns:
+            names = sorted(n for n in {*columns, *self.columns} if columns.get(n) != self.columns.get(n))
             raise DataError(
-                f"{file.path}: the arrays are not those of {self.files[0].name}: {', '.join(names)} differ. Read them "
-                "as two recordings."
+                f"{file.path}: the arrays are not those of {self.files[0].path.name}: {', '.join(names)} differ. Read "
+                "them as two recordings."
             )
-        found = file.arrays()[self._columns[next(n for n in columns if col.is_under(n, col.ACTION))].stored]
+        found = file.arrays()[self.columns[next(n for n in columns if col.is_under(n, col.ACTION))].stored]
         assert found is not None  # a column
         return found[0][0]
 
@@ -161,38 +233,27 @@ class FlatParts:
             raise DataError(f"{file.path}, row {row}: `{stored}` is {values[row]}, not 0 or 1.")
         return values.astype(bool)
 
-    def _index(self) -> None:
-        """The segments of all files, cut where they are too long for a part, and the parts."""
-        file_of, starts, stops, t_start, episode, last = [], [], [], [], [], []
-        for f, (rows, (terminated, truncated)) in enumerate(zip(self._num_rows, self._flags, strict=True)):
-            ends = np.flatnonzero(terminated | truncated) + 1
-            offsets = np.unique(np.concatenate([[0], ends, [rows]])).astype(np.int64)
-            parent, start, stop = cut_long(offsets)
-            file_of.append(np.full(len(parent), f))
-            starts.append(start)
-            stops.append(stop)
-            t_start.append(start - offsets[:-1][parent])
-            episode.append(parent)
-            last.append(stop == offsets[1:][parent])
-        self._file_of, self._start, self._stop = map(np.concatenate, (file_of, starts, stops))
-        self._t_start, self._episode, self._last = map(np.concatenate, (t_start, episode, last))
-        lengths = self._stop - self._start
-        borders = np.flatnonzero(np.diff(self._file_of)) + 1  # a part lies in one file
-        bounds = [0]
-        for first, stop in zip([0, *borders], [*borders, len(lengths)], strict=True):
-            bounds += (grouped(lengths[first:stop])[1:] + first).tolist()
-        self._parts = bounds
+    def _pieces(self, file: ArrayFile, rows: int) -> _Pieces:
+        """The segments of a file."""
+        terminated, truncated = self._flags_of(file, rows)
+        ends = np.flatnonzero(terminated | truncated) + 1
+        offsets = np.unique(np.concatenate([[0], ends, [rows]])).astype(np.int64)
+        parent, start, stop = cut_long(offsets)
+        is_last = stop == offsets[1:][parent]
+        flags = terminated[stop - 1], truncated[stop - 1]
+        return _Pieces(start, stop, start - offsets[:-1][parent], parent, is_last, *flags)
 
-    def _header(self) -> Header:
+    def header(self) -> Header:
+        """What holds for the whole; dtypes of columns are as in the spaces then."""
         obs_space, action_space = (self._inferred(root) for root in (col.OBS, col.ACTION))
         dtypes = {
             n: leaf_dtype(s) for n, s in {**leaves(obs_space, col.OBS), **leaves(action_space, col.ACTION)}.items()
         }
         for name, dtype in {**dtypes, **col.renamed(dtypes, col.OBS, col.NEXT_OBS)}.items():
-            if name in self._columns:
-                self._columns[name] = self._columns[name]._replace(dtype=dtype)
+            if name in self.columns:
+                self.columns[name] = self.columns[name]._replace(dtype=dtype)
         meta: dict[str, Any] = {"inferred": {"spaces": "from the numbers: bounds are not known"}}
-        names = {name for file in self._files for name in file.arrays()}
+        names = {name for file in self.files for name in file.arrays()}
         if names & set(DONE) and not names & set(TERMINATED):
             meta["inferred"]["done"] = "read as terminated, but where truncated: time limits can't be told apart"
         if not names & {*TERMINATED, *TRUNCATED, *DONE}:
@@ -202,100 +263,42 @@ class FlatParts:
         return Header(obs_space, action_space, None, meta)
 
     def _inferred(self, root: str) -> Space:
-        found = {name: self._columns[name] for name in col.under(self._columns, root)}
+        found = {name: self.columns[name] for name in col.under(self.columns, root)}
         ranges: dict[str, Range] = {}
-        nexts = col.under(self._columns, col.NEXT_OBS) if root == col.OBS else []
-        for name, column in {**found, **{name: self._columns[name] for name in nexts}}.items():
+        nexts = col.under(self.columns, col.NEXT_OBS) if root == col.OBS else []
+        for name, column in {**found, **{name: self.columns[name] for name in nexts}}.items():
             if needs_range(name, column.dtype, column.shape):
-                for file, rows in zip(self._files, self._num_rows, strict=True):
+                for file, rows in zip(self.files, self._num_rows, strict=True):
                     widen(ranges, {name: file.read(column.stored, 0, rows).reshape(rows, *column.shape)})
         return inferred_space({name: (c.dtype, c.shape) for name, c in found.items()}, root, ranges)
 
-    # -- reading ----------------------------------------------------------------------------------------------
 
-    @property
-    def num_parts(self) -> int:
-        """How many pieces are loaded one at a time."""
-        return len(self._parts) - 1
+def _rows(unit: _Unit, name: str, start: int, stop: int) -> NDArray[Any]:
+    column = unit.columns[name]
+    values = unit.file.read(column.stored, start, stop)
+    return values.astype(column.dtype, copy=False).reshape(stop - start, *column.shape)
 
-    def rows(self, k: int) -> int:
-        """The steps of part k."""
-        return int(self._stop[self._parts[k + 1] - 1] - self._start[self._parts[k]])
 
-    def load(self, k: int, columns: Sequence[str] | None = None) -> Experience:
-        """Whole episodes, or pieces of those that are longer than a part.
-
-        Raises:
-            DataError: an array can't be decoded, or a column does not exist.
-        """
-        names = chosen(self.columns, columns, str(self.files[0]))
-        which = slice(self._parts[k], self._parts[k + 1])
-        f = int(self._file_of[which.start])
-        start, stop = int(self._start[which.start]), int(self._stop[which.stop - 1])
-        steps = {name: self._read(f, name, start, stop) for name in names}
-        offsets = offsets_of(self._stop[which] - self._start[which])
-        final_obs, known = self._final_obs(f, which, [n for n in names if col.is_under(n, col.OBS)], steps, offsets)
-        ends = self._stop[which] - 1
-        terminated, truncated = self._flags[f]
-        prefix = f"{f}-" if len(self.files) > 1 else ""
-        segments = Segments.of(
-            len(ends),
-            episode_id=[f"{prefix}{i}" for i in self._episode[which].tolist()],
-            t_start=self._t_start[which],
-            terminated=terminated[ends],
-            truncated=truncated[ends],
-            has_final_obs=known,
-        )
-        return Experience(steps, offsets, segments, final_obs)
-
-    def load_rest(self, k: int, columns: Sequence[str] | None = None) -> tuple[Experience, list[Problem]]:
-        """Part ``k``, of which all or nothing can be read.
-
-        Raises:
-            UnreadableError: nothing.
-        """
-        try:
-            return self.load(k, columns), []
-        except DataError as error:
-            place = self.place(k, 0)
-            problem = Problem("unreadable", str(error), place.file, place.row, count=self.rows(k), repairable=True)
-            raise UnreadableError(problem) from error
-
-    def place(self, k: int, row: int) -> Place:
-        """Where a row of part ``k`` is."""
-        file, row = self.files[int(self._file_of[self._parts[k]])], int(self._start[self._parts[k]]) + row
-        return Place(f"{file}, row {row}", str(file), row)
-
-    def _read(self, f: int, name: str, start: int, stop: int) -> NDArray[Any]:
-        column = self._columns[name]
-        values = self._files[f].read(column.stored, start, stop)
-        return values.astype(column.dtype, copy=False).reshape(stop - start, *column.shape)
-
-    def _final_obs(
-        self, f: int, which: slice, names: Sequence[str], steps: Mapping[str, Any], offsets: NDArray[np.int64]
-    ) -> tuple[dict[str, NDArray[Any]], NDArray[np.bool_]]:
-        """What was observed after each segment: from the next observations, or the next row of the same episode."""
-        start, stop = int(self._start[which.start]), int(self._stop[which.stop - 1])
-        given = bool(col.under(self._columns, col.NEXT_OBS))
-        known = np.full(which.stop - which.start, True) if given else ~self._last[which]
-        out = {}
-        for name in names:
-            if given:
-                after = self._read(f, col.NEXT_OBS + name[len(col.OBS) :], start, stop)
-                out[name] = after[offsets[1:] - 1]
-            else:
-                out[name] = np.zeros((len(known), *steps[name].shape[1:]), steps[name].dtype)
-                inside = np.flatnonzero(known[:-1])
-                out[name][inside] = steps[name][offsets[inside + 1]]
-                if known[-1]:
-                    out[name][-1] = self._read(f, name, stop, stop + 1)[0]
-        return out, known
-
-    # -- looking ----------------------------------------------------------------------------------------------
-
-    def problems(self) -> Iterator[Problem]:
-        """None: all that is wrong is seen in the steps."""
-        return iter(())
+def _final_obs(
+    unit: _Unit, names: Sequence[str], steps: Mapping[str, Any], offsets: NDArray[np.int64]
+) -> tuple[dict[str, NDArray[Any]], NDArray[np.bool_]]:
+    """What was observed after each segment: from the next observations, or the next row of the same episode."""
+    pieces = unit.pieces
+    start, stop = int(pieces.start[0]), int(pieces.stop[-1])
+    given = bool(col.under(unit.columns, col.NEXT_OBS))
+    known = np.full(len(pieces.start), True) if given else ~pieces.is_last
+    out = {}
+    for name in names:
+        if given:
+            after = _rows(unit, col.NEXT_OBS + name[len(col.OBS) :], start, stop)
+            out[name] = after[offsets[1:] - 1]
+        else:
+            out[name] = np.zeros((len(known), *steps[name].shape[1:]), steps[name].dtype)
+            inside = np.flatnonzero(known[:-1])
+            out[name][inside] = steps[name][offsets[inside + 1]]
+            if known[-1]:
+                out[name][-1] = _rows(unit, name, stop, stop + 1)[0]
+    return out, known
 
 
 def _listed(columns: Mapping[str, _Column]) -> str:

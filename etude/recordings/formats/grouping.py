@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from etude.recordings.formats.parts import MAX_ROWS
+from etude.recordings.format import MAX_ROWS
 
 
 def grouped(lengths: NDArray[np.int64], limit: int = MAX_ROWS) -> NDArray[np.int64]:

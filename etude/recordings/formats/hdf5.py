@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """D4RL-style HDF5 files: long arrays, a row a step; see `etude.recordings.formats.flat_arrays`."""
 
-from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -9,7 +8,7 @@ from numpy.typing import NDArray
 
 from etude.errors import DataError
 from etude.files import AnyPath
-from etude.recordings.formats.flat_arrays import FlatParts
+from etude.recordings.formats.flat_arrays import ArrayFile, FlatArrays
 from etude.recordings.formats.hdf5_files import Opener, names_of, opened
 
 SUFFIXES: Final = (".hdf5", ".h5")
@@ -17,24 +16,26 @@ DEEPEST: Final = 8
 """Groups in groups that are looked into; links may make circles."""
 
 
-def detect(path: AnyPath) -> bool:
-    """Whether ``path`` is an HDF5 file that holds ``observations`` and ``actions`` at its top."""
-    if not path.is_file() or path.suffix not in SUFFIXES:
-        return False
-    try:
-        with opened(path) as root:
-            return b"observations" in root and b"actions" in root
-    except DataError:
-        return False
+class D4RLHdf5(FlatArrays):
+    """HDF5 files in the manner of D4RL."""
 
+    name = "d4rl-hdf5"
 
-def open_parts(paths: Sequence[AnyPath]) -> FlatParts:
-    """Open files that have the same arrays.
+    @staticmethod
+    def detect(path: AnyPath) -> bool:
+        """Whether ``path`` is an HDF5 file that holds ``observations`` and ``actions`` at its top."""
+        if not path.is_file() or path.suffix not in SUFFIXES:
+            return False
+        try:
+            with opened(path) as root:
+                return b"observations" in root and b"actions" in root
+        except DataError:
+            return False
 
-    Raises:
-        DataError: a file can't be read, its arrays do not go together, or they are not those of the first file.
-    """
-    return FlatParts("d4rl-hdf5", [_File(path) for path in paths])
+    @staticmethod
+    def opened(path: AnyPath) -> ArrayFile:
+        """See `FlatArrays.opened`."""
+        return _File(path)
 
 
 class _File:

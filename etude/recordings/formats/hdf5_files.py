@@ -81,6 +81,9 @@ class Opener:
         self._spaces: dict[tuple[int, ...], Any] = {}
         self._size = path.stat().st_size
 
+    def __reduce__(self) -> tuple[type["Opener"], tuple[AnyPath]]:
+        return type(self), (self._path,)
+
     def group(self, parent: Any, name: str, where: str) -> Any:
         """The group ``name`` in ``parent``; ``where`` names it in errors."""
         self._check_link(parent, name.encode(), where)

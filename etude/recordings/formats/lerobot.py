@@ -4,7 +4,7 @@
 A dataset is a folder: ``meta/info.json`` describes the features, ``meta/episodes`` the episodes, and each row of
 ``data/*/*.parquet`` is a step. Images are PNG or JPEG in Parquet, or frames of the videos of a camera.
 
-What the format leaves open is decided here: see `LeRobot` for the columns, and `LeRobot._ends` for where episodes end.
+What the format leaves open is decided here: see `Dataset` for the columns, and `Dataset._ends` for where episodes end.
 A dataset doesn't hold what was observed after the last step of an episode.
 """
 
@@ -14,7 +14,8 @@ import math
 import re
 import string
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
 
@@ -31,9 +32,10 @@ from etude.errors import DataError, SettingsError, SpaceError
 from etude.experience import Experience, Segments
 from etude.files import AnyPath
 from etude.recordings import footers
+from etude.recordings.format import MAX_ROWS, Contents, Format, Place, Problem, Unit
 from etude.recordings.formats.grouping import grouped
 from etude.recordings.formats.inferring import Range, inferred_space, needs_range, reserved, widen
-from etude.recordings.formats.parts import MAX_ROWS, Place, Problem, chosen
+from etude.recordings.formats.kept import Kept
 from etude.recordings.formats.table_values import numbers, one_array, strings
 from etude.recordings.layout import Header, loads
 from etude.spaces import Space, leaf_dtype, leaf_shape, leaves, space_from_json
@@ -48,6 +50,8 @@ _MODES: Final = {1: "L", 3: "RGB", 4: "RGBA"}
 _PIXELS: Final = {1: "gray", 3: "rgb24"}
 """What ffmpeg calls them."""
 _UNIT_BYTES: Final = 64 << 20
+_KEPT_BYTES: Final = 64 << 20
+"""Row groups that are kept, while units are read in order."""
 _LEAST_ROWS: Final = 128
 """The steps of a unit, however large their images are."""
 _MOST_BYTES: Final = 32 << 20
@@ -68,7 +72,7 @@ class Feature(NamedTuple):
     """Of a row; of an image: height, width, channels."""
 
 
-class Unit(NamedTuple):
+class Span(NamedTuple):
     """Rows that are read together: ``first`` to ``stop - 1`` of the file of index ``file``."""
 
     file: int
@@ -81,17 +85,69 @@ def detect(path: AnyPath) -> bool:
     return path.is_dir() and (path / INFO).is_file()
 
 
-def open_parts(path: AnyPath) -> "LeRobotParts":
-    """Open the dataset at ``path``.
+class LeRobot(Format):
+    """A dataset in ``folder``."""
 
-    Raises:
-        DataError: it is of a version that is not read, or broken.
-    """
-    return LeRobotParts(LeRobot(path))
+    name = "lerobot"
+
+    def __init__(self, folder: AnyPath) -> None:
+        self.folder = folder
+
+    def describe(self) -> Contents:
+        """What is there: the rows in the order of the files, cut between episodes where that can be.
+
+        Raises:
+            DataError: it is of a version that is not read, or broken.
+        """
+        own = Dataset(self.folder)
+        units = [
+            Unit(k, span.stop - span.first, own.files[span.file], span.first, (own, span))
+            for k, span in enumerate(own.spans())
+        ]
+        return Contents(own.header, own.columns, units, own.files, own.lost())
+
+    def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
+        """The steps of a unit; of what can't be read, whole episodes are left out."""
+        dataset: Dataset
+        dataset, whole = unit.data
+        try:
+            return dataset.read(whole, columns)
+        except DataError:
+            if problems is None:
+                raise
+            good: list[Experience] = []
+            for span in dataset.episodes_in(whole):
+                try:
+                    good.append(dataset.read(span, columns))
+                except DataError as error:
+                    place, count = dataset.place(span, 0), span.stop - span.first
+                    problems.append(
+                        Problem("unreadable", str(error), place.file, place.row, None, count, repairable=True)
+                    )
+            if not good:
+                raise
+        return Experience.concat(good)
+
+    def place(self, unit: Unit, row: int, exp: Experience) -> Place:
+        """Where a row is; rows are counted from 0 in their file."""
+        dataset: Dataset
+        dataset, whole = unit.data
+        if exp.num_steps == unit.rows:
+            return dataset.place(whole, row)
+        i = int(np.searchsorted(exp.offsets, row, side="right")) - 1
+        frame = int(exp.segments.t_start[i]) + row - int(exp.offsets[i])
+        for span in dataset.episodes_in(whole):
+            try:
+                found = np.flatnonzero((dataset.frames(span) == [int(exp.segments.episode_id[i]), frame]).all(axis=1))
+            except DataError:
+                continue  # it is one of those left out
+            if len(found):
+                return dataset.place(span, int(found[0]))
+        return super().place(unit, row, exp)
 
 
-class LeRobot:
-    """A dataset, described. It can be pickled, and holds none of its data but the row groups that were read last.
+class Dataset:
+    """What a dataset says of itself, and how its rows are read. Holds none of its data but the row groups read last.
 
     The columns are called so:
 
@@ -106,8 +162,6 @@ class LeRobot:
     `etude.recordings.formats.inferring`. Spaces that Etude has written into ``info.json`` are taken from there.
     """
 
-    format = "lerobot"
-
     def __init__(self, folder: AnyPath) -> None:
         self.folder = folder
         self.info = _info_of(folder)
@@ -121,15 +175,12 @@ class LeRobot:
         groups = [[m.row_group(g).num_rows for g in range(m.num_row_groups)] for m in self._metadata]
         self._bounds = [np.cumsum([0, *rows]) for rows in groups]  # where row groups begin, and the last ends
         self.rows = np.array([bounds[-1] for bounds in self._bounds], np.int64)
-        self._last: tuple[Any, pa.Table] | None = None
+        self._kept: Kept[pa.Table] = Kept(_KEPT_BYTES)
         self._flags = {flag: self._one_of(f"next.{flag}", flag) for flag in _FLAGS}
         self._columns, given = self._named()
         self.episodes = self._episodes_of(self.videos())
         self.header = self._header(given)
         self.columns = list(self._columns)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_last": None}
 
     # -- what there is ----------------------------------------------------------------------------------------
 
@@ -232,10 +283,10 @@ class LeRobot:
     def _ranges(self, names: Sequence[str]) -> dict[str, Range]:
         """The smallest and largest whole numbers of some columns."""
         ranges: dict[str, Range] = {}
-        for unit, name in itertools.product(self.units() if names else (), names):
+        for span, name in itertools.product(self.spans() if names else (), names):
             feature = self._columns[name]._replace(shape=_one(self._columns[name].shape))
             try:
-                widen(ranges, {name: self._values(self._table(unit, [feature.key]), unit, feature)})
+                widen(ranges, {name: self._values(self._table(span, [feature.key]), span, feature)})
             except DataError:  # raised again when it is read
                 continue
         return ranges
@@ -255,57 +306,57 @@ class LeRobot:
 
     # -- reading ----------------------------------------------------------------------------------------------
 
-    def units(self) -> list[Unit]:
+    def spans(self) -> list[Span]:
         """The rows in pieces of at most 65,536 rows or about 64 MiB, but 128 rows at least, cut between episodes.
 
         Only where an episode is longer than that, or lies in two files, it is cut.
         """
         row_bytes = sum(math.prod(f.shape) * f.dtype.itemsize for f in self._columns.values())
         limit = min(MAX_ROWS, max(_LEAST_ROWS, _UNIT_BYTES // max(1, row_bytes)))
-        units: list[Unit] = []
+        units: list[Span] = []
         for file, rows in enumerate(self.rows.tolist()):
-            cuts = self._cuts(Unit(file, 0, rows))
+            cuts = self._cuts(Span(file, 0, rows))
             bounds = itertools.pairwise(cuts[grouped(np.diff(cuts), limit)].tolist())
-            units += [Unit(file, at, min(at + limit, b)) for a, b in bounds for at in range(a, b, limit)]
+            units += [Span(file, at, min(at + limit, b)) for a, b in bounds for at in range(a, b, limit)]
         return units
 
-    def episodes_in(self, unit: Unit) -> list[Unit]:
+    def episodes_in(self, span: Span) -> list[Span]:
         """The rows of each episode of a unit, by the lengths of all episodes before it."""
-        return [Unit(unit.file, a, b) for a, b in itertools.pairwise(self._cuts(unit).tolist())]
+        return [Span(span.file, a, b) for a, b in itertools.pairwise(self._cuts(span).tolist())]
 
-    def _cuts(self, unit: Unit) -> NDArray[np.int64]:
+    def _cuts(self, span: Span) -> NDArray[np.int64]:
         """The rows at which a unit, an episode inside of it and the row after it begin."""
-        ends = np.cumsum(np.clip(self.episodes["length"], 0, 1 << 40)) - self.rows[: unit.file].sum()
-        inside = ends[(ends > unit.first) & (ends < unit.stop)]
-        return np.unique(np.concatenate([[unit.first], inside, [unit.stop]])).astype(np.int64)
+        ends = np.cumsum(np.clip(self.episodes["length"], 0, 1 << 40)) - self.rows[: span.file].sum()
+        inside = ends[(ends > span.first) & (ends < span.stop)]
+        return np.unique(np.concatenate([[span.first], inside, [span.stop]])).astype(np.int64)
 
-    def read(self, unit: Unit, columns: Sequence[str] | None = None) -> Experience:
+    def read(self, span: Span, columns: Sequence[str]) -> Experience:
         """The steps of a unit; an episode that goes on in the next one has the same id there, and following ``t``.
 
         Raises:
             DataError: a row can't be decoded; the message names the file, row group, row and column.
         """
-        features = {name: self._columns[name] for name in chosen(self.columns, columns, str(self.folder))}
+        features = {name: self._columns[name] for name in columns}
         keys = self._keys([*features.values(), *(flag for flag in self._flags.values() if flag)])
-        table = self._table(unit, keys)
-        episode, frame = (self._values(table, unit, _whole_number(key)) for key in (EPISODE, FRAME))
-        at = self._at(unit, episode)
+        table = self._table(span, keys)
+        episode, frame = (self._values(table, span, _whole_number(key)) for key in (EPISODE, FRAME))
+        at = self._at(span, episode)
         odd = (frame < 0) | (frame > _MOST_FRAMES)
         if odd.any():
             row = int(odd.argmax())
             raise DataError(
-                f"{self._where(unit, row)}: column `{FRAME}` is {frame[row]}; it counts from 0. Restore it."
+                f"{self._where(span, row)}: column `{FRAME}` is {frame[row]}; it counts from 0. Restore it."
             )
-        terminated, truncated = self._ends(table, unit, frame == self.episodes["length"][at] - 1)
+        terminated, truncated = self._ends(table, span, frame == self.episodes["length"][at] - 1)
         starts = np.ones(len(frame), bool)
         starts[1:] = (np.diff(episode) != 0) | (np.diff(frame) != 1) | (terminated | truncated)[:-1]
         offsets = np.append(np.flatnonzero(starts), len(frame)).astype(np.int64)
         first, last = offsets[:-1], offsets[1:] - 1
-        steps = {name: self._column(table, unit, feature, at) for name, feature in features.items()}
+        steps = {name: self._column(table, span, feature, at) for name, feature in features.items()}
         finals = {n: np.zeros((len(first), *c.shape[1:]), c.dtype) for n, c in col.subtree(steps, col.OBS).items()}
         known = np.zeros(len(first), bool)
         if len(frame) and finals and not (terminated | truncated)[-1]:
-            following = self._following(unit, keys, int(episode[-1]), int(frame[-1]) + 1, list(finals))
+            following = self._following(span, keys, int(episode[-1]), int(frame[-1]) + 1, list(finals))
             known[-1] = bool(following)
             for name, values in following.items():
                 finals[name][-1] = values[0]
@@ -319,34 +370,34 @@ class LeRobot:
         )
         return Experience(steps, offsets, segments, finals)
 
-    def _following(self, unit: Unit, keys: list[str], episode: int, frame: int, names: Sequence[str]) -> Columns:
+    def _following(self, span: Span, keys: list[str], episode: int, frame: int, names: Sequence[str]) -> Columns:
         """The observation after a unit, ``[1, ...]``; empty where the next row is not this frame of the episode.
 
         The same features ``keys`` are read as of the unit: these rows are there already, in most cases.
         """
-        later = (file for file in range(unit.file + 1, len(self.files)) if self.rows[file])
-        file = unit.file if unit.stop < self.rows[unit.file] else next(later, None)
+        later = (file for file in range(span.file + 1, len(self.files)) if self.rows[file])
+        file = span.file if span.stop < self.rows[span.file] else next(later, None)
         if file is None:
             return {}
-        row = Unit(file, unit.stop, unit.stop + 1) if file == unit.file else Unit(file, 0, 1)
+        row = Span(file, span.stop, span.stop + 1) if file == span.file else Span(file, 0, 1)
         table = self._table(row, keys)
         found = [self._values(table, row, _whole_number(key)) for key in (EPISODE, FRAME)]
         if [*found[0], *found[1]] != [episode, frame]:
             return {}
         return {name: self._column(table, row, self._columns[name], self._at(row, found[0])) for name in names}
 
-    def _at(self, unit: Unit, episode: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _at(self, span: Span, episode: NDArray[np.int64]) -> NDArray[np.int64]:
         """The places of episodes in `episodes`."""
         known = self.episodes[EPISODE]
         at = np.searchsorted(known, episode)
         unknown = np.flatnonzero(np.append(known, -1)[np.minimum(at, len(known))] != episode)
         if len(unknown):
-            where, number = self._where(unit, int(unknown[0])), episode[unknown[0]]
+            where, number = self._where(span, int(unknown[0])), episode[unknown[0]]
             raise DataError(f"{where}: `{EPISODE}` is {number}, but meta/episodes has no such episode. Restore it.")
         return at
 
     def _ends(
-        self, table: pa.Table, unit: Unit, last: NDArray[np.bool_]
+        self, table: pa.Table, span: Span, last: NDArray[np.bool_]
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Where episodes terminate and where they are truncated, bool ``[rows]`` each.
 
@@ -356,11 +407,11 @@ class LeRobot:
 
         Args:
             table: The rows.
-            unit: Which these are.
+            span: Which these are.
             last: Whether a row is the last of its episode, by its length.
         """
         there = {flag: f._replace(shape=(), dtype=np.dtype(np.float64)) for flag, f in self._flags.items() if f}
-        flags = {flag: self._values(table, unit, feature) != 0 for flag, feature in there.items()}
+        flags = {flag: self._values(table, span, feature) != 0 for flag, feature in there.items()}
         success, truncated = flags.get("success"), flags.get(col.TRUNCATED)
         terminated = flags.get(col.TERMINATED)
         done = flags.get("done", last)
@@ -371,24 +422,24 @@ class LeRobot:
         truncated = done & ~terminated if truncated is None else truncated
         return terminated, truncated | (last & ~terminated)
 
-    def _column(self, table: pa.Table, unit: Unit, feature: Feature, at: NDArray[np.int64]) -> NDArray[Any]:
+    def _column(self, table: pa.Table, span: Span, feature: Feature, at: NDArray[np.int64]) -> NDArray[Any]:
         if feature.kind == "video":
-            return self._frames(table, unit, feature, at)
+            return self._frames(table, span, feature, at)
         if not feature.key:
             return np.zeros((table.num_rows, *feature.shape), feature.dtype)
         if feature.kind == "number":
-            return self._values(table, unit, feature)
+            return self._values(table, span, feature)
         array = one_array(table, feature.key)
         if feature.kind == "image":
-            return _images(array, feature, lambda row: self._where(unit, row))
-        return strings(array, feature.key, lambda row: self._where(unit, row))
+            return _images(array, feature, lambda row: self._where(span, row))
+        return strings(array, feature.key, lambda row: self._where(span, row))
 
-    def _values(self, table: pa.Table, unit: Unit, feature: Feature) -> NDArray[Any]:
+    def _values(self, table: pa.Table, span: Span, feature: Feature) -> NDArray[Any]:
         """A column of numbers, in the shape and dtype of its feature."""
-        found = numbers(one_array(table, feature.key), feature.key, lambda row: self._where(unit, row))
+        found = numbers(one_array(table, feature.key), feature.key, lambda row: self._where(span, row))
         if math.prod(found.shape[1:]) != math.prod(feature.shape):
             said = f"rows of {list(found.shape[1:])}, but its shape is {list(feature.shape)}"
-            raise DataError(f"{self._where(unit, 0)}: column `{feature.key}` has {said}. Correct {INFO}.")
+            raise DataError(f"{self._where(span, 0)}: column `{feature.key}` has {said}. Correct {INFO}.")
         with np.errstate(over="ignore", invalid="ignore"):
             out = found.astype(feature.dtype, copy=False).reshape(len(found), *feature.shape)
         if (
@@ -398,7 +449,7 @@ class LeRobot:
         ):
             row = int(other.argmax()) // max(1, math.prod(feature.shape))
             said = f"{found.ravel()[other][0]}, which is no {feature.dtype}"
-            raise DataError(f"{self._where(unit, row)}: column `{feature.key}` holds {said}. Correct one of them.")
+            raise DataError(f"{self._where(span, row)}: column `{feature.key}` holds {said}. Correct one of them.")
         return out
 
     def _keys(self, features: Iterable[Feature]) -> list[str]:
@@ -406,38 +457,52 @@ class LeRobot:
         keys = [TIME if feature.kind == "video" else feature.key for feature in features if feature.key]
         return list(dict.fromkeys([EPISODE, FRAME, *keys]))
 
-    def _table(self, unit: Unit, keys: list[str]) -> pa.Table:
-        """The rows of a unit."""
-        bounds = self._bounds[unit.file]
-        groups = np.flatnonzero((bounds[1:] > unit.first) & (bounds[:-1] < unit.stop)).tolist()
-        wanted, last = (unit.file, groups, keys), self._last
-        if last is None or last[0] != wanted:
-            self._last = last = (wanted, self._groups(*wanted))
-        return last[1].slice(unit.first - int(bounds[groups[0]]), unit.stop - unit.first)
+    def _table(self, span: Span, keys: list[str]) -> pa.Table:
+        """The rows of a span."""
+        bounds = self._bounds[span.file]
+        groups = np.flatnonzero((bounds[1:] > span.first) & (bounds[:-1] < span.stop)).tolist()
+        wanted = (span.file, tuple(groups), tuple(keys))
+        table = self._kept.get(wanted, partial(self._groups, *wanted))
+        return table.slice(span.first - int(bounds[groups[0]]), span.stop - span.first)
 
-    def _groups(self, file: int, groups: list[int], keys: list[str]) -> pa.Table:
-        """Some row groups of a file."""
+    def _groups(self, file: int, groups: Sequence[int], keys: Sequence[str]) -> tuple[pa.Table, int]:
+        """Some row groups of a file, and the bytes that these take."""
         path, metadata = self.files[file], self._metadata[file]
         _check_there(metadata.schema.to_arrow_schema(), keys, str(path))
         try:
             with footers.opened(path, metadata) as parquet:
-                table = parquet.read_row_groups(groups, columns=keys)
+                table = parquet.read_row_groups(list(groups), columns=list(keys))
                 table.validate()
         except (pa.ArrowException, OSError, KeyError, ValueError) as error:
             for group in groups if len(groups) > 1 else ():
                 self._groups(file, [group], keys)  # the one that can't be read is named
             said = f"row group {groups[0]} can't be decoded ({first_line(error)}). Restore the file from a copy."
             raise DataError(f"{path}: {said}") from error
-        return table
+        return table, table.nbytes
 
-    def place(self, unit: Unit, row: int) -> Place:
+    def frames(self, span: Span) -> NDArray[np.int64]:
+        """The episode and the frame number of each row, ``[rows, 2]``."""
+        table = self._table(span, [EPISODE, FRAME])
+        return np.stack([self._values(table, span, _whole_number(key)) for key in (EPISODE, FRAME)], axis=1)
+
+    def lost(self) -> list[Problem]:
+        """Steps and episodes that ``info.json`` counts, but that are not there."""
+        path, problems = self.folder / INFO, []
+        for what, found in (("frames", self.rows.sum()), ("episodes", len(self.episodes[EPISODE]))):
+            said = self.info.get(f"total_{what}")
+            if isinstance(said, int) and said != found:
+                text = f"{path}: total_{what} is {said:,}, but {found:,} are there. Was it copied in part? Restore it."
+                problems.append(Problem("lost_rows", text, str(path), repairable=True))
+        return problems
+
+    def place(self, span: Span, row: int) -> Place:
         """Where a row of a unit is."""
-        at, file = unit.first + row, str(self.files[unit.file])
-        group = int(np.searchsorted(self._bounds[unit.file], at, side="right")) - 1
+        at, file = span.first + row, str(self.files[span.file])
+        group = int(np.searchsorted(self._bounds[span.file], at, side="right")) - 1
         return Place(f"{file}: row group {group}, row {at}", file, at, group)
 
-    def _where(self, unit: Unit, row: int) -> str:
-        return self.place(unit, row).words
+    def _where(self, span: Span, row: int) -> str:
+        return self.place(span, row).words
 
     # -- frames of videos -------------------------------------------------------------------------------------
 
@@ -462,9 +527,9 @@ class LeRobot:
             raise DataError(f"{where} is {template!r}, which leads out of the dataset. Nothing outside it is read.")
         return self.folder / str(path)
 
-    def _frames(self, table: pa.Table, unit: Unit, feature: Feature, at: NDArray[np.int64]) -> NDArray[Any]:
+    def _frames(self, table: pa.Table, span: Span, feature: Feature, at: NDArray[np.int64]) -> NDArray[Any]:
         """The frames of a camera; ``at`` are the places of the rows' episodes."""
-        stamps = self._values(table, unit, Feature(TIME, "number", np.dtype(np.float64), ()))
+        stamps = self._values(table, span, Feature(TIME, "number", np.dtype(np.float64), ()))
         stamps = stamps + self.episodes[f"videos/{feature.key}/from_timestamp"][at]
         files = [self.episodes[f"videos/{feature.key}/{name}_index"][at] for name in ("chunk", "file")]
         steady = (np.diff(stamps) > 0) & (np.diff(stamps) < 2.5 / self.fps) & ~np.diff(files).any(axis=0)
@@ -472,7 +537,7 @@ class LeRobot:
         for a, b in itertools.pairwise([0, *(np.flatnonzero(~steady) + 1).tolist(), len(stamps)]):
             if a == b:
                 continue
-            where = f"{self._where(unit, a)}: column `{feature.key}`"
+            where = f"{self._where(span, a)}: column `{feature.key}`"
             path = self.video(feature.key, int(at[a]))
             frames, times = _decoded(path, stamps[a], stamps[b - 1], self.fps, feature.shape, where)
             nearest = np.abs(times - stamps[a:b, None]).argmin(axis=1)
@@ -480,68 +545,9 @@ class LeRobot:
             if far.any():
                 row = a + int(far.argmax())
                 said = f"{path} has no frame at {stamps[row]:.4f} s"
-                raise DataError(f"{self._where(unit, row)}: column `{feature.key}`: {said}. Restore the video.")
+                raise DataError(f"{self._where(span, row)}: column `{feature.key}`: {said}. Restore the video.")
             out[a:b] = frames[nearest]
         return out
-
-
-class LeRobotParts:
-    """A dataset as `etude.recordings.formats.parts.Parts`: a part is a unit."""
-
-    def __init__(self, dataset: LeRobot) -> None:
-        self._dataset, self._units = dataset, dataset.units()
-        self._readable: dict[int, list[Unit]] = {}  # of units that can't be read as a whole
-        self.format, self.header, self.files = dataset.format, dataset.header, dataset.files
-        self.columns = dataset.columns
-
-    @property
-    def num_parts(self) -> int:
-        """How many units there are."""
-        return len(self._units)
-
-    def rows(self, k: int) -> int:
-        """The steps of unit ``k``."""
-        return self._units[k].stop - self._units[k].first
-
-    def load(self, k: int, columns: Sequence[str] | None = None) -> Experience:
-        """Unit ``k``; see `LeRobot.read`."""
-        return self._dataset.read(self._units[k], columns)
-
-    def load_rest(self, k: int, columns: Sequence[str] | None = None) -> tuple[Experience, list[Problem]]:
-        """Unit ``k`` without the episodes that can't be read, and these."""
-        try:
-            return self.load(k, columns), []
-        except DataError:
-            good: dict[Unit, Experience] = {}
-            problems = []
-            for unit in self._dataset.episodes_in(self._units[k]):
-                try:
-                    good[unit] = self._dataset.read(unit, columns)
-                except DataError as error:
-                    place, rows = self._dataset.place(unit, 0), unit.stop - unit.first
-                    problem = Problem("unreadable", str(error), place.file, place.row, None, rows, repairable=True)
-                    problems.append(problem)
-            if not good:
-                raise
-        self._readable[k] = list(good)
-        return Experience.concat(list(good.values())), problems
-
-    def place(self, k: int, row: int) -> Place:
-        """Where a row of unit ``k``, as it was loaded last, is."""
-        for unit in self._readable.get(k, ()):
-            if row < unit.stop - unit.first:
-                return self._dataset.place(unit, row)
-            row -= unit.stop - unit.first
-        return self._dataset.place(self._units[k], row)
-
-    def problems(self) -> Iterator[Problem]:
-        """Steps and episodes that ``info.json`` counts, but that are not there."""
-        path, dataset = self._dataset.folder / INFO, self._dataset
-        for what, found in (("frames", dataset.rows.sum()), ("episodes", len(dataset.episodes[EPISODE]))):
-            said = dataset.info.get(f"total_{what}")
-            if isinstance(said, int) and said != found:
-                text = f"{path}: total_{what} is {said:,}, but {found:,} are there. Was it copied in part? Restore it."
-                yield Problem("lost_rows", text, str(path), repairable=True)
 
 
 # -- features -----------------------------------------------------------------------------------------------------

@@ -5,9 +5,10 @@ A dataset is a folder ``<namespace>/<name>-v<k>`` with ``data/metadata.json``. A
 an env said at its reset has no step to stand at and is left out: ``info/<name>`` holds what came with the rewards.
 """
 
+import itertools
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +18,13 @@ from etude.errors import DataError
 from etude.experience import Experience, Segments
 from etude.experience.experience import offsets_of
 from etude.files import AnyPath
+from etude.recordings.format import Contents, Format, Place, Problem, Unit
 from etude.recordings.formats.grouping import grouped
 from etude.recordings.formats.inferring import fitting, widened
 from etude.recordings.formats.minari_arrow import ArrowEpisodes
 from etude.recordings.formats.minari_episodes import Column, Episodes, Reader
 from etude.recordings.formats.minari_hdf5 import FILE, Hdf5Episodes
 from etude.recordings.formats.minari_metadata import METADATA, env_id, is_image, leaves_of, read_metadata, space_of
-from etude.recordings.formats.parts import Place, Problem, chosen
 from etude.recordings.layout import Header
 from etude.spaces import Space, leaf_shape
 
@@ -36,23 +37,6 @@ def detect(path: AnyPath) -> bool:
     if path.is_file():
         return path.name == FILE and (path.parent / METADATA).is_file()
     return path.is_dir() and bool(_datasets(path))
-
-
-def open_parts(path: AnyPath) -> "MinariParts":
-    """Open the dataset at ``path``: its folder, the ``data`` folder in it, or a folder that holds only this dataset.
-
-    Raises:
-        DataError: there is none, or more than one (they are listed); or it is broken.
-    """
-    path = path.parent if path.is_file() else path
-    found = _datasets(path) if path.is_dir() else []
-    if not found:
-        raise DataError(f"{path}: there is no Minari dataset here (a folder `data` with {METADATA}).")
-    if len(found) > 1:
-        listed = "\n".join(f"  {folder.parent if folder.name == 'data' else folder}" for folder in found[:20])
-        more = f"\n  and {len(found) - 20} more" if len(found) > 20 else ""
-        raise DataError(f"{path}: {len(found)} Minari datasets are here; name one of them:\n{listed}{more}")
-    return MinariParts(found[0])
 
 
 def _datasets(path: AnyPath) -> list[AnyPath]:
@@ -81,17 +65,90 @@ def _is_dataset(folder: AnyPath) -> bool:
         return False
 
 
-class MinariParts:
-    """One dataset, its episodes in the order of their numbers; see `etude.recordings.formats.parts.Parts`."""
+class _Plan(NamedTuple):
+    """What holds for all units."""
 
-    def __init__(self, folder: AnyPath) -> None:
-        self.folder = folder
-        self._metadata = read_metadata(folder / METADATA)
-        kind = str(self._metadata.get("data_format", "hdf5"))
-        self._reader = _reader(folder, kind)
-        self.format = f"minari-{kind}"
-        self._episodes: Episodes = self._reader.index()
-        if not self._episodes.names:
+    reader: Reader
+    paths: Mapping[str, Sequence[str]]
+    columns: Mapping[str, Column]
+    rows_more: Mapping[str, int]
+    """How many rows more than steps an episode has of a column, where it has any."""
+
+
+class _Unit(NamedTuple):
+    names: Sequence[str]
+    lengths: NDArray[np.int64]
+    plan: _Plan
+
+
+class Minari(Format):
+    """A Minari dataset.
+
+    Args:
+        path: Its folder, the ``data`` folder in it, its HDF5 file, or a folder that holds only this dataset.
+    """
+
+    def __init__(self, path: AnyPath) -> None:
+        path = path.parent if path.is_file() else path
+        found = _datasets(path) if path.is_dir() else []
+        if not found:
+            raise DataError(f"{path}: there is no Minari dataset here (a folder `data` with {METADATA}).")
+        if len(found) > 1:
+            listed = "\n".join(f"  {folder.parent if folder.name == 'data' else folder}" for folder in found[:20])
+            more = f"\n  and {len(found) - 20} more" if len(found) > 20 else ""
+            raise DataError(f"{path}: {len(found)} Minari datasets are here; name one of them:\n{listed}{more}")
+        self.folder = found[0]
+        self._metadata = read_metadata(self.folder / METADATA)
+        self._kind = str(self._metadata.get("data_format", "hdf5"))
+        self.name = f"minari-{self._kind}"
+
+    def describe(self) -> Contents:
+        """What is there: its episodes in the order of their numbers.
+
+        Raises:
+            DataError: it is broken.
+        """
+        found = _Description(self.folder, self._metadata, self._kind)
+        episodes, plan, units = found.episodes, found.plan(), list[Unit]()
+        parts = grouped(episodes.lengths).tolist()
+        for k, (first, stop) in enumerate(itertools.pairwise(parts)):
+            own = episodes.lengths[first:stop]
+            units.append(Unit(k, int(own.sum()), data=_Unit(episodes.names[first:stop], own, plan)))
+        return Contents(found.header, found.step_columns, units, found.reader.files(), found.lost())
+
+    def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
+        """Whole episodes."""
+        own: _Unit = unit.data
+        try:
+            return _loaded(own, columns)
+        except DataError:
+            if problems is None:
+                raise
+        good = [_loaded(_only(own, 0, 0), columns)]
+        for i in range(len(own.names)):
+            try:
+                good.append(_loaded(_only(own, i, i + 1), columns))
+            except DataError as error:
+                rows = int(own.lengths[i])
+                problems.append(Problem("unreadable", str(error), str(self.folder), count=rows, repairable=True))
+        return Experience.concat(good)
+
+    def place(self, unit: Unit, row: int, exp: Experience) -> Place:
+        """Where a row is: in which episode, and which step of it."""
+        i = int(np.searchsorted(exp.offsets, row, side="right")) - 1
+        name = next(name for name in unit.data.names if _id(name) == exp.segments.episode_id[i])
+        where, step = unit.data.plan.reader.where(name), row - int(exp.offsets[i])
+        return Place(f"{where}, step {step}", where.split(": ")[0], step)
+
+
+class _Description:
+    """What a dataset says of itself, and what its first episode holds."""
+
+    def __init__(self, folder: AnyPath, metadata: Mapping[str, Any], kind: str) -> None:
+        self.folder, self._metadata, self._kind = folder, metadata, kind
+        self.reader = _reader(folder, kind)
+        self.episodes: Episodes = self.reader.index()
+        if not self.episodes.names:
             raise DataError(f"{folder}: the Minari dataset has no episodes.")
         self._paths: dict[str, Sequence[str]] = {}
         self._columns: dict[str, Column] = {}
@@ -103,13 +160,12 @@ class MinariParts:
         self._add_flat()
         self._add_infos()
         self.header = Header(obs_space, action_space, env_id(self._metadata), self._meta(adapted))
-        self.files = self._reader.files()
-        flags = (col.TERMINATED, col.TRUNCATED)
-        self.columns = [name for name in self._columns if name not in flags]
-        self._parts = grouped(self._episodes.lengths)
-        self._unread: dict[int, list[int]] = {}  # by part: which of its episodes could not be read
+        self.step_columns = [name for name in self._columns if name not in (col.TERMINATED, col.TRUNCATED)]
 
-    # -- what there is ----------------------------------------------------------------------------------------
+    def plan(self) -> _Plan:
+        """What units are read by."""
+        obs = {name: 1 for name in self._columns if col.is_under(name, col.OBS)}
+        return _Plan(self.reader, self._paths, self._columns, self._info_shift | obs)
 
     def _add_space(self, root: str, adapted: list[str]) -> Space:
         """The space of observations or actions, its columns found in the first episode."""
@@ -118,14 +174,14 @@ class MinariParts:
         if text is None:
             raise DataError(f"{where} is missing. Minari writes it unless the env was given alone: add it.")
         space = space_of(text, where)
-        for name, path, leaf in leaves_of(space, root, (ROOTS[root],), self._reader.tuple_member):
+        for name, path, leaf in leaves_of(space, root, (ROOTS[root],), self.reader.tuple_member):
             image = bool(self._metadata.get("jpeg_encoding", True)) and is_image(leaf)
-            if image and self.format == "minari-hdf5" and not self._is_packed(path):
+            if image and self._kind == "hdf5" and not self._is_packed(path):
                 image = False
-            found = self._reader.column(self._episodes.names[0], path, image=image)
+            found = self.reader.column(self.episodes.names[0], path, image=image)
             if not image and math.prod(found.shape) != math.prod(leaf_shape(leaf)):
                 raise DataError(
-                    f"{self._reader.where(self._episodes.names[0])}: `{'/'.join(path)}` has rows of shape "
+                    f"{self.reader.where(self.episodes.names[0])}: `{'/'.join(path)}` has rows of shape "
                     f"{list(found.shape)}, but its space is {leaf}. Correct {self.folder / METADATA}."
                 )
             dtype = fitting(leaf, found.dtype)
@@ -138,21 +194,21 @@ class MinariParts:
     def _is_packed(self, path: Sequence[str]) -> bool:
         """Images of versions before 0.5.3, or of data written without JPEG, are plain arrays."""
         try:
-            return len(self._reader.column(self._episodes.names[0], path, image=False).shape) == 1
+            return len(self.reader.column(self.episodes.names[0], path, image=False).shape) == 1
         except DataError:
             return True  # byte strings of any length
 
     def _add_flat(self) -> None:
         for name, member in NAMES.items():
-            found = self._reader.column(self._episodes.names[0], (member,), image=False)
+            found = self.reader.column(self.episodes.names[0], (member,), image=False)
             dtype = np.dtype(bool) if name != col.REWARD else np.result_type(found.dtype, np.float32)
             self._paths[name], self._columns[name] = (member,), Column((), dtype, found.rows)
 
     def _add_infos(self) -> None:
         """Those infos that every episode has alike, as numbers; the others are named."""
-        first = self._reader.infos(self._episodes.names[0])
-        others = [self._reader.infos(name) for name in self._episodes.names[1:]] if first else []
-        length = int(self._episodes.lengths[0])
+        first = self.reader.infos(self.episodes.names[0])
+        others = [self.reader.infos(name) for name in self.episodes.names[1:]] if first else []
+        length = int(self.episodes.lengths[0])
         for path, column in first.items():
             name = f"{col.INFO}/{path}"
             if column is None or column.rows not in (length, length + 1):
@@ -169,116 +225,18 @@ class MinariParts:
     def _meta(self, adapted: list[str]) -> dict[str, Any]:
         taken = ("observation_space", "action_space", "data_format", "jpeg_encoding", "dataset_size")
         meta: dict[str, Any] = {"minari": {k: v for k, v in self._metadata.items() if k not in taken}}
-        if any(seed is not None for seed in self._episodes.seeds):
-            meta["seeds"] = dict(zip(self._episode_ids(), self._episodes.seeds, strict=True))
+        if any(seed is not None for seed in self.episodes.seeds):
+            meta["seeds"] = dict(zip([_id(name) for name in self.episodes.names], self.episodes.seeds, strict=True))
         if self._dropped:
             meta["dropped"] = self._dropped
         if adapted:
             meta["inferred"] = dict.fromkeys(adapted, "the file's dtype is wider than the space's")
         return meta
 
-    def _episode_ids(self) -> list[str]:
-        return [name.removeprefix("episode_") for name in self._episodes.names]
-
-    # -- reading ----------------------------------------------------------------------------------------------
-
-    @property
-    def num_parts(self) -> int:
-        """How many pieces are loaded one at a time."""
-        return len(self._parts) - 1
-
-    def rows(self, k: int) -> int:
-        """The steps of part k."""
-        return int(self._episodes.lengths[self._parts[k] : self._parts[k + 1]].sum())
-
-    def load(self, k: int, columns: Sequence[str] | None = None) -> Experience:
-        """Whole episodes; see `etude.recordings.formats.parts.Parts`.
-
-        Raises:
-            DataError: an episode can't be decoded, or its columns do not go together.
-        """
-        return self._load(int(self._parts[k]), int(self._parts[k + 1]), columns)
-
-    def load_rest(self, k: int, columns: Sequence[str] | None = None) -> tuple[Experience, list[Problem]]:
-        """Part ``k`` without the episodes that can't be read, and these; see `load`."""
-        first, stop = int(self._parts[k]), int(self._parts[k + 1])
-        try:
-            return self._load(first, stop, columns), []
-        except DataError:
-            good, problems, unread = [self._load(first, first, columns)], [], []
-            for i in range(first, stop):
-                try:
-                    good.append(self._load(i, i + 1, columns))
-                except DataError as error:
-                    problems.append(self._unreadable(error, i))
-                    unread.append(i - first)
-            self._unread[k] = unread
-        return Experience.concat(good), problems
-
-    def _unreadable(self, error: DataError, i: int) -> Problem:
-        rows = int(self._episodes.lengths[i])
-        return Problem("unreadable", str(error), str(self.folder), count=rows, repairable=True)
-
-    def place(self, k: int, row: int) -> Place:
-        """Where a row of part ``k`` is."""
-        lengths = self._episodes.lengths[self._parts[k] : self._parts[k + 1]].copy()
-        lengths[self._unread.get(k, [])] = 0
-        i = int(np.searchsorted(np.cumsum(lengths), row, side="right"))
-        where = self._reader.where(self._episodes.names[int(self._parts[k]) + i])
-        step = row - int(lengths[:i].sum())
-        return Place(f"{where}, step {step}", where.split(": ")[0], step)
-
-    def _load(self, first: int, stop: int, columns: Sequence[str] | None) -> Experience:
-        names = chosen(self.columns, columns, str(self.folder))
-        lengths = self._episodes.lengths[first:stop]
-        wanted = {name: (self._paths[name], self._columns[name]) for name in [*names, col.TERMINATED, col.TRUNCATED]}
-        rows = {name: (lengths + self._rows_more(name)).tolist() for name in wanted}
-        found = self._reader.read(self._episodes.names[first:stop], wanted, rows)
-        offsets = offsets_of(lengths)
-        final_obs = {}
-        for name, values in found.items():
-            if col.is_under(name, col.OBS):
-                ends = offsets[1:] + np.arange(len(lengths))
-                final_obs[name] = values[ends]
-                found[name] = _without(values, ends)
-            elif self._info_shift.get(name):
-                found[name] = _without(values, offsets[:-1] + np.arange(len(lengths)))
-        terminated, truncated = found.pop(col.TERMINATED), found.pop(col.TRUNCATED)
-        self._check_ends(terminated | truncated, offsets, first)
-        segments = Segments.of(
-            len(lengths),
-            episode_id=self._episode_ids()[first:stop],
-            terminated=terminated[offsets[1:] - 1],
-            truncated=truncated[offsets[1:] - 1],
-            has_final_obs=True,
-        )
-        return Experience(found, offsets, segments, final_obs)
-
-    def _rows_more(self, name: str) -> int:
-        """How many rows more than steps an episode has of a column."""
-        if col.is_under(name, col.OBS) or self.format != "minari-hdf5":
-            return int(col.is_under(name, col.OBS)) or self._info_shift.get(name, 0)
-        return self._info_shift.get(name, 0)
-
-    def _check_ends(self, done: NDArray[np.bool_], offsets: NDArray[np.int64], first: int) -> None:
-        inside = done.copy()
-        inside[offsets[1:] - 1] = False
-        if inside.any():
-            row = int(inside.argmax())
-            i = int(np.searchsorted(offsets, row, side="right")) - 1
-            raise DataError(
-                f"{self._reader.where(self._episodes.names[first + i])}: the episode goes on after its end: a flag is "
-                f"set at step {row - int(offsets[i])} of {int(offsets[i + 1] - offsets[i])}."
-            )
-
-    # -- looking ----------------------------------------------------------------------------------------------
-
-    def problems(self) -> Iterator[Problem]:
+    def lost(self) -> list[Problem]:
         """Episodes or steps that the metadata count, but that are not there."""
-        return self._lost()
-
-    def _lost(self) -> Iterator[Problem]:
-        totals = (len(self._episodes.names), int(self._episodes.lengths.sum()))
+        totals = (len(self.episodes.names), int(self.episodes.lengths.sum()))
+        problems = []
         for what, found in zip(("total_episodes", "total_steps"), totals, strict=True):
             said = self._metadata.get(what)
             if isinstance(said, int) and said != found:
@@ -286,7 +244,54 @@ class MinariParts:
                     f"{self.folder}: {METADATA} says {what} {said:,}, but {found:,} are there. Was the dataset copied "
                     "in part? Restore it, or correct the file."
                 )
-                yield Problem("lost_rows", text, str(self.folder / METADATA), repairable=True)
+                problems.append(Problem("lost_rows", text, str(self.folder / METADATA), repairable=True))
+        return problems
+
+
+def _id(name: str) -> str:
+    return name.removeprefix("episode_")
+
+
+def _only(unit: _Unit, first: int, stop: int) -> _Unit:
+    return _Unit(unit.names[first:stop], unit.lengths[first:stop], unit.plan)
+
+
+def _loaded(unit: _Unit, columns: Sequence[str]) -> Experience:
+    lengths, plan = unit.lengths, unit.plan
+    wanted = {name: (plan.paths[name], plan.columns[name]) for name in [*columns, col.TERMINATED, col.TRUNCATED]}
+    rows = {name: (lengths + plan.rows_more.get(name, 0)).tolist() for name in wanted}
+    found = plan.reader.read(unit.names, wanted, rows)
+    offsets = offsets_of(lengths)
+    final_obs = {}
+    for name, values in found.items():
+        if col.is_under(name, col.OBS):
+            ends = offsets[1:] + np.arange(len(lengths))
+            final_obs[name] = values[ends]
+            found[name] = _without(values, ends)
+        elif plan.rows_more.get(name):
+            found[name] = _without(values, offsets[:-1] + np.arange(len(lengths)))
+    terminated, truncated = found.pop(col.TERMINATED), found.pop(col.TRUNCATED)
+    _check_ends(unit, terminated | truncated, offsets)
+    segments = Segments.of(
+        len(lengths),
+        episode_id=[_id(name) for name in unit.names],
+        terminated=terminated[offsets[1:] - 1],
+        truncated=truncated[offsets[1:] - 1],
+        has_final_obs=True,
+    )
+    return Experience(found, offsets, segments, final_obs)
+
+
+def _check_ends(unit: _Unit, done: NDArray[np.bool_], offsets: NDArray[np.int64]) -> None:
+    inside = done.copy()
+    inside[offsets[1:] - 1] = False
+    if inside.any():
+        row = int(inside.argmax())
+        i = int(np.searchsorted(offsets, row, side="right")) - 1
+        raise DataError(
+            f"{unit.plan.reader.where(unit.names[i])}: the episode goes on after its end: a flag is "
+            f"set at step {row - int(offsets[i])} of {int(offsets[i + 1] - offsets[i])}."
+        )
 
 
 def _reader(folder: AnyPath, kind: str) -> Reader:

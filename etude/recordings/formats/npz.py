@@ -6,7 +6,6 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Sequence
 from typing import IO, Any, Final
 
 import numpy as np
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from etude.errors import DataError
 from etude.files import AnyPath
-from etude.recordings.formats.flat_arrays import FlatParts
+from etude.recordings.formats.flat_arrays import ArrayFile, FlatArrays
 
 MOST_PACKED: Final = 1100
 """How many times larger than its bytes in the file an array can be; deflate reaches 1,032."""
@@ -26,25 +25,27 @@ _BROKEN = (
 )
 
 
-def detect(path: AnyPath) -> bool:
-    """Whether ``path`` is an ``.npz`` file that holds ``observations`` and ``actions``."""
-    if not path.is_file() or path.suffix != ".npz":
-        return False
-    try:
-        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
-            roots = {name.removesuffix(".npy").split("/")[0] for name in archive.namelist()}
-    except _BROKEN:
-        return False
-    return {"observations", "actions"} <= roots
+class D4RLNpz(FlatArrays):
+    """NumPy ``.npz`` files in the manner of D4RL. An array is held whole: compressed files have no rows."""
 
+    name = "npz"
 
-def open_parts(paths: Sequence[AnyPath]) -> FlatParts:
-    """Open files that have the same arrays. An array is held whole while it is in use: compressed files have no rows.
+    @staticmethod
+    def detect(path: AnyPath) -> bool:
+        """Whether ``path`` is an ``.npz`` file that holds ``observations`` and ``actions``."""
+        if not path.is_file() or path.suffix != ".npz":
+            return False
+        try:
+            with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+                roots = {name.removesuffix(".npy").split("/")[0] for name in archive.namelist()}
+        except _BROKEN:
+            return False
+        return {"observations", "actions"} <= roots
 
-    Raises:
-        DataError: a file can't be read, its arrays do not go together, or they are not those of the first file.
-    """
-    return FlatParts("npz", [_File(path) for path in paths])
+    @staticmethod
+    def opened(path: AnyPath) -> ArrayFile:
+        """See `FlatArrays.opened`."""
+        return _File(path)
 
 
 class _File:
@@ -64,6 +65,9 @@ class _File:
                             self._members[name] = _header(stream, info.file_size)
         except _BROKEN as error:
             raise self._unreadable(error) from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_loaded": {}}
 
     def _unreadable(self, error: BaseException) -> DataError:
         first = (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,35 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parquet files of other tools: found, opened, and read row group by row group, with errors that name them."""
+"""Parquet files of other tools, read row group by row group, with errors that name them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import Final
 
 import pyarrow as pa
 
 from etude.errors import DataError
-from etude.files import AnyPath, relative
+from etude.files import AnyPath
 from etude.recordings import footers
+from etude.recordings.formats.kept import Kept
 
-
-def found_files(paths: AnyPath | Iterable[AnyPath], suffixes: Sequence[str]) -> list[AnyPath]:
-    """The files with these suffixes: those given, and those in the folders given, in the order of their full paths.
-
-    Raises:
-        DataError: there are none.
-    """
-    given = [paths] if isinstance(paths, AnyPath) else list(paths)
-    files: dict[AnyPath, None] = {}
-    for path in given:
-        if not path.exists():
-            raise DataError(f"{path}: there is no such file or folder. Give what the recording was written to.")
-        if path.is_file():
-            files[path] = None
-            continue
-        inside = sorted(p for p in path.rglob("*") if p.is_file() and p.suffix in suffixes)
-        files.update(dict.fromkeys(p for p in inside if not any(q[0] in "._" for q in relative(p, path).parts)))
-    if not files:
-        where = ", ".join(map(str, given))
-        raise DataError(f"{where}: holds no {' or '.join(suffixes)} file. Give what the recording was written to.")
-    return list(files)
+KEPT_BYTES: Final = 64 * 2**20
+"""Decoded row groups that are kept, so that units of one row group do not decode it each time."""
 
 
 class ParquetFiles:
@@ -45,14 +28,14 @@ class ParquetFiles:
         self.groups = [(f, g) for f, m in enumerate(self.metadata) for g in range(m.num_row_groups)]
         """Every row group: the index of its file, and its own in it."""
         self.group_rows = [self.metadata[f].row_group(g).num_rows for f, g in self.groups]
-        self._last: tuple[tuple[int, tuple[str, ...]], pa.Table] | None = None
+        self._kept: Kept[pa.Table] = Kept(KEPT_BYTES)
 
     def schema(self, file: int) -> pa.Schema:
         """The Arrow schema of a file, without looking at what extension types say of themselves."""
         return self.metadata[file].schema.to_arrow_schema()
 
     def read(self, group: int, columns: Sequence[str], *, text_codes: Sequence[str] = ()) -> pa.Table:
-        """Columns of one row group (an index into `groups`); the last one stays in memory.
+        """Columns of one row group (an index into `groups`); those read last stay in memory.
 
         Args:
             group: Which one.
@@ -62,11 +45,14 @@ class ParquetFiles:
         Raises:
             DataError: the bytes can't be decoded.
         """
-        key = (group, tuple(columns))
-        held = self._last
-        if held is not None and held[0] == key:
-            return held[1]
-        held = self._last = None  # its memory can be used again by what is read now
+
+        def read() -> tuple[pa.Table, int]:
+            table = self._read(group, columns, text_codes)
+            return table, table.nbytes
+
+        return self._kept.get((group, *columns), read)
+
+    def _read(self, group: int, columns: Sequence[str], text_codes: Sequence[str]) -> pa.Table:
         file, own = self.groups[group]
         try:
             with footers.opened(self.paths[file], self.metadata[file], text_codes) as parquet:
@@ -77,7 +63,6 @@ class ParquetFiles:
                 f"{self.paths[file]}: row group {own} can't be decoded ({_first_line(error)}). Restore the file from a "
                 "copy, or move it away to read the rest."
             ) from error
-        self._last = (key, table)
         return table
 
     def check(self, group: int, column: str) -> None:
@@ -95,6 +80,10 @@ class ParquetFiles:
     def place(self, group: int, row: int) -> str:
         """Where a row of a row group is, in words; rows are counted from 0 in their file."""
         return f"{self.paths[self.groups[group][0]]}: row {self.file_row(group, row)}"
+
+    def file_of(self, group: int) -> AnyPath:
+        """The file that a row group is in."""
+        return self.paths[self.groups[group][0]]
 
     def file_row(self, group: int, row: int) -> int:
         """The index, in its file, of a row of a row group."""

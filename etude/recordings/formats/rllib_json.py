@@ -6,7 +6,7 @@ order of ``t`` where it is there. An agent's rows that are written again on a la
 ``header.meta["duplicates"]``. A part is some lines; an episode that goes on in the next part is cut there.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -17,11 +17,10 @@ from etude.columns import Columns
 from etude.errors import DataError
 from etude.experience import Experience
 from etude.files import AnyPath
+from etude.recordings.format import MAX_ROWS, Contents, FileFormat, Place, Problem, Unit, UnreadableError
 from etude.recordings.formats import rllib_columns as words
 from etude.recordings.formats.inferring import Range, described, inferred_space, widen
-from etude.recordings.formats.parts import MAX_ROWS, Place, Problem, chosen
 from etude.recordings.formats.rllib_batches import Batch, batches_of, column, flags, is_float32, roots
-from etude.recordings.formats.rllib_files import found_files
 from etude.recordings.formats.rllib_rows import hashes_of
 from etude.recordings.formats.rllib_segments import Rows, segments_of
 from etude.recordings.formats.rllib_trajectories import Trajectories
@@ -29,31 +28,6 @@ from etude.recordings.layout import Header
 
 _HEAD: Final = 1 << 16
 _REMEDY: Final = "Leave this line out, or restore the file from a copy"
-
-
-def detect(path: AnyPath) -> bool:
-    """Whether a file is of this format, by the beginning of its first line."""
-    if path.suffix not in (".json", ".jsonl"):
-        return False
-    try:
-        with path.open("rb") as file:
-            head = file.readline(_HEAD)
-    except OSError:
-        return False
-    return b'"SampleBatch"' in head or b'"MultiAgentBatch"' in head or (b'"obs"' in head and b'"rewards"' in head)
-
-
-def open_parts(paths: AnyPath | Sequence[AnyPath], faults: list[Problem] | None = None) -> "RLlibJson":
-    """Open a recording: a folder, a file or several of them. Every line is looked at once.
-
-    Args:
-        paths: Where it is.
-        faults: Where given, lines that can't be read are left out and named here.
-
-    Raises:
-        DataError: there is none, or a line can't be read; the message names the file and the line.
-    """
-    return RLlibJson(found_files(paths, (".json", ".jsonl")), faults)
 
 
 class _Line(NamedTuple):
@@ -70,32 +44,100 @@ class _Line(NamedTuple):
     keep: NDArray[np.bool_]
 
 
-class RLlibJson:
-    """See `etude.recordings.formats.parts.Parts`."""
+class _Plan(NamedTuple):
+    """What holds for all units."""
 
-    format = "rllib-json"
+    files: Sequence[AnyPath]
+    schema: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
+    dropped: set[str]
+    has_next_obs: bool
 
-    def __init__(self, files: Sequence[AnyPath], faults: list[Problem] | None = None) -> None:
-        self.files = list(files)
-        self._trajectories = Trajectories()
-        self._lines: list[_Line] = []
+
+class _Unit(NamedTuple):
+    lines: Sequence[_Line]
+    names: Mapping[int, tuple[str, str | None, str | None]]
+    """Episode, agent and module, by code."""
+    plan: _Plan
+
+
+class RLlibJson(FileFormat):
+    """A recording of RLlib's JSON lines."""
+
+    name = "rllib-json"
+
+    @staticmethod
+    def detect(path: AnyPath) -> bool:
+        """Whether a file is of this format, by the beginning of its first line."""
+        if path.suffix not in (".json", ".jsonl"):
+            return False
+        try:
+            with path.open("rb") as file:
+                head = file.readline(_HEAD)
+        except OSError:
+            return False
+        return b'"SampleBatch"' in head or b'"MultiAgentBatch"' in head or (b'"obs"' in head and b'"rewards"' in head)
+
+    def describe(self) -> Contents:
+        """What is there. Every line is looked at once; those that can't be read are left out, and are problems.
+
+        Raises:
+            DataError: there is nothing that can be read; the message names the file and the line.
+        """
+        scan = _Scan(self.files)
+        for i in range(len(self.files)):
+            scan.look_through(i)
+        if not scan.lines and scan.problems:
+            raise UnreadableError(scan.problems[0])
+        if not scan.lines:
+            raise DataError(f"{self.files[0]}: holds no batches: it is empty. Record some, or give another folder.")
+        plan, header = scan.described()
+        units: list[Unit] = []
+        for lines in _parts_of(scan.lines):
+            codes = np.unique(np.concatenate([line.code for line in lines])).tolist()
+            names = {code: scan.trajectories.names[code] for code in codes}
+            units.append(Unit(len(units), sum(int(line.keep.sum()) for line in lines), data=_Unit(lines, names, plan)))
+        return Contents(header, list(plan.schema), units, self.files, [*scan.problems, *scan.repeated()])
+
+    # -- reading -----------------------------------------------------------------------------------------------
+
+    def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
+        """A segment for each agent's episode, or for each piece of it."""
+        return _loaded(unit.data, columns)[0]
+
+    def place(self, unit: Unit, row: int, exp: Experience) -> Place:
+        """Where a row is: its line."""
+        line = unit.data.lines[int(_loaded(unit.data, ())[1][row])]
+        path = self.files[line.file]
+        return Place(f"{path}: line {line.number}", str(path), line.number - 1)
+
+
+# -- describing ------------------------------------------------------------------------------------------------
+
+
+class _Scan:
+    """One look at all lines of a recording."""
+
+    def __init__(self, files: Sequence[AnyPath]) -> None:
+        self.files = files
+        self.trajectories = Trajectories()
+        self.lines: list[_Line] = []
+        self.problems: list[Problem] = []
         self._shapes: Columns = {}  # an array of the right dtype for each column, by our names
         self._ranges: dict[str, Range] = {}
         self._dropped: set[str] = set()
-        for i in range(len(files)):
-            self._look_through(i, faults)
-        if not self._lines and faults:
-            raise DataError(faults[0].message)
-        if not self._lines:
-            raise DataError(f"{files[0]}: holds no batches: it is empty. Record some, or give another folder.")
-        self._parts: list[list[_Line]] = [[]]
-        for entry in self._lines:
-            if sum(len(e.code) for e in self._parts[-1]) + len(entry.code) > MAX_ROWS and self._parts[-1]:
-                self._parts.append([])
-            self._parts[-1].append(entry)
-        self._describe()
 
-    # -- opening -----------------------------------------------------------------------------------------------
+    def look_through(self, file: int) -> None:
+        """Look at every line of a file."""
+        path, at = self.files[file], 0
+        try:
+            for number, start, line in self._read_lines(file):
+                at = number
+                try:
+                    self._look_at(file, number, start, line)
+                except DataError as error:
+                    self.problems.append(Problem("unreadable", str(error), str(path), number - 1, repairable=True))
+        except DataError as error:
+            self.problems.append(Problem("unreadable", str(error), str(path), at, repairable=True))
 
     def _read_lines(self, file: int) -> Iterator[tuple[int, int, bytes]]:
         """The lines of a file that are not empty: their number, where they begin, and their bytes."""
@@ -109,32 +151,15 @@ class RLlibJson:
         except OSError as error:
             raise DataError(f"{self.files[file]}: can't be read ({error}).") from error
 
-    def _look_through(self, file: int, faults: list[Problem] | None) -> None:
-        """Look at every line of a file; with ``faults``, those that can't be read are named there."""
-        path, at = self.files[file], 0
-        try:
-            for number, start, line in self._read_lines(file):
-                at = number
-                try:
-                    self._look_at(file, number, start, line)
-                except DataError as error:
-                    if faults is None:
-                        raise
-                    faults.append(Problem("unreadable", str(error), str(path), number - 1, repairable=True))
-        except DataError as error:
-            if faults is None:
-                raise
-            faults.append(Problem("unreadable", str(error), str(path), at, repairable=True))
-
     def _look_at(self, file: int, number: int, start: int, line: bytes) -> None:
         try:
             batches = batches_of(line)
-            columns = [self._columns(batch, None) for batch in batches]  # first: a line that fails leaves no trace
+            columns = [self._columns(batch) for batch in batches]  # first: a line that fails leaves no trace
             for own in columns:
                 self._check_shapes(own)
             place = f"{self.files[file].stem}-{number}"
             found = [
-                self._trajectories.rows_of(batch, _content(batch, own), place)
+                self.trajectories.rows_of(batch, _content(batch, own), place)
                 for batch, own in zip(batches, columns, strict=True)
             ]
             for own in columns:
@@ -143,31 +168,20 @@ class RLlibJson:
             raise DataError(f"{self.files[file]}: line {number}: {error}. {_REMEDY}.") from error
         if found and sum(len(code) for code, _, _ in found):
             code, t, keep = (np.concatenate(parts) for parts in zip(*found, strict=True))
-            self._lines.append(_Line(file, number, start, len(line), code, t, keep))
+            self.lines.append(_Line(file, number, start, len(line), code, t, keep))
 
-    def _columns(self, batch: Batch, wanted: set[str] | None) -> Columns:
+    def _columns(self, batch: Batch) -> Columns:
         """The step columns and ``next_obs`` of a batch; those of the first line that hold no numbers are left out."""
-        out: Columns = {}
-        for name, root in roots(batch.columns).items():
-            if name in self._dropped or (wanted is not None and root not in wanted):
-                continue
-            try:
-                found = column(batch.columns[name], root)
-            except DataError:
-                if self._lines or root in (col.OBS, col.ACTION, col.REWARD):
-                    raise
-                self._dropped.add(name)
-                continue
-            for key, values in found.items():
-                if values.ndim == 0 or len(values) != batch.num:
-                    raise DataError(
-                        f"`{name}` has {len(values) if values.ndim else 'no'} entries for {batch.num} rewards"
-                    )
-                plain = values.dtype == np.float64 and not isinstance(batch.columns[name], str)
-                out[key] = values.astype(np.float32) if plain and root != col.REWARD and is_float32(values) else values
         if "infos" in batch.columns:
             self._dropped.add("infos")
-        return out
+        if not self.lines:
+            for name, root in roots(batch.columns).items():
+                if root not in (col.OBS, col.ACTION, col.REWARD):
+                    try:
+                        column(batch.columns[name], root)
+                    except DataError:
+                        self._dropped.add(name)
+        return _columns(batch, self._dropped)
 
     def _check_shapes(self, columns: Columns) -> None:
         """Raise a DataError where observations or actions are not shaped as on the lines before."""
@@ -190,100 +204,110 @@ class RLlibJson:
         for root in (col.OBS, col.NEXT_OBS, col.ACTION):
             widen(self._ranges, col.subtree(columns, root))
 
-    def _describe(self) -> None:
+    def described(self) -> tuple[_Plan, Header]:
+        """What holds for the whole."""
         steps = {name: c for name, c in self._shapes.items() if not col.is_under(name, col.NEXT_OBS)}
-        self._has_next_obs = len(steps) < len(self._shapes)
-        spaces = {root: inferred_space(described(col.subtree(steps, root)), root, self._ranges)
-                  for root in (col.OBS, col.ACTION)}  # fmt: skip
+        obs, action = (
+            inferred_space(described(col.subtree(steps, root)), root, self._ranges) for root in (col.OBS, col.ACTION)
+        )
         meta: dict[str, Any] = {
-            "format": self.format,
+            "format": RLlibJson.name,
             "actions": words.ACTIONS_NOTE,
-            "duplicates": self._trajectories.repeated,
+            "duplicates": self.trajectories.repeated,
             "inferred": [col.OBS, col.ACTION],
         }
         meta |= {"dropped": sorted(self._dropped)} if self._dropped else {}
-        self.header = Header(spaces[col.OBS], spaces[col.ACTION], None, meta)
-        leaves = {**self.header.obs_leaves(), **self.header.action_leaves()}
-        self._schema = {
-            name: (words.schema_dtype(name, c.dtype, leaves.get(name)), c.shape[1:]) for name, c in steps.items()
-        }
-        self.columns = list(self._schema)
+        header = Header(obs, action, None, meta)
+        leaves = {**header.obs_leaves(), **header.action_leaves()}
+        schema = {n: (words.schema_dtype(n, c.dtype, leaves.get(n)), c.shape[1:]) for n, c in steps.items()}
+        return _Plan(self.files, schema, self._dropped, len(steps) < len(self._shapes)), header
 
-    # -- reading -----------------------------------------------------------------------------------------------
-
-    @property
-    def num_parts(self) -> int:
-        """The pieces: lines of 65,536 rows at most together, unless one has more."""
-        return len(self._parts)
-
-    def rows(self, k: int) -> int:
-        """The steps of part ``k``, without those written again."""
-        return sum(int(line.keep.sum()) for line in self._parts[k])
-
-    def load(self, k: int, columns: Sequence[str] | None = None) -> Experience:
-        """Part ``k``: a segment for each agent's episode, or for each piece of it; see `Parts.load`."""
-        return self._loaded(k, chosen(self.columns, columns, str(self.files[0])))[0]
-
-    def place(self, k: int, row: int) -> Place:
-        """Where a row of part ``k`` is: its line."""
-        line = self._parts[k][int(self._loaded(k, [])[1][row])]
-        path = self.files[line.file]
-        return Place(f"{path}: line {line.number}", str(path), line.number - 1)
-
-    def _loaded(self, k: int, names: list[str]) -> tuple[Experience, NDArray[np.int64]]:
-        """The part, and for each of its rows the index of its line."""
-        obs = [name for name in names if col.is_under(name, col.OBS)]
-        finals = [col.NEXT_OBS + name[len(col.OBS) :] for name in obs] if self._has_next_obs else []
-        pieces: list[Columns] = []
-        for line in self._parts[k]:
-            pieces += self._decoded(line, [*names, *finals])
-        whole = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
-        code, t, keep = (np.concatenate([getattr(e, n) for e in self._parts[k]]) for n in ("code", "t", "keep"))
-        at = np.repeat(np.arange(len(self._parts[k])), [len(line.code) for line in self._parts[k]])
-        order = np.flatnonzero(keep)
-        order = order[np.lexsort((t[order], code[order]))]
-        if len(order) < len(code) or (np.diff(order) != 1).any():
-            whole = {name: values[order] for name, values in whole.items()}
-        rows = Rows(code[order], t[order], whole.pop("terminated"), whole.pop("truncated"))
-        rows.cut_where_time_jumps()
-        last = rows.offsets[1:] - 1
-        segments = segments_of(rows, self._trajectories.names.__getitem__, self._has_next_obs)
-        ends = {
-            name: whole[col.NEXT_OBS + name[len(col.OBS) :]][last] if finals else np.zeros_like(whole[name][last])
-            for name in obs
-        }
-        return Experience({name: whole[name] for name in names}, rows.offsets, segments, ends), at[order]
-
-    def _decoded(self, line: _Line, names: list[str]) -> list[Columns]:
-        where = self.files[line.file]
-        try:
-            with where.open("rb") as file:
-                file.seek(line.start)
-                batches = batches_of(file.read(line.size))
-            return [self._as_elsewhere(batch, names) for batch in batches]
-        except (DataError, OSError) as error:
-            raise DataError(f"{where}: line {line.number}: {error}. {_REMEDY}.") from error
-
-    def _as_elsewhere(self, batch: Batch, names: list[str]) -> Columns:
-        found = self._columns(batch, {name.split(col.SEPARATOR)[0] for name in names} | set(names))
-        out: Columns = dict(flags(batch))
-        for name in names:
-            if name not in found:
-                raise DataError(f"has no `{name}`, which other lines have; read without that column")
-            like = col.OBS + name[len(col.NEXT_OBS) :] if col.is_under(name, col.NEXT_OBS) else name
-            out[name] = words.cast(found[name], *self._schema[like], name)
-        return out
-
-    # -- problems ----------------------------------------------------------------------------------------------
-
-    def problems(self) -> Iterator[Problem]:
+    def repeated(self) -> Iterator[Problem]:
         """Rows written again."""
-        for line in self._lines:
+        for line in self.lines:
             again = int((~line.keep).sum())
             if again:
                 path, number = self.files[line.file], line.number
                 text = f"{path}: line {number}: {again} rows are there already on an earlier line; they are read once."
                 yield Problem("duplicate", text, str(path), number - 1, "eps_id", again, True, harmless=True)
+
+
+def _parts_of(lines: Sequence[_Line]) -> Iterator[list[_Line]]:
+    """Lines of 65,536 rows at most together, unless one has more."""
+    part: list[_Line] = []
+    size = 0
+    for line in lines:
+        if part and size + len(line.code) > MAX_ROWS:
+            yield part
+            part, size = [], 0
+        part.append(line)
+        size += len(line.code)
+    yield part
+
+
+def _columns(batch: Batch, dropped: set[str], wanted: set[str] | None = None) -> Columns:
+    """The step columns and ``next_obs`` of a batch."""
+    out: Columns = {}
+    for name, root in roots(batch.columns).items():
+        if name in dropped or (wanted is not None and root not in wanted):
+            continue
+        for key, values in column(batch.columns[name], root).items():
+            if values.ndim == 0 or len(values) != batch.num:
+                raise DataError(f"`{name}` has {len(values) if values.ndim else 'no'} entries for {batch.num} rewards")
+            plain = values.dtype == np.float64 and not isinstance(batch.columns[name], str)
+            out[key] = values.astype(np.float32) if plain and root != col.REWARD and is_float32(values) else values
+    return out
+
+
+# -- reading ---------------------------------------------------------------------------------------------------
+
+
+def _loaded(unit: _Unit, names: Sequence[str]) -> tuple[Experience, NDArray[np.int64]]:
+    """A unit, and for each of its rows the index of its line."""
+    lines, plan = unit.lines, unit.plan
+    obs = [name for name in names if col.is_under(name, col.OBS)]
+    finals = [col.NEXT_OBS + name[len(col.OBS) :] for name in obs] if plan.has_next_obs else []
+    pieces: list[Columns] = []
+    for line in lines:
+        pieces += _decoded(plan, line, [*names, *finals])
+    whole = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+    code, t, keep = (np.concatenate([getattr(line, n) for line in lines]) for n in ("code", "t", "keep"))
+    at = np.repeat(np.arange(len(lines)), [len(line.code) for line in lines])
+    order = np.flatnonzero(keep)
+    order = order[np.lexsort((t[order], code[order]))]
+    if len(order) < len(code) or (np.diff(order) != 1).any():
+        whole = {name: values[order] for name, values in whole.items()}
+    rows = Rows(code[order], t[order], whole.pop("terminated"), whole.pop("truncated"))
+    rows.cut_where_time_jumps()
+    last = rows.offsets[1:] - 1
+    segments = segments_of(rows, unit.names.__getitem__, plan.has_next_obs)
+    ends = {
+        name: whole[col.NEXT_OBS + name[len(col.OBS) :]][last] if finals else np.zeros_like(whole[name][last])
+        for name in obs
+    }
+    return Experience({name: whole[name] for name in names}, rows.offsets, segments, ends), at[order]
+
+
+def _decoded(plan: _Plan, line: _Line, names: list[str]) -> list[Columns]:
+    where = plan.files[line.file]
+    try:
+        with where.open("rb") as file:
+            file.seek(line.start)
+            batches = batches_of(file.read(line.size))
+        return [_as_elsewhere(plan, batch, names) for batch in batches]
+    except (DataError, OSError) as error:
+        raise DataError(f"{where}: line {line.number}: {error}. {_REMEDY}.") from error
+
+
+def _as_elsewhere(plan: _Plan, batch: Batch, names: list[str]) -> Columns:
+    found = _columns(batch, plan.dropped, {name.split(col.SEPARATOR)[0] for name in names} | set(names))
+    out: Columns = dict(flags(batch))
+    for name in names:
+        if name not in found:
+            raise DataError(f"has no `{name}`, which other lines have; read without that column")
+        like = col.OBS + name[len(col.NEXT_OBS) :] if col.is_under(name, col.NEXT_OBS) else name
+        out[name] = words.cast(found[name], *plan.schema[like], name)
+    return out
 
 
 def _content(batch: Batch, columns: Columns) -> NDArray[np.uint64]:

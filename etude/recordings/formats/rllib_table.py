@@ -6,8 +6,8 @@ chain: what was observed after one row is what the next one begins with. Files a
 paths, which is RLlib's order of time. Without ``eps_id`` every row is a segment of its own.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,23 +21,16 @@ from etude.experience.arrays import ranges
 from etude.experience.experience import offsets_of
 from etude.files import AnyPath
 from etude.recordings import footers
+from etude.recordings.format import MAX_ROWS, Contents, FileFormat, Place, Problem, Unit
 from etude.recordings.formats import rllib_columns as words
 from etude.recordings.formats.inferring import described, inferred_space, needs_range
-from etude.recordings.formats.parts import MAX_ROWS, Place, Problem, chosen
-from etude.recordings.formats.rllib_files import found_files
 from etude.recordings.formats.rllib_rows import Run, without_copies
 from etude.recordings.formats.rllib_segments import Rows, in_time, segments_of
-from etude.recordings.formats.rllib_table_files import ENDS, KEYS, OWN, TableFiles
+from etude.recordings.formats.rllib_table_files import ENDS, KEYS, OWN, Naming, TableFiles
 from etude.recordings.layout import Header
 from etude.spaces import Space
 
-
-def detect(path: AnyPath) -> bool:
-    """Whether a Parquet file is of this format, by its schema."""
-    try:
-        return is_table(footers.schema_of(path))
-    except DataError:
-        return False
+Schema = Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
 
 
 def is_table(schema: pa.Schema) -> bool:
@@ -46,249 +39,275 @@ def is_table(schema: pa.Schema) -> bool:
     return {"eps_id", "obs"} <= names or ({"obs", "actions", "rewards"} <= names and bool(names & {*ENDS, "new_obs"}))
 
 
-def open_parts(paths: AnyPath | Sequence[AnyPath]) -> "RLlibTable":
-    """Open a recording: a folder, a file or several of them.
+class _Plan(NamedTuple):
+    """What holds for all units."""
 
-    Raises:
-        DataError: there is none, a file is broken or has other columns than the rest, or lacks one that is needed.
-    """
-    return RLlibTable(found_files(paths, (".parquet",)))
+    table: TableFiles
+    sources: Mapping[str, str]
+    """For each of our columns, the file's."""
+    schema: Schema
 
 
-class RLlibTable:
-    """See `etude.recordings.formats.parts.Parts`."""
+class _Unit(NamedTuple):
+    runs: Sequence[tuple[int, Run]]
+    """Each with the code of its episode."""
+    names: Mapping[int, Naming]
+    """By code."""
+    suspect: set[int]
+    """Episodes of which rows may still be there twice."""
+    plan: _Plan
 
-    format = "rllib-table"
 
-    def __init__(self, files: Sequence[AnyPath]) -> None:
-        self.files = list(files)
-        self._table = TableFiles(files)
-        self._parquet = self._table.parquet
-        self._parts: list[list[tuple[int, Run]]] = [[]]
-        self._copies: list[tuple[int, Run]] = []
-        self._suspect: set[int] = set()  # episodes of which rows may still be there twice
-        self._plan(self._table.scan())
-        if not self._parts[0]:
-            raise DataError(f"{files[0]}: holds no rows. Record some, or give another folder.")
-        self._describe()
+class RLlibTable(FileFormat):
+    """A recording of RLlib's tables."""
 
-    # -- opening -----------------------------------------------------------------------------------------------
+    name = "rllib-table"
 
-    def _plan(self, episodes: dict[int, list[Run]]) -> None:
-        """Cut the rows into parts of whole episodes; rows without episodes into ranges of rows."""
-        size = 0
-        found = {code: without_copies(runs, self._table.has_t) for code, runs in episodes.items()}
-        mixed = self._table.not_the_same({code: episodes[code] for code, (_, copies, _) in found.items() if copies})
-        has_t = self._table.has_t
-        in_order = {code: sorted(episodes[code], key=lambda run: run.t) if has_t else episodes[code] for code in mixed}
-        found |= {code: (runs, [], not has_t) for code, runs in in_order.items()}
-        for code, (kept, copies, suspect) in found.items():
-            self._copies += [(code, copy) for copy in copies]
-            if suspect:
-                self._suspect.add(code)
-            rows = sum(run.stop - run.start for run in kept)
-            if size and size + rows > MAX_ROWS:
-                self._parts.append([])
-                size = 0
-            self._parts[-1] += [(code, run) for run in kept]
-            size += rows
-        if "eps_id" not in self._table.fields:
-            starts = [(g, a, n) for g, n in enumerate(self._parquet.group_rows) for a in range(0, n, MAX_ROWS)]
-            self._parts = [[(-1, Run(g, a, min(a + MAX_ROWS, n), False, 0))] for g, a, n in starts] or [[]]
+    @staticmethod
+    def detect(path: AnyPath) -> bool:
+        """Whether a Parquet file is of this format, by its schema."""
+        try:
+            return path.suffix == ".parquet" and is_table(footers.schema_of(path))
+        except DataError:
+            return False
 
-    def _describe(self) -> None:
-        sample = self._sample()
-        flat: Columns = {}
-        self._sources: dict[str, str] = {}  # our column to the file's
-        dropped = []
-        for name in self._table.fields:
-            if name in (*KEYS, *ENDS, "new_obs"):
-                continue
-            try:
-                columns = self._table.column(sample, name, 0, self._parts[0][0][1].start)
-            except DataError:
-                if name in OWN:
-                    raise
-                dropped.append(name)
-                continue
-            flat |= columns
-            self._sources |= dict.fromkeys(columns, name)
-        spaces = {root: self._inferred(col.subtree(flat, root), name, root)
-                  for name, root in (("obs", col.OBS), ("actions", col.ACTION))}  # fmt: skip
-        meta: dict[str, Any] = {
-            "format": self.format,
-            "actions": words.ACTIONS_NOTE,
-            "duplicates": self._num_copies(),
-            "inferred": [col.OBS, col.ACTION],
-        }
-        meta |= {"dropped": dropped} if dropped else {}
-        self.header = Header(spaces[col.OBS], spaces[col.ACTION], None, meta)
-        leaves = {**self.header.obs_leaves(), **self.header.action_leaves()}
-        self._schema = {
-            name: (words.schema_dtype(name, column.dtype, leaves.get(name)), column.shape[1:])
-            for name, column in flat.items()
-        }
-        self.columns = list(self._schema)
+    def describe(self) -> Contents:
+        """What is there; the columns that tell of episodes are read.
 
-    def _sample(self) -> pa.Table:
-        run = self._parts[0][0][1]
-        names = sorted(name for name in self._table.fields if name not in KEYS)  # as `load` reads them: they are kept
-        return self._parquet.read(run.group, names).slice(run.start, min(1000, run.stop - run.start))
-
-    def _num_copies(self) -> int:
-        """How many episodes stand there again: copies that end, or one for each that has rows twice without an end."""
-        ended = sum(run.done for _, run in self._copies)
-        return ended + len({code for code, _ in self._copies} - {code for code, run in self._copies if run.done})
-
-    def _inferred(self, columns: Columns, name: str, root: str) -> Space:
-        """A space from what the column holds: where it holds integers, from all rows."""
-        found = described(columns)
-        ranges = self._table.ranges(name, root) if any(needs_range(n, *own) for n, own in found.items()) else {}
-        return inferred_space(found, root, ranges)
+        Raises:
+            DataError: a file is broken or has other columns than the rest, or lacks one that is needed.
+        """
+        table = TableFiles(self.files)
+        scanned, names = table.scan()
+        copies: list[tuple[int, Run]] = []
+        suspect: set[int] = set()
+        parts = _parts_of(table, scanned, copies, suspect)
+        if not parts[0]:
+            raise DataError(f"{self.files[0]}: holds no rows. Record some, or give another folder.")
+        plan, header = _described(table, parts[0][0][1], _num_copies(copies))
+        units = []
+        for k, runs in enumerate(parts):
+            named = {code: names[code] for code, _ in runs if code >= 0}
+            own = suspect & set(named)
+            rows = None if own else sum(run.stop - run.start for _, run in runs)
+            first = runs[0][1]
+            file, row = table.parquet.file_of(first.group), table.parquet.file_row(first.group, first.start)
+            units.append(Unit(k, rows, file, row, _Unit(runs, named, own, plan)))
+        problems = []
+        for code, run in copies:
+            count = run.stop - run.start
+            what = f"{count} rows of episode {names[code][0]!r} are there already; they are read once"
+            problems.append(_note(table, "duplicate", what, run, "eps_id", count))
+        return Contents(header, list(plan.schema), units, self.files, problems)
 
     # -- reading -----------------------------------------------------------------------------------------------
 
-    @property
-    def num_parts(self) -> int:
-        """The pieces: whole episodes of 65,536 rows at most together, unless one is longer."""
-        return len(self._parts)
+    def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
+        """A segment for each episode, or for each piece of it where rows are lost."""
+        exp, rows = _loaded(unit.data, columns)
+        if problems is not None:
+            problems += _notes(unit.data, exp, rows)
+        return exp
 
-    def rows(self, k: int) -> int:
-        """The steps of part ``k``; reads it where rows of it may be there twice."""
-        if any(code in self._suspect for code, _ in self._parts[k]):
-            return self.load(k, [col.REWARD]).num_steps
-        return sum(run.stop - run.start for _, run in self._parts[k])
+    def place(self, unit: Unit, row: int, exp: Experience) -> Place:
+        """Where a row is, as its file counts."""
+        parquet = unit.data.plan.table.parquet
+        run = _run_of(_loaded(unit.data, ())[1], unit.data.runs, row)
+        place, file_row = parquet.place(run.group, run.start), parquet.file_row(run.group, run.start)
+        return Place(place, str(parquet.file_of(run.group)), file_row)
 
-    def load(self, k: int, columns: Sequence[str] | None = None) -> Experience:
-        """Part ``k``: a segment for each episode, or for each piece of it where rows are lost; see `Parts.load`."""
-        return self._loaded(k, chosen(self.columns, columns, str(self.files[0])))[0]
 
-    def load_rest(self, k: int, columns: Sequence[str] | None = None) -> tuple[Experience, list[Problem]]:
-        """Part ``k``, and what is odd about it, but does no harm."""
-        exp, rows = self._loaded(k, chosen(self.columns, columns, str(self.files[0])))
-        return exp, list(self._notes(exp, rows, self._parts[k]))
+# -- describing ------------------------------------------------------------------------------------------------
 
-    def place(self, k: int, row: int) -> Place:
-        """Where a row of part ``k`` is."""
-        run = self._run_of(self._loaded(k, [])[1], self._parts[k], row)
-        file_row = self._parquet.file_row(run.group, run.start)
-        return Place(self._parquet.place(run.group, run.start), str(self._file(run)), file_row)
 
-    def _loaded(self, k: int, names: list[str]) -> tuple[Experience, Rows]:
-        part = self._parts[k]
-        order_needs_obs = not self._table.has_t and "eps_id" in self._table.fields and "new_obs" in self._table.fields
-        obs = [name for name in self.columns if col.is_under(name, col.OBS)]
-        wants_obs = any(name in obs for name in names)
-        sources = {self._sources[name] for name in names}
-        if order_needs_obs or wants_obs:
-            sources |= {"obs", "new_obs"} & set(self._table.fields)
-        steps, ends = self._gathered(part, [*sources, *(n for n in ENDS if n in self._table.fields)])
-        next_obs = col.renamed(steps, col.NEXT_OBS, col.OBS)
-        lengths = np.array([run.stop - run.start for _, run in part])
-        rows = Rows(
-            code=np.repeat([code for code, _ in part], lengths),
-            t=ranges(np.array([run.t for _, run in part], np.int64), lengths),
-            **ends,
-        )
-        if "eps_id" not in self._table.fields:
-            rows.one_step_each(int(part[0][1].start), self._parquet.file_row(part[0][1].group, 0))
-        elif self._table.has_t:
-            rows.cut_where_time_jumps()
-        elif order_needs_obs:
-            in_time(rows, col.subtree(steps, col.OBS), next_obs, self._suspect)
-        segments = segments_of(rows, self._naming(part), "new_obs" in self._table.fields)
-        last = rows.order[rows.offsets[1:] - 1]
-        finals = {n: next_obs[n][last] if next_obs else np.zeros_like(steps[n][last]) for n in obs if n in names}
-        in_order = rows.in_order
-        kept = {name: steps[name] if in_order else steps[name][rows.order] for name in names}
-        return Experience(kept, rows.offsets, segments, finals), rows
+def _parts_of(
+    table: TableFiles, episodes: Mapping[int, list[Run]], copies: list[tuple[int, Run]], suspect: set[int]
+) -> list[list[tuple[int, Run]]]:
+    """The rows in parts of whole episodes; rows without episodes in ranges of rows."""
+    if "eps_id" not in table.fields:
+        starts = [(g, a, n) for g, n in enumerate(table.parquet.group_rows) for a in range(0, n, MAX_ROWS)]
+        return [[(-1, Run(g, a, min(a + MAX_ROWS, n), False, 0))] for g, a, n in starts] or [[]]
+    parts: list[list[tuple[int, Run]]] = [[]]
+    size, has_t = 0, table.has_t
+    found = {code: without_copies(runs, has_t) for code, runs in episodes.items()}
+    mixed = table.not_the_same({code: episodes[code] for code, (_, again, _) in found.items() if again})
+    in_order = {code: sorted(episodes[code], key=lambda run: run.t) if has_t else episodes[code] for code in mixed}
+    found |= {code: (runs, [], not has_t) for code, runs in in_order.items()}
+    for code, (kept, again, is_suspect) in found.items():
+        copies += [(code, copy) for copy in again]
+        if is_suspect:
+            suspect.add(code)
+        rows = sum(run.stop - run.start for run in kept)
+        if size and size + rows > MAX_ROWS:
+            parts.append([])
+            size = 0
+        parts[-1] += [(code, run) for run in kept]
+        size += rows
+    return parts
 
-    def _naming(self, part: Sequence[tuple[int, Run]]) -> Any:
-        if "eps_id" in self._table.fields:
-            return lambda code: (*self._table.names[code], self._table.modules.get(code))
-        path = self.files[self._parquet.groups[part[0][1].group][0]]
-        return lambda row: (f"{path.stem}-{row}", None, None)
 
-    def _gathered(self, part: Sequence[tuple[int, Run]], sources: list[str]) -> tuple[Columns, dict[str, Any]]:
-        """The columns of a part's rows, in the order of its runs, and the flags."""
-        by_group: dict[int, list[int]] = {}
-        for i, (_, run) in enumerate(part):
-            by_group.setdefault(run.group, []).append(i)
-        pieces: list[Columns] = []
-        for group, which in by_group.items():
-            pieces.append(self._rows_of(group, [part[i][1] for i in which], sources))
-        whole = pieces[0]
-        if len(pieces) > 1:
-            whole = {name: np.concatenate([piece[name] for piece in pieces]) for name in whole}
-        order = [i for which in by_group.values() for i in which]
-        if order != sorted(order):
-            lengths = np.array([part[i][1].stop - part[i][1].start for i in order])
-            starts = offsets_of(lengths)[:-1]
-            back = np.argsort(order)
-            whole = {name: column[ranges(starts[back], lengths[back])] for name, column in whole.items()}
-        nothing = np.zeros(sum(run.stop - run.start for _, run in part), bool)
-        flags = {name: whole.pop(name, nothing).astype(bool) for name in ENDS}
-        return whole, {"terminated": flags["terminateds"] | flags["dones"], "truncated": flags["truncateds"]}
-
-    def _rows_of(self, group: int, runs: list[Run], sources: list[str]) -> Columns:
-        table = self._parquet.read(group, sorted(sources))
-        starts, lengths = np.array([run.start for run in runs]), np.array([run.stop - run.start for run in runs])
-        first = int(starts[0])
-        if (starts[1:] == starts[:-1] + lengths[:-1]).all():
-            table, index = table.slice(first, int(lengths.sum())), None
-        else:
-            index = ranges(starts, lengths)
-            table = table.take(pa.array(index))
-        out: Columns = {}
-        for name in sources:
-            columns = self._table.column(table, name, group, first, index)
-            own = name if name in ENDS else None
-            for key, column in columns.items():
-                out[key] = column if own else self._as_elsewhere(key, column, group)
-        return out
-
-    def _as_elsewhere(self, name: str, column: NDArray[Any], group: int) -> NDArray[Any]:
-        like = col.OBS + name[len(col.NEXT_OBS) :] if col.is_under(name, col.NEXT_OBS) else name
+def _described(table: TableFiles, first: Run, num_copies: int) -> tuple[_Plan, Header]:
+    names = sorted(name for name in table.fields if name not in KEYS)  # as `read` reads them: they are kept
+    sample = table.parquet.read(first.group, names).slice(first.start, min(1000, first.stop - first.start))
+    flat: Columns = {}
+    sources: dict[str, str] = {}
+    dropped = []
+    for name in table.fields:
+        if name in (*KEYS, *ENDS, "new_obs"):
+            continue
         try:
-            if like not in self._schema:
-                raise DataError(f"`{name}` has another structure than in the first rows")
-            return words.cast(column, *self._schema[like], name)
-        except DataError as error:
-            where = self.files[self._parquet.groups[group][0]]
-            raise DataError(f"{where}: {error}. Write the recording again, or move this file away.") from error
+            columns = table.column(sample, name, 0, first.start)
+        except DataError:
+            if name in OWN:
+                raise
+            dropped.append(name)
+            continue
+        flat |= columns
+        sources |= dict.fromkeys(columns, name)
+    obs, action = (_inferred(table, flat, name, root) for name, root in (("obs", col.OBS), ("actions", col.ACTION)))
+    meta: dict[str, Any] = {
+        "format": RLlibTable.name,
+        "actions": words.ACTIONS_NOTE,
+        "duplicates": num_copies,
+        "inferred": [col.OBS, col.ACTION],
+    }
+    header = Header(obs, action, None, meta | ({"dropped": dropped} if dropped else {}))
+    leaves = {**header.obs_leaves(), **header.action_leaves()}
+    schema = {n: (words.schema_dtype(n, column.dtype, leaves.get(n)), column.shape[1:]) for n, column in flat.items()}
+    return _Plan(table, sources, schema), header
 
-    # -- problems ----------------------------------------------------------------------------------------------
 
-    def problems(self) -> Iterator[Problem]:
-        """Rows that are there twice."""
-        for code, run in self._copies:
-            count, episode = run.stop - run.start, self._table.names[code][0]
-            what = f"{count} rows of episode {episode!r} are there already; they are read once"
-            yield self._note("duplicate", what, run, "eps_id", count)
+def _num_copies(copies: Sequence[tuple[int, Run]]) -> int:
+    """How many episodes stand there again: copies that end, or one for each that has rows twice without an end."""
+    ended = [code for code, run in copies if run.done]
+    return len(ended) + len({code for code, _ in copies} - set(ended))
 
-    def _notes(self, exp: Experience, rows: Rows, part: Sequence[tuple[int, Run]]) -> Iterator[Problem]:
-        if rows.repeated:
-            run = part[0][1]
-            yield self._note("duplicate", f"{rows.repeated} rows are there twice; they are read once", run, "eps_id")
-        for i in np.flatnonzero(~exp.segments.done):
-            if "eps_id" in self._table.fields:
-                run = self._run_of(rows, part, int(exp.offsets[i + 1]) - 1)
-                what = (f"episode {exp.segments.episode_id[i]!r} is cut after this row: it is neither terminated nor "
-                        "truncated, and no row continues it")  # fmt: skip
-                yield self._note("not_done", what, run, "terminateds")
 
-    def _run_of(self, rows: Rows, part: Sequence[tuple[int, Run]], row: int) -> Run:
-        """The rows from one of a part on, as they stand in their row group."""
-        starts = offsets_of(np.array([run.stop - run.start for _, run in part]))
-        at = int(rows.order[row])
-        i = int(np.searchsorted(starts, at, side="right")) - 1
-        run = part[i][1]
-        return run._replace(start=run.start + at - int(starts[i]))
+def _inferred(table: TableFiles, flat: Columns, name: str, root: str) -> Space:
+    """A space from what the column holds: where it holds integers, from all rows."""
+    found = described(col.subtree(flat, root))
+    ranges = table.ranges(name, root) if any(needs_range(n, *own) for n, own in found.items()) else {}
+    return inferred_space(found, root, ranges)
 
-    def _note(self, kind: str, what: str, run: Run, column: str, count: int = 1) -> Problem:
-        row = self._parquet.file_row(run.group, run.start)
-        place = self._parquet.place(run.group, run.start)
-        return Problem(kind, f"{place}: {what}.", str(self._file(run)), row, column, count, True, harmless=True)
 
-    def _file(self, run: Run) -> AnyPath:
-        return self.files[self._parquet.groups[run.group][0]]
+# -- reading ---------------------------------------------------------------------------------------------------
+
+
+def _loaded(unit: _Unit, names: Sequence[str]) -> tuple[Experience, Rows]:
+    runs, plan, fields = unit.runs, unit.plan, unit.plan.table.fields
+    order_needs_obs = not plan.table.has_t and "eps_id" in fields and "new_obs" in fields
+    obs = [name for name in plan.schema if col.is_under(name, col.OBS)]
+    wants_obs = any(name in obs for name in names)
+    sources = {plan.sources[name] for name in names}
+    if order_needs_obs or wants_obs:
+        sources |= {"obs", "new_obs"} & set(fields)
+    steps, ends = _gathered(plan, runs, [*sources, *(n for n in ENDS if n in fields)])
+    next_obs = col.renamed(steps, col.NEXT_OBS, col.OBS)
+    lengths = np.array([run.stop - run.start for _, run in runs])
+    rows = Rows(
+        code=np.repeat([code for code, _ in runs], lengths),
+        t=ranges(np.array([run.t for _, run in runs], np.int64), lengths),
+        **ends,
+    )
+    if "eps_id" not in fields:
+        rows.one_step_each(int(runs[0][1].start), plan.table.parquet.file_row(runs[0][1].group, 0))
+    elif plan.table.has_t:
+        rows.cut_where_time_jumps()
+    elif order_needs_obs:
+        in_time(rows, col.subtree(steps, col.OBS), next_obs, unit.suspect)
+    segments = segments_of(rows, _naming(unit), "new_obs" in fields)
+    last = rows.order[rows.offsets[1:] - 1]
+    finals = {n: next_obs[n][last] if next_obs else np.zeros_like(steps[n][last]) for n in obs if n in names}
+    in_order = rows.in_order
+    kept = {name: steps[name] if in_order else steps[name][rows.order] for name in names}
+    return Experience(kept, rows.offsets, segments, finals), rows
+
+
+def _naming(unit: _Unit) -> Any:
+    if unit.names:
+        return unit.names.__getitem__
+    path = unit.plan.table.parquet.file_of(unit.runs[0][1].group)
+    return lambda row: (f"{path.stem}-{row}", None, None)
+
+
+def _gathered(plan: _Plan, part: Sequence[tuple[int, Run]], sources: list[str]) -> tuple[Columns, dict[str, Any]]:
+    """The columns of a unit's rows, in the order of its runs, and the flags."""
+    by_group: dict[int, list[int]] = {}
+    for i, (_, run) in enumerate(part):
+        by_group.setdefault(run.group, []).append(i)
+    pieces: list[Columns] = []
+    for group, which in by_group.items():
+        pieces.append(_rows_of(plan, group, [part[i][1] for i in which], sources))
+    whole = pieces[0]
+    if len(pieces) > 1:
+        whole = {name: np.concatenate([piece[name] for piece in pieces]) for name in whole}
+    order = [i for which in by_group.values() for i in which]
+    if order != sorted(order):
+        lengths = np.array([part[i][1].stop - part[i][1].start for i in order])
+        starts = offsets_of(lengths)[:-1]
+        back = np.argsort(order)
+        whole = {name: column[ranges(starts[back], lengths[back])] for name, column in whole.items()}
+    nothing = np.zeros(sum(run.stop - run.start for _, run in part), bool)
+    flags = {name: whole.pop(name, nothing).astype(bool) for name in ENDS}
+    return whole, {"terminated": flags["terminateds"] | flags["dones"], "truncated": flags["truncateds"]}
+
+
+def _rows_of(plan: _Plan, group: int, runs: list[Run], sources: list[str]) -> Columns:
+    table = plan.table.parquet.read(group, sorted(sources))
+    starts, lengths = np.array([run.start for run in runs]), np.array([run.stop - run.start for run in runs])
+    first = int(starts[0])
+    if (starts[1:] == starts[:-1] + lengths[:-1]).all():
+        table, index = table.slice(first, int(lengths.sum())), None
+    else:
+        index = ranges(starts, lengths)
+        table = table.take(pa.array(index))
+    out: Columns = {}
+    for name in sources:
+        columns = plan.table.column(table, name, group, first, index)
+        own = name if name in ENDS else None
+        for key, column in columns.items():
+            out[key] = column if own else _as_elsewhere(plan, key, column, group)
+    return out
+
+
+def _as_elsewhere(plan: _Plan, name: str, column: NDArray[Any], group: int) -> NDArray[Any]:
+    like = col.OBS + name[len(col.NEXT_OBS) :] if col.is_under(name, col.NEXT_OBS) else name
+    try:
+        if like not in plan.schema:
+            raise DataError(f"`{name}` has another structure than in the first rows")
+        return words.cast(column, *plan.schema[like], name)
+    except DataError as error:
+        where = plan.table.parquet.file_of(group)
+        raise DataError(f"{where}: {error}. Write the recording again, or move this file away.") from error
+
+
+# -- problems --------------------------------------------------------------------------------------------------
+
+
+def _notes(unit: _Unit, exp: Experience, rows: Rows) -> Iterator[Problem]:
+    table = unit.plan.table
+    if rows.repeated:
+        what = f"{rows.repeated} rows are there twice; they are read once"
+        yield _note(table, "duplicate", what, unit.runs[0][1], "eps_id")
+    for i in np.flatnonzero(~exp.segments.done) if "eps_id" in table.fields else ():
+        run = _run_of(rows, unit.runs, int(exp.offsets[i + 1]) - 1)
+        what = (
+            f"episode {exp.segments.episode_id[i]!r} is cut after this row: it is neither terminated nor truncated, "
+            "and no row continues it"
+        )
+        yield _note(table, "not_done", what, run, "terminateds")
+
+
+def _run_of(rows: Rows, runs: Sequence[tuple[int, Run]], row: int) -> Run:
+    """The rows from one of a unit on, as they stand in their row group."""
+    starts = offsets_of(np.array([run.stop - run.start for _, run in runs]))
+    at = int(rows.order[row])
+    i = int(np.searchsorted(starts, at, side="right")) - 1
+    run = runs[i][1]
+    return run._replace(start=run.start + at - int(starts[i]))
+
+
+def _note(table: TableFiles, kind: str, what: str, run: Run, column: str, count: int = 1) -> Problem:
+    row, place = table.parquet.file_row(run.group, run.start), table.parquet.place(run.group, run.start)
+    file = str(table.parquet.file_of(run.group))
+    return Problem(kind, f"{place}: {what}.", file, row, column, count, True, harmless=True)

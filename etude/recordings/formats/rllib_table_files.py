@@ -2,7 +2,7 @@
 """The files of one of RLlib's tables: their columns by our names, and which rows belong to which episode."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,8 @@ KEYS: Final = ("eps_id", "agent_id", "module_id", "t")
 REQUIRED: Final = ("obs", "actions", "rewards")
 OWN: Final = {"obs": col.OBS, "actions": col.ACTION, "rewards": col.REWARD}
 _OTHERS: Final = {"new_obs": col.NEXT_OBS, "infos": col.INFO}
+Naming: TypeAlias = tuple[str, str | None, str | None]
+"""Episode, agent and module."""
 REMEDY: Final = "Leave this row out, or write the recording again"
 
 
@@ -38,10 +40,6 @@ class TableFiles:
         self.parquet = ParquetFiles(paths)
         self.fields = self._checked_fields()
         """The columns of the first file, by their names in it."""
-        self.names: list[tuple[str, str | None]] = []
-        """The episode and agent of each code; known after `scan`."""
-        self.modules: dict[int, str | None] = {}
-        """The module of each code."""
 
     def _checked_fields(self) -> dict[str, pa.Field]:
         first = self.parquet.schema(0)
@@ -70,17 +68,18 @@ class TableFiles:
         """Rows say which step of their episode they are."""
         return "t" in self.fields and pa.types.is_integer(self.fields["t"].type)
 
-    def scan(self) -> dict[int, list[Run]]:
-        """The runs of every episode, in the order in which the episodes come first."""
+    def scan(self) -> tuple[dict[int, list[Run]], list[Naming]]:
+        """The runs of every episode, in the order in which the episodes come first; and what each of them is called."""
         episodes: dict[int, list[Run]] = {}
         if "eps_id" not in self.fields:
-            return episodes
+            return episodes, []
         codes: dict[tuple[str, str | None], int] = {}
+        modules: dict[int, str | None] = {}
         wanted = [n for n in (*KEYS, *ENDS) if n in self.fields and not pa.types.is_null(self.fields[n].type)]
         for group in range(len(self.parquet.groups)):
             table = self.parquet.read(group, wanted, text_codes=[n for n in KEYS[:3] if n in wanted])
             try:
-                own = self._codes(table, codes, group)
+                own = self._codes(table, codes, modules, group)
             except (pa.ArrowException, UnicodeDecodeError) as error:
                 where = self.parquet.place(group, 0)
                 raise DataError(
@@ -93,10 +92,11 @@ class TableFiles:
             t = self.column(table, "t", group, 0)["t"].astype(np.int64) if self.has_t else None
             for code, run in runs_of(group, own, done, t):
                 episodes.setdefault(code, []).append(run)
-        self.names = list(codes)
-        return episodes
+        return episodes, [(*name, modules[code]) for name, code in codes.items()]
 
-    def _codes(self, table: pa.Table, codes: dict[tuple[str, str | None], int], group: int) -> NDArray[np.int64]:
+    def _codes(
+        self, table: pa.Table, codes: dict[tuple[str, str | None], int], modules: dict[int, str | None], group: int
+    ) -> NDArray[np.int64]:
         """int64 ``[rows]``: the episode and agent of each row, as a number."""
         texts: list[tuple[NDArray[np.int32], list[str | None]]] = []
         for name in KEYS[:3]:
@@ -126,7 +126,7 @@ class TableFiles:
         for i in np.argsort(first):
             row = heads[first[i]]
             own[i] = codes.setdefault((str(eps_names[eps[row]]), agent_names[agent[row]]), len(codes))
-            self.modules.setdefault(int(own[i]), module_names[module[row]])
+            modules.setdefault(int(own[i]), module_names[module[row]])
         return np.repeat(own[inverse.reshape(-1)], np.diff(heads, append=len(eps)))
 
     def not_the_same(self, episodes: dict[int, list[Run]]) -> list[int]:

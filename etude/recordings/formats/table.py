@@ -2,8 +2,8 @@
 """Any table, a row a step: Parquet, JSON, CSV, Arrow, or a table in memory, with a map from our columns to its own."""
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -13,195 +13,201 @@ from etude import columns as col
 from etude.columns import Columns
 from etude.errors import DataError
 from etude.experience import Experience, Segments
-from etude.recordings.formats.parts import Place, Problem, UnreadableError, chosen
+from etude.recordings.format import Contents, Format, Place, Problem, Unit
 from etude.recordings.formats.source import DONE, ETUDE, FLAGS, KEYS, Source, described
 from etude.recordings.formats.table_columns import Plan, TableColumns
-from etude.recordings.formats.table_index import Index, index_of
+from etude.recordings.formats.table_index import Index, Ints, index_of
 from etude.recordings.formats.table_inputs import BROKEN, Group, groups_of
 from etude.recordings.layout import Header
 
 
-def open_parts(source: Source) -> "TableParts":
-    """Open the table of ``source``: its key columns are read.
+class _Common(NamedTuple):
+    """What holds for all units."""
 
-    Raises:
-        DataError: a file can't be read, a column is missing, or nothing says where episodes end.
-    """
-    return TableParts(source)
+    where: str
+    groups: Sequence[Group]
+    first: Ints
+    """The number of the first row of each group, and of all rows."""
+    columns: TableColumns
+    has_next: bool
+    has_finals: bool
+
+    def place(self, row: int) -> Place:
+        """A row of the table."""
+        g = int(np.searchsorted(self.first, row, side="right")) - 1
+        group, inside = self.groups[g], row - int(self.first[g])
+        return Place(group.place(inside), str(group.file or self.where), group.first + inside)
 
 
-class TableParts:
-    """A table, opened; see `etude.recordings.formats.parts.Parts`. Rows come in order of time, whatever the files'."""
+class _Unit(NamedTuple):
+    start: int
+    """The place of its first row in the order of time."""
+    rows: Ints | None
+    """Its rows, and the one behind them where that goes on; None where they stand in order."""
+    follows: bool
+    """The row behind its last one is the next of the same episode."""
+    offsets: Ints
+    """Of segments, from 0."""
+    goes_on: NDArray[np.bool_]
+    segments: Mapping[str, NDArray[Any]]
+    common: _Common
 
-    format: Final = "table"
+
+class Table(Format):
+    """A table that a `Source` describes. Rows come in order of time, whatever the files'."""
+
+    name: Final = "table"
 
     def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def describe(self) -> Contents:
+        """What is there: its key columns are read.
+
+        Raises:
+            DataError: a file can't be read, a column is missing, or nothing says where episodes end.
+        """
+        source = self._source
         groups = groups_of(source.data, source.filesystem)
-        self.files = list(dict.fromkeys(group.file for group in groups if group.file))
-        self._where = str(self.files[0]) if len(self.files) == 1 else described(source.data)
+        files = list(dict.fromkeys(group.file for group in groups if group.file))
+        where = str(files[0]) if len(files) == 1 else described(source.data)
         groups = [group for group in groups if group.num_rows]
         if not groups:
-            raise DataError(f"{self._where}: there are no rows.")
-        self._first = np.append(0, np.cumsum([group.num_rows for group in groups]))
-        self._groups = groups
+            raise DataError(f"{where}: there are no rows.")
+        first = np.append(0, np.cumsum([group.num_rows for group in groups]))
         try:
             schema = pa.unify_schemas([group.schema for group in groups], promote_options="permissive")
             plan = Plan.of(schema, source.mapped(schema.names))
         except (DataError, *BROKEN) as error:
-            raise DataError(f"{self._where}: {error}") from error
-        self._columns = TableColumns(groups, schema, plan, source)
+            raise DataError(f"{where}: {error}") from error
+        columns = TableColumns(groups, schema, plan, source)
         keys = (*KEYS, col.T_INDEX, *FLAGS)
-        found = {name: self._columns.key(plan.mapped[name][0]) for name in keys if name in plan.mapped}
-        self._has_next = bool(col.under(plan.mapped, col.NEXT_OBS))
-        self._has_finals = bool(col.under(plan.mapped, col.FINAL_OBS)) and not self._has_next
+        found = {name: columns.key(plan.mapped[name][0]) for name in keys if name in plan.mapped}
+        has_next = bool(col.under(plan.mapped, col.NEXT_OBS))
+        has_finals = bool(col.under(plan.mapped, col.FINAL_OBS)) and not has_next
+        common = _Common(where, groups, first, columns, has_next, has_finals)
         by_one = source.preset == ETUDE
-        self._index: Index = index_of(found, int(self._first[-1]), self._has_next, self._place, by_one=by_one)
-        self.columns = self._columns.steps
-        self.header = Header(self._columns.obs_space, self._columns.action_space, source.env, self._meta(plan))
-
-    def _meta(self, plan: Plan) -> dict[str, Any]:
-        meta: dict[str, Any] = {}
-        inferred = dict(self._columns.inferred)
-        if DONE in plan.mapped and col.TERMINATED not in plan.mapped:
-            inferred[DONE] = "read as terminated, but where truncated: time limits can't be told apart"
-        if self._index.stride > 1:
-            inferred[col.T_INDEX] = f"counts by {self._index.stride} in the table"
-        if self._index.is_clock:
-            inferred[col.T_INDEX] = "times in the table: steps are numbered from 0"
-        if col.EPISODE_ID not in plan.mapped:
-            inferred[col.EPISODE_ID] = "the table has none: numbered"
-        for name, found in (("inferred", inferred), ("dropped", self._columns.dropped)):
-            if found:
-                meta[name] = found
-        return meta
-
-    def _group_of(self, row: int) -> tuple[Group, int]:
-        g = int(np.searchsorted(self._first, row, side="right")) - 1
-        return self._groups[g], row - int(self._first[g])
-
-    def _place(self, row: int) -> str:
-        group, inside = self._group_of(row)
-        return group.place(inside)
+        index = index_of(found, int(first[-1]), has_next, lambda row: common.place(row).words, by_one=by_one)
+        header = Header(columns.obs_space, columns.action_space, source.env, _meta(plan, columns, index))
+        units = [_unit(k, index, common) for k in range(len(index.parts) - 1)]
+        return Contents(header, columns.steps, units, files)
 
     # -- reading ----------------------------------------------------------------------------------------------
 
-    @property
-    def num_parts(self) -> int:
-        """How many pieces are loaded one at a time."""
-        return len(self._index.parts) - 1
+    def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
+        """Whole segments, or pieces of those that are longer than a unit. All or nothing can be read."""
+        own: _Unit = unit.data
+        common, offsets, stop = own.common, own.offsets, int(own.offsets[-1])
+        nexts = [_next_of(name) for name in columns if col.is_under(name, col.OBS)] if common.has_next else []
+        found = _rows(own, stop + own.follows, [*columns, *nexts])
+        known = np.ones(len(offsets) - 1, bool) if common.has_next else own.goes_on.copy()
+        final_obs = {name: _final(own, name, found) for name in col.under(columns, col.OBS)}
+        if common.has_finals:
+            known |= _add_finals(own, final_obs)
+        segments = Segments.of(len(offsets) - 1, **own.segments, has_final_obs=known)
+        if problems is not None:
+            problems += (self._not_chained(unit, name, found) for name in nexts if _unlike(name, found, offsets).any())
+        return Experience({name: found[name][:stop] for name in columns}, offsets, segments, final_obs)
 
-    def rows(self, k: int) -> int:
-        """The steps of part k."""
-        return int(np.diff(self._index.offsets[self._index.parts[k : k + 2]])[0])
+    def place(self, unit: Unit, row: int, exp: Experience) -> Place:
+        """Where a row is, as its file counts."""
+        own: _Unit = unit.data
+        return own.common.place(own.start + row if own.rows is None else int(own.rows[row]))
 
-    def load_rest(self, k: int, columns: Sequence[str] | None = None) -> tuple[Experience, list[Problem]]:
-        """Part ``k``, of which all or nothing can be read; and where its next observations do not fit.
-
-        Raises:
-            UnreadableError: nothing.
-        """
-        try:
-            return self._loaded(k, columns)
-        except DataError as error:
-            place = self.place(k, 0)
-            problem = Problem("unreadable", str(error), place.file, place.row, count=self.rows(k), repairable=True)
-            raise UnreadableError(problem) from error
-
-    def place(self, k: int, row: int) -> Place:
-        """Where a row of part ``k`` is."""
-        group, inside = self._group_of(self._index.row_at(int(self._index.offsets[self._index.parts[k]]) + row))
-        return Place(group.place(inside), str(group.file or self._where), group.first + inside)
-
-    def load(self, k: int, columns: Sequence[str] | None = None) -> Experience:
-        """Whole segments, or pieces of those that are longer than a part.
-
-        Raises:
-            DataError: a column can't be read.
-        """
-        return self._loaded(k, columns)[0]
-
-    def _loaded(self, k: int, columns: Sequence[str] | None) -> tuple[Experience, list[Problem]]:
-        index, names = self._index, chosen(self.columns, columns, self._where)
-        which = slice(int(index.parts[k]), int(index.parts[k + 1]))
-        start, stop = int(index.offsets[which.start]), int(index.offsets[which.stop])
-        follows = bool(index.goes_on[which.stop - 1]) and not self._has_next
-        nexts = [col.NEXT_OBS + n[len(col.OBS) :] for n in names if col.is_under(n, col.OBS)] if self._has_next else []
-        found = self._rows(start, stop + follows, [*names, *nexts])
-        offsets = index.offsets[which.start : which.stop + 1] - start
-        known = np.ones(len(offsets) - 1, bool) if self._has_next else index.goes_on[which].copy()
-        final_obs = {name: self._final(name, found, offsets, which) for name in col.under(names, col.OBS)}
-        if self._has_finals:
-            known |= self._add_finals(final_obs, start + offsets[1:] - 1)
-        segments = Segments.of(
-            which.stop - which.start,
-            **{name: ids[which] for name, ids in index.ids.items()},
-            t_start=index.t_start[which],
-            terminated=index.terminated[which],
-            truncated=index.truncated[which],
-            has_final_obs=known,
-        )
-        exp = Experience({name: found[name][: stop - start] for name in names}, offsets, segments, final_obs)
-        return exp, [
-            self._not_chained(k, name, found, offsets) for name in nexts if _unlike(name, found, offsets).any()
-        ]
-
-    def _not_chained(self, k: int, name: str, found: Columns, offsets: NDArray[np.int64]) -> Problem:
-        other = _unlike(name, found, offsets)
-        place, count = self.place(k, int(other.argmax())), int(other.sum())
+    def _not_chained(self, unit: Unit, name: str, found: Columns) -> Problem:
+        other = _unlike(name, found, unit.data.offsets)
+        place, count = self.place(unit, int(other.argmax()), _NOTHING), int(other.sum())
         text = (
             f"{place.words}: `{name}` is not the `{_obs_of(name)}` of the step that follows ({count:,} such places). "
             "Are the rows in order of time? Map `t`; or leave out `next_obs`, if it is another."
         )
         return Problem("not_chained", text, place.file, place.row, name, count, True, harmless=True)
 
-    def _final(self, name: str, found: Columns, offsets: NDArray[np.int64], which: slice) -> NDArray[Any]:
-        if self._has_next:
-            return found[col.NEXT_OBS + name[len(col.OBS) :]][offsets[1:] - 1]
-        final = np.zeros((len(offsets) - 1, *found[name].shape[1:]), found[name].dtype)
-        inside = np.flatnonzero(self._index.goes_on[which])
-        final[inside] = found[name][offsets[1:][inside]]
-        return final
 
-    def _add_finals(self, final_obs: Columns, last: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Put in what ``final_obs`` holds at the positions ``last``, one for each segment; tells where there is any."""
-        order = self._index.order
-        rows = last if order is None else order[last]
-        known = np.zeros(len(rows), bool)
-        group = np.searchsorted(self._first, rows, side="right") - 1
-        for g in np.unique(group).tolist():
-            here = np.flatnonzero(group == g)
-            for name, values in final_obs.items():
-                is_there, found = self._columns.finals(g, name, rows[here] - self._first[g])
-                values[here[is_there]] = found
-                known[here] = is_there
-        return known
+_NOTHING: Final = Experience({}, np.zeros(1, np.int64), Segments.of(0, episode_id=[]), {})
 
-    def _rows(self, start: int, stop: int, names: Sequence[str]) -> Columns:
-        """Columns at the positions from ``start``, from whatever groups hold them."""
-        order = self._index.order
-        if order is None:
-            first, last = np.searchsorted(self._first, (start, stop - 1), side="right") - 1
-            pieces = []
-            for g in range(first, last + 1):
-                inside = slice(max(0, start - int(self._first[g])), stop - int(self._first[g]))
-                pieces.append({name: v[inside] for name, v in self._columns.load(g, names).items()})
-            return {n: pieces[0][n] if first == last else np.concatenate([p[n] for p in pieces]) for n in names}
-        rows = order[start:stop]
-        group = np.searchsorted(self._first, rows, side="right") - 1
-        out: Columns = {}
-        for g in np.unique(group).tolist():
-            here = np.flatnonzero(group == g)
-            for name, values in self._columns.load(g, names).items():
-                if name not in out:
-                    out[name] = np.empty((len(rows), *values.shape[1:]), values.dtype)
-                out[name][here] = values[rows[here] - self._first[g]]
-        return out
 
-    # -- looking ----------------------------------------------------------------------------------------------
+def _meta(plan: Plan, columns: TableColumns, index: Index) -> dict[str, Any]:
+    meta: dict[str, Any] = {}
+    inferred = dict(columns.inferred)
+    if DONE in plan.mapped and col.TERMINATED not in plan.mapped:
+        inferred[DONE] = "read as terminated, but where truncated: time limits can't be told apart"
+    if index.stride > 1:
+        inferred[col.T_INDEX] = f"counts by {index.stride} in the table"
+    if index.is_clock:
+        inferred[col.T_INDEX] = "times in the table: steps are numbered from 0"
+    if col.EPISODE_ID not in plan.mapped:
+        inferred[col.EPISODE_ID] = "the table has none: numbered"
+    for name, found in (("inferred", inferred), ("dropped", columns.dropped)):
+        if found:
+            meta[name] = found
+    return meta
 
-    def problems(self) -> Iterator[Problem]:
-        """None: all that is wrong is seen in the steps."""
-        return iter(())
+
+def _unit(k: int, index: Index, common: _Common) -> Unit:
+    which = slice(int(index.parts[k]), int(index.parts[k + 1]))
+    start, stop = int(index.offsets[which.start]), int(index.offsets[which.stop])
+    follows = bool(index.goes_on[which.stop - 1]) and not common.has_next
+    rows = None if index.order is None else index.order[start : stop + follows]
+    names = ("t_start", "terminated", "truncated")
+    segments = {name: ids[which] for name, ids in index.ids.items()} | {n: getattr(index, n)[which] for n in names}
+    offsets = index.offsets[which.start : which.stop + 1] - start
+    place = common.place(start if rows is None else int(rows[0]))
+    file = next((group.file for group in common.groups if str(group.file) == place.file), None)
+    data = _Unit(start, rows, follows, offsets, index.goes_on[which], segments, common)
+    return Unit(k, stop - start, file, place.row, data)
+
+
+def _final(unit: _Unit, name: str, found: Columns) -> NDArray[Any]:
+    offsets = unit.offsets
+    if unit.common.has_next:
+        return found[_next_of(name)][offsets[1:] - 1]
+    final = np.zeros((len(offsets) - 1, *found[name].shape[1:]), found[name].dtype)
+    inside = np.flatnonzero(unit.goes_on)
+    final[inside] = found[name][offsets[1:][inside]]
+    return final
+
+
+def _add_finals(unit: _Unit, final_obs: Columns) -> NDArray[np.bool_]:
+    """Put in what ``final_obs`` holds at the last row of each segment; tells where there is any."""
+    common, last = unit.common, unit.offsets[1:] - 1
+    rows = unit.start + last if unit.rows is None else unit.rows[last]
+    known = np.zeros(len(rows), bool)
+    group = np.searchsorted(common.first, rows, side="right") - 1
+    for g in np.unique(group).tolist():
+        here = np.flatnonzero(group == g)
+        for name, values in final_obs.items():
+            is_there, found = common.columns.finals(g, name, rows[here] - common.first[g])
+            values[here[is_there]] = found
+            known[here] = is_there
+    return known
+
+
+def _rows(unit: _Unit, num: int, names: Sequence[str]) -> Columns:
+    """Columns of the first ``num`` rows, from whatever groups hold them."""
+    common = unit.common
+    if unit.rows is None:
+        stop = unit.start + num
+        first, last = np.searchsorted(common.first, (unit.start, stop - 1), side="right") - 1
+        pieces = []
+        for g in range(first, last + 1):
+            inside = slice(max(0, unit.start - int(common.first[g])), stop - int(common.first[g]))
+            pieces.append({name: v[inside] for name, v in common.columns.load(g, names).items()})
+        return {n: pieces[0][n] if first == last else np.concatenate([p[n] for p in pieces]) for n in names}
+    rows = unit.rows[:num]
+    group = np.searchsorted(common.first, rows, side="right") - 1
+    out: Columns = {}
+    for g in np.unique(group).tolist():
+        here = np.flatnonzero(group == g)
+        for name, values in common.columns.load(g, names).items():
+            if name not in out:
+                out[name] = np.empty((len(rows), *values.shape[1:]), values.dtype)
+            out[name][here] = values[rows[here] - common.first[g]]
+    return out
+
+
+def _next_of(obs: str) -> str:
+    return col.NEXT_OBS + obs[len(col.OBS) :]
 
 
 def _obs_of(next_obs: str) -> str:

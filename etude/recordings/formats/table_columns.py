@@ -2,8 +2,8 @@
 """The columns of a table by our names: which there are, what their spaces are, and their numbers group by group."""
 
 import dataclasses
-import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +14,7 @@ from etude import columns as col
 from etude.columns import Columns
 from etude.errors import DataError
 from etude.recordings.formats.inferring import Range, fitting, inferred_space, needs_range, reserved, widen, widened
+from etude.recordings.formats.kept import Kept
 from etude.recordings.formats.source import FLAGS, KEYS, Source
 from etude.recordings.formats.table_inputs import BROKEN, Group, unreadable
 from etude.recordings.formats.table_values import flat, is_text, one_array, strings
@@ -51,8 +52,7 @@ class TableColumns:
 
     def __init__(self, groups: Sequence[Group], schema: pa.Schema, plan: Plan, source: Source) -> None:
         self._groups, self._schema, self._plan = groups, schema, plan
-        self._lock = threading.Lock()
-        self._cache: dict[int, Columns] = {}
+        self._kept: Kept[Columns] = Kept(CACHE_BYTES)
         self._found: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
         self.inferred: dict[str, str] = {}
         """What was made out from the numbers alone, by column."""
@@ -74,17 +74,19 @@ class TableColumns:
 
     def load(self, g: int, names: Sequence[str]) -> Columns:
         """Columns of one group, by our names."""
-        with self._lock:
-            known = self._cache.pop(g, {})
-        missing = [name for name in names if name not in known]
+        plan = {**self._values(), **{name: (own,) for name, own in self._plan.extras.items()}}
+        out: Columns = {}
+        for name, own in plan.items():
+            if any(col.is_under(wanted, name) for wanted in names):
+                out |= self._kept.get((g, name), partial(self._decode, g, name, own))
+        missing = [name for name in names if name not in out]
         if missing:
-            known = {**known, **self._decode(g, missing)}
-        with self._lock:
-            self._cache[g] = known
-            sizes = {k: sum(v.nbytes for v in columns.values()) for k, columns in self._cache.items()}
-            while sum(sizes.values()) > CACHE_BYTES and len(sizes) > 1:
-                del self._cache[next(iter(sizes))], sizes[next(iter(sizes))]
-        return {name: known[name] for name in names}
+            raise DataError(f"{self._groups[g].place(0)}: `{missing[0]}` is missing here, but not in the first rows.")
+        return {name: out[name] for name in names}
+
+    def _decode(self, g: int, name: str, own: Sequence[str]) -> tuple[Columns, int]:
+        found = {path: self._as_planned(g, path, values) for path, values in self._raw(g, name, own).items()}
+        return found, sum(values.nbytes for values in found.values())
 
     def finals(self, g: int, name: str, rows: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[Any]]:
         """Whether ``final_obs`` is there in some rows of one group, and where it is, the numbers.
@@ -203,17 +205,6 @@ class TableColumns:
             if list(found) != [part] or found[part].ndim != 1:
                 raise DataError(f"{group.place(0)}: column `{part}` holds more than one number a row: map it alone.")
         return {name: np.stack([found[part] for part, found in zip(own, parts, strict=True)], axis=1)}
-
-    def _decode(self, g: int, names: Sequence[str]) -> Columns:
-        plan = {**self._values(), **{name: (own,) for name, own in self._plan.extras.items()}}
-        out: Columns = {}
-        for name, own in plan.items():
-            if any(col.is_under(wanted, name) for wanted in names):
-                out |= {path: self._as_planned(g, path, values) for path, values in self._raw(g, name, own).items()}
-        missing = [name for name in names if name not in out]
-        if missing:
-            raise DataError(f"{self._groups[g].place(0)}: `{missing[0]}` is missing here, but not in the first rows.")
-        return out
 
     def _as_planned(self, g: int, name: str, values: NDArray[Any]) -> NDArray[Any]:
         if name not in self._found:

@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables from files and from memory, as groups of rows that are read one at a time."""
 
+import abc
 import dataclasses
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.json
+import pyarrow.parquet as pq
 
 from etude.errors import DataError
 from etude.files import AnyPath, RemotePath, Systems, expanded, input_file, input_stream, shown
 from etude.recordings import footers
-from etude.recordings.formats.parts import MAX_ROWS
+from etude.recordings.format import MAX_ROWS
 from etude.recordings.formats.source import is_paths
 
 SUFFIXES: Final = {
@@ -31,23 +33,66 @@ BROKEN: Final = (pa.ArrowException, OSError, ValueError, TypeError, KeyError, In
 
 
 @dataclasses.dataclass(frozen=True)
-class Group:
+class Group(abc.ABC):
     """Rows that are read together: a row group, a record batch, a file of text, a slice of a table in memory."""
 
     schema: pa.Schema
     num_rows: int
-    read: Callable[[Sequence[str]], pa.Table]
-    """Some of the columns."""
-    file: AnyPath | None = None
-    first: int = 0
+    file: AnyPath | None
+    first: int
     """The place of its first row in the file, or in the table."""
+
+    @abc.abstractmethod
+    def read(self, names: Sequence[str]) -> pa.Table:
+        """Some of the columns."""
 
     def place(self, row: int) -> str:
         """A row of the group in words."""
         return f"{self.file or 'the table'}, row {self.first + row}"
 
 
-def groups_of(data: Any, filesystem: Any = None) -> list[Group]:
+@dataclasses.dataclass(frozen=True)
+class _RowGroup(Group):
+    """Of a Parquet file."""
+
+    metadata: pq.FileMetaData
+    index: int
+
+    def read(self, names: Sequence[str]) -> pa.Table:
+        assert self.file is not None
+        with footers.opened(self.file, self.metadata) as opened:
+            table = opened.read_row_group(self.index, columns=list(names))
+        if table.num_rows != self.num_rows:
+            raise ValueError(f"row group {self.index} has {table.num_rows} rows, not {self.num_rows}")
+        return table
+
+
+@dataclasses.dataclass(frozen=True)
+class _Batch(Group):
+    """A record batch of an Arrow file."""
+
+    index: int
+
+    def read(self, names: Sequence[str]) -> pa.Table:
+        assert self.file is not None
+        options = pa.ipc.IpcReadOptions(included_fields=[self.schema.get_field_index(name) for name in names])
+        with input_file(self.file, mapped=True) as source:
+            batch = pa.ipc.open_file(source, options=options).get_batch(self.index)
+            batch.validate(full=True)
+            return pa.Table.from_batches([batch]).select(list(names))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Slice(Group):
+    """Of a table in memory."""
+
+    table: pa.Table
+
+    def read(self, names: Sequence[str]) -> pa.Table:
+        return self.table.select(list(names))
+
+
+def groups_of(data: Any, filesystem: Any = None) -> Sequence[Group]:
     """The rows of ``data``: a path, URL, glob, folder, or list of such, in ``filesystem``; or a table in memory.
 
     Tables are pyarrow's, or of any library that hands them over in Arrow's way (``__arrow_c_stream__`` as pandas and
@@ -125,15 +170,7 @@ def _parquet_groups(path: AnyPath) -> Iterator[Group]:
     first = 0
     for k in range(metadata.num_row_groups):
         rows = metadata.row_group(k).num_rows
-
-        def read(names: Sequence[str], k: int = k, rows: int = rows) -> pa.Table:
-            with footers.opened(path, metadata) as opened:
-                table = opened.read_row_group(k, columns=list(names))
-            if table.num_rows != rows:
-                raise ValueError(f"row group {k} has {table.num_rows} rows, not {rows}")
-            return table
-
-        yield Group(schema, rows, read, path, first)
+        yield _RowGroup(schema, rows, path, first, metadata, k)
         first += rows
 
 
@@ -154,15 +191,7 @@ def _ipc_groups(path: AnyPath) -> Iterator[Group]:
         sizes = [reader.get_batch(k).num_rows for k in range(num)]
     first = 0
     for k, rows in enumerate(sizes):
-
-        def read(names: Sequence[str], k: int = k) -> pa.Table:
-            options = pa.ipc.IpcReadOptions(included_fields=[schema.get_field_index(name) for name in names])
-            with input_file(path, mapped=True) as source:
-                batch = pa.ipc.open_file(source, options=options).get_batch(k)
-                batch.validate(full=True)
-                return pa.Table.from_batches([batch]).select(list(names))
-
-        yield Group(schema, rows, read, path, first)
+        yield _Batch(schema, rows, path, first, k)
         first += rows
 
 
@@ -242,9 +271,6 @@ def _table(data: Any) -> pa.Table:
     return table
 
 
-def _table_groups(table: pa.Table, path: AnyPath | None) -> list[Group]:
-    def group(first: int) -> Group:
-        part = table.slice(first, MAX_ROWS)
-        return Group(table.schema, part.num_rows, lambda names: part.select(list(names)), path, first)
-
-    return [group(first) for first in range(0, max(1, table.num_rows), MAX_ROWS)]
+def _table_groups(table: pa.Table, path: AnyPath | None) -> Sequence[Group]:
+    slices = [(first, table.slice(first, MAX_ROWS)) for first in range(0, max(1, table.num_rows), MAX_ROWS)]
+    return [_Slice(table.schema, part.num_rows, path, first, part) for first, part in slices]

@@ -6,7 +6,7 @@ import pyarrow as pa
 from some_rllib import tensor, write_table
 
 from etude.experience import Experience
-from etude.recordings.formats import rllib_table
+from etude.recordings import Recording
 
 
 def rows_of(lengths, seed=0):
@@ -47,8 +47,9 @@ def write(path, rows, without=(), **columns):
 
 
 def read(path, columns=None):
-    parts = rllib_table.open_parts(path)
-    exp = Experience.concat([parts.load(k, columns) for k in range(parts.num_parts)])
+    """The recording, whatever is there twice, and all of it."""
+    recording = Recording.open(path, on_bad=None)
+    exp = Experience.concat([recording.part(k, columns) for k in range(recording.num_parts)])
     exp.validate()
-    assert sum(parts.rows(k) for k in range(parts.num_parts)) == exp.num_steps
-    return parts, exp
+    assert recording.num_steps == exp.num_steps
+    return recording, exp

@@ -17,7 +17,7 @@ from PIL import Image
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience, Segments
 from etude.recordings import Recording, validate
-from etude.recordings.formats import custom, custom_rows
+from etude.recordings.formats import custom_rows
 from etude.recordings.formats.custom import read_binary, read_text
 from etude.recordings.formats.custom_columns import Fitter
 from etude.recordings.formats.custom_rows import LineCounts, decoded, parts_of, spans_of, text_rows
@@ -37,10 +37,10 @@ def parsed(row: Any) -> Any:
 
 
 def everything(source: Any) -> Experience:
-    parts = custom.open_parts(source)
-    loaded = [parts.load(k) for k in range(parts.num_parts)]
-    assert [exp.num_steps for exp in loaded] == [parts.rows(k) for k in range(parts.num_parts)]
-    assert [parts.load(k, ()).num_steps for k in range(parts.num_parts)] == [exp.num_steps for exp in loaded]
+    recording = Recording.open(source, on_bad=None)
+    loaded = [recording.part(k) for k in range(recording.num_parts)]
+    assert [exp.num_steps for exp in loaded] == [recording.part(k).num_steps for k in range(recording.num_parts)]
+    assert [recording.part(k, ()).num_steps for k in range(recording.num_parts)] == [exp.num_steps for exp in loaded]
     exp = Experience.concat(loaded)
     exp.validate()
     return exp
@@ -80,10 +80,10 @@ def test_lines_are_cut_as_python_cuts_them_whatever_the_parts(texts: list[str], 
 def test_a_large_text_comes_in_parts_of_bounded_size(tmp_path: Path) -> None:
     lines = [line_of(i % 5, 300) for i in range(400)]
     (tmp_path / "log").write_text("\n".join(lines))
-    parts = custom.open_parts(read_text(tmp_path / "log", parsed, **SPACES))
-    assert parts.num_parts > 1
-    assert all(parts.rows(k) <= 70_000 for k in range(parts.num_parts))
-    assert sum(parts.rows(k) for k in range(parts.num_parts)) == 400 * 300
+    recording = Recording.open(read_text(tmp_path / "log", parsed, **SPACES), on_bad=None)
+    assert recording.num_parts > 1
+    assert all(recording.part(k).num_steps <= 70_000 for k in range(recording.num_parts))
+    assert sum(recording.part(k).num_steps for k in range(recording.num_parts)) == 400 * 300
 
 
 def test_images_of_a_folder_become_one_episode(tmp_path: Path) -> None:
@@ -196,9 +196,9 @@ GOOD = {"obs": np.zeros((2, 2)), "action": [0, 2], "speed": [1.0, 2.0]}
 def test_what_does_not_fit_is_told_by_column_found_and_wanted(given: Any, message: str, tmp_path: Path) -> None:
     (tmp_path / "a").write_text("first\nsecond\nthird")
     source = read_text(tmp_path / "a", lambda row: given if row.number == 1 else GOOD, **SPACES)
-    parts = custom.open_parts(source)
+    recording = Recording.open(source, on_bad=None)
     with pytest.raises(DataError, match=message) as told:
-        parts.load(0)
+        recording.part(0)
     assert f"{tmp_path / 'a'}, row 1: to_experience gave" in str(told.value)
 
 
@@ -215,7 +215,7 @@ def test_an_error_of_the_function_names_file_and_row_and_is_kept(tmp_path: Path)
     with pytest.raises(DataError, match="row 1: to_experience raised JSONDecodeError: Expecting value") as told:
         recording.read()
     assert isinstance(told.value.__cause__, json.JSONDecodeError)
-    (problem,) = validate(custom.open_parts(read_text(path, parsed, **SPACES))).problems
+    (problem,) = Recording.open(read_text(path, parsed, **SPACES)).validate().problems
     assert (problem.kind, problem.row, problem.file, problem.repairable) == ("unreadable", 1, str(path), True)
 
 
@@ -224,7 +224,7 @@ def test_lines_that_are_no_text_are_told(tmp_path: Path) -> None:
     path.write_bytes(line_of(0, 3).encode() + b"\nab\xff\n" + line_of(1, 3).encode())
     source = read_text(path, parsed, **SPACES)
     with pytest.raises(DataError, match=r"a.txt, row 1: is not UTF-8 text \(byte 2 of the line is 0xff\)"):
-        custom.open_parts(source).load(0)
+        Recording.open(source, on_bad=None).part(0)
     assert [p.row for p in validate(source).problems] == [1]
 
 
@@ -237,8 +237,8 @@ def test_problems_are_found_and_placed(tmp_path: Path) -> None:
     ]
     path = tmp_path / "a"
     path.write_text("a\n" * len(episodes))
-    parts = custom.open_parts(read_text(path, lambda row: {**GOOD, **episodes[row.number]}, **SPACES))
-    found = [(problem.kind, problem.row) for problem in validate(parts).problems]
+    recording = Recording.open(read_text(path, lambda row: {**GOOD, **episodes[row.number]}, **SPACES), on_bad=None)
+    found = [(problem.kind, problem.row) for problem in recording.validate().problems]
     assert found == [("not_done", 2), ("nan", 3), ("no_final_obs", 2), ("duplicate", 1)]
 
 
@@ -307,10 +307,8 @@ def test_files_may_lie_in_a_bucket(s3: Any) -> None:
     exp = Recording.open(source).read()
     assert np.array_equal(np.concatenate([exp.steps["obs"], exp.final_obs["obs"]]), frames)
     assert exp.segments.episode_id[0].endswith("drive-0")
-    same = custom.open_parts(
-        read_binary(s3.url, drive, obs_space=box, action_space=CHOICES, together="folder", filesystem=s3.system)
-    )
-    assert same.rows(0) == 3
+    source = read_binary(s3.url, drive, obs_space=box, action_space=CHOICES, together="folder", filesystem=s3.system)
+    assert Recording.open(source).part(0).num_steps == 3
 
 
 def test_rows_that_fail_can_be_left_out_and_are_counted(tmp_path: Path) -> None:

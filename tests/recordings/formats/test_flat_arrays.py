@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from etude.errors import DataError
 from etude.experience import Experience
-from etude.recordings import validate
-from etude.recordings.formats import hdf5, npz
-from etude.recordings.formats.flat_arrays import FlatParts
+from etude.recordings import Recording
+from etude.recordings.formats.hdf5 import D4RLHdf5
+from etude.recordings.formats.npz import D4RLNpz
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -48,23 +48,22 @@ def write_npz(path: Path, arrays: Arrays) -> Path:
     return path
 
 
-KINDS = {"d4rl-hdf5": (hdf5, write_hdf5, "a.hdf5"), "npz": (npz, write_npz, "a.npz")}
+KINDS = {"d4rl-hdf5": (D4RLHdf5, write_hdf5, "a.hdf5"), "npz": (D4RLNpz, write_npz, "a.npz")}
 
 
-def opened(tmp_path: Path, kind: str, *files: Arrays) -> FlatParts:
-    module, write, name = KINDS[kind]
+def opened(tmp_path: Path, kind: str, *files: Arrays) -> Recording:
+    _, write, name = KINDS[kind]
     paths = [write(tmp_path / f"{i}{name}", arrays) for i, arrays in enumerate(files)]
-    assert all(module.detect(path) for path in paths)
-    parts: FlatParts = module.open_parts(paths)
-    assert parts.format == kind
-    return parts
+    recording = Recording.open(paths, on_bad=None)
+    assert recording.format == kind
+    return recording
 
 
-def everything(parts: FlatParts) -> Experience:
-    exps = [parts.load(k) for k in range(parts.num_parts)]
-    assert [exp.num_steps for exp in exps] == [parts.rows(k) for k in range(parts.num_parts)]
+def everything(recording: Recording) -> Experience:
+    exps = [recording.part(k) for k in range(recording.num_parts)]
     exp = Experience.concat(exps)
     exp.validate()
+    assert recording.num_steps == exp.num_steps
     return exp
 
 
@@ -99,16 +98,16 @@ def test_what_it_says_about_itself(tmp_path: Path, kind: str) -> None:
     arrays = some()
     arrays["actions"] = np.arange(40) % 7
     arrays["rewards"] = np.arange(40)[:, None]
-    parts = opened(tmp_path, kind, arrays)
-    assert parts.columns == ["action", "info/qpos", "obs", "reward"] if kind == "d4rl-hdf5" else True
-    assert parts.header.action_space == gym.spaces.Discrete(7)
-    assert parts.header.obs_space == gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
-    assert parts.header.meta["dropped"] == {"metadata/weights": "not plain numbers, one row a step"}
-    exp = parts.load(0, ["reward"])
+    recording = opened(tmp_path, kind, arrays)
+    assert recording.columns == ["action", "info/qpos", "obs", "reward"] if kind == "d4rl-hdf5" else True
+    assert recording.header.action_space == gym.spaces.Discrete(7)
+    assert recording.header.obs_space == gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    assert recording.meta["dropped"] == {"metadata/weights": "not plain numbers, one row a step"}
+    exp = recording.part(0, ["reward"])
     assert list(exp.steps) == ["reward"]
     assert exp.final_obs == {}
     np.testing.assert_array_equal(exp.steps["reward"], np.arange(40.0))
-    assert not validate(parts).problems
+    assert not recording.validate().problems
 
 
 @pytest.mark.parametrize("nexts", [True, False])
@@ -119,9 +118,9 @@ def test_long_episodes_come_in_pieces_that_know_what_follows(tmp_path: Path, nex
     arrays["timeouts"] = np.arange(rows) == 99_999
     if nexts:
         arrays["next_observations"] = obs + 1
-    parts = opened(tmp_path, "npz", arrays)
-    assert [parts.rows(k) for k in range(parts.num_parts)] == [65_536, 34_464, 50_000]
-    exp = everything(parts)
+    recording = opened(tmp_path, "npz", arrays)
+    assert [recording.part(k).num_steps for k in range(recording.num_parts)] == [65_536, 34_464, 50_000]
+    exp = everything(recording)
     assert exp.segments.t_start.tolist() == [0, 65_536, 0]
     assert exp.segments.truncated.tolist() == [False, True, False]
     assert exp.segments.has_final_obs.tolist() == [True, nexts, nexts]
@@ -133,13 +132,13 @@ def test_dones_alone_and_no_flags_at_all_are_told(tmp_path: Path) -> None:
     arrays = some(10)
     done = arrays.pop("terminals") | (np.arange(10) == 4)
     del arrays["timeouts"]
-    parts = opened(tmp_path, "npz", {**arrays, "dones": done})
-    assert "time limits can't be told apart" in parts.header.meta["inferred"]["done"]
-    assert parts.load(0).segments.terminated.sum() == done.sum()
+    recording = opened(tmp_path, "npz", {**arrays, "dones": done})
+    assert "time limits can't be told apart" in recording.meta["inferred"]["done"]
+    assert recording.part(0).segments.terminated.sum() == done.sum()
     (tmp_path / "more").mkdir()
-    parts = opened(tmp_path / "more", "npz", arrays)
-    assert "no flag says where episodes end" in parts.header.meta["inferred"]["ends"]
-    assert parts.load(0).num_segments == 1
+    recording = opened(tmp_path / "more", "npz", arrays)
+    assert "no flag says where episodes end" in recording.meta["inferred"]["ends"]
+    assert recording.part(0).num_segments == 1
 
 
 def changed(**changes: Any) -> Arrays:
@@ -161,9 +160,9 @@ def changed(**changes: Any) -> Arrays:
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, kind: str, arrays: Arrays, message: str) -> None:
-    module, write, name = KINDS[kind]
+    kind_of, write, name = KINDS[kind]
     with pytest.raises(DataError, match=message):
-        module.open_parts([write(tmp_path / name, arrays)])
+        kind_of([write(tmp_path / name, arrays)]).describe()
 
 
 def test_other_files_must_be_alike(tmp_path: Path) -> None:
@@ -175,9 +174,9 @@ def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     np.savez(path, **changed(observations=np.array([{"a": 1}] * 10, object)))
     with pytest.raises(DataError, match="`observations` does not hold plain numbers"):
-        npz.open_parts([path])
+        Recording.open([path], on_bad=None)
     np.savez(path, **changed(notes=np.array([{"a": 1}] * 10, object)))
-    assert npz.open_parts([path]).header.meta["dropped"]["notes"] == "not plain numbers, one row a step"
+    assert Recording.open([path], on_bad=None).meta["dropped"]["notes"] == "not plain numbers, one row a step"
 
 
 def test_an_array_that_claims_too_much_takes_no_memory(tmp_path: Path) -> None:
@@ -188,25 +187,25 @@ def test_an_array_that_claims_too_much_takes_no_memory(tmp_path: Path) -> None:
         archive.writestr("observations.npy", head.getvalue())
         archive.writestr("actions.npy", head.getvalue())
     with pytest.raises(DataError, match="an array claims"):
-        npz.open_parts([path])
+        Recording.open([path], on_bad=None)
     with h5py.File(tmp_path / "a.hdf5", "w") as file:
         for name in ("observations", "actions"):
             file.create_dataset(name, (2**40, 3), np.float32, chunks=(1024, 3), compression="gzip")
     with pytest.raises(DataError, match=r"`actions` claims 13,194,139,533,312 bytes"):
-        hdf5.open_parts([tmp_path / "a.hdf5"])
+        Recording.open([tmp_path / "a.hdf5"], on_bad=None)
 
 
 def test_nan_is_found_where_it_is(tmp_path: Path) -> None:
     arrays = some(20)
     arrays["actions"][13, 1] = np.nan
-    (found,) = validate(opened(tmp_path, "npz", arrays)).problems
+    (found,) = opened(tmp_path, "npz", arrays).validate().problems
     assert "row 13: column `action` holds NaN in component 1" in found.message
     assert (found.kind, found.row, found.column) == ("nan", 13, "action")
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_mutated_bytes_end_in_data_errors(tmp_path: Path, kind: str) -> None:
-    module, write, name = KINDS[kind]
+    _, write, name = KINDS[kind]
     path = write(tmp_path / name, some(30))
     whole = path.read_bytes()
     rng = np.random.default_rng(0)
@@ -217,7 +216,7 @@ def test_mutated_bytes_end_in_data_errors(tmp_path: Path, kind: str) -> None:
             data[at] = rng.integers(256)
         path.write_bytes(data[: rng.integers(len(data))] if rng.random() < 0.2 else data)
         try:
-            everything(module.open_parts([path]))
+            everything(Recording.open([path], on_bad=None))
         except DataError:
             refused += 1
     assert refused > 20

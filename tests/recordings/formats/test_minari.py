@@ -16,7 +16,7 @@ from PIL import Image
 
 from etude.errors import DataError
 from etude.experience import Experience
-from etude.recordings import validate
+from etude.recordings import Recording
 from etude.recordings.formats import minari
 
 BOX = {"type": "Box", "dtype": "float32", "shape": [3], "low": [-10.0] * 3, "high": [float("inf")] * 3}
@@ -120,11 +120,11 @@ def write_arrow(folder: Path, obs: Any, action: Any, data: list[Any], kind: str 
     return folder
 
 
-def everything(parts: minari.MinariParts) -> Experience:
-    exps = [parts.load(k) for k in range(parts.num_parts)]
-    assert [exp.num_steps for exp in exps] == [parts.rows(k) for k in range(parts.num_parts)]
+def everything(recording: Recording) -> Experience:
+    exps = [recording.part(k) for k in range(recording.num_parts)]
     exp = Experience.concat(exps)
     exp.validate()
+    assert recording.num_steps == exp.num_steps
     return exp
 
 
@@ -147,9 +147,9 @@ def test_what_was_written_is_read(tmp_path: Path, kind: str) -> None:
     data = episodes(NESTED, PAIR, lengths, infos=True)
     folder = WRITERS[kind](tmp_path / "some" / "data-v0" / "data", NESTED, PAIR, data)
     assert minari.detect(tmp_path)
-    parts = minari.open_parts(tmp_path)
-    exp = everything(parts)
-    assert parts.format == f"minari-{kind}"
+    recording = Recording.open(tmp_path, on_bad=None)
+    exp = everything(recording)
+    assert recording.format == f"minari-{kind}"
     assert exp.lengths.tolist() == lengths
     assert exp.segments.episode_id.tolist() == [str(i) for i in range(12)]
     assert exp.segments.terminated.tolist() == [i % 2 == 0 for i in range(12)]
@@ -166,30 +166,32 @@ def test_what_was_written_is_read(tmp_path: Path, kind: str) -> None:
         np.testing.assert_array_equal(steps["reward"], episode["rewards"])
         np.testing.assert_array_equal(steps["info/speed"], episode["infos"]["speed"][1:])
         np.testing.assert_array_equal(steps["info/at/xy"], episode["infos"]["at"]["xy"][1:])
-    assert parts.header.obs_space["pos"] == gym.spaces.Box(-10, np.inf, (3,), np.float32)
-    assert isinstance(parts.header.action_space, gym.spaces.Tuple)
-    assert parts.header.env == "Some-v0"
-    assert parts.header.meta["seeds"] == {str(i): 100 + i for i in range(12)}
-    assert parts.header.meta["minari"]["dataset_id"] == "some/data-v0"
-    assert not validate(parts).problems
+    assert recording.header.obs_space["pos"] == gym.spaces.Box(-10, np.inf, (3,), np.float32)
+    assert isinstance(recording.header.action_space, gym.spaces.Tuple)
+    assert recording.header.env == "Some-v0"
+    assert recording.meta["seeds"] == {str(i): 100 + i for i in range(12)}
+    assert recording.meta["minari"]["dataset_id"] == "some/data-v0"
+    assert not recording.validate().problems
     assert folder.parent.name == "data-v0"
 
 
 @pytest.mark.parametrize("kind", ["hdf5", "arrow"])
 def test_some_columns_alone(tmp_path: Path, kind: str) -> None:
-    parts = minari.open_parts(WRITERS[kind](tmp_path, NESTED, MODE, episodes(NESTED, MODE, [3, 4], infos=False)))
-    exp = parts.load(0, ["reward", "obs/pos"])
+    recording = Recording.open(
+        WRITERS[kind](tmp_path, NESTED, MODE, episodes(NESTED, MODE, [3, 4], infos=False)), on_bad=None
+    )
+    exp = recording.part(0, ["reward", "obs/pos"])
     assert list(exp.steps) == ["obs/pos", "reward"]
     assert list(exp.final_obs) == ["obs/pos"]
     with pytest.raises(DataError, match=r"no column `rewards`.*Nearest: `reward`"):
-        parts.load(0, ["rewards"])
+        recording.part(0, ["rewards"])
 
 
 def test_parts_are_bounded(tmp_path: Path) -> None:
     data = episodes(BOX, MODE, [40_000, 30_000, 20_000], infos=False)
-    parts = minari.open_parts(write_hdf5(tmp_path, BOX, MODE, data))
-    assert [parts.rows(k) for k in range(parts.num_parts)] == [40_000, 50_000]
-    assert everything(parts).num_steps == 90_000
+    recording = Recording.open(write_hdf5(tmp_path, BOX, MODE, data), on_bad=None)
+    assert [recording.part(k).num_steps for k in range(recording.num_parts)] == [40_000, 50_000]
+    assert everything(recording).num_steps == 90_000
 
 
 @pytest.mark.parametrize("form", ["arrow", "rows", "vlen", "plain"])
@@ -226,7 +228,7 @@ def test_images(tmp_path: Path, form: str) -> None:
                     group.create_dataset("observations", (3,), h5py.vlen_dtype(np.uint8))
                     for i, row in enumerate(rows):
                         group["observations"][i] = row
-    exp = everything(minari.open_parts(folder))
+    exp = everything(Recording.open(folder, on_bad=None))
     np.testing.assert_array_equal(exp.steps["obs"], wanted[:2])
     np.testing.assert_array_equal(exp.final_obs["obs"][0], wanted[2])
 
@@ -234,9 +236,9 @@ def test_images(tmp_path: Path, form: str) -> None:
 def test_wider_numbers_than_the_space_are_kept(tmp_path: Path) -> None:
     data = episodes(BOX, MODE, [3], infos=False)
     data[0]["observations"] = data[0]["observations"].astype(np.float64) + 1e-12
-    parts = minari.open_parts(write_hdf5(tmp_path, BOX, MODE, data))
-    assert parts.load(0).steps["obs"].dtype == parts.header.obs_space.dtype == np.float64
-    assert parts.header.meta["inferred"] == {"obs": "the file's dtype is wider than the space's"}
+    recording = Recording.open(write_hdf5(tmp_path, BOX, MODE, data), on_bad=None)
+    assert recording.part(0).steps["obs"].dtype == recording.header.obs_space.dtype == np.float64
+    assert recording.meta["inferred"] == {"obs": "the file's dtype is wider than the space's"}
 
 
 def test_infos_that_are_no_numbers_or_not_everywhere_are_named(tmp_path: Path) -> None:
@@ -246,9 +248,9 @@ def test_infos_that_are_no_numbers_or_not_everywhere_are_named(tmp_path: Path) -
     with h5py.File(folder / "main_data.hdf5", "a") as file:
         for i in range(2):
             file[f"episode_{i}/infos/word"] = ["a"] * len(data[i]["infos"]["at"]["xy"])
-    parts = minari.open_parts(folder)
-    assert parts.columns == ["obs", "action", "reward", "info/at/xy"]
-    assert set(parts.header.meta["dropped"]) == {"info/speed", "info/word"}
+    recording = Recording.open(folder, on_bad=None)
+    assert recording.columns == ["obs", "action", "reward", "info/at/xy"]
+    assert set(recording.meta["dropped"]) == {"info/speed", "info/word"}
 
 
 def test_several_datasets_are_listed(tmp_path: Path) -> None:
@@ -256,10 +258,10 @@ def test_several_datasets_are_listed(tmp_path: Path) -> None:
     for name in ("one", "two"):
         write_hdf5(tmp_path / "space" / f"{name}-v0" / "data", BOX, MODE, data)
     with pytest.raises(DataError, match=r"(?s)2 Minari datasets are here; name one.*one-v0\n.*two-v0"):
-        minari.open_parts(tmp_path)
-    assert minari.open_parts(tmp_path / "space" / "two-v0").num_parts == 1
-    with pytest.raises(DataError, match="there is no Minari dataset here"):
-        minari.open_parts(tmp_path / "space" / "three-v0")
+        Recording.open(tmp_path, on_bad=None)
+    assert Recording.open(tmp_path / "space" / "two-v0", on_bad=None).num_parts == 1
+    with pytest.raises(DataError, match="there is no such file or folder"):
+        Recording.open(tmp_path / "space" / "three-v0", on_bad=None)
 
 
 def broken(folder: Path, how: str) -> None:
@@ -317,7 +319,7 @@ def test_what_is_broken_is_named(tmp_path: Path, how: str, message: str) -> None
     folder = write_hdf5(tmp_path, BOX, MODE, episodes(BOX, MODE, [2, 3, 2], infos=False))
     broken(folder, how)
     with pytest.raises(DataError, match=message):
-        everything(minari.open_parts(folder))
+        everything(Recording.open(folder, on_bad=None))
 
 
 def test_problems_are_all_found(tmp_path: Path) -> None:
@@ -326,7 +328,7 @@ def test_problems_are_all_found(tmp_path: Path) -> None:
     data[0]["rewards"][1] = np.inf
     folder = write_hdf5(tmp_path, BOX, MODE, data, total_steps=9)
     broken(folder, "missing")
-    found = validate(minari.open_parts(folder)).problems
+    found = Recording.open(folder).validate().problems
     assert [p.kind for p in found] == ["lost_rows", "unreadable", "nan", "nan"]
     assert "says total_steps 9, but 7 are there" in found[0].message
     assert "episode_0, step 1: column `reward` holds inf" in found[2].message
@@ -346,7 +348,7 @@ def test_an_arrow_file_with_empty_rows_or_other_widths_is_refused(tmp_path: Path
         with pa.ipc.new_file(path, table.schema) as file:
             file.write_table(table)
         with pytest.raises(DataError, match=message):
-            everything(minari.open_parts(folder))
+            everything(Recording.open(folder, on_bad=None))
 
 
 def test_a_parquet_file_with_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
@@ -354,7 +356,7 @@ def test_a_parquet_file_with_a_name_that_is_no_text_is_refused(tmp_path: Path) -
     path = folder / "1" / "part-0.parquet"
     path.write_bytes(path.read_bytes().replace(b"rewards", b"re\xffards"))
     with pytest.raises(DataError, match=r"part-0.parquet: .*can't decode byte 0xff"):
-        minari.open_parts(folder)
+        Recording.open(folder, on_bad=None)
 
 
 @pytest.mark.parametrize("kind", ["hdf5", "arrow"])
@@ -371,9 +373,9 @@ def test_mutated_bytes_end_in_data_errors(tmp_path: Path, kind: str) -> None:
             data[at] = rng.integers(256)
         path.write_bytes(data[: rng.integers(len(data))] if rng.random() < 0.2 else data)
         try:
-            parts = minari.open_parts(folder)
-            for k in range(parts.num_parts):
-                parts.load(k).validate(finite=())
+            recording = Recording.open(folder, on_bad=None)
+            for k in range(recording.num_parts):
+                recording.part(k).validate(finite=())
         except DataError:
             refused += 1
         path.write_bytes(whole[path])

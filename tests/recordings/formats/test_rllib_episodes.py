@@ -11,17 +11,18 @@ from some_rllib import BOX, NESTED, PAIR, buffer, coded, episode, mutated, space
 
 from etude.errors import DataError
 from etude.experience import Experience
-from etude.recordings import validate
+from etude.recordings import Recording, validate
 from etude.recordings.formats import rllib_episodes
+from etude.recordings.formats.rllib_episodes import RLlibEpisodes
 from etude.spaces import Nester
 
 
 def read(path, columns=None):
-    parts = rllib_episodes.open_parts(path)
-    exp = Experience.concat([parts.load(k, columns) for k in range(parts.num_parts)])
+    recording = Recording.open(path, on_bad=None)
+    exp = Experience.concat([recording.part(k, columns) for k in range(recording.num_parts)])
     exp.validate()
-    assert sum(parts.rows(k) for k in range(parts.num_parts)) == exp.num_steps
-    return parts, exp
+    assert recording.num_steps == exp.num_steps
+    return recording, exp
 
 
 def assert_holds(exp, want, obs=BOX, action=PAIR):
@@ -52,16 +53,16 @@ SPACES = [BOX, NESTED, PAIR, gym.spaces.Discrete(5), gym.spaces.MultiDiscrete([3
 @pytest.mark.parametrize("action", SPACES, ids=lambda s: type(s).__name__)
 def test_every_space_comes_back(tmp_path, obs, action):
     state, want = episode(5, obs, action)
-    parts, exp = read(write_items(tmp_path / "a.parquet", [state]))
-    assert parts.header.obs_space == obs
-    assert parts.header.action_space == action
+    recording, exp = read(write_items(tmp_path / "a.parquet", [state]))
+    assert recording.header.obs_space == obs
+    assert recording.header.action_space == action
     assert_holds(exp, want, obs, action)
     assert exp.steps["weights_seq_no"].tolist() == [7] * 5
     np.testing.assert_array_equal(exp.steps["state_out/h"][:, 0, 1], np.arange(5, dtype=np.float32))
     np.testing.assert_array_equal(exp.steps["info/fuel"], np.arange(1, 6) / 2)
-    assert parts.header.meta["dropped"] == ["info/note"]
-    assert "before" in parts.header.meta["actions"] or "policy" in parts.header.meta["actions"]
-    assert not validate(parts).problems
+    assert recording.header.meta["dropped"] == ["info/note"]
+    assert "before" in recording.header.meta["actions"] or "policy" in recording.header.meta["actions"]
+    assert not recording.validate().problems
 
 
 def whole(values):
@@ -96,12 +97,12 @@ def test_lookback_chunks_and_flags(tmp_path):
         "is_terminated": False,
         "is_truncated": True,
     }
-    parts, exp = read(write_items(tmp_path / "a.parquet", [first, second]))
+    recording, exp = read(write_items(tmp_path / "a.parquet", [first, second]))
     assert exp.segments.t_start.tolist() == [0, 3]
     assert exp.segments.truncated.tolist() == [False, True]
     assert_holds(exp[1:], later)
     assert exp.join().num_segments == 1
-    (problem,) = validate(parts).problems
+    (problem,) = recording.validate().problems
     assert problem.kind == "not_done"
     assert "a.parquet: row 0: episode 'e' is neither terminated nor truncated" in problem.message
 
@@ -112,17 +113,18 @@ def test_columns_are_chosen_and_wrong_names_are_answered(tmp_path):
     assert set(exp.steps) == {"reward", "action/0", "action/1"}
     assert exp.final_obs == {}
     with pytest.raises(DataError, match=r"no column `rewards`; there are obs, .* Nearest: `reward`"):
-        rllib_episodes.open_parts(path).load(0, ["rewards"])
+        Recording.open(path).read(columns=["rewards"])
 
 
 def test_repeats_are_read_once_and_told(tmp_path):
     states = [episode(n, name=f"e{n}")[0] for n in (3, 4)]
     write_items(tmp_path / "a.parquet", states)
+    write_items(tmp_path / "b.parquet", [*states, episode(5, name="e5")[0]])
+    recording, exp = read(tmp_path)
+    assert recording.meta["duplicates"] == 2
+    assert exp.lengths.tolist() == [3, 4, 5]
     write_items(tmp_path / "b.parquet", [*states, episode(5, name="e5")[0], episode(6, name="e3")[0]])
-    parts, exp = read(tmp_path)
-    assert parts.header.meta["duplicates"] == 2
-    assert exp.lengths.tolist() == [3, 4, 5, 6]
-    problems = validate(parts).problems
+    problems = validate(tmp_path).problems
     assert [problem.kind for problem in problems] == ["duplicate", "duplicate", "duplicate"]
     assert [problem.harmless for problem in problems] == [True, True, False]  # the last is another episode of one id
     assert problems[0].message.startswith(f"{tmp_path / 'b.parquet'}: row 0: repeats the episode in")
@@ -146,11 +148,11 @@ def test_episodes_without_spaces_and_without_steps(tmp_path):
     second, _ = episode(40, BOX, gym.spaces.Discrete(9), name="b")
     for state in (nothing, first, second):
         state["_observation_space"] = state["_action_space"] = None
-    parts, exp = read(write_items(tmp_path / "a.parquet", [nothing, first, second]))
-    assert parts.header.meta["inferred"] == ["obs", "action"]
-    assert parts.header.action_space == gym.spaces.Discrete(int(exp.steps["action"].max()) + 1)
-    assert parts.header.obs_space.shape == (3,)
-    assert [problem.kind for problem in validate(parts).problems] == ["no_steps"]
+    recording, exp = read(write_items(tmp_path / "a.parquet", [nothing, first, second]))
+    assert recording.header.meta["inferred"] == ["obs", "action"]
+    assert recording.header.action_space == gym.spaces.Discrete(int(exp.steps["action"].max()) + 1)
+    assert recording.header.obs_space.shape == (3,)
+    assert [problem.kind for problem in recording.validate().problems] == ["no_steps"]
 
 
 def many_agents(**changes):
@@ -176,20 +178,20 @@ def many_agents(**changes):
 
 def test_many_agents_are_segments_of_one_episode(tmp_path):
     document, one, two = many_agents()
-    parts, exp = read(write_items(tmp_path / "a.parquet", [document]))
+    recording, exp = read(write_items(tmp_path / "a.parquet", [document]))
     assert exp.segments.episode_id.tolist() == ["shared", "shared"]
     assert exp.segments.agent_id.tolist() == ["0", "two"]
     assert exp.segments.module_id.tolist() == ["p0", "p1"]
     assert exp.steps["env_t"].tolist() == [0, 2, 4, 1, 3]
     np.testing.assert_array_equal(exp[0].steps["obs"], np.stack(one["obs"][:-1]))
     np.testing.assert_array_equal(exp[1].final_obs["obs"][0], two["obs"][-1])
-    assert not validate(parts).problems
+    assert not recording.validate().problems
 
 
 def test_what_hangs_at_the_end_of_a_chunk_is_told(tmp_path):
     document, _, _ = many_agents(_hanging_actions_end={"two": coded(np.int32(1))})
-    parts, _ = read(write_items(tmp_path / "a.parquet", [document]))
-    (problem,) = validate(parts).problems
+    recording, _ = read(write_items(tmp_path / "a.parquet", [document]))
+    (problem,) = recording.validate().problems
     assert "agent 'two' acted at the end and observed nothing more" in problem.message
 
 
@@ -221,10 +223,9 @@ BROKEN = [
 @pytest.mark.parametrize(("broken", "message"), BROKEN, ids=[m[:30] for _, m in BROKEN])
 def test_broken_rows_are_named_and_the_others_can_be_read(tmp_path, broken, message):
     path = write_items(tmp_path / "some.parquet", [episode(4, name="good")[0], broken, episode(2, name="g2")[0]])
-    parts = rllib_episodes.open_parts(path)
     with pytest.raises(DataError, match=f"some.parquet: row 1.*{message}"):
-        parts.load(0)
-    (problem,) = validate(parts).problems
+        Recording.open(path).read()
+    (problem,) = validate(path).problems
     assert (problem.kind, problem.row, problem.repairable) == ("unreadable", 1, True)
 
 
@@ -232,35 +233,36 @@ def test_numbers_that_are_not_finite_are_told(tmp_path):
     state, want = episode(4)
     want["obs"][3][1] = np.nan
     path = write_items(tmp_path / "a.parquet", [state | {"observations": buffer(want["obs"], BOX)}])
-    (problem,) = validate(rllib_episodes.open_parts(path)).problems
+    (problem,) = validate(path).problems
     assert "row 0, episode 'e0', step 3: column `obs` holds NaN in component 1" in problem.message
 
 
 def test_files_that_are_not_such_recordings(tmp_path):
     with pytest.raises(DataError, match="nowhere: there is no such file or folder"):
-        rllib_episodes.open_parts(tmp_path / "nowhere")
-    with pytest.raises(DataError, match="holds no .parquet file"):
-        rllib_episodes.open_parts(tmp_path)
+        Recording.open(tmp_path / "nowhere")
+    with pytest.raises(DataError, match="holds no Parquet file"):
+        Recording.open(tmp_path)
     with pytest.raises(DataError, match=r"zero.parquet: holds no episodes: it has 0 rows"):
-        rllib_episodes.open_parts(write_items(tmp_path / "zero.parquet", []))
+        Recording.open(write_items(tmp_path / "zero.parquet", []))
     pq.write_table(pa.table({"x": [1]}), tmp_path / "other.parquet")
     with pytest.raises(DataError, match=r"other.parquet: is no RLlib episode recording: its columns are x"):
-        rllib_episodes.open_parts(tmp_path / "other.parquet")
-    assert not rllib_episodes.detect(tmp_path / "other.parquet")
+        RLlibEpisodes([tmp_path / "other.parquet"]).describe()
+    assert not RLlibEpisodes.detect(tmp_path / "other.parquet")
     good = write_items(tmp_path / "good.parquet", [episode(3)[0]])
-    assert rllib_episodes.detect(good)
+    assert RLlibEpisodes.detect(good)
     cut = tmp_path / "cut.parquet"
     cut.write_bytes(good.read_bytes()[:-40])
     with pytest.raises(DataError, match=r"cut.parquet: is not a whole Parquet file"):
-        rllib_episodes.open_parts(cut)
-    assert not rllib_episodes.detect(cut)
+        Recording.open(cut)
+    assert not RLlibEpisodes.detect(cut)
 
 
 def test_large_recordings_come_in_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr(rllib_episodes, "_PART_BYTES", 4000)
+    monkeypatch.setattr(rllib_episodes, "UNIT_BYTES", 4000)
+    monkeypatch.setattr(rllib_episodes, "_MOST_BYTES", 4000)
     states = [episode(10, name=f"e{i}")[0] for i in range(12)]
-    parts, exp = read(write_items(tmp_path / "a.parquet", states))
-    assert parts.num_parts > 3
+    recording, exp = read(write_items(tmp_path / "a.parquet", states))
+    assert recording.num_parts > 3
     assert exp.segments.episode_id.tolist() == [f"e{i}" for i in range(12)]
 
 
@@ -271,10 +273,8 @@ def test_mutated_documents_end_only_in_data_errors(tmp_path):
     for i in range(300):
         path = write_items(tmp_path / "a.parquet", [mutated(good[i % 2], rng)])
         try:
-            parts = rllib_episodes.open_parts(path)
-            validate(parts)
-            for k in range(parts.num_parts):
-                parts.load(k)
+            validate(path)
+            Recording.open(path, on_bad=None).read()
         except DataError:
             refused += 1
     assert 30 < refused < 300
@@ -287,4 +287,4 @@ def test_spaces_that_are_nested_too_deep_are_an_error(tmp_path, depth):
         state["_observation_space"] = {"space": "tuple", "spaces": [state["_observation_space"]]}
     write_items(tmp_path / "a.parquet", [state])
     with pytest.raises(DataError, match=r"a\.parquet: row 0: .*64 levels"):
-        rllib_episodes.open_parts(tmp_path)
+        Recording.open(tmp_path)

@@ -12,7 +12,7 @@ from some_rllib import mutated, packed
 from etude.errors import DataError
 from etude.experience import Experience
 from etude.recordings import Recording, validate
-from etude.recordings.formats import rllib_json
+from etude.recordings.formats.rllib_json import RLlibJson
 
 
 def rows_of(length, eps_id=2**59 + 1, agent=0, t=0, seed=0):
@@ -56,11 +56,11 @@ def write(path, *lines):
 
 
 def read(path, columns=None):
-    parts = rllib_json.open_parts(path)
-    exp = Experience.concat([parts.load(k, columns) for k in range(parts.num_parts)])
+    recording = Recording.open(path, on_bad=None)
+    exp = Experience.concat([recording.part(k, columns) for k in range(recording.num_parts)])
     exp.validate()
-    assert sum(parts.rows(k) for k in range(parts.num_parts)) == exp.num_steps
-    return parts, exp
+    assert recording.num_steps == exp.num_steps
+    return recording, exp
 
 
 def assert_is(exp, rows):
@@ -78,15 +78,15 @@ def test_fragments_become_episodes(tmp_path, pack, many):
     lines = [*cut(first, (0, 2)), joined(*cut(first, (2, 5)), *cut(second, (0, 3))), *cut(second, (3, 4))]
     batches = [sample_batch(line, pack) for line in lines]
     path = write(tmp_path / "a.json", *([multi(default_policy=b) for b in batches] if many else batches))
-    parts, exp = read(path)
+    recording, exp = read(path)
     assert_is(exp, joined(first, second))
     assert exp.segments.episode_id.tolist() == [str(2**59 + 1), "7"]
     assert exp.segments.agent_id.tolist() == exp.segments.module_id.tolist() == [None, None]
     assert exp.segments.terminated.tolist() == [True, True]
     assert exp.steps["obs"].dtype == np.float32
-    assert parts.header.action_space == gym.spaces.Discrete(3)
-    assert parts.header.meta["dropped"] == ["infos"]
-    assert not validate(parts).problems
+    assert recording.header.action_space == gym.spaces.Discrete(3)
+    assert recording.meta["dropped"] == ["infos"]
+    assert not recording.validate().problems
 
 
 def test_fragments_in_any_order_are_sorted_by_t(tmp_path):
@@ -105,10 +105,10 @@ def test_a_fragment_that_is_lost_cuts_the_episode(tmp_path):
 
 
 def test_episodes_that_go_on_in_the_next_part(tmp_path, monkeypatch):
-    monkeypatch.setattr(rllib_json, "MAX_ROWS", 4)
+    monkeypatch.setattr("etude.recordings.formats.rllib_json.MAX_ROWS", 4)
     rows = rows_of(9)
-    parts, exp = read(write(tmp_path / "a.json", *map(sample_batch, cut(rows, (0, 3), (3, 6), (6, 9)))))
-    assert parts.num_parts == 3
+    recording, exp = read(write(tmp_path / "a.json", *map(sample_batch, cut(rows, (0, 3), (3, 6), (6, 9)))))
+    assert recording.num_parts == 3
     assert exp.num_segments == 3
     assert exp.join().num_segments == 1
     assert_is(exp.join(), rows)
@@ -118,13 +118,13 @@ def test_many_agents_and_rows_written_again(tmp_path):
     zero, one = rows_of(3), rows_of(4, agent=1)
     first = multi(p0=zero, p1=cut(one, (0, 3))[0])
     second = multi(p0=zero, p1=cut(one, (3, 4))[0])
-    parts, exp = read(write(tmp_path / "a.json", first, second))
+    recording, exp = read(write(tmp_path / "a.json", first, second))
     assert exp.segments.agent_id.tolist() == ["0", "1"]
     assert exp.segments.module_id.tolist() == ["p0", "p1"]
     assert len(set(exp.segments.episode_id)) == 1
     assert_is(exp, joined(zero, one))
-    assert parts.header.meta["duplicates"] == 3
-    (problem,) = validate(parts).problems
+    assert recording.meta["duplicates"] == 3
+    (problem,) = recording.validate().problems
     assert (problem.kind, problem.count) == ("duplicate", 3)
     assert "a.json: line 2: 3 rows are there already on an earlier line" in problem.message
 
@@ -167,8 +167,8 @@ def test_numbers_that_are_not_of_float32_stay_float64(tmp_path):
 
 def test_tuple_actions(tmp_path):
     rows = rows_of(2) | {"actions": [[1, [0.5]], [0, [0.25]]]}
-    parts, exp = read(write(tmp_path / "a.json", sample_batch(rows)))
-    assert isinstance(parts.header.action_space, gym.spaces.Tuple)
+    recording, exp = read(write(tmp_path / "a.json", sample_batch(rows)))
+    assert isinstance(recording.header.action_space, gym.spaces.Tuple)
     assert exp.steps["action/0"].tolist() == [1, 0]
     assert exp.steps["action/1"].tolist() == [[0.5], [0.25]]
 
@@ -206,21 +206,21 @@ def test_lines_with_other_columns_can_be_read_without_them(tmp_path):
     path = write(tmp_path / "a.json", sample_batch(rows_of(3)), without("vf_preds"))
     with pytest.raises(DataError, match="line 2: has no `value`, which other lines have; read without that column"):
         read(path)
-    assert set(rllib_json.open_parts(path).load(0, ["obs"]).steps) == {"obs"}
+    assert set(Recording.open(path, on_bad=None).part(0, ["obs"]).steps) == {"obs"}
 
 
 def test_numbers_that_are_not_finite_are_told(tmp_path):
     rows = rows_of(3)
     rows["rewards"][1] = float("nan")
-    (problem,) = validate(rllib_json.open_parts(write(tmp_path / "a.json", sample_batch(rows)))).problems
+    (problem,) = Recording.open(write(tmp_path / "a.json", sample_batch(rows))).validate().problems
     assert "a.json: line 1: column `reward` holds NaN" in problem.message
 
 
 def test_detect(tmp_path):
-    assert rllib_json.detect(write(tmp_path / "a.json", sample_batch(rows_of(2))))
-    assert not rllib_json.detect(write(tmp_path / "b.json", {"x": 1}))
+    assert RLlibJson.detect(write(tmp_path / "a.json", sample_batch(rows_of(2))))
+    assert not RLlibJson.detect(write(tmp_path / "b.json", {"x": 1}))
     with pytest.raises(DataError, match=r"c.json: holds no batches: it is empty"):
-        rllib_json.open_parts(write(tmp_path / "c.json"))
+        RLlibJson([write(tmp_path / "c.json")]).describe()
 
 
 def test_mutated_lines_end_only_in_data_errors(tmp_path):
@@ -231,10 +231,10 @@ def test_mutated_lines_end_only_in_data_errors(tmp_path):
         path = tmp_path / "a.json"
         path.write_bytes(mutated(good[i % 2], rng))
         try:
-            parts = rllib_json.open_parts(path)
-            validate(parts)
-            for k in range(parts.num_parts):
-                parts.load(k)
+            recording = Recording.open(path, on_bad=None)
+            validate(path)
+            for k in range(recording.num_parts):
+                recording.part(k)
         except DataError:
             refused += 1
     assert 100 < refused < 400

@@ -10,8 +10,7 @@ import pytest
 from some_rllib import packed, tensor
 from some_rllib_table import at, read, rows_of, write
 
-from etude.recordings import validate
-from etude.recordings.formats import parts as parts_module
+from etude.recordings import Recording
 from etude.recordings.formats import rllib_table
 
 
@@ -31,14 +30,14 @@ def test_rows_become_episodes_over_files(tmp_path):
     rows = rows_of([4, 1, 7, 3])
     for i, (a, b) in enumerate([(0, 2), (2, 9), (9, 15)]):
         write(tmp_path / "run" / f"{i}.parquet", at(rows, slice(a, b)))
-    parts, exp = read(tmp_path)
+    recording, exp = read(tmp_path)
     assert_is(exp, rows)
-    assert parts.header.action_space == gym.spaces.Discrete(int(rows["actions"].max()) + 1)
-    assert parts.header.obs_space == gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
-    assert parts.header.meta["inferred"] == ["obs", "action"]
+    assert recording.header.action_space == gym.spaces.Discrete(int(rows["actions"].max()) + 1)
+    assert recording.header.obs_space == gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    assert recording.header.meta["inferred"] == ["obs", "action"]
     assert set(exp.steps) == {"obs", "action", "reward", "logp"}
     assert exp.steps["action"].dtype == np.int64
-    assert not validate(parts).problems
+    assert not recording.validate().problems
 
 
 def packed_rows(values):
@@ -95,15 +94,14 @@ def test_structs_tuples_and_images(tmp_path):
         pa.array([pickle.dumps(pair, 5) for pair in pairs], pa.large_binary()),
     )
     write(tmp_path / "a.parquet", rows, obs=both, new_obs=after, actions=actions)
-    parts, exp = read(tmp_path)
-    assert parts.header.obs_space["mode"] == gym.spaces.Discrete(4)
-    assert parts.header.action_space[0] == gym.spaces.Discrete(3)
+    recording, exp = read(tmp_path)
+    assert recording.header.obs_space["mode"] == gym.spaces.Discrete(4)
+    assert recording.header.action_space[0] == gym.spaces.Discrete(3)
     assert exp.steps["obs/mode"].tolist() == mode.tolist()
     np.testing.assert_array_equal(exp.steps["action/1"][:, 0], np.arange(7))
     images = np.arange(7 * 12, dtype=np.uint8).reshape(7, 2, 2, 3)
     write(tmp_path / "b" / "b.parquet", rows, obs=tensor(images), new_obs=tensor(images))
-    parts = rllib_table.open_parts(tmp_path / "b")
-    assert parts.header.obs_space == gym.spaces.Box(0, 255, (2, 2, 3), np.uint8)
+    assert Recording.open(tmp_path / "b").obs_space == gym.spaces.Box(0, 255, (2, 2, 3), np.uint8)
 
 
 def test_rows_in_any_order_chain_by_their_observations(tmp_path):
@@ -131,12 +129,12 @@ def test_lost_rows_cut_an_episode(tmp_path, has_t):
     rows = rows_of([8])
     kept = at(rows, [2, 3, 4, 6, 7])
     write(tmp_path / "a.parquet", kept, **({"t": pa.array(kept["t"])} if has_t else {}))
-    parts, exp = read(tmp_path)
+    recording, exp = read(tmp_path)
     assert exp.lengths.tolist() == [3, 2]
     assert exp.segments.t_start.tolist() == ([2, 6] if has_t else [0, 4])
     np.testing.assert_array_equal(exp.next_obs()["obs"], kept["new_obs"])
     assert exp.join().num_segments == 2
-    cut, gap = validate(parts).warnings
+    cut, gap = recording.validate().warnings
     assert (cut.kind, cut.row, gap.kind, gap.row) == ("not_done", 2, "gap", 3)
     assert "a.parquet: row 2: episode 'e0-0' is cut after this row" in cut.message
 
@@ -147,19 +145,19 @@ def test_episodes_written_again_are_read_once(tmp_path, has_t):
     for i, index in enumerate([np.arange(4), np.arange(7), np.arange(4, 7)]):
         some = at(rows, index)
         write(tmp_path / f"{i}.parquet", some, **({"t": pa.array(some["t"])} if has_t else {}))
-    parts, exp = read(tmp_path)
+    recording, exp = read(tmp_path)
     assert_is(exp, rows)
-    assert parts.header.meta["duplicates"] == 2
-    assert {problem.kind for problem in validate(parts).problems} == {"duplicate"}
+    assert recording.header.meta["duplicates"] == 2
+    assert {problem.kind for problem in recording.validate().problems} == {"duplicate"}
 
 
 def test_parts_of_episodes_are_read_once_where_they_stand_twice(tmp_path):
     rows = rows_of([5])
     write(tmp_path / "a.parquet", at(rows, np.arange(5)))
     write(tmp_path / "b.parquet", at(rows, np.arange(2, 5)))
-    parts, exp = read(tmp_path)
+    recording, exp = read(tmp_path)
     assert_is(exp, rows)
-    assert [problem.kind for problem in validate(parts).problems] == ["duplicate"]
+    assert [problem.kind for problem in recording.validate().problems] == ["duplicate"]
 
 
 def test_several_agents_and_modules(tmp_path):
@@ -176,11 +174,11 @@ def test_several_agents_and_modules(tmp_path):
 def test_without_episodes_every_row_is_a_segment(tmp_path):
     rows = rows_of([3, 2])
     write(tmp_path / "a.parquet", rows, without=("eps_id", "truncateds"))
-    parts, exp = read(tmp_path)
+    recording, exp = read(tmp_path)
     assert exp.lengths.tolist() == [1] * 5
     assert exp.segments.episode_id.tolist() == [f"a-{i}" for i in range(5)]
     np.testing.assert_array_equal(exp.final_obs["obs"], rows["new_obs"])
-    assert not validate(parts).problems
+    assert not recording.validate().problems
 
 
 def test_without_new_obs_the_last_observation_is_unknown(tmp_path):
@@ -202,18 +200,17 @@ def test_parts_hold_whole_episodes(tmp_path, monkeypatch):
     rows = rows_of([4] * 9 + [25])
     for i, a in enumerate(range(0, 61, 7)):
         write(tmp_path / f"{i:02d}.parquet", at(rows, np.arange(a, min(a + 7, 61))))
-    parts, exp = read(tmp_path)
+    recording, exp = read(tmp_path)
     assert_is(exp, rows)
-    assert [parts.rows(k) for k in range(parts.num_parts)] == [8, 8, 8, 8, 4, 25]
-    assert parts_module.MAX_ROWS == 65_536
+    assert [recording.part(k).num_steps for k in range(recording.num_parts)] == [8, 8, 8, 8, 4, 25]
 
 
 def test_repeats_in_any_order_lose_no_row(tmp_path):
     rows = rows_of([6, 6])
     order = np.random.default_rng(3).permutation(24) % 12
     write(tmp_path / "a.parquet", at(rows, order))
-    parts, exp = read(tmp_path)
+    recording, exp = read(tmp_path)
     firsts = list(dict.fromkeys(rows["eps_id"][order]))
     assert_is(exp, at(rows, np.concatenate([np.flatnonzero(rows["eps_id"] == name) for name in firsts])))
-    (problem,) = validate(parts).problems
+    (problem,) = recording.validate().problems
     assert "12 rows are there twice; they are read once" in problem.message

@@ -12,8 +12,8 @@ from some_rllib import mutated, packed
 from some_rllib_table import read, rows_of, write
 
 from etude.errors import DataError
-from etude.recordings import validate
-from etude.recordings.formats import rllib_table
+from etude.recordings import Recording, validate
+from etude.recordings.formats.rllib_table import RLlibTable
 
 
 def text_obs(rows):
@@ -55,22 +55,22 @@ def test_files_that_do_not_belong_together(tmp_path):
     write(tmp_path / "a.parquet", rows)
     write(tmp_path / "b.parquet", rows, without=("action_logp",))
     with pytest.raises(DataError, match=r"b.parquet: has no column `action_logp`, but .*a.parquet has"):
-        rllib_table.open_parts(tmp_path)
+        Recording.open(tmp_path)
 
 
 def test_problems_name_what_is_not_finite(tmp_path):
     rows = rows_of([4])
     rows["rewards"][2] = np.inf
     path = write(tmp_path / "a.parquet", rows)
-    (problem,) = validate(rllib_table.open_parts(path)).problems
+    (problem,) = validate(path).problems
     assert (problem.kind, problem.row, problem.column) == ("nan", 2, "reward")
     assert f"{path}: row 2: column `reward` holds inf" in problem.message
 
 
 def test_detect(tmp_path):
-    assert rllib_table.detect(write(tmp_path / "a.parquet", rows_of([2])))
+    assert RLlibTable.detect(write(tmp_path / "a.parquet", rows_of([2])))
     pq.write_table(pa.table({"x": [1]}), tmp_path / "b.parquet")
-    assert not rllib_table.detect(tmp_path / "b.parquet")
+    assert not RLlibTable.detect(tmp_path / "b.parquet")
 
 
 def test_mutated_rows_end_only_in_data_errors(tmp_path):
@@ -87,10 +87,8 @@ def test_mutated_rows_end_only_in_data_errors(tmp_path):
             raw = mutated(base64.b64decode(texts[2]), rng)
             write(path, rows, obs=pa.array([*texts[:2], base64.b64encode(raw).decode(), *texts[3:]]))
         try:
-            parts = rllib_table.open_parts(path)
-            validate(parts)
-            for k in range(parts.num_parts):
-                parts.load(k)
+            validate(path)
+            Recording.open(path, on_bad=None).read()
         except DataError:
             refused += 1
     assert 100 < refused < 300

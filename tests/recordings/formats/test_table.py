@@ -19,7 +19,6 @@ from etude.errors import DataError, SettingsError
 from etude.experience import Experience
 from etude.recordings import Recording, validate
 from etude.recordings.formats.source import Source
-from etude.recordings.formats.table import TableParts, open_parts
 
 COLUMNS = {
     "obs": ["speed", "angle"],
@@ -50,16 +49,16 @@ def table_of(rows: list[Row]) -> pa.Table:
     return pa.Table.from_pylist(rows)
 
 
-def everything(parts: TableParts) -> Experience:
-    exps = [parts.load(k) for k in range(parts.num_parts)]
-    assert [exp.num_steps for exp in exps] == [parts.rows(k) for k in range(parts.num_parts)]
+def everything(recording: Recording) -> Experience:
+    exps = [recording.part(k) for k in range(recording.num_parts)]
     exp = Experience.concat(exps)
     exp.validate()
+    assert recording.num_steps == exp.num_steps
     return exp
 
 
 def read(data: Any, columns: Any = COLUMNS, **more: Any) -> Experience:
-    return everything(open_parts(Source(data, columns=columns, **more)))
+    return everything(Recording.open(Source(data, columns=columns, **more), on_bad=None))
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=6), st.integers(1, 3), st.randoms(), st.integers(0, 4))
@@ -109,14 +108,14 @@ def test_folders_globs_and_lists(tmp_path: Path) -> None:
     pq.write_table(table_of(rows[:5]), paths[0])  # the second trip is in both
     pa.csv.write_csv(table_of(rows[5:]), paths[1])
     for data in (tmp_path, str(tmp_path / "**" / "*.*"), paths, [str(path) for path in paths]):
-        parts = open_parts(Source(data, columns=COLUMNS))
-        assert parts.files == paths
-        assert everything(parts).lengths.tolist() == [3, 4, 5]
+        recording = Recording.open(Source(data, columns=COLUMNS), on_bad=None)
+        assert recording.files == paths
+        assert everything(recording).lengths.tolist() == [3, 4, 5]
     with pytest.raises(DataError, match=r"\*\.orc: no file or folder fits this glob"):
-        open_parts(Source(str(tmp_path / "*.orc"), columns=COLUMNS))
+        Recording.open(Source(str(tmp_path / "*.orc"), columns=COLUMNS), on_bad=None)
     (tmp_path / "c.orc").write_bytes(b"ORC")
     with pytest.raises(DataError, match="what kind of table this is can't be told"):
-        open_parts(Source(tmp_path / "c.orc", columns=COLUMNS))
+        Recording.open(Source(tmp_path / "c.orc", columns=COLUMNS), on_bad=None)
 
 
 def test_tables_of_other_libraries() -> None:
@@ -138,21 +137,23 @@ def test_tables_of_other_libraries() -> None:
     for data in (Stream(), Batches(), Arrow(), table.to_batches()[0]):
         assert read(data).lengths.tolist() == [3, 4]
     with pytest.raises(DataError, match="a set is neither a path nor a table"):
-        open_parts(Source({1}, columns=COLUMNS))
+        Recording.open(Source({1}, columns=COLUMNS), on_bad=None)
 
 
 def test_spaces_and_columns() -> None:
-    parts = open_parts(Source(table_of(rows_of([3, 4])), columns=COLUMNS, env="Cars-v0"))
-    assert parts.header.obs_space == gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
-    assert parts.header.action_space == gym.spaces.Discrete(3)
-    assert parts.header.env == "Cars-v0"
-    assert parts.columns == ["obs", "action", "reward", "speed2", "angle2", "who", "note"]
+    recording = Recording.open(Source(table_of(rows_of([3, 4])), columns=COLUMNS, env="Cars-v0"), on_bad=None)
+    assert recording.header.obs_space == gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    assert recording.header.action_space == gym.spaces.Discrete(3)
+    assert recording.header.env == "Cars-v0"
+    assert recording.columns == ["obs", "action", "reward", "speed2", "angle2", "who", "note"]
     space = gym.spaces.Box(0, 100, (2,), np.float32)
-    parts = open_parts(Source(table_of(rows_of([3])), columns=COLUMNS, obs_space=space))
-    assert parts.header.obs_space == gym.spaces.Box(0, 100, (2,), np.float64)  # the table has doubles: nothing is lost
+    recording = Recording.open(Source(table_of(rows_of([3])), columns=COLUMNS, obs_space=space), on_bad=None)
+    assert recording.header.obs_space == gym.spaces.Box(
+        0, 100, (2,), np.float64
+    )  # the table has doubles: nothing is lost
     with pytest.raises(DataError, match=r"`obs` has rows of shape \[2\], but its space is Discrete\(4\)"):
-        open_parts(Source(table_of(rows_of([3])), columns=COLUMNS, obs_space=gym.spaces.Discrete(4)))
-    exp = open_parts(Source(table_of(rows_of([3])), columns={**COLUMNS, **NEXTS})).load(0, ["reward"])
+        Recording.open(Source(table_of(rows_of([3])), columns=COLUMNS, obs_space=gym.spaces.Discrete(4)), on_bad=None)
+    exp = Recording.open(Source(table_of(rows_of([3])), columns={**COLUMNS, **NEXTS}), on_bad=None).part(0, ["reward"])
     assert (list(exp.steps), exp.final_obs) == (["reward"], {})
 
 
@@ -172,15 +173,15 @@ def test_lists_structs_and_nested_columns() -> None:
         }
     )
     columns = {"obs/image": "image", "obs/both": "both", "action": "action", "episode_id": "id"}
-    parts = open_parts(Source(table, columns=columns))
-    exp = everything(parts)
+    recording = Recording.open(Source(table, columns=columns), on_bad=None)
+    exp = everything(recording)
     np.testing.assert_array_equal(exp.steps["obs/image"], image)
     np.testing.assert_array_equal(exp.steps["tensor"], image)
     np.testing.assert_array_equal(exp.steps["obs/both/b"], np.repeat(np.arange(4), 2).reshape(4, 2))
     np.testing.assert_array_equal(exp.steps["fixed"], np.arange(8).reshape(4, 2))
-    assert set(parts.header.meta["dropped"]) == {"ragged", "when"}
-    assert parts.header.obs_space["both"]["a"] == gym.spaces.Discrete(4)
-    assert parts.header.action_space == gym.spaces.Discrete(2)
+    assert set(recording.meta["dropped"]) == {"ragged", "when"}
+    assert recording.header.obs_space["both"]["a"] == gym.spaces.Discrete(4)
+    assert recording.header.action_space == gym.spaces.Discrete(2)
     assert exp.steps["action"].tolist() == [1, 0, 1, 1]
     assert exp.segments.episode_id.tolist() == ["7", "9"]
     for name, message in (
@@ -188,7 +189,7 @@ def test_lists_structs_and_nested_columns() -> None:
         ("when", r"column `when` is of type timestamp\[s\], for instance '1970-01-01"),
     ):
         with pytest.raises(DataError, match=message):
-            open_parts(Source(table, columns={"obs": name, "action": "action", "episode_id": "id"}))
+            Recording.open(Source(table, columns={"obs": name, "action": "action", "episode_id": "id"}), on_bad=None)
 
 
 def test_without_t_rows_stand_in_order_of_time() -> None:
@@ -227,9 +228,9 @@ def test_without_id_and_t_each_row_stands_alone() -> None:
 def test_legacy_done() -> None:
     table = pa.table({"o": [1.0, 2.0, 3.0, 4.0], "a": [0, 1, 0, 1], "done": [0, 1, 0, 1], "stop": [0, 1, 0, 0]})
     columns = {"obs": "o", "action": "a", "done": "done"}
-    parts = open_parts(Source(table, columns=columns))
-    assert parts.load(0).segments.terminated.tolist() == [True, True]
-    assert "time limits can't be told apart" in parts.header.meta["inferred"]["done"]
+    recording = Recording.open(Source(table, columns=columns), on_bad=None)
+    assert recording.part(0).segments.terminated.tolist() == [True, True]
+    assert "time limits can't be told apart" in recording.meta["inferred"]["done"]
     exp = read(table, {**columns, "truncated": "stop"})
     assert exp.segments.terminated.tolist() == [False, True]
     assert exp.segments.truncated.tolist() == [True, False]
@@ -265,20 +266,20 @@ def test_a_t_that_counts_by_more_than_one() -> None:
     rows = rows_of([3, 4])
     for row in rows:
         row["tick"] = 50 + row["tick"] * 10
-    parts = open_parts(Source(table_of(rows), columns=COLUMNS))
-    assert everything(parts).segments.t_start.tolist() == [5, 5]
-    assert parts.header.meta["inferred"]["t"] == "counts by 10 in the table"
+    recording = Recording.open(Source(table_of(rows), columns=COLUMNS), on_bad=None)
+    assert everything(recording).segments.t_start.tolist() == [5, 5]
+    assert recording.meta["inferred"]["t"] == "counts by 10 in the table"
 
 
 def test_gaps_cut_and_are_told(tmp_path: Path) -> None:
     rows = rows_of([6])
     path = tmp_path / "a.parquet"
     pq.write_table(table_of(rows[:2] + rows[3:]), path)
-    parts = open_parts(Source(path, columns=COLUMNS))
-    exp = everything(parts)
+    recording = Recording.open(Source(path, columns=COLUMNS), on_bad=None)
+    exp = everything(recording)
     assert exp.segments.t_start.tolist() == [0, 3]
     assert exp.segments.has_final_obs.tolist() == [False, False]
-    unknown, gap = validate(parts).problems
+    unknown, gap = recording.validate().problems
     assert (unknown.kind, unknown.row, unknown.harmless) == ("no_final_obs", 1, False)
     assert (gap.kind, gap.row, gap.file, gap.harmless) == ("gap", 2, str(path), True)
     assert gap.message.startswith(f"{path}, row 2: episode 'trip-0' goes on at t 3, but its steps from t 2 on are miss")
@@ -315,8 +316,8 @@ def test_long_segments_come_in_pieces(tmp_path: Path, nexts: bool, shuffled: boo
     table = pa.table({"o": t * 1.0, "o2": t + 1.0, "a": t * 1.0, "id": np.zeros(rows, int), "t": t})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=30_000)
     columns = {"obs": "o", "action": "a", "episode_id": "id", "t": "t"} | ({"next_obs": "o2"} if nexts else {})
-    parts = open_parts(Source(tmp_path / "a.parquet", columns=columns))
-    exp = everything(parts)
+    recording = Recording.open(Source(tmp_path / "a.parquet", columns=columns), on_bad=None)
+    exp = everything(recording)
     assert exp.lengths.tolist() == [65_536, 34_464]
     assert exp.segments.has_final_obs.tolist() == [True, nexts]
     assert exp.final_obs["obs"][0] == 65_536
@@ -399,11 +400,11 @@ def test_empty_rows_are_named(tmp_path: Path) -> None:
     rows = rows_of([3, 4])
     rows[5]["score"] = None
     pq.write_table(table_of(rows), tmp_path / "a.parquet", row_group_size=2)
-    parts = open_parts(Source(tmp_path / "a.parquet", columns=COLUMNS))
+    recording = Recording.open(Source(tmp_path / "a.parquet", columns=COLUMNS), on_bad=None)
     with pytest.raises(DataError, match=r"a\.parquet, row 5: column `score` is empty"):
-        parts.load(0)
-    assert parts.load(0, ["obs"]).num_steps == 7
-    (found,) = validate(parts).problems
+        recording.part(0)
+    assert recording.part(0, ["obs"]).num_steps == 7
+    (found,) = recording.validate().problems
     assert found.kind == "unreadable"
     rows[5]["score"], rows[5]["trip"] = 1.0, None
     with pytest.raises(DataError, match="row 5: the column of `episode_id` is empty"):
@@ -422,8 +423,8 @@ def test_next_observations_that_do_not_follow_are_told() -> None:
     columns = {key: own for key, own in COLUMNS.items() if key != "t"} | NEXTS
     rows = rows_of([5, 4])
     rows[6], rows[7] = rows[7], rows[6]
-    parts = open_parts(Source(table_of(rows), columns=columns))
-    (found,) = validate(parts).problems
+    recording = Recording.open(Source(table_of(rows), columns=columns), on_bad=None)
+    (found,) = recording.validate().problems
     assert (found.kind, found.row, found.count) == ("not_chained", 5, 3)
     assert found.message.startswith("the table, row 5: `next_obs` is not the `obs` of the step that follows (3 such")
 
@@ -433,11 +434,13 @@ def test_files_that_do_not_go_together(tmp_path: Path) -> None:
     pq.write_table(table_of(rows[:3]), tmp_path / "a.parquet")
     pq.write_table(table_of(rows[3:]).drop_columns(["score"]), tmp_path / "b.parquet")
     with pytest.raises(DataError, match=r"b\.parquet, row 0: there is no column `score`, which other files have"):
-        open_parts(Source(tmp_path, columns=COLUMNS))
+        Recording.open(Source(tmp_path, columns=COLUMNS), on_bad=None)
     pq.write_table(table_of(rows[3:]).drop_columns(["note"]), tmp_path / "b.parquet")
-    assert open_parts(Source(tmp_path, columns=COLUMNS)).header.meta["dropped"] == {"note": "not in every file"}
+    assert Recording.open(Source(tmp_path, columns=COLUMNS), on_bad=None).meta["dropped"] == {
+        "note": "not in every file"
+    }
     with pytest.raises(DataError, match="there are no rows"):
-        open_parts(Source(table_of(rows).slice(0, 0), columns=COLUMNS))
+        Recording.open(Source(table_of(rows).slice(0, 0), columns=COLUMNS), on_bad=None)
 
 
 def test_whole_numbers_that_have_a_fraction_later(tmp_path: Path) -> None:
@@ -460,7 +463,7 @@ def test_whole_numbers_that_have_a_fraction_later(tmp_path: Path) -> None:
 def test_broken_text_is_named(tmp_path: Path, name: str, text: str, message: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(DataError, match=message):
-        open_parts(Source(tmp_path / name, columns={"obs": "o", "action": "a"}))
+        Recording.open(Source(tmp_path / name, columns={"obs": "o", "action": "a"}), on_bad=None)
 
 
 @pytest.mark.parametrize(
@@ -496,9 +499,9 @@ def test_mutated_bytes_end_in_data_errors(tmp_path: Path, name: str) -> None:
             data[at] = rng.integers(256)
         path.write_bytes(data[: rng.integers(len(data))] if rng.random() < 0.2 else data)
         try:
-            parts = open_parts(Source(path, columns=COLUMNS))
-            for k in range(parts.num_parts):
-                parts.load(k).validate(finite=())
+            recording = Recording.open(Source(path, columns=COLUMNS), on_bad=None)
+            for k in range(recording.num_parts):
+                recording.part(k).validate(finite=())
         except DataError:
             refused += 1
     assert refused > 20
@@ -511,4 +514,4 @@ def test_json_that_is_nested_too_deep_is_an_error_and_ends_no_process(tmp_path, 
     for deep in ("[" * depth + "1" + "]" * depth, '{"k":' * depth + "1" + "}" * depth):
         path.write_text(line.replace("DEEP", deep) + "\n")
         with pytest.raises(DataError, match=r"a\.jsonl"):
-            open_parts(Source(path, columns={"obs": "o", "action": "a", "episode_id": "e"}))
+            Recording.open(Source(path, columns={"obs": "o", "action": "a", "episode_id": "e"}), on_bad=None)

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AWAC: advantage-weighted actor-critic (Nair et al. 2020, "AWAC: accelerating online reinforcement learning with
+offline datasets", arXiv 2006.09359), learning from a recording."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from etude.algorithms.config import NO_VALUE, SINGLE_STEPS, OfflineConfig
+from etude.algorithms.critics import (
+    TRANSITION,
+    CriticModule,
+    check_box,
+    looking_ahead,
+    not_recurrent,
+    of_kind,
+    target_of,
+)
+from etude.algorithms.nested import ModuleLike, OptimizerConfig
+from etude.algorithms.offline import OfflineAlgorithm
+from etude.columns import ACTION
+from etude.learners import Batch, Loss, Schedule
+from etude.modules import Module, NetworkConfig, Output, make_module
+from etude.modules.distributions import DiagGaussian
+from etude.settings import settings
+from etude.spaces import Space
+
+
+@settings
+class AWACConfig(OfflineConfig):
+    """Settings of AWAC. The recording needs rewards, and what was observed after each step."""
+
+    beta: float = 1.0
+    """How much more an action is imitated that is worth more than those of the policy, at least 0, in units of 1 /
+    reward: it weighs exp(beta * advantage). 0 is BC. Default: Nair et al. 2020 for locomotion, where 1 / beta is called
+    lambda."""
+
+    max_weight: float = 100.0
+    """The most that a step can weigh, at least 1. Default: as IQL's."""
+
+    gamma: float = 0.99
+    """Discount of future rewards, 0 to 1. Default: Nair et al. 2020."""
+
+    n_step: int = 1
+    """Rewards that a target sums, as they were recorded, before a value stands for the rest, at least 1: more carry
+    rewards back faster, but are of those who acted. Default: as in the paper."""
+
+    tau: float = 0.005
+    """How far the critics' target networks move after each gradient step, above 0, at most 1. Default: Nair et al.
+    2020."""
+
+    lr: Schedule = 3e-4
+    """Learning rate of Adam, or a schedule of it. Default: Nair et al. 2020."""
+
+    optimizer: OptimizerConfig = OptimizerConfig(grad_clip=None)
+    """How gradients become steps. Default: no limit, as in Nair et al. 2020."""
+
+    batch_size: int = 1024
+    """Steps in a gradient step, at least 1. Default: Nair et al. 2020."""
+
+    updates_per_iteration: int = 1000
+    """Gradient steps between two results, at least 1."""
+
+    network: NetworkConfig = NetworkConfig(hidden=(256, 256), activation="relu")
+    """The shape of policy and critics. Default: Nair et al. 2020."""
+
+    unused: ClassVar[Mapping[str, str]] = SINGLE_STEPS | NO_VALUE
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check(
+            beta=(self.beta >= 0, "at least 0"),
+            max_weight=(self.max_weight >= 1, "at least 1"),
+            gamma=(0 <= self.gamma <= 1, "between 0 and 1"),
+            n_step=(self.n_step >= 1, "at least 1"),
+            tau=(0 < self.tau <= 1, "above 0 and at most 1"),
+        )
+
+
+class AWAC(OfflineAlgorithm[AWACConfig]):
+    """Imitates the recorded actions that its critics find better than the policy's own; for Box actions."""
+
+    name = "awac"
+    Config = AWACConfig
+    columns = TRANSITION
+
+    def learner_connectors(self) -> list[Any]:
+        """What sums the rewards of `n_step` steps, where these are several."""
+        return looking_ahead(self.config.n_step, self.config.gamma)
+
+    def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
+        """A policy with critics and their targets; see `CriticModule`."""
+        check_box(action_space, "AWAC", "IQL, which learns any actions, or CQL for Discrete ones")
+        config = self.config
+        made = make_module(
+            given, obs_space, action_space, config.network, squash=bool(config.network.squash), value=False
+        )
+        not_recurrent(made, self.name)
+        if isinstance(made, CriticModule):
+            return made
+        return CriticModule(made.net, obs_space, action_space, made.dist, config.network)
+
+    def loss(self, module: Module, batch: Batch) -> Loss:
+        """Nair et al. 2020, algorithm 1: critics by eq. 3, with twins and targets; the policy by eq. 13."""
+        config, net = self.config, of_kind(module, CriticModule)
+        encoded, action = batch.encode(net.critic), net.encoded(batch.action)
+        out = batch.forward(net)
+        values = net.critic.values(encoded, action)
+        with torch.no_grad():
+            after = _drawn(net, batch.forward_next(net))
+            value = net.target_critic.values(batch.encode_next(net.target_critic), after).amin(0)
+            target = target_of(batch, config.gamma, value)
+            advantage = values.amin(0) - net.critic.values(encoded, _drawn(net, out)).amin(0)
+            weight = (config.beta * advantage).exp().clamp(max=config.max_weight)
+        return Loss(
+            policy=-(weight * out.logp(batch.action)).mean(),
+            critic=(values - target).square().mean(1).sum(),
+        ).log(weight=weight.mean(), q=values.mean())
+
+    def after_step(self, module: Module) -> None:
+        """Moves the critics' targets."""
+        of_kind(module, CriticModule).follower.follow(self.config.tau)
+
+
+def _drawn(net: CriticModule, out: Output) -> Tensor:
+    """``[B, width]``: an action of the policy for each row, as critics see it."""
+    dist, inputs = out.bound()
+    assert isinstance(dist, DiagGaussian)
+    action, _ = dist.rsample(inputs, torch.randn(len(inputs), dist.num_noise, device=inputs.device))
+    encoded: Tensor = net.encoded(action[ACTION])
+    return encoded

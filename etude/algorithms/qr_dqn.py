@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""QR-DQN (Dabney et al. 2018, "Distributional reinforcement learning with quantile regression", arXiv 1710.10044)."""
+
+from typing import ClassVar
+
+import torch
+from gymnasium import spaces
+from torch import Tensor
+from torch.nn import functional as F
+
+from etude.algorithms.critics import of_kind
+from etude.algorithms.dqn import DQN, DQNConfig, QModule
+from etude.columns import ACTION, WEIGHT, Columns
+from etude.learners import Batch, Loss
+from etude.modules import Module, Output
+from etude.modules.distributions import ALLOWED_ABOVE, EpsilonGreedy, Floats, Logits
+from etude.settings import settings
+
+
+@settings
+class QRDQNConfig(DQNConfig):
+    """Settings of QR-DQN: those of DQN and one more."""
+
+    num_quantiles: int = 50
+    """Quantiles of each action's return that are learned, at least 1. The time of a gradient step grows with their
+    square where they are many. Default: for small networks; Dabney et al. 2018 have 200 for Atari."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check(num_quantiles=(self.num_quantiles >= 1, "at least 1"))
+
+
+class QuantileGreedy(EpsilonGreedy):
+    """Epsilon-greedy choice by the means of quantiles.
+
+    Inputs: for each quantile, the lowest first, the ``n`` values of all choices.
+
+    Args:
+        space: Discrete.
+        root: The name of the action's column.
+        num_quantiles: How many values each choice has.
+    """
+
+    def __init__(self, space: spaces.Discrete, root: str, num_quantiles: int) -> None:
+        super().__init__(space, root)
+        n = int(space.n)
+        self.num_inputs = n * num_quantiles
+        self.logits = (Logits(0, n, True, num_quantiles),)
+        self._shape_of_inputs = (num_quantiles, n)
+
+    def apart(self, inputs: Tensor) -> Tensor:
+        """``[..., quantiles, n]`` of inputs ``[..., num_inputs]``."""
+        return inputs.reshape(*inputs.shape[:-1], *self._shape_of_inputs)
+
+    def act(self, inputs: Floats, noise: Floats | None) -> Columns:
+        return super().act(inputs.reshape(len(inputs), *self._shape_of_inputs).mean(1), noise)
+
+    def act_tensors(self, inputs: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
+        return super().act_tensors(self.apart(inputs).mean(-2), noise)
+
+    def probabilities(self, inputs: Tensor) -> Tensor:
+        return super().probabilities(self.apart(inputs).mean(-2))
+
+
+class QuantileModule(QModule):
+    """Acts epsilon-greedily on the means of quantiles of each action's return: the net's ``dist_inputs``.
+
+    They are in the order of `QuantileGreedy`. Where the net gives a ``value``, too, it is added, and the mean of all of
+    a state's ``dist_inputs`` is taken away, as in a dueling network (see `QModule`).
+
+    Args:
+        net: Called with observations, returns an `Output`.
+        obs_space: What the net sees.
+        action_space: What it chooses from: Discrete.
+        dist: Of the actions.
+    """
+
+    dist: QuantileGreedy
+
+    def action_values(self, output: Output) -> Tensor:
+        """``[B, n]``: the means of the quantiles."""
+        return self.quantiles(output).mean(-2)
+
+    def quantiles(self, output: Output) -> Tensor:
+        """``[B, quantiles, n]``: what a net's output says; those of forbidden actions are far below all others."""
+        quantiles = self.dist.apart(output.bound()[1])
+        if output.value is None:
+            return quantiles
+        allowed = quantiles > ALLOWED_ABOVE
+        sums = torch.where(allowed, quantiles, 0.0).sum((-2, -1), keepdim=True)
+        centred = output.value[..., None, None] + quantiles - sums / allowed.sum((-2, -1), keepdim=True).clamp(min=1)
+        return torch.where(allowed, centred, quantiles)
+
+
+class QRDQN(DQN):
+    """DQN that learns the distribution of returns, by its quantiles; with all that are settings of DQN."""
+
+    name = "qr_dqn"
+    Config = QRDQNConfig
+    kind: ClassVar[type[QModule]] = QuantileModule
+    config: QRDQNConfig
+
+    def distribution(self, action_space: spaces.Discrete) -> EpsilonGreedy:
+        """By the means of quantiles."""
+        return QuantileGreedy(action_space, ACTION, self.config.num_quantiles)
+
+    def loss(self, module: Module, batch: Batch) -> Loss:
+        """Dabney et al. 2018, eq. 10 with kappa 1, as in algorithm 1; priorities are by the errors of the means."""
+        net = of_kind(module, QuantileModule)
+        with torch.no_grad():
+            after = net.quantiles(batch.forward_next(net.target))
+            by = net.quantiles(batch.forward_next(net)) if self.config.double else after
+            after = _of(after, by.mean(1).argmax(-1))
+            after = torch.where(after > ALLOWED_ABOVE, after, 0.0)  # a mask may allow nothing after the last step
+            target = batch.reward.unsqueeze(1) + batch.discount.unsqueeze(1) * after
+        taken = _of(net.quantiles(batch.forward(net)), net.dist.index_of(batch.action))
+        losses = quantile_loss(taken, target)
+        weighted = losses * batch[WEIGHT] if WEIGHT in batch else losses
+        loss = Loss(td=weighted.mean()).log(q=taken.mean())
+        return loss.keep(td_error=target.mean(1) - taken.mean(1)) if WEIGHT in batch else loss
+
+
+def _of(quantiles: Tensor, index: Tensor) -> Tensor:
+    """``[B, N]``: of ``quantiles`` ``[B, N, n]``, those of the actions at ``index`` ``[B]``."""
+    return quantiles.gather(2, index[:, None, None].expand(-1, quantiles.shape[1], 1)).squeeze(2)
+
+
+def quantile_loss(quantiles: Tensor, target: Tensor) -> Tensor:
+    """``[B]``: Huber's quantile loss with kappa 1: a sum over quantiles, a mean over targets (eq. 9 and 10).
+
+    Args:
+        quantiles: ``[B, N]``: the i-th one is to be that of (2 i - 1) / (2 N), i from 1.
+        target: ``[B, M]``: samples of equal weight, without gradients.
+    """
+    num = quantiles.shape[1]
+    midpoints = (torch.arange(num, device=quantiles.device) + 0.5) / num
+    errors = target.unsqueeze(1) - quantiles.unsqueeze(2)
+    shares = (midpoints.unsqueeze(1) - (errors < 0).float()).abs()
+    huber = F.smooth_l1_loss(errors, torch.zeros_like(errors), reduction="none")
+    return (shares * huber).mean(2).sum(1)

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a command line and a settings file ask of an algorithm: which one, its settings, how it is run."""
+
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeVar
+
+from etude.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig, OfflineConfig, Ray, Stop
+from etude.algorithms.nested import ModuleLike, ModulesLike, TrainedLike
+from etude.algorithms.saving import imported
+from etude.cli import flags, values
+from etude.connectors import PreLearnerLike
+from etude.connectors.pipeline import BY_NAME, ConnectorLike
+from etude.envs import EnvLike
+from etude.errors import SettingsError
+from etude.learners import Schedule
+from etude.runners import CallbackLike, ModuleOf
+from etude.settings import choice, from_dict, merged, placed, settings, typed
+
+
+@settings
+class RunOptions:
+    """What all commands that train take besides the settings of the algorithm."""
+
+    everyday: ClassVar[tuple[str, ...]] = ("config",)
+
+    stop: Stop = Stop()
+    """When to stop."""
+
+    config: str | None = None
+    """A YAML or JSON file with settings by name, and `stop`; flags count more."""
+
+    ray: Ray = Ray()
+    """They go with `--engine ray`."""
+
+    save_interval: float = 60.0
+    """Seconds between checkpoints, at least 0; one is always saved at the end."""
+
+    quiet: bool = False
+    """Print nothing but errors, and what is found."""
+
+    json: bool = False
+    """Print what is found as one JSON object on standard output."""
+
+    def __post_init__(self) -> None:
+        if self.save_interval < 0:
+            raise SettingsError(f"`save_interval` is {self.save_interval}, but must be at least 0.")
+
+
+O = TypeVar("O", bound=RunOptions)  # noqa: E741
+
+
+def algorithm_class(args: list[str], command: str, usage: str) -> type[Algorithm[Any]] | None:
+    """The algorithm that is named first: one of `ALGORITHMS` (``PPO`` and ``td3bc`` too), or ``module:Class``.
+
+    Returns:
+        None where help is asked for; ``usage`` is then written.
+    """
+    names = ", ".join(ALGORITHMS)
+    if not args or args[0].startswith("-"):
+        if not {*flags.HELP, flags.HELP_ALL} & {*args}:
+            raise SettingsError(
+                f"etude {command} needs an algorithm: {names}, or `module:Class`. Put it first, as in etude {command} "
+                f"ppo --env CartPole-v1, or etude train ppo --resume runs/ppo."
+            )
+        sys.stdout.write(usage.format(names=names))
+        return None
+    name = args[0]
+    for known, cls in ALGORITHMS.items():
+        if re.sub(r"\W|_", "", name.lower()) == known.replace("_", ""):
+            return cls
+    if ":" not in name:
+        hint = choice(name, ALGORITHMS)
+        raise SettingsError(f"there is no algorithm `{name}`. {hint} Or give your own, as `module:Class`.")
+    own = _own(name, "the algorithm")
+    if not (isinstance(own, type) and issubclass(own, Algorithm)):
+        raise SettingsError(f"{name} is no algorithm: it must be a class that inherits from etude.Algorithm.")
+    return own
+
+
+def ask(
+    cls: type[Algorithm[Any]], kind: type[O], args: list[str], command: str, about: str
+) -> tuple[str, dict[str, Any], O]:
+    """What ``etude COMMAND ALGORITHM ...`` asks of the algorithm ``cls``, where flags count more than a file.
+
+    Returns:
+        What the algorithm is called in messages; its settings; the command's own options.
+    """
+    name = next((known for known, found in ALGORITHMS.items() if found is cls), args[0])
+    owner = name.rpartition(":")[2]
+    kinds = {owner: cls.Config, command: kind}
+    found = flags.parse(kinds, args[1:], prog=f"etude {command} {name}", about=about, converters=CONVERTERS)
+    given, asked = found[owner], found[command]
+    written, stop = written_in(cls.Config, asked["config"], owner) if asked.get("config") else ({}, {})
+    ray, engine = asked.pop("ray", {}), given.get("engine", written.get("engine", "local"))
+    if ray and engine == "local":
+        raise SettingsError(f"{owner} has `ray.{next(iter(ray))}`, but lives on the local engine: add --engine ray.")
+    if ray or engine == "ray":
+        before = written.get("engine")
+        given["engine"] = merged(before if isinstance(before, Mapping) else {}, ray) or "ray"
+    asked["stop"] = from_dict(Stop, merged(stop, asked.get("stop", {})), owner=f"{owner}.stop")
+    return owner, merged(written, given), from_dict(kind, asked, owner=owner)
+
+
+def config_of(cls: type[Algorithm[Any]], given: Mapping[str, Any], owner: str) -> AlgorithmConfig:
+    """The settings that are asked for; offline, with data."""
+    config: AlgorithmConfig = from_dict(cls.Config, given, owner=owner)
+    if isinstance(config, OfflineConfig) and config.data is None:
+        raise SettingsError(f"{owner} needs a value for `data`, such as --data data/expert.")
+    return config
+
+
+def written_in(config: type[AlgorithmConfig], path: str, owner: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings in a file, and its `stop`."""
+    found = values.read(path)
+    try:
+        stop = found.pop("stop", None) or {}
+        if not isinstance(stop, Mapping):
+            raise SettingsError(
+                f"{owner}.stop is {stop!r}, but must say what to stop at, as in `stop: {{updates: 1000}}`."
+            )
+        found = placed(config, found, owner)
+        written = [values.made_of_file(cls, of, CONVERTERS) for cls, of in ((config, found), (Stop, stop))]
+        return typed(config, written[0], owner=owner), typed(Stop, written[1], owner=f"{owner}.stop")
+    except SettingsError as error:
+        raise SettingsError(f"{path}: {error}") from error
+
+
+# -- what only Python can write ---------------------------------------------------------------------------------------
+
+
+def import_from_here() -> None:
+    """Let code be imported from the current folder: for names that the user wrote, and for files that are trusted.
+
+    Nothing else is: a folder that was downloaded may hold a file named as a library is.
+    """
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+
+
+def _own(name: str, what: str) -> Any:
+    """The class or function that a user names."""
+    import_from_here()
+    return imported(name, what)
+
+
+def _imported(setting: str, kind: str) -> Callable[[str], Any]:
+    """What finds the class or function that ``setting`` names."""
+
+    def found(word: str) -> Any:
+        if ":" not in word:
+            raise SettingsError(f"`{setting}` is {word!r}, but must be written as `module:{kind}`, to be imported.")
+        return _own(word, f"`{setting}`")
+
+    return found
+
+
+def _passed_on(word: str) -> str:
+    """What is imported later, if it names code."""
+    if ":" in word:
+        import_from_here()
+    return word
+
+
+def _connector(word: str) -> Any:
+    """A name that the pipeline knows, or ``module:name`` of a class or function."""
+    head, colon, tail = word.partition(":")
+    is_own = colon and head not in BY_NAME and tail.replace(".", "").isidentifier()
+    return _own(word, "a connector") if is_own else word
+
+
+def _trained(word: str) -> Any:
+    """Ids with commas between, or ``module:function``."""
+    return _imported("modules_to_train", "function")(word) if ":" in word else tuple(word.split(","))
+
+
+def _schedule(word: str) -> Any:
+    """``3e-4``, or points such as ``0:1e-3,100000:0``, or those behind ``cosine:``."""
+    if ":" not in word:
+        return word
+    cosine, points = word.startswith("cosine:"), word.removeprefix("cosine:").split(",")
+    return (*(["cosine"] if cosine else []), *(tuple(point.split(":")) for point in points))
+
+
+CONVERTERS: values.Converters = {
+    Schedule: _schedule,
+    Schedule | None: _schedule,
+    ModuleLike | None: _imported("module", "Class"),
+    ModulesLike | None: _imported("modules", "Class"),
+    ModuleOf | None: _imported("module_of", "function"),
+    TrainedLike | None: _trained,
+    PreLearnerLike | None: _imported("prelearner", "function"),
+    EnvLike | None: _passed_on,
+    tuple[CallbackLike, ...]: _passed_on,
+    tuple[ConnectorLike, ...]: _connector,
+}
