@@ -27,12 +27,24 @@ from etude.spaces import Space
 
 
 @settings
-class DQNConfig(OffPolicyConfig):
-    """Settings of DQN."""
+class QTargetConfig(TargetConfig):
+    """What targets are made of, and when the network that makes them moves."""
+
+    interval: int | None = 100
+    """Gradient steps between two updates of the target network, at least 1."""
 
     double: bool = True
     """Let the net that is trained choose the action whose value the target network says (van Hasselt et al. 2016, "Deep
     reinforcement learning with double Q-learning"); else the target network does both (Mnih et al. 2015)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_rules(self, "target", interval=(self.interval is not None, "at least 1"))
+
+
+@settings
+class DQNConfig(OffPolicyConfig):
+    """Settings of DQN."""
 
     dueling: bool = False
     """Learn the value of a state and the advantages of its actions apart (Wang et al. 2016, "Dueling network
@@ -58,8 +70,8 @@ class DQNConfig(OffPolicyConfig):
     `target_interval` the best of a dozen settings tried together on CartPole. The steps between are taken as they were
     made, without correction for the policy that made them."""
 
-    target: TargetConfig = TargetConfig(interval=100)
-    """When the target network moves, and how far."""
+    target: QTargetConfig = QTargetConfig()
+    """What targets are made of, and when the network that makes them moves."""
 
     lr: Schedule = 2e-3
     """Learning rate of Adam; or points of (env_steps, rate) with straight lines between. Default: as for
@@ -85,7 +97,6 @@ class DQNConfig(OffPolicyConfig):
             epsilon=(all(value <= 1 for _, value in points_of(self.exploration)), "probabilities from 0 to 1"),
             noisy=(not self.noisy or self.module is None, "false where you give a `module`"),
         )
-        check_rules(self.target, "target", interval=(self.target.interval is not None, "at least 1"))
 
     @property
     def exploration(self) -> Schedule:
@@ -215,7 +226,7 @@ class DQN(OffPolicyAlgorithm[DQNConfig]):
         """
         net = of_kind(module, QModule)
         with torch.no_grad():
-            by = net.action_values(batch.forward_next(net)) if self.config.double else None
+            by = net.action_values(batch.forward_next(net)) if self.config.target.double else None
             best = net.best_of(net.action_values(batch.forward_next(net.target)), by)
             target = torch.addcmul(batch.reward, batch.discount, best)
         values = net.values_of(net.action_values(batch.forward(net)), batch.action)

@@ -109,7 +109,7 @@ class QRDQN(DQN):
         net = of_kind(module, QuantileModule)
         with torch.no_grad():
             after = net.quantiles(batch.forward_next(net.target))
-            by = net.quantiles(batch.forward_next(net)) if self.config.double else after
+            by = net.quantiles(batch.forward_next(net)) if self.config.target.double else after
             after = _of(after, by.mean(1).argmax(-1))
             after = torch.where(after > ALLOWED_ABOVE, after, 0.0)  # a mask may allow nothing after the last step
             target = batch.reward.unsqueeze(1) + batch.discount.unsqueeze(1) * after
