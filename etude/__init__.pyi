@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Etude's public names: `__init__.py` finds in this file where each is from, and type checkers read it.
 from etude.algorithms import *
+from etude.algorithms import ALGORITHMS as ALGORITHMS
 from etude.connectors import (
     GAE as GAE,
     AdvantageWeights as AdvantageWeights,

@@ -43,7 +43,7 @@ from etude.algorithms.ppo import PPO as PPO, PPOConfig as PPOConfig
 from etude.algorithms.a2c import A2C as A2C, A2CConfig as A2CConfig
 from etude.algorithms.impala import IMPALA as IMPALA, IMPALAConfig as IMPALAConfig
 from etude.algorithms.appo import APPO as APPO, APPOConfig as APPOConfig
-from etude.algorithms.dqn import DQN as DQN, DQNConfig as DQNConfig
+from etude.algorithms.dqn import DQN as DQN, DQNConfig as DQNConfig, QTargetConfig as QTargetConfig
 from etude.algorithms.qr_dqn import QRDQN as QRDQN, QRDQNConfig as QRDQNConfig
 from etude.algorithms.sac import SAC as SAC, SACConfig as SACConfig
 from etude.algorithms.td3 import TD3 as TD3, TD3Config as TD3Config
