@@ -375,7 +375,7 @@ def summary(cls: type, name: str) -> str:
 
 
 def _summary(cls: type, name: str, default: Any) -> str:
-    about = re.split(r"[.;:] ", field_docs(cls).get(name, ""))[0].rstrip(".")
+    about = re.split(r"(?<!et al)[.;:] ", field_docs(cls).get(name, ""))[0].rstrip(".")
     is_short = default is not dataclasses.MISSING and not dataclasses.is_dataclass(default)
     usual = f"default {shown(default)}" if is_short else ""
     return ", ".join(filter(None, [about[:1].lower() + about[1:], usual]))

@@ -208,7 +208,7 @@ def _write_help(
                 name=None if marks else flag,
                 aliases=[f"--{other}" for other in others],
                 prefix_name=False,
-                help=docs.get(name, "") if everything else re.split(r"(?<=\.) ", docs.get(name, ""))[0],
+                help=docs.get(name, "") if everything else re.split(r"(?<=\.)(?<!et al\.) ", docs.get(name, ""))[0],
                 metavar=None if is_truth else name.upper() if marks else values.metavar(hint),
                 help_behavior_hint=_default(known[name]) if name in known else "(required)",
             )
