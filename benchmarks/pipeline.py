@@ -95,8 +95,7 @@ def _knobs(path: Path, options: Options) -> Iterator[Row]:
 def _pipeline(path: Path, knobs: dict[str, Any]) -> Any:
     from etude import Recording
     from etude.connectors import Pipeline
-    from etude.recordings.pipeline import DataPipeline, Flow, Steps
-    from etude.recordings.preparation import Preparation
+    from etude.recordings.pipeline import DataPipeline, Flow, Preparation, Steps
 
     prepare = Preparation(Pipeline([]), Pipeline([]))
     stored = ("obs", "action", "reward")

@@ -100,7 +100,7 @@ class RecordConfig:
             if getattr(self, name) < 1:
                 raise SettingsError(f"`record.{name}` is {getattr(self, name)}, but must be at least 1.")
         if self.compression is not None:
-            from etude.recordings.compression import codecs  # needs pyarrow, which acting does not
+            from etude.recordings.layout import codecs  # needs pyarrow, which acting does not
 
             codecs(self.compression)
 

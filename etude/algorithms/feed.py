@@ -28,9 +28,7 @@ from etude.policies import Policy
 from etude.recordings import Recording
 from etude.recordings.batches import DERIVED
 from etude.recordings.layers import CONNECTORS, READ, SHUFFLE, Spent
-from etude.recordings.parted import PIECE_ROWS, InMemory, Parted
-from etude.recordings.pipeline import Cuts, DataPipeline, Flow, Job, Steps
-from etude.recordings.preparation import Preparation
+from etude.recordings.pipeline import PIECE_ROWS, Cuts, DataPipeline, Flow, InMemory, Job, Parted, Preparation, Steps
 from etude.recordings.where import RowFilter
 from etude.runners import Episode, ModuleOf
 from etude.spaces import Space, leaf_dtype, leaf_shape, leaves

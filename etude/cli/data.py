@@ -13,7 +13,7 @@ from etude.settings import choice, settings
 
 if TYPE_CHECKING:
     from etude.recordings import Recording
-    from etude.recordings.edited import Edited
+    from etude.recordings.editing import Edited
 
 PROBLEMS = 1
 

@@ -17,7 +17,7 @@ from etude.experience import Experience
 from etude.experience.arrays import first_not_finite
 from etude.experience.experience import without_lookback
 from etude.recordings import Recording, Source
-from etude.recordings.held import Assembler
+from etude.recordings.episodes import Assembler
 from etude.recordings.pieces import pieces, row_bytes
 from etude.recordings.screening import OnBad
 from etude.spaces import Space, alike, leaf_shape, leaves
@@ -122,11 +122,10 @@ class WholeEpisodes:
         segments = own.segments
         at_once = (segments.t_start == 0) & segments.done
         found = [own.select(at_once)] if at_once.any() else []
-        for i in np.flatnonzero(~at_once).tolist():
-            joined = assembler.add((segments.episode_id[i], segments.agent_id[i]), own[i])
-            if joined is not None and joined.num_segments == 1:
+        for joined in assembler.add(own.select(~at_once)):
+            if joined.num_segments == 1:
                 found.append(joined)
-            elif joined is not None:
+            else:
                 self.left_out[BROKEN] += 1
         return found
 

@@ -22,7 +22,7 @@ from etude.experience.arrays import ranges
 from etude.learners import Loss, ModuleLearner, seeded
 from etude.learners.batch import PaddedSequences
 from etude.modules import Module, Output, make_module
-from etude.recordings.batches import Rows, batches_of, rows_of
+from etude.recordings.batches import Groups, RowPool, batches_of, rows_of
 from etude.spaces import leaves
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -236,7 +236,7 @@ def shuffled_rows(
     rows = sum(map(rows_of, held))
     if size > buffer_bytes:
         held.clear()
-        source = Rows(lambda _: passes(), 1, rows + 1, lambda: 0)
+        groups = Groups(lambda _: passes(), 1, rows + 1, lambda: 0)
     else:
-        source = Rows(lambda _: (held.pop(0) for _ in range(len(held))), 1, rows, lambda: 0)
-    return batches_of(source, batch_size, buffer_size=rows, seed=seed)
+        groups = Groups(lambda _: (held.pop(0) for _ in range(len(held))), 1, rows, lambda: 0)
+    return batches_of(groups, RowPool, batch_size, buffer_size=rows, seed=seed)

@@ -151,13 +151,18 @@ def first_not_finite(array: Array) -> int | None:
     """The first row that holds NaN or infinity; None where none does. Of a tensor, one number comes to the host."""
     if not isinstance(array, np.ndarray):
         return _first_not_finite_in(array)
-    if array.dtype.kind != "f":
-        return None
+    rows = not_finite(array)
+    return int(rows[0]) if len(rows) else None
+
+
+def not_finite(array: NDArray[Any]) -> Index:
+    """The rows that hold NaN or infinity."""
+    if array.dtype.kind != "f" or not len(array):
+        return np.zeros(0, np.int64)
     with np.errstate(invalid="ignore", over="ignore"):
-        if np.isfinite(array.sum()):
-            return None  # one sum is much cheaper than a mask; where it overflows, the mask decides
-    bad = ~np.isfinite(array).reshape(len(array), -1).all(axis=1)
-    return int(bad.argmax()) if bad.any() else None
+        if np.isfinite(array.sum()):  # one sum is much cheaper than a mask; where it overflows, the mask decides
+            return np.zeros(0, np.int64)
+    return np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(axis=1))
 
 
 def _first_not_finite_in(tensor: Any) -> int | None:

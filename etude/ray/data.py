@@ -16,9 +16,8 @@ from etude.learners.batch import as_tensors
 from etude.ray.data_flow import Flowing, flowing
 from etude.ray.data_modules import Publisher
 from etude.ray.data_stream import Cuts, RayCrew
-from etude.recordings.pipeline import DataPipeline
-from etude.recordings.preparation import Preparation
-from etude.recordings.screening import Counts
+from etude.recordings.pipeline import DataPipeline, Preparation
+from etude.recordings.screening import Findings
 
 
 @dataclasses.dataclass
@@ -30,7 +29,7 @@ class RecordingElsewhere:
     is_in_memory = False
 
     def __post_init__(self) -> None:
-        self.found: dict[int, Counts] = {}
+        self.found: dict[int, Findings] = {}
         self.crew: RayCrew | None = None
 
     def part(self, k: int, columns: Any = None) -> Experience:
@@ -51,7 +50,7 @@ class RecordingElsewhere:
 class Told:
     """What one learner has to tell of its share since it was last asked. Goes to the process that trains."""
 
-    bad: Mapping[int, Counts]
+    bad: Mapping[int, Findings]
     """By part: what was found bad, see `Recording.counts`."""
     left_out: int
     """Steps of an epoch that could not be learned from."""
@@ -125,7 +124,7 @@ def open_shards(algorithm: OfflineAlgorithm[Any], settings: Ray, nodes: list[str
 
 def told(feeds: Mapping[str, Feed]) -> Told:
     """What a learner's feeds have to tell."""
-    bad: dict[int, Counts] = {}
+    bad: dict[int, Findings] = {}
     pipelines = {name: feed.pipeline for name, feed in feeds.items() if feed.pipeline is not None}
     cuts, parts = {}, {}
     for name, pipeline in pipelines.items():

@@ -129,7 +129,7 @@ class Blocks:
 
 
 class RayCrew:
-    """Loads parts as an `etude.recordings.crew.Crew` does, but by Ray Data. Not for several threads at once."""
+    """Loads parts as an `etude.recordings.pipeline.Crew` does, but by Ray Data. Not for several threads at once."""
 
     def __init__(self, blocks: Blocks, job: Any = None) -> None:
         self._blocks, self._job = blocks, job

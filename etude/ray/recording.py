@@ -13,8 +13,7 @@ from etude.experience import Experience
 from etude.files import Lock, located
 from etude.recordings.files import data_files
 from etude.recordings.module_writers import Kind, ModuleWriters, folders_of
-from etude.recordings.roller import claimed
-from etude.recordings.writer import ROW_GROUP_ROWS
+from etude.recordings.writer import ROW_GROUP_ROWS, claimed
 from etude.urls import is_url
 
 if TYPE_CHECKING:

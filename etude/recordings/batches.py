@@ -1,25 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches of single steps for training: from a stream in bounded memory, or at random from memory."""
+"""Batches for training, of single steps or of segments: from a stream in bounded memory, or at random from memory."""
 
+import abc
 import contextlib
 import itertools
 import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.columns import Columns
 from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.arrays import Index
-from etude.recordings.row_pool import RowPool, rows_of_block
+from etude.experience.experience import offsets_of, without_lookback
+from etude.recordings.pieces import row_bytes
 
 T = TypeVar("T", Columns, Experience)
-T_co = TypeVar("T_co", Columns, Experience, covariant=True)
 Item = TypeVar("Item")
 
 DERIVED: Final = (col.NEXT_OBS, col.TERMINATED, col.TRUNCATED)
@@ -99,11 +101,47 @@ def sample_batches(
         DataError: a column does not exist, or there are no steps.
     """
     steps = steps_of(exp, list(exp.steps) if columns is None else columns)
-    source = Rows(lambda order: (steps for _ in order), 1, 0, lambda: rows_of(steps))
-    return batches_of(source, batch_size, seed=seed, epochs=epochs, start=start)
+    groups = Groups(lambda order: (steps for _ in order), 1, 0, lambda: rows_of(steps))
+    return batches_of(groups, RowPool, batch_size, seed=seed, epochs=epochs, start=start)
 
 
-class Rows(NamedTuple, Generic[T]):
+def sample_segments(
+    exp: Experience,
+    batch_size: int,
+    max_len: int,
+    *,
+    columns: Sequence[str] | None = None,
+    seed: int = 0,
+    epochs: int | None = None,
+    start: int = 0,
+) -> Iterator[Experience]:
+    """Batches of exactly ``batch_size`` steps in segments from memory; see `Recording.segment_batches`.
+
+    Args:
+        exp: The experience, in NumPy.
+        batch_size: Steps in a batch, at least 1.
+        max_len: The longest segment, at least 1.
+        columns: Step columns by name or root; None is all.
+        seed: The order depends on this alone.
+        epochs: How many times over; None is without end. Every step comes once an epoch.
+        start: The first batch to give, as if that many had been taken before.
+
+    Raises:
+        DataError: a column does not exist, or there are no steps.
+    """
+    cut = cut_segments(exp, max_len)
+    if columns is not None:
+        cut = Experience(steps_of(cut, columns), cut.offsets, cut.segments, cut.final_obs)
+    groups = Groups(lambda order: (cut for _ in order), 1, 0, lambda: cut.num_steps)
+    return batches_of(groups, SegmentPool, batch_size, seed=seed, epochs=epochs, start=start)
+
+
+def cut_segments(exp: Experience, max_len: int, lookback: int = 0) -> Experience:
+    """The steps of ``exp`` that are trained on, in segments of at most ``max_len``, after ``lookback`` of others."""
+    return without_lookback(exp).join().cut(max_len, lookback=lookback)
+
+
+class Groups(NamedTuple, Generic[T]):
     """Where batches come from: groups of rows that are loaded one at a time."""
 
     loaded: Callable[[Iterable[int]], Iterator[T]]
@@ -117,7 +155,8 @@ class Rows(NamedTuple, Generic[T]):
 
 
 def batches_of(
-    source: Rows[Columns],
+    groups: Groups[T],
+    pool: "type[Pool[T]]",
     batch_size: int,
     *,
     shuffle: bool = True,
@@ -126,119 +165,18 @@ def batches_of(
     epochs: int | None = None,
     start: int = 0,
     ahead: Ahead | None = None,
-) -> Iterator[Columns]:
-    """Batches from any source; see `Recording.batches` for the arguments, and `Ahead`."""
-    first, skip = checked_start(source, batch_size, buffer_size, start)
-    if shuffle:
-        blocks = shuffled(source, RowPool, batch_size, buffer_size, seed, first, epochs)
-    else:
-        blocks = _epochs(lambda _: _in_order(source, batch_size), first, epochs)
-    blocks = blocks if ahead is None else ahead(blocks)
-    return _rebatched(blocks, batch_size, skip, are_views=not shuffle)
+) -> Iterator[T]:
+    """Batches from any source; see `Recording.batches` for the arguments, and `Ahead`.
 
-
-def checked_start(source: Rows[T], batch_size: int, buffer_size: int, start: int) -> tuple[int, int]:
-    """The epoch that batch ``start`` is in, and the steps of that epoch before it."""
+    ``pool`` says what a batch has ``batch_size`` of, and ``start`` counts such batches.
+    """
     for name, value, least in (("batch_size", batch_size, 1), ("buffer_size", buffer_size, 1), ("start", start, 0)):
         if value < least:
             raise ValueError(f"{name} must be at least {least}, not {value}.")
-    return divmod(start * batch_size, max(1, source.num_trained())) if start else (0, 0)
-
-
-class Pool(Protocol[T_co]):
-    """Rows or segments in memory, which are given in random order."""
-
-    def __len__(self) -> int:
-        """How many rows or segments."""
-
-    def take(self, index: Index) -> T_co:
-        """A copy of these, in that order."""
-
-    def blocks(self, index: Index, batch_size: int) -> Iterator[T_co]:
-        """The same in blocks of bounded size."""
-
-    def fitting(self, index: Index, rows: int) -> int:
-        """How many of ``index``, from the first on, have at most ``rows`` rows together."""
-
-
-def shuffled(
-    source: Rows[T],
-    pooled: Callable[[Sequence[T]], Pool[T]],
-    batch_size: int,
-    buffer_size: int,
-    seed: int,
-    first: int,
-    epochs: int | None,
-) -> Iterator[T]:
-    """Blocks of one epoch after the other, shuffled; see `Recording.batches` for the arguments.
-
-    ``pooled`` makes a pool of what was loaded, and ``first`` is the first epoch to give.
-    """
-    whole: Pool[T] | None = None
-    if source.num_rows <= buffer_size:  # loaded once, in memory for all epochs
-        parts = list(source.loaded(range(source.num_groups)))
-        if not parts:
-            raise DataError(NOTHING)
-        whole = pooled(parts)
-        parts.clear()
-
-    def blocks(epoch: int) -> Iterator[T]:
-        rng = np.random.default_rng([seed, epoch])
-        if whole is not None:
-            return whole.blocks(rng.permutation(len(whole)), batch_size)
-        parts = source.loaded(rng.permutation(source.num_groups).tolist())
-        return _through_buffer(parts, pooled, batch_size, buffer_size, rng)
-
-    yield from _epochs(blocks, first, epochs)
-
-
-def _through_buffer(
-    parts: Iterable[T],
-    pooled: Callable[[Sequence[T]], Pool[T]],
-    batch_size: int,
-    buffer_size: int,
-    rng: np.random.Generator,
-) -> Iterator[T]:
-    """One epoch: the buffer is filled with parts, emptied to half of its size at random, and so on."""
-    held: list[T] = []
-    rows = 0
-    for part in parts:
-        if rows >= buffer_size:
-            pool = pooled(held)
-            held.clear()
-            index = rng.permutation(len(pool))
-            kept = pool.fitting(index, buffer_size // 2)
-            yield from pool.blocks(index[kept:], batch_size)
-            held = [pool.take(index[:kept])]
-            rows = rows_of(held[0])
-            del pool
-        held.append(part)
-        rows += rows_of(part)
-    if rows:
-        pool = pooled(held)
-        held.clear()
-        yield from pool.blocks(rng.permutation(len(pool)), batch_size)
-
-
-def _epochs(blocks: Callable[[int], Iterator[T]], first: int, epochs: int | None) -> Iterator[T]:
-    """The ``blocks`` of one epoch after the other."""
-    for epoch in itertools.count(first) if epochs is None else range(first, epochs):
-        given = 0
-        for block in blocks(epoch):
-            given += rows_of(block)
-            yield block
-        if not given:
-            raise DataError(NOTHING)
-
-
-def _in_order(source: Rows[Columns], batch_size: int) -> Iterator[Columns]:
-    """All rows in order, in blocks: views, to be copied when they are taken, while a thread may decode what comes
-    next."""
-    for rows in source.loaded(range(source.num_groups)):
-        row_bytes = sum(column[:1].nbytes for column in rows.values()) or 1
-        step = max(1, rows_of_block(row_bytes, batch_size) // batch_size) * batch_size
-        for at in range(0, rows_of(rows), step):
-            yield {name: column[at : at + step] for name, column in rows.items()}
+    first, skip = divmod(start * batch_size, max(1, groups.num_trained())) if start else (0, 0)
+    blocks = _epochs(groups, pool, batch_size, buffer_size if shuffle else 0, seed, first, epochs)
+    batches = _rebatched(blocks if ahead is None else ahead(blocks), pool, batch_size, skip)
+    return batches if shuffle else map(_copied, batches)
 
 
 def rows_of(batch: Columns | Experience) -> int:
@@ -248,35 +186,274 @@ def rows_of(batch: Columns | Experience) -> int:
     return len(next(iter(batch.values()))) if batch else 0
 
 
-def _joined(parts: Sequence[Columns]) -> Columns:
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+def _epochs(
+    groups: Groups[T],
+    pool: "type[Pool[T]]",
+    batch_size: int,
+    buffer_size: int,
+    seed: int,
+    first: int,
+    epochs: int | None,
+) -> Iterator[T]:
+    """Blocks of one epoch after the other, the first being ``first``; in order, where there is no buffer."""
+    whole: Pool[T] | None = None
+    if groups.num_rows <= buffer_size:  # loaded once, in memory for all epochs
+        parts = list(groups.loaded(range(groups.num_groups)))
+        if not parts:
+            raise DataError(NOTHING)
+        whole = pool(parts)
+        parts.clear()
+    for epoch in itertools.count(first) if epochs is None else range(first, epochs):
+        rng = np.random.default_rng([seed, epoch])
+        given = 0
+        if whole is not None:
+            blocks = whole.blocks(rng.permutation(len(whole)), batch_size)
+        elif buffer_size:
+            loaded = groups.loaded(rng.permutation(groups.num_groups).tolist())
+            blocks = _through_buffer(loaded, pool, batch_size, buffer_size, rng)
+        else:
+            blocks = _in_order(groups.loaded(range(groups.num_groups)), pool, batch_size)
+        for block in blocks:
+            given += rows_of(block)
+            yield block
+        if not given:
+            raise DataError(NOTHING)
 
 
-def _rebatched(blocks: Iterator[Columns], batch_size: int, skip: int, *, are_views: bool) -> Iterator[Columns]:
-    """The rows of ``blocks`` but the first ``skip``, exactly ``batch_size`` at a time, the last perhaps fewer; copied
-    where the blocks ``are_views``."""
-    rest: Columns = {}
+def _through_buffer(
+    parts: Iterable[T], pool: "type[Pool[T]]", batch_size: int, buffer_size: int, rng: np.random.Generator
+) -> Iterator[T]:
+    """One epoch: the buffer is filled with parts, emptied to half of its size at random, and so on."""
+    held: list[T] = []
+    rows = 0
+    for part in parts:
+        if rows >= buffer_size:
+            full = pool(held)
+            held.clear()
+            index = rng.permutation(len(full))
+            kept = full.fitting(index, buffer_size // 2)
+            yield from full.blocks(index[kept:], batch_size)
+            held = [full.take(index[:kept])]
+            rows = rows_of(held[0])
+            del full
+        held.append(part)
+        rows += rows_of(part)
+    if rows:
+        full = pool(held)
+        held.clear()
+        yield from full.blocks(rng.permutation(len(full)), batch_size)
+
+
+def _in_order(parts: Iterable[T], pool: "type[Pool[T]]", batch_size: int) -> Iterator[T]:
+    """All rows in order, in blocks: views, to be copied when they are taken, while a thread may decode what comes
+    next."""
+    for part in parts:
+        step = max(1, rows_of_block(pool.row_bytes(part), batch_size) // batch_size) * batch_size
+        yield from pool.cut(part, range(0, pool.count(part), step))
+
+
+def _rebatched(blocks: Iterable[T], pool: "type[Pool[T]]", batch_size: int, skip: int) -> Iterator[T]:
+    """What is in ``blocks`` but the first ``skip``, exactly ``batch_size`` at a time; the last may be fewer."""
+    rest: T | None = None
     for block in blocks:
-        rows, at = rows_of(block), min(skip, rows_of(block))
-        skip -= at
-        if rest:
-            missing = batch_size - rows_of(rest)
-            rest = _joined([rest, {name: column[:missing] for name, column in block.items()}])
-            at = missing
-            if rows_of(rest) == batch_size:
-                yield rest
-                rest = {}
-        while at + batch_size <= rows:
-            yield _own({name: column[at : at + batch_size] for name, column in block.items()}, are_views)
-            at += batch_size
-        if at < rows:
-            rest = {name: column[at:] for name, column in block.items()}
-    if rest:
-        yield _own(rest, are_views)
+        count = pool.count(block)
+        first = min(skip, count)
+        skip -= first
+        held = 0 if rest is None else pool.count(rest)
+        parts: list[T] = pool.cut(block, np.maximum(np.arange(first - held, count + 1, batch_size), first).tolist())
+        if rest is not None and held:
+            parts[0] = pool.concat([rest, parts[0]])
+        rest = parts.pop()
+        yield from parts
+    if rest is not None and pool.count(rest):
+        yield rest
 
 
-def _own(batch: Columns, is_view: bool) -> Columns:
-    return {name: column.copy() for name, column in batch.items()} if is_view else batch
+def _copied(batch: Any) -> Any:
+    return {name: column.copy() for name, column in batch.items()}
+
+
+# -- rows and segments in memory -------------------------------------------------------------------------------------
+
+LARGE_ROW: Final = 4096
+"""Bytes from which on a row is copied in the time that it takes to look up where it is."""
+
+BLOCK_BYTES: Final = 8 * 2**20
+BLOCK_ROWS: Final = 16_384
+BLOCK_BATCHES: Final = 16
+"""Rows are gathered and handed between threads in blocks: large enough to cost little, small enough to hold."""
+
+
+def rows_of_block(row_bytes: int, batch_size: int) -> int:
+    """The most rows of a block, at least 1."""
+    return max(1, min(BLOCK_BYTES // row_bytes, max(BLOCK_BATCHES * batch_size, BLOCK_ROWS)))
+
+
+class Pool(abc.ABC, Generic[T]):
+    """Rows or segments in memory, which are given in random order; and how blocks of them are cut.
+
+    Args:
+        parts: At least one, with the same columns. They must not be written to while the pool is in use.
+    """
+
+    @abc.abstractmethod
+    def __init__(self, parts: Sequence[T]) -> None: ...
+
+    @abc.abstractmethod
+    def __len__(self) -> int:
+        """How many rows or segments."""
+
+    @abc.abstractmethod
+    def take(self, index: Index) -> T:
+        """A copy of these, in that order."""
+
+    @abc.abstractmethod
+    def blocks(self, index: Index, batch_size: int) -> Iterator[T]:
+        """The same in blocks of a few batches and bounded size."""
+
+    @abc.abstractmethod
+    def fitting(self, index: Index, rows: int) -> int:
+        """How many of ``index``, from the first on, have at most ``rows`` rows together."""
+
+    @staticmethod
+    @abc.abstractmethod
+    def row_bytes(block: T) -> int:
+        """The bytes of one row of all columns, at least 1."""
+
+    @staticmethod
+    @abc.abstractmethod
+    def count(block: T) -> int:
+        """How many of what batches have a size in there are in it."""
+
+    @staticmethod
+    @abc.abstractmethod
+    def cut(block: T, at: Sequence[int]) -> list[T]:
+        """What lies between each of these borders and the next, and behind the last; views."""
+
+    @staticmethod
+    @abc.abstractmethod
+    def concat(blocks: Sequence[T]) -> T:
+        """Several, one behind another."""
+
+
+class RowPool(Pool[Columns]):
+    """Single rows; batches are of so many. Columns of large rows, such as images, stay where they are."""
+
+    def __init__(self, parts: Sequence[Columns]) -> None:
+        self._columns = {name: _pieces([part[name] for part in parts]) for name in parts[0]}
+        self._row_bytes = sum(pieces[0][:1].nbytes for pieces in self._columns.values()) or 1
+        self._offsets = offsets_of(np.array([rows_of(part) for part in parts], np.int64))
+
+    def __len__(self) -> int:
+        return int(self._offsets[-1])
+
+    def take(self, index: Index) -> Columns:
+        return {name: self._taken(pieces, index) for name, pieces in self._columns.items()}
+
+    def blocks(self, index: Index, batch_size: int) -> Iterator[Columns]:
+        step = max(1, rows_of_block(self._row_bytes, batch_size) // batch_size) * batch_size
+        for at in range(0, len(index), step):
+            yield self.take(index[at : at + step])
+
+    def fitting(self, index: Index, rows: int) -> int:
+        return min(rows, len(index))
+
+    @staticmethod
+    def row_bytes(block: Columns) -> int:
+        return sum(column[:1].nbytes for column in block.values()) or 1
+
+    @staticmethod
+    def count(block: Columns) -> int:
+        return rows_of(block)
+
+    @staticmethod
+    def cut(block: Columns, at: Sequence[int]) -> list[Columns]:
+        return [
+            {name: column[a:b] for name, column in block.items()} for a, b in itertools.pairwise([*at, rows_of(block)])
+        ]
+
+    @staticmethod
+    def concat(blocks: Sequence[Columns]) -> Columns:
+        return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+
+    def _taken(self, pieces: list[NDArray[Any]], index: NDArray[np.int64]) -> NDArray[Any]:
+        if len(pieces) == 1:
+            return pieces[0].take(index, axis=0)
+        part = np.searchsorted(self._offsets, index, side="right") - 1
+        out = np.empty((len(index), *pieces[0].shape[1:]), pieces[0].dtype)
+        for i, (p, row) in enumerate(zip(part.tolist(), (index - self._offsets[part]).tolist(), strict=True)):
+            out[i] = pieces[p][row]
+        return out
+
+
+def _pieces(columns: list[NDArray[Any]]) -> list[NDArray[Any]]:
+    """A column of several parts as one array, or as it is where rows are large."""
+    if len(columns) == 1:
+        return columns
+    is_alike = len({(column.dtype, column.shape[1:]) for column in columns}) == 1
+    if is_alike and all(column[:1].nbytes >= LARGE_ROW for column in columns):
+        return columns
+    return [np.concatenate(columns)]
+
+
+class SegmentPool(Pool[Experience]):
+    """Segments; batches are of so many steps, and may end inside a segment, which goes on in the next batch."""
+
+    def __init__(self, parts: Sequence[Experience]) -> None:
+        self._exp = Experience.concat(parts)
+
+    def __len__(self) -> int:
+        return len(self._exp)
+
+    def take(self, index: Index) -> Experience:
+        return self._exp.select(index)
+
+    def blocks(self, index: Index, batch_size: int) -> Iterator[Experience]:
+        room = rows_of_block(self.row_bytes(self._exp), batch_size)
+        ends = np.cumsum(self._exp.lengths[index])
+        at, given = 0, 0
+        while at < len(index):
+            stop = max(at + 1, int(np.searchsorted(ends, given + room, side="right")))
+            yield self._exp.select(index[at:stop])
+            at, given = stop, int(ends[stop - 1])
+
+    def fitting(self, index: Index, rows: int) -> int:
+        return int(np.searchsorted(np.cumsum(self._exp.lengths[index]), rows, side="right"))
+
+    @staticmethod
+    def row_bytes(block: Experience) -> int:
+        return row_bytes(block)
+
+    @staticmethod
+    def count(block: Experience) -> int:
+        return block.num_steps
+
+    @staticmethod
+    def cut(block: Experience, at: Sequence[int]) -> list[Experience]:
+        bounds = np.union1d(block.offsets, at)
+        start, stop = bounds[:-1], bounds[1:]
+        pieces = block.pieces(np.searchsorted(block.offsets, start, side="right") - 1, start, stop)
+        borders = [*np.searchsorted(pieces.offsets, at).tolist(), len(pieces)]
+        return [pieces[a:b] for a, b in itertools.pairwise(borders)]
+
+    @staticmethod
+    def concat(blocks: Sequence[Experience]) -> Experience:
+        return Experience.concat(blocks)
+
+
+class WholeSegmentPool(SegmentPool):
+    """Segments; batches are of so many whole ones, which may have lookback."""
+
+    @staticmethod
+    def count(block: Experience) -> int:
+        return len(block)
+
+    @staticmethod
+    def cut(block: Experience, at: Sequence[int]) -> list[Experience]:
+        return [block[a:b] for a, b in itertools.pairwise([*at, len(block)])]
+
+
+# -- made ahead ------------------------------------------------------------------------------------------------------
 
 
 class _Item(NamedTuple, Generic[Item]):

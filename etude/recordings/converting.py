@@ -1,15 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """From any recording that can be read to one of Etude's, or to another tool's format."""
 
+import itertools
 import os
 import shutil
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+import numpy as np
+
+from etude import columns as col
 from etude.errors import DataError, SettingsError
+from etude.experience import Experience
+from etude.experience.arrays import ranges
+from etude.experience.experience import offsets_of, without_lookback
 from etude.files import InUseError, Lock, RemotePath, sync
-from etude.recordings.edited import check_apart, check_free
-from etude.recordings.exporting import WRITERS, exported
+from etude.recordings.editing import check_apart, check_free
+from etude.recordings.episodes import Assembler
+from etude.recordings.faults import clashes, in_time, span_at, spans_of
+from etude.recordings.formats.lerobot_writer import LeRobotWriter
+from etude.recordings.formats.minari_writer import MinariWriter
+from etude.recordings.formats.rllib_episodes_writer import RLlibEpisodesWriter
+from etude.recordings.formats.rllib_table_writer import RLlibTableWriter
 from etude.recordings.pieces import pieces
 from etude.recordings.recording import Recording, recording_of
 from etude.recordings.writer import ROW_GROUP_ROWS, RecordingWriter
@@ -18,6 +31,289 @@ from etude.urls import is_url, redacted
 
 if TYPE_CHECKING:
     from etude.recordings.opening import DataLike
+
+
+class Survey(NamedTuple):
+    """What the segments of a recording add up to."""
+
+    parts: dict[int, int]
+    """The episodes that are not one segment from their beginning to their end, by hash of their id: their steps."""
+    unfinished: int
+    """How many of these are neither terminated nor truncated."""
+    late: int
+    """How many of these lack their first steps."""
+    context: int
+    """The rows of lookback that repeat no step of the recording."""
+    gap: tuple[str, int, int] | None
+    """An episode that lacks steps in its middle: its id, the first of these, and the first that is there again."""
+
+
+def survey(recording: Recording, max_rows: int) -> Survey:
+    """Look at the keys of all segments, in pieces of at most ``max_rows`` rows. Takes some 60 bytes of memory for each.
+
+    Raises:
+        DataError: an episode has several agents.
+    """
+
+    def keys() -> Iterator[Experience]:
+        return recording.stream(columns=(), max_rows=max_rows)
+
+    def episode_of(at: int) -> str:
+        span = span_at(spans, at)
+        exp = next(itertools.islice(keys(), span.part, None))
+        return str(exp.segments.episode_id[int(np.searchsorted(exp.offsets, span.row, side="right")) - 1])
+
+    agents: dict[str | None, None] = {}
+    runs = []
+    for k, exp in enumerate(keys()):
+        agents |= dict.fromkeys(np.asarray(exp.segments.agent_id).tolist())
+        ids = exp.segments.episode_id.mapped(hash, np.int64)  # that have one agent each, or else their steps clash
+        runs.append(spans_of(k, exp, ids))
+    spans = in_time(runs)
+    found = clashes(spans)
+    for at in (*found["duplicate"].tolist(), *found["after_end"].tolist()):
+        raise _several(recording, episode_of(at), list(agents))
+    heads = np.flatnonzero(np.append(True, spans["key"][1:] != spans["key"][:-1])) if len(spans) else np.zeros(0, int)
+    counts = np.diff(np.append(heads, len(spans)))
+    is_done = np.logical_or.reduceat(spans["terminated"] | spans["truncated"], heads) if len(heads) else heads > 0
+    steps = np.add.reduceat(spans["stop"] - spans["start"], heads) if len(heads) else heads
+    first = spans["start"][heads]
+    is_part = (counts > 1) | (first > 0) | ~is_done
+    gap = found["gap"][:1]
+    return Survey(
+        parts=dict(zip(spans["key"][heads][is_part].tolist(), steps[is_part].tolist(), strict=True)),
+        unfinished=int((~is_done).sum()),
+        late=int((first > 0).sum()),
+        context=int(spans["lookback"][heads].sum()),
+        gap=(episode_of(gap[0]), int(spans["stop"][gap[0]]), int(spans["start"][gap[0] + 1])) if len(gap) else None,
+    )
+
+
+def check_one_agent(recording: Recording, max_rows: int) -> int:
+    """Look at the keys of all segments; gives how many rows are lookback.
+
+    Raises:
+        DataError: an episode has several agents.
+    """
+    context = 0
+    pairs: set[tuple[int, int]] = set()  # hashes of episodes and of agents that have names
+    episodes: set[int] = set()
+    agents: dict[str | None, None] = {}
+    for exp in recording.stream(columns=(), max_rows=max_rows):
+        context += int(exp.segments.lookback.sum())
+        for episode, agent in zip(exp.segments.episode_id.tolist(), exp.segments.agent_id.tolist(), strict=True):
+            if agent is None:
+                continue
+            agents[agent] = None
+            pairs.add((hash(episode), hash(agent)))
+            episodes.add(hash(episode))
+            if len(pairs) > len(episodes):
+                raise _several(recording, episode, list(agents))
+    return context
+
+
+def _several(recording: Recording, episode: str, agents: list[str | None]) -> DataError:
+    named = ", ".join(map(repr, agents[:4])) + (" ..." if len(agents) > 4 else "")
+    return DataError(
+        f"{recording.path}: episode {episode!r} has several agents ({named}), which this format can't hold: its "
+        "readers take one agent. Keep Etude's format, or write one agent's steps alone."
+    )
+
+
+def whole_episodes(recording: Recording, found: Survey, max_rows: int) -> Iterator[Experience]:
+    """All steps that are not lookback, in pieces of at most ``max_rows`` rows or of one episode: a segment an episode.
+
+    Episodes come in the order in which they become complete. Holds the pieces of those that have begun.
+
+    Args:
+        recording: What to read.
+        found: What `survey` found; no episode may lack steps in its middle.
+        max_rows: The most rows that are read at a time.
+    """
+    assembler = Assembler(lengths=found.parts)
+    for exp in recording.stream(max_rows=max_rows):
+        exp = without_lookback(exp)
+        is_part = np.isin(exp.segments.episode_id.mapped(hash, np.int64), list(found.parts))
+        if not is_part.all():
+            yield exp.select(~is_part)
+        for whole in assembler.add(exp.select(is_part)):
+            if whole.num_segments > 1:
+                raise DataError(
+                    f"{recording.path}: episode {whole.segments.episode_id[0]!r} was acted in by several modules "
+                    f"({', '.join(map(repr, dict.fromkeys(whole.segments.module_id.tolist())))}), which this format "
+                    "can't hold."
+                )
+            yield whole
+
+
+MAX_ROWS: Final = 65_536
+"""The most rows in memory at a time, but for episodes that are longer or not yet complete."""
+
+
+class Writer(Protocol):
+    """Writes Experience in another tool's format into a folder.
+
+    Everything that it can't hold is refused when it is made; notes of what it leaves out are known at the end.
+    """
+
+    whole_episodes: bool
+    """Each segment that it is given must be an episode that is done; else it may be any piece of one."""
+    keeps_time: bool
+    """Which step of its episode a step is stays known."""
+    needs_final_obs: bool
+    """It can't do without what was observed after a segment, unless the episode terminated there."""
+    notes: list[str]
+    """What it could not keep, in words."""
+
+    def write(self, exp: Experience) -> None:
+        """Take some segments, none of which has lookback; see `needs_final_obs`."""
+
+    def close(self) -> None:
+        """Finish all files."""
+
+
+WRITERS: Final[Mapping[str, Callable[[Path, Recording, list[str], Path, int | None], Writer]]] = {
+    "rllib-episodes": lambda folder, source, columns, *_: RLlibEpisodesWriter(folder, source.header, columns),
+    "rllib-table": lambda folder, source, columns, *_: RLlibTableWriter(folder, source.header, columns),
+    "minari": lambda folder, source, columns, path, _: MinariWriter(folder, source.header, columns, path),
+    "lerobot": lambda folder, source, columns, path, fps: LeRobotWriter(folder, source.header, columns, fps, path.name),
+}
+
+
+def exported(recording: Recording, folder: Path, format: str, path: Path, fps: int | None = None) -> list[str]:
+    """Write all of ``recording`` into the empty ``folder``, which is to become ``path``; gives notes.
+
+    ``fps`` is for LeRobot; see `etude.recordings.convert`.
+
+    Raises:
+        DataError: something can't be read, or the format can't hold it.
+    """
+    if col.REWARD not in recording.columns:
+        raise DataError(f"{recording.path}: has no column `{col.REWARD}`, which {format} can't do without.")
+    texts = _texts(recording)
+    columns = [name for name in recording.columns if name not in texts]
+    notes = [f"column `{name}` holds text, which {format} has no place for: left out" for name in texts]
+    try:
+        writer = WRITERS[format](folder, recording, columns, path, fps)
+    except DataError as error:
+        raise DataError(f"{recording.path}: {error}") from error
+    ends, steps = _Ends(), 0
+    try:
+        pieces = (
+            _episodes_of(recording, writer, format, notes) if writer.whole_episodes else _steps_of(recording, notes)
+        )
+        for piece in pieces:
+            exp = _without(piece, texts)
+            exp = ends.known(exp) if writer.needs_final_obs else exp
+            steps += exp.num_steps
+            if exp.num_segments:
+                writer.write(exp)
+    finally:
+        writer.close()
+    if not steps:
+        raise DataError(f"{recording.path}: holds no steps, so that there is nothing to convert.")
+    return [*notes, *ends.notes(), *writer.notes]
+
+
+def _steps_of(recording: Recording, notes: list[str]) -> Iterator[Experience]:
+    """What to write of steps, wherever they stand; whether they can be is known at once."""
+    context = check_one_agent(recording, MAX_ROWS)
+    if context:
+        notes.append(f"{context:,} rows are context only (lookback), copies of steps in the main: left out")
+    return (without_lookback(exp) for exp in recording.stream(max_rows=MAX_ROWS))
+
+
+def _episodes_of(recording: Recording, writer: Writer, format: str, notes: list[str]) -> Iterator[Experience]:
+    """What to write of whole episodes; whether they can be is known at once."""
+    found = survey(recording, MAX_ROWS)
+    if found.gap:
+        episode, start, stop = found.gap
+        raise DataError(
+            f"{recording.path}: episode {episode!r} lacks the steps {start} to {stop - 1}, but {format} holds whole "
+            "episodes alone. Leave it out with `etude data filter`, or write another format."
+        )
+    if found.context:
+        notes.append(f"{found.context:,} steps are context only (lookback) and of no episode that is there: left out")
+    if found.unfinished:
+        notes.append(
+            f"{_are(found.unfinished)} neither terminated nor truncated: marked as truncated, since {format} "
+            "holds episodes that are done"
+        )
+    if found.late and not writer.keeps_time:
+        verb = "1 episode lacks its" if found.late == 1 else f"{found.late:,} episodes lack their"
+        notes.append(f"{verb} first steps: {format} counts steps from 0")
+    return (_done(exp) for exp in whole_episodes(recording, found, MAX_ROWS))
+
+
+def _are(count: int) -> str:
+    return "1 episode is" if count == 1 else f"{count:,} episodes are"
+
+
+def _done(exp: Experience) -> Experience:
+    """The same, each segment that is not done marked as truncated."""
+    segments = exp.segments
+    ends = segments.replace(truncated=segments.truncated | ~segments.done)
+    return Experience(exp.steps, exp.offsets, ends, exp.final_obs)
+
+
+def _texts(recording: Recording) -> list[str]:
+    """The columns that hold strings."""
+    for exp in recording.stream(max_rows=MAX_ROWS):
+        return [name for name, column in exp.steps.items() if column.dtype == object]
+    return []
+
+
+def _without(exp: Experience, names: list[str]) -> Experience:
+    if not names:
+        return exp
+    steps = {name: column for name, column in exp.steps.items() if name not in names}
+    return Experience(steps, exp.offsets, exp.segments, exp.final_obs)
+
+
+class _Ends:
+    """Sees to it that what was observed after the last step of each segment stands there."""
+
+    def __init__(self) -> None:
+        self._repeated = self._left_out = 0
+
+    def known(self, exp: Experience) -> Experience:
+        """The same, but for segments after which nobody knows what was observed.
+
+        Where the episode terminated, nothing is learned from it: the observation before stands in. Elsewhere it would
+        have to be invented: the last step is left out, so that its own observation is what follows the step before.
+        """
+        lost = ~exp.segments.has_final_obs
+        if not lost.any():
+            return exp
+        shorter = lost & ~exp.segments.terminated
+        self._repeated += int((lost & ~shorter).sum())
+        self._left_out += int(shorter.sum())
+        kept = np.flatnonzero(exp.lengths > shorter)
+        lengths, last = (exp.lengths - shorter)[kept], exp.offsets[1:][kept] - 1
+        rows, unknown = ranges(exp.offsets[:-1][kept], lengths), lost[kept]
+        final_obs = {}
+        for name, column in col.subtree(exp.steps, col.OBS).items():
+            final_obs[name] = column[last]
+            if name in exp.final_obs:
+                final_obs[name][~unknown] = exp.final_obs[name][kept][~unknown]
+        segments = exp.segments[kept].replace(has_final_obs=np.ones(len(kept), bool))
+        return Experience({n: c[rows] for n, c in exp.steps.items()}, offsets_of(lengths), segments, final_obs)
+
+    def notes(self) -> list[str]:
+        """What was done, in words."""
+        notes = []
+        if self._repeated:
+            notes.append(
+                f"what followed {self._repeated:,} steps at which an episode terminated is not known: the observation "
+                "before stands there, from which nothing is learned"
+            )
+        if self._left_out:
+            notes.append(
+                f"what followed {self._left_out:,} steps, the last of episodes that did not terminate, is not known: "
+                "these steps are left out"
+            )
+        return notes
+
 
 FORMATS: Final = ("etude", *WRITERS)
 

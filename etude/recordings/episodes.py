@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of each episode of a recording, counted in one pass, in memory for a row an episode."""
+"""Episodes: what is known of each, counted in one pass; and whole ones out of their pieces."""
 
+import dataclasses
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any, Final
 
@@ -8,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from etude import columns as col
-from etude.experience import Experience
+from etude.experience import Experience, Segments
 from etude.experience.arrays import Index
 from etude.experience.ids import Ids
+from etude.recordings.pieces import copied, in_order
 from etude.recordings.where import Expression, Reduction, step_values
 
 RETURN: Final = "return"
@@ -152,3 +155,219 @@ def _ended(reduction: Reduction, values: NDArray[Any], steps: NDArray[np.int64])
     if reduction.how in ("any", "all"):
         return values.astype(bool)
     return values / np.maximum(steps, 1) if reduction.how == "mean" else values
+
+
+def counts_of(pieces: Iterable[Experience]) -> dict[str, Any]:
+    """Episodes, agents, steps, returns and sums of ``pieces``, as JSON data.
+
+    Counts and sums are over steps that are not lookback. ``final_obs_sum`` is over the last observations of episodes
+    that ended; ``return_*`` are of episodes (the sum over their agents), unfinished ones included; the sums of
+    observations and actions are float64 over all numbers in them, as recorded.
+    """
+    table, env_steps = EpisodeTable(), _EnvSteps()
+    sums = {col.OBS: 0.0, col.FINAL_OBS: 0.0, col.ACTION: 0.0}
+    for exp in pieces:
+        trained, segments = exp.trained(), exp.segments
+        env_steps.add(exp, table.add(exp), trained)
+        for root in (col.OBS, col.ACTION):
+            for values in col.subtree(exp.steps, root).values():
+                sums[root] += _sum(values if trained.all() else values[trained])
+        ends = segments.done & segments.has_final_obs
+        for values in exp.final_obs.values():
+            sums[col.FINAL_OBS] += _sum(values[ends])
+    figures, num = table.figures, len(table)
+    returns = figures.get(RETURN, np.zeros(num)) if num else np.array([np.nan])
+    return {
+        "episodes": num,
+        "agents": sorted(agent for agent in table.agents if agent is not None),
+        "env_steps": env_steps.total(),
+        "agent_steps": int(figures[STEPS].sum()),
+        "terminated": int(figures[col.TERMINATED].sum()),
+        "truncated": int(figures[col.TRUNCATED].sum()),
+        "unfinished": num - int(figures["done"].sum()),
+        "return_total": float(np.nansum(returns)),
+        "return_mean": _or_none(returns.mean()),
+        "return_min": _or_none(returns.min()),
+        "return_max": _or_none(returns.max()),
+        "obs_sum": sums[col.OBS],
+        "final_obs_sum": sums[col.FINAL_OBS],
+        "action_sum": sums[col.ACTION],
+    }
+
+
+class _EnvSteps:
+    """Counts the steps of the envs: several agents that act at one time are one step."""
+
+    def __init__(self) -> None:
+        self._spans: list[Index] = []
+        """Of the env's clock, ``[n, 3]``: episode, first, last + 1."""
+
+    def add(self, exp: Experience, codes: Index, trained: NDArray[np.bool_]) -> None:
+        """Take experience, the code of the episode of each segment, and which steps are not lookback."""
+        if col.ENV_T in exp.steps:
+            clock = np.asarray(exp.steps[col.ENV_T])[trained]
+            episode = codes[exp.segment_of_step()][trained]
+            self._spans.append(np.stack([episode, clock, clock + 1], axis=1).astype(np.int64))
+        else:
+            first = exp.segments.t_start + exp.segments.lookback
+            stop = exp.segments.t_start + exp.lengths
+            self._spans.append(np.stack([codes, first, stop], axis=1)[stop > first])
+        if len(self._spans) > 256:
+            self._spans = [_united(np.concatenate(self._spans))]
+
+    def total(self) -> int:
+        """All of them."""
+        spans = _united(np.concatenate(self._spans)) if self._spans else np.zeros((0, 3), np.int64)
+        return int((spans[:, 2] - spans[:, 1]).sum())
+
+
+def _sum(values: Any) -> float:
+    if values.dtype == object:
+        return 0.0
+    return float(np.asarray(values).sum(dtype=np.float64))
+
+
+def _united(spans: Index) -> Index:
+    """Spans of each episode with those that touch or overlap made one."""
+    spans = spans[np.lexsort((spans[:, 1], spans[:, 0]))]
+    if not len(spans):
+        return spans
+    # Episodes are put behind each other on one line, so that one running maximum serves all of them.
+    width = int(spans[:, 2].max()) + 2
+    starts, stops = spans[:, 0] * width + spans[:, 1], spans[:, 0] * width + spans[:, 2]
+    reach = np.maximum.accumulate(stops)
+    heads = np.flatnonzero(np.append(True, starts[1:] > reach[:-1]))
+    tails = np.append(heads[1:], len(spans)) - 1
+    episode = spans[heads, 0]
+    return np.stack([episode, starts[heads] - episode * width, reach[tails] - episode * width], axis=1)
+
+
+def _or_none(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)
+
+
+# -- whole episodes out of pieces ------------------------------------------------------------------------------------
+
+HELD_BYTES: Final = 256 * 2**20
+"""The most memory that unfinished episodes take: beyond it, those that were added to longest ago are given out cut."""
+
+_NAMES: Final = ("episode_id", "agent_id", "module_id")
+
+
+@dataclasses.dataclass
+class Waiting:
+    """What has come of an episode that is not whole yet."""
+
+    total: int | None
+    """The steps of the whole episode; None while its end has not come."""
+    num_steps: int = 0
+    places: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    """Of its pieces: which `add` they came with, and which of the segments there they are."""
+    running: set[tuple[str | None, str | None]] = dataclasses.field(default_factory=set)
+    """The agents, each with its module, of which an end has not come yet."""
+
+
+class Assembler:
+    """Joins the pieces of episodes, which wait, copied, until none is missing.
+
+    Args:
+        together: An episode waits for all its agents that were seen: it is whole when these have ended. Their pieces
+            come in order of time. Else each agent's part is an episode of its own, and pieces come in any order.
+        lengths: The steps of whole episodes, by the hash of their id. Of others, the end says how many there are.
+        max_bytes: The most memory held, where agents wait for each other.
+    """
+
+    def __init__(
+        self, *, together: bool = False, lengths: Mapping[int, int] | None = None, max_bytes: int = HELD_BYTES
+    ) -> None:
+        self._together, self._lengths, self._max_bytes = together, lengths or {}, max_bytes
+        self._size = self._num_adds = 0
+        self._chunks: dict[int, list[Any]] = {}  # by `add`: the pieces that came, and how many of them are still held
+        self.waiting: dict[Any, Waiting] = {}
+        """By episode, or episode and agent; those that were added to last are at the end."""
+
+    def add(self, exp: Experience) -> list[Experience]:
+        """Take segments without lookback; gives the episodes that are whole now.
+
+        An agent's segments are joined to one, unless steps are there twice or several modules acted in it. Agents of
+        one episode come one behind another.
+        """
+        touched, out = self._put(copied(exp))
+        if self._together:
+            out = self._released([key for key in touched if not self.waiting[key].running])
+            while self._size > self._max_bytes:
+                out += self._released([next(iter(self.waiting))])
+        return out
+
+    def rest(self) -> list[Experience]:
+        """All that is held, which is held no more."""
+        return self._released(list(self.waiting))
+
+    def _put(self, exp: Experience) -> tuple[list[Any], list[Experience]]:
+        """Hold all of ``exp``; gives the episodes in it, and, where agents do not wait for each other, whole ones."""
+        if not exp.num_segments:
+            return [], []
+        self._chunks[self._num_adds] = [exp, exp.num_segments]
+        self._size += _bytes_of(exp)
+        self._num_adds += 1
+        s, out = exp.segments, []
+        names, agents = s.episode_id.tolist(), s.agent_id.tolist()
+        keys = names if self._together else list(zip(names, agents, strict=True))
+        touched = dict(zip(keys, names, strict=True))
+        for key, name in touched.items():
+            self.waiting[key] = self.waiting.pop(key, None) or Waiting(self._lengths.get(hash(name)))
+        facts = (s.module_id.tolist(), s.done.tolist(), s.t_start.tolist(), exp.lengths.tolist())
+        for i, (key, agent, module, done, first, length) in enumerate(zip(keys, agents, *facts, strict=True)):
+            if key not in self.waiting:  # it was whole already, and there is more of it
+                self.waiting[key] = Waiting(self._lengths.get(hash(names[i])))
+            one = self.waiting[key]
+            one.places.append((self._num_adds - 1, i))
+            one.num_steps += length
+            one.total = first + length if done and one.total is None else one.total
+            (one.running.discard if done else one.running.add)((agent, module))
+            if not self._together and one.num_steps == one.total:
+                out += self._released([key])
+        return list(touched), out
+
+    def _released(self, keys: list[Any]) -> list[Experience]:
+        """These episodes, one behind another, which are held no more; nothing where there are none."""
+        out = self._joined(keys)
+        for key in keys:
+            for k, _ in self.waiting.pop(key).places:
+                self._chunks[k][1] -= 1
+                if not self._chunks[k][1]:
+                    self._size -= _bytes_of(self._chunks.pop(k)[0])
+        return out
+
+    def _joined(self, keys: list[Any]) -> list[Experience]:
+        by_chunk: dict[int, list[int]] = {}
+        for key in keys:
+            for k, i in self.waiting[key].places:
+                by_chunk.setdefault(k, []).append(i)
+        parts = [self._chunks[k][0].select(some) for k, some in by_chunk.items()]
+        return [in_order(Experience.concat(parts), by_episode=True).join()] if parts else []
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """What is held, as plain data and arrays; None where that is nothing."""
+        if not self.waiting:
+            return None
+        (exp,) = self._joined(list(self.waiting))
+        segments = {name: getattr(exp.segments, name) for name in exp.segments.__slots__}
+        return {
+            "steps": dict(exp.steps),
+            "offsets": exp.offsets,
+            "segments": {name: v.tolist() if name in _NAMES else v for name, v in segments.items()},
+            "final_obs": dict(exp.final_obs),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Go on from `state_dict`."""
+        self._size, self._chunks, self.waiting = 0, {}, {}
+        if state is not None:
+            segments = Segments.of(len(state["offsets"]) - 1, **state["segments"])
+            exp = Experience(dict(state["steps"]), np.asarray(state["offsets"]), segments, dict(state["final_obs"]))
+            self._put(copied(exp))
+
+
+def _bytes_of(exp: Experience) -> int:
+    return sum(int(column.nbytes) for column in (*exp.steps.values(), *exp.final_obs.values()))

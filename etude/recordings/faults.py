@@ -1,192 +1,343 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be wrong with whole files of a recording, as their footers tell it."""
+"""What is wrong with steps: values that can't be learned from, and steps that do not go together. All is found here.
 
-import json
-from collections.abc import Iterator, Sequence
-from typing import Final
+Steps of one agent in one episode must not be there twice (``duplicate``), not come after its end (``after_end``), and
+not stand before earlier ones (``out_of_order``). Steps that are missing in its middle (``gap``) do no harm.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
-import pyarrow as pa
+from gymnasium import spaces
+from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.errors import DataError
-from etude.experience import Experience
-from etude.experience.arrays import describe
-from etude.experience.table import SHAPE_KEY
-from etude.files import AnyPath
-from etude.recordings.files import REQUIRED, DataFile
+from etude.experience import Experience, Segments
+from etude.experience.arrays import Index, not_finite, ranges
 from etude.recordings.format import Problem
-from etude.recordings.layout import FileFacts, Header
-from etude.recordings.manifest import MANIFEST, Manifest
-from etude.spaces import leaf_dtype, leaf_shape
+from etude.recordings.units import Units
+from etude.spaces import Space
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind))
+class Fault(NamedTuple):
+    """A fault of some rows."""
+
+    kind: str
+    """As in `etude.recordings.Problem`: ``nan``, ``out_of_space`` or ``no_final_obs``."""
+    column: str
+    rows: Index
+    """The rows, rising; for a final observation, the last rows of its segments."""
+    what: str
+    """What the first of them is, in words."""
+    harmless: bool = False
+    """It matters only to those who ask for it: ``next_obs`` after a segment that was truncated."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether it is about observations that follow the last step of a segment."""
+        return col.is_under(self.column, col.FINAL_OBS)
 
 
-_KEY_TYPES = {
-    **dict.fromkeys((col.EPISODE_ID, col.AGENT_ID, col.MODULE_ID), (_is_text,)),
-    **dict.fromkeys((col.SEGMENT, col.T_INDEX, col.LOOKBACK), (pa.types.is_signed_integer,)),
-    **dict.fromkeys((col.TERMINATED, col.TRUNCATED), (pa.types.is_boolean,)),
+def find(exp: Experience, leaves: Mapping[str, Space]) -> Iterator[Fault]:
+    """Every fault of the columns that are there: of observations, actions, rewards and final observations.
+
+    Args:
+        exp: What to look at. One sum over each column tells that it is finite; only where not, rows are looked for.
+        leaves: The simple spaces of observations and actions by column.
+    """
+    last = exp.offsets[1:] - 1
+    known = np.flatnonzero(exp.segments.has_final_obs)
+    for name, values in exp.steps.items():
+        if col.is_under(name, col.OBS) or col.is_under(name, col.ACTION) or name == col.REWARD:
+            yield from _of_values(name, np.asarray(values), leaves.get(name))
+    for name, values in exp.final_obs.items():
+        renamed = col.FINAL_OBS + name[len(col.OBS) :]
+        for fault in _of_values(renamed, np.asarray(values)[known], leaves.get(name)):
+            yield fault._replace(rows=last[known[fault.rows]])
+    is_unknown = ~exp.segments.has_final_obs & ~exp.segments.terminated
+    for harmless, how in ((False, "goes on"), (True, "was truncated")):
+        unknown = np.flatnonzero(is_unknown & (exp.segments.truncated == harmless))
+        if exp.final_obs and len(unknown):
+            what = f"is not known after the last step of episode {exp.segments.episode_id[unknown[0]]!r}, which {how}"
+            name = next(iter(col.renamed(exp.final_obs, col.OBS, col.FINAL_OBS)))
+            yield Fault("no_final_obs", name, last[unknown], what, harmless)
+
+
+def _of_values(name: str, values: NDArray[Any], leaf: Space | None) -> Iterator[Fault]:
+    rows = not_finite(values)
+    if len(rows):
+        first = values[rows[0]].reshape(-1)
+        at = int(np.argmax(~np.isfinite(first)))
+        where = f" in component {at}" if values.ndim > 1 else ""
+        yield Fault("nan", name, rows, f"holds {first[at]}{where}".replace("nan", "NaN"))
+    outside = outside_of(values, leaf)
+    if outside is not None and len(outside):
+        what = f"is {values[outside[0]]}, outside its space {leaf}"
+        yield Fault("out_of_space", name, outside, what)
+
+
+def outside_of(values: NDArray[Any], leaf: Space | None) -> Index | None:
+    """The rows of a discrete column that are outside their space; None where it is not discrete."""
+    if isinstance(leaf, spaces.Discrete):
+        low, high = int(leaf.start), int(leaf.start + leaf.n) - 1
+    elif isinstance(leaf, spaces.MultiDiscrete):
+        low, high = leaf.start, leaf.start + leaf.nvec - 1  # type: ignore[assignment]
+    elif isinstance(leaf, spaces.MultiBinary):
+        low, high = 0, 1
+    else:
+        return None
+    if not len(values) or values.dtype == object:
+        return np.zeros(0, np.int64)
+    if isinstance(low, int) and low <= values.min() and values.max() <= high:
+        return np.zeros(0, np.int64)
+    return np.flatnonzero(((values < low) | (values > high)).reshape(len(values), -1).any(axis=1))
+
+
+_REMEDIES: Final = {
+    "nan": "Leave the episode out with a filter, or mend the env that gave it.",
+    "out_of_space": "Was it recorded with another space? Leave these rows out with a filter, or mend them.",
+    "no_final_obs": "Train without `next_obs`, or leave the episode out.",
+    "duplicate": "Was a file copied, or an episode recorded twice? Move one of them away, or give it another id.",
+    "after_end": "Two episodes may share one id: give each its own.",
+    "out_of_order": "Put the files in order by their names, or read it with on_bad='repair'.",
 }
 
 
-_REMEDY: Final = "or read the rest with on_bad='skip'."
+def problem_of(units: Units, k: int, exp: Experience, fault: Fault) -> Problem:
+    """A fault of some rows of unit ``k``, which is ``exp``, in words."""
+    row, count = int(fault.rows[0]), len(fault.rows)
+    place = units.place(k, row, exp)
+    more = f" ({count:,} rows like it)" if count > 1 else ""
+    text = f"{place.words}: column `{fault.column}` {fault.what}{more}. {_REMEDIES[fault.kind]}"
+    return Problem(fault.kind, text, place.file, place.row, fault.column, count, True, place.row_group, fault.harmless)
 
 
-def fault_of(file: DataFile, first: DataFile, wanted: Header | None) -> Problem | None:
-    """What is wrong with a file beside the recording's header and first file; None where nothing is."""
-    if file.header is None and file.has_own_columns:
-        return None  # another tool has written it anew: it is read as a table
-    if file.header is None or wanted is None:
-        names = ", ".join(file.schema.names[:12])
-        what = (
-            f"is no part of a recording: it carries no Etude header; its columns are {names}. Move it away; or read it "
-            "as a table, with a Source that says which column is what."
-        )
-        return _problem("foreign_file", file, what)
-    own, other = file.header.to_json()["spaces"], wanted.to_json()["spaces"]
-    for root in (col.OBS, col.ACTION):
-        if own[root] != other[root]:
-            mine, theirs = (h.obs_space if root == col.OBS else h.action_space for h in (file.header, wanted))
-            what = (
-                f"its `{root}` space is {mine}, but the recording's is {theirs}. Recordings of different envs can't "
-                "stand in one folder: move this file to its own."
-            )
-            return _problem("mismatched_spaces", file, what)
-    return _column_fault(file, first) or _space_fault(file, file.header)
+# -- the order of steps ----------------------------------------------------------------------------------------------
 
 
-def _space_fault(file: DataFile, header: Header) -> Problem | None:
-    """A column that has another dtype or shape than its space; the writer makes none, but other tools do."""
-    try:
-        empty = Experience.from_table(file.schema.empty_table())
-    except DataError:
-        return None  # it is said where rows are read
-    for name, leaf in {**header.obs_leaves(), **header.action_leaves()}.items():
-        wanted = describe(np.empty((0, *leaf_shape(leaf)), leaf_dtype(leaf)))
-        for own, columns in ((name, empty.steps), (col.FINAL_OBS + name[len(col.OBS) :], empty.final_obs)):
-            if name in columns and describe(columns[name]) != wanted:
-                what = f"column `{own}` is {describe(columns[name])}, but its space {leaf} is {wanted}. Convert it, or"
-                return _problem("wrong_type", file, f"{what} restore the file from a copy.")
-    return None
+KINDS: Final = ("duplicate", "after_end", "out_of_order", "gap")
 
 
-def _column_fault(file: DataFile, first: DataFile) -> Problem | None:
-    names = file.schema.names
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        what = f"has the column `{twice}` more than once. Leave one of them out."
-        return _problem("wrong_type", file, what)
-    for name, kinds in _KEY_TYPES.items():
-        if name in names and not any(is_kind(file.schema.field(name).type) for is_kind in kinds):
-            what = f"column `{name}` is of type {file.schema.field(name).type}, which it can't be. Restore it."
-            return _problem("wrong_type", file, what)
-    if file.version == 1 and col.SEGMENT in names:
-        what = f"column `{col.SEGMENT}` can't be told from the one of format 2. Rename it, or read it as a table."
-        return _problem("wrong_type", file, what)
-    finals = [col.FINAL_OBS + name[len(col.OBS) :] for name in col.under(names, col.OBS)]
-    seen = [col.OBS + name[len(col.FINAL_OBS) :] for name in col.under(names, col.FINAL_OBS)]
-    missing = [name for name in (*REQUIRED, *finals, *seen) if name not in names]
-    difference = (missing[0], None, None) if missing else first_difference(file.schema, first.schema)
-    if difference is None:
-        return None
-    name, own, wanted = difference
-    remedy = "A recording has the same columns everywhere: move this file to a folder of its own."
-    if own is None:
-        kind, what = "missing_column", f"has no column `{name}`; it has {', '.join(file.schema.names)}. Restore it."
-    elif wanted is None:
-        kind, what = "extra_column", f"has a column `{name}` ({own}), which {first.path.name} has not. {remedy}"
-    else:
-        kind, what = "wrong_type", f"column `{name}` is of type {own}, but {wanted} in {first.path.name}. {remedy}"
-    return _problem(kind, file, what)
+class Span(NamedTuple):
+    """The steps of one segment, lookback left out."""
+
+    start: int
+    """The first ``t``."""
+    stop: int
+    """The ``t`` after the last."""
+    place: int
+    """The number of its part times 2^40, and the row, in its part, of the segment's first row, lookback included."""
+    lookback: int
+    terminated: bool
+    truncated: bool
+    known: bool
+    """What follows the last step is known, or nothing does."""
+
+    @property
+    def done(self) -> bool:
+        """The episode ended here."""
+        return self.terminated or self.truncated
+
+    @property
+    def part(self) -> int:
+        """The number of the part that it lies in."""
+        return self.place >> _ROW_BITS
+
+    @property
+    def row(self) -> int:
+        """The row, in its part, of its first step."""
+        return (self.place & _ROW_MASK) + self.lookback
 
 
-def _problem(kind: str, file: DataFile, what: str) -> Problem:
-    return Problem(kind, f"{file.path}: {what}", str(file.path), count=file.num_rows, repairable=True)
+Spans: TypeAlias = NDArray[Any]
+"""Many spans: a structured array with the fields of `Span`, and ``key``, as `keys_of` gives it."""
+
+_ROW_BITS: Final = 40
+_ROW_MASK: Final = (1 << _ROW_BITS) - 1
+_DTYPE: Final = np.dtype(
+    [
+        *(("key", "i8"), ("start", "i8"), ("stop", "i8"), ("place", "i8"), ("lookback", "i4")),
+        *(("terminated", "?"), ("truncated", "?"), ("known", "?")),
+    ]
+)
+_ODD: Final = 0x5851F42D4C957F2D
+"""Any large odd number: sums of hashes times it are as seldom equal as hashes are."""
 
 
-def first_difference(schema: pa.Schema, other: pa.Schema) -> tuple[str, str | None, str | None] | None:
-    """The first column that is not the same in both: its name, and its type in each, None where it is absent.
+def keys_of(segments: Segments) -> Index:
+    """A hash of the episode and agent of each segment: equal for equal ones in one process.
 
-    None where all are the same. Neither their order matters nor whether they may be null.
+    They take a fifth of the memory of the names. Who acts on equal hashes compares the names as well.
     """
-    for name in dict.fromkeys([*other.names, *schema.names]):
-        own, wanted = (_type_of(s.field(s.names.index(name))) if name in s.names else None for s in (schema, other))
-        if own != wanted:
-            return name, own, wanted
-    return None
+    keys: Index = segments.episode_id.mapped(hash, np.int64) * _ODD + segments.agent_id.mapped(hash, np.int64)
+    return keys
 
 
-def _type_of(field: pa.Field) -> str:
-    """The type of a column in words, with the shape of its rows where they have several axes."""
-    said = (field.metadata or {}).get(SHAPE_KEY, b"[]")
-    try:
-        shape = json.loads(said)
-    except (ValueError, RecursionError):
-        shape = repr(said)
-    is_plain = isinstance(shape, list) and len(shape) < 2
-    return str(field.type) if is_plain else f"{field.type} of shape {shape}"
+def spans_of(k: int, exp: Experience, keys: Index | None = None) -> Spans:
+    """The segments of part ``k`` that have steps of their own. ``keys`` says whose they are; None: see `keys_of`."""
+    s = exp.segments
+    spans = np.zeros(len(s), _DTYPE)
+    spans["key"] = keys_of(s) if keys is None else keys
+    spans["start"], spans["stop"] = s.t_start + s.lookback, s.t_start + exp.lengths
+    spans["place"], spans["lookback"] = (k << _ROW_BITS) + exp.offsets[:-1], s.lookback
+    spans["terminated"], spans["truncated"], spans["known"] = s.terminated, s.truncated, s.has_final_obs | s.terminated
+    is_own = s.lookback < exp.lengths
+    return spans if is_own.all() else spans.take(np.flatnonzero(is_own))
 
 
-def lost_files(folder: AnyPath, files: Sequence[DataFile], names: Sequence[str]) -> Iterator[Problem]:
-    """Files that later ones of their series tell of, and that are not there, or have fewer rows.
+def in_time(runs: Iterable[Spans]) -> Spans:
+    """The spans of each key behind each other, in order of time."""
+    raw = np.dtype((np.void, _DTYPE.itemsize))  # as plain bytes they are copied at once
+    spans = np.concatenate([np.zeros(0, raw), *(run.view(raw) for run in runs)]).view(_DTYPE)
+    order = np.argsort(np.ascontiguousarray(spans["key"]), kind="stable")  # fast where runs are sorted already
+    found = spans.take(order)  # fifty times as fast as an index is for such arrays
+    same = np.flatnonzero(found["key"][:-1] == found["key"][1:])
+    if len(same):
+        a, b = found.take(same), found.take(same + 1)
+        rises = (a["start"] < b["start"]) | ((a["start"] == b["start"]) & (a["place"] < b["place"]))
+        if not rises.all():
+            return spans.take(np.lexsort((spans["place"], spans["start"], spans["key"])))
+    return found
 
-    Nothing is told where another tool has written some of the files anew. Of a file that is there, but can't be read,
-    it is told how many rows it had: ``lost_rows``.
+
+def clashes(spans: Spans) -> dict[str, Index]:
+    """For each of `KINDS`, the spans that do not go with the one behind them, in the order in which those stand.
 
     Args:
-        folder: Where they lie.
-        files: Those that can be read.
-        names: Those of all files there.
+        spans: As `in_time` gives them.
     """
-    series: dict[str, list[tuple[FileFacts, str]]] = {}
-    for file in files:
-        if file.facts is not None:
-            series.setdefault(file.facts.series, []).append((file.facts, file.path.name))
-        elif file.has_own_columns:
-            return
-    for prefix, members in series.items():
-        rows, number, previous = 0, 0, ""
-        for facts, name in sorted(members, key=lambda member: (member[0].number, member[1])):
-            # More rows than that are no fault: where there are no locks, two writers may have had one prefix.
-            short = facts.rows_before - rows
-            if short > 0:
-                said = f"when {name} was written, {facts.rows_before:,} rows were in the files before it"
-                between = [f"{prefix}-{k:05d}.parquet" for k in range(number, facts.number)]
-                missing = [one for one in between if one not in names]
-                if missing:
-                    yield from _missing(folder, missing, short, said)
-                elif between or previous:
-                    path = folder / (between[0] if between else previous)
-                    text = f"{path}: was replaced: {said}, {short:,} more than now. Restore it from a copy, {_REMEDY}"
-                    kind = "lost_rows" if between else "other_rows"
-                    yield Problem(kind, text, str(path), count=short, repairable=True)
-            rows, number, previous = max(rows, facts.rows_before) + facts.rows, facts.number + 1, name
+    a, b = spans[:-1], spans[1:]
+    same = a["key"] == b["key"]
+    twice = same & (b["start"] < a["stop"])
+    ended = same & (a["terminated"] | a["truncated"]) & ~twice
+    misplaced = same & (b["place"] < a["place"]) & ~twice & ~ended
+    gap = same & (b["start"] > a["stop"]) & ~ended
+    found = {}
+    for kind, bad in zip(KINDS, (twice, ended, misplaced, gap), strict=True):
+        at = np.flatnonzero(bad)
+        found[kind] = at[np.argsort(b["place"][at])]
+    return found
 
 
-def _missing(folder: AnyPath, names: Sequence[str], rows: int, said: str) -> Iterator[Problem]:
-    """Files that are not there, and had so many rows together."""
-    for name in names:
-        text = f"{folder / name}: is not there, but {said}. Put it back, {_REMEDY}"
-        count = rows if name == names[0] else 0
-        yield Problem("missing_file", text, str(folder / name), count=count, repairable=True)
+def span_at(spans: Spans, i: int) -> Span:
+    """One of them."""
+    return Span(*(spans[name][i].item() for name in Span._fields))
 
 
-def unlisted(folder: AnyPath, manifest: Manifest, files: Sequence[DataFile]) -> Iterator[Problem]:
-    """Files of format 1 that ``recording.json`` lists and that are not there, or have other rows."""
-    rows = {file.path: file.num_rows for file in files}
-    for name, listed in manifest.rows.items():
-        path = folder / name
-        head = f"{path}: {MANIFEST} lists this file with {listed:,} rows, but it"
-        if not path.is_file():
-            tail = f"is not there. Put it back, or take its entry out of {MANIFEST} to read the rest."
-            yield Problem("missing_file", f"{head} {tail}", str(path), count=listed, repairable=True)
-        elif rows.get(path, listed) != listed:
-            tail = (
-                f"holds {rows[path]:,}: it was replaced or written anew. Restore it from a copy; or, where these rows "
-                f"are the ones you want, take its entry out of {MANIFEST}."
-            )
-            yield Problem("other_rows", f"{head} {tail}", str(path), count=listed, repairable=True)
+class Timeline:
+    """Where the steps of the parts seen so far stand, for finding two that do not go together.
+
+    It takes some 60 bytes of memory a segment, and the time to sort them. May not be used by several threads at once.
+
+    Args:
+        units: The recording.
+        kinds: What `add` looks for, of `KINDS`.
+    """
+
+    def __init__(self, units: Units, kinds: Sequence[str] = ()) -> None:
+        self._units, self._kinds = units, kinds
+        self._spans: dict[int, Spans] = {}  # by part
+        self._runs: list[tuple[Index, Index]] = []  # keys, sorted, and the places of their spans
+        self._names: dict[int, Experience] = {}  # by part, where something is wrong
+        self._told: str | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all parts have been seen."""
+        return len(self._spans) == len(self._units)
+
+    def add(self, k: int, exp: Experience) -> None:
+        """Take in part ``k``, loaded, where it was not before.
+
+        Raises:
+            DataError: a segment of it does not go with another one; said again whatever is added later.
+        """
+        if k not in self._spans:
+            spans = self._spans[k] = spans_of(k, exp)
+            if self._kinds and self._told is None:
+                found = self._problems(self._suspects(spans), self._kinds)
+                self._told = next((problem.message for problem in found), None)
+        if self._told is not None:
+            raise DataError(self._told)
+
+    def spans(self) -> Spans:
+        """All that were seen, as `in_time` gives them."""
+        return in_time(self._spans.values())
+
+    def problems(self, kinds: Sequence[str] = KINDS) -> Iterator[Problem]:
+        """All clashes of these kinds in what was seen, one for each kind, episode and agent."""
+        for problem in self._problems(self.spans(), kinds):
+            remedy = _REMEDIES.get(problem.kind)
+            yield dataclasses.replace(problem, message=f"{problem.message} {remedy}") if remedy else problem
+
+    def _suspects(self, spans: Spans) -> Spans:
+        """The spans of episodes and agents of which there are several, ``spans``, which are new, among them."""
+        keys = np.ascontiguousarray(spans["key"])
+        order = np.argsort(keys, kind="stable")
+        keys = keys[order]
+        found = [keys[1:][keys[1:] == keys[:-1]]]
+        for known, _ in self._runs:
+            found.append(keys[known[np.minimum(np.searchsorted(known, keys), len(known) - 1)] == keys])
+        self._runs.append((keys, spans["place"][order])) if len(keys) else None
+        suspects = np.unique(np.concatenate(found))
+        some = [self._placed(places[_all_of(suspects, known)]) for known, places in self._runs] if len(suspects) else []
+        while len(self._runs) > 1 and len(self._runs[-2][0]) < 2 * len(self._runs[-1][0]):
+            (keys_b, places_b), (keys_a, places_a) = self._runs.pop(), self._runs.pop()
+            both = np.concatenate([keys_a, keys_b])
+            order = np.argsort(both, kind="stable")
+            self._runs.append((both[order], np.concatenate([places_a, places_b])[order]))
+        return in_time(some)
+
+    def _placed(self, places: Index) -> Spans:
+        """The spans at these places."""
+        parts = places >> _ROW_BITS
+        out = np.zeros(len(places), _DTYPE)
+        for k in np.unique(parts).tolist():
+            here = np.flatnonzero(parts == k)
+            out[here] = self._spans[k].take(np.searchsorted(self._spans[k]["place"], places[here]))
+        return out
+
+    def _problems(self, spans: Spans, kinds: Sequence[str]) -> Iterator[Problem]:
+        """The same as `problems`, of spans as `in_time` gives them, and without what to do."""
+        for kind, at in clashes(spans).items():
+            told: set[int] = set()
+            for i in at.tolist() if kind in kinds else ():
+                a, b, key = span_at(spans, i), span_at(spans, i + 1), int(spans["key"][i])
+                if key not in told and self._whose(a) == self._whose(b):  # and not only of equal hashes
+                    told.add(key)
+                    yield self._problem(kind, a, b)
+
+    def _whose(self, span: Span) -> tuple[str, str | None]:
+        """Its episode and agent."""
+        if span.part not in self._names:
+            self._names[span.part] = self._units.keys(span.part)
+        exp = self._names[span.part]
+        i = int(np.searchsorted(exp.offsets, span.row, side="right")) - 1
+        return exp.segments.episode_id[i], exp.segments.agent_id[i]
+
+    def _problem(self, kind: str, a: Span, b: Span) -> Problem:
+        """Two spans of one agent in one episode that do not go together, ``a`` the earlier by time, in words."""
+        steps = {"duplicate": b.start - a.start, "out_of_order": 0}.get(kind, a.stop - a.start - 1)
+        episode, agent = self._whose(b)
+        first = self._units.place(a.part, a.row + steps, self._names[a.part])
+        second = self._units.place(b.part, b.row, self._names[b.part])
+        who = f"episode {episode!r}" + (f", agent {agent!r}" if agent is not None else "")
+        what = {
+            "duplicate": f"has step t {b.start} a second time; it is in {first.words} already",
+            "after_end": f"goes on at t {b.start}, after its end in {first.words}",
+            "out_of_order": f"goes on at t {b.start} before its beginning, which is in {first.words}: it is out of "
+            "order",
+            "gap": f"goes on at t {b.start}, but its steps from t {a.stop} on are missing: it is cut there",
+        }[kind]
+        text, is_gap = f"{second.words}: {who} {what}.", kind == "gap"
+        rows = 1 if is_gap else b.stop - b.start
+        return Problem(kind, text, second.file, second.row, col.EPISODE_ID, rows, True, second.row_group, is_gap)
+
+
+def _all_of(keys: Index, known: Index) -> Index:
+    """Where each of ``keys`` is in ``known``, which is sorted: all places."""
+    starts, stops = (np.searchsorted(known, keys, side=side) for side in ("left", "right"))
+    return ranges(starts, stops - starts)

@@ -21,8 +21,7 @@ from etude.experience.table import KEYS
 from etude.files import AnyPath, RemotePath, in_arrow, relative
 from etude.recordings import footers
 from etude.recordings.layers import reading
-from etude.recordings.layout import HEADER_KEY, FileFacts, Header, is_declared_in_order, loads
-from etude.recordings.manifest import MANIFEST
+from etude.recordings.layout import HEADER_KEY, MANIFEST, FileFacts, Header, is_declared_in_order, loads
 from etude.recordings.pieces import filtered
 
 REQUIRED: Final = (col.EPISODE_ID, col.T_INDEX, col.TERMINATED, col.TRUNCATED)

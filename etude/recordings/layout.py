@@ -2,14 +2,17 @@
 """Etude's own format, version 2, as `docs/format.md` specifies it: what a file says of itself, and its encodings.
 
 All is in the footers of the Parquet files: a header, which holds for the whole recording, and facts of the file, which
-tell whether another one is lost.
+tell whether another one is lost. Format 1 has a ``recording.json`` beside them.
 """
 
 import dataclasses
+import errno
 import json
+import reprlib
 import zlib
-from collections.abc import Mapping
-from typing import Any, Final, Literal, TypeAlias, get_args
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,8 +21,7 @@ from etude import columns as col
 from etude.errors import DataError, SettingsError, SpaceError
 from etude.experience.table import IDS
 from etude.files import AnyPath
-from etude.recordings.compression import Codec, codec_of
-from etude.settings import choice
+from etude.settings import choice, nearest
 from etude.spaces import Space, leaves, space_from_json, space_to_json
 
 FORMAT: Final = "etude-recording"
@@ -186,6 +188,89 @@ def disk_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema(fields)
 
 
+# -- how columns are kept --------------------------------------------------------------------------------------------
+
+CompressionLike: TypeAlias = str | Mapping[str, str]
+"""One codec for all columns, or codecs by column (``{"obs/camera": "zstd:3", "obs": "lz4"}``), which may be written as
+text (``"obs/camera=zstd:3,obs=lz4"``)."""
+
+LEVELS: Final[Mapping[str, tuple[int, int] | None]] = {
+    "none": None,
+    "snappy": None,
+    "lz4": (1, 12),
+    "gzip": (1, 9),
+    "brotli": (0, 11),
+    "zstd": (1, 22),
+}
+"""The codecs that Parquet knows, with the levels that each takes, if any."""
+
+
+class Codec(NamedTuple):
+    """How a column is compressed."""
+
+    name: str
+    """A key of `LEVELS`."""
+    level: int | None = None
+    """None is the codec's own default."""
+
+
+ALL: Final = ""
+"""Stands for all columns."""
+
+
+def codecs(given: CompressionLike | None) -> dict[str, Codec]:
+    """The codecs by column or root of columns; `ALL` stands for all.
+
+    Raises:
+        SettingsError: a codec is unknown, or takes no such level.
+    """
+    if isinstance(given, str):
+        parts = [part.rpartition("=") for part in given.split(",")]
+        given = {root.strip(): words.strip() for root, _, words in parts}
+    by_root = dict(given or {})
+    return {root: _codec(root, words) for root, words in by_root.items()}
+
+
+def _codec(root: str, words: str) -> Codec:
+    where = f"`compression` of `{root}`" if root else "`compression`"
+    name, colon, text = words.partition(":")
+    if name not in LEVELS:
+        near = nearest(name, LEVELS)
+        hint = f" Nearest: `{near}`." if near else ""
+        raise SettingsError(f"{where} is {words!r}; known are {', '.join(LEVELS)}, such as `zstd:3`.{hint}")
+    if not colon:
+        return Codec(name)
+    levels = LEVELS[name]
+    if levels is None:
+        raise SettingsError(f"{where} is {words!r}, but {name} has no levels: leave {':' + text!r} out.")
+    low, high = levels
+    if not text.isdecimal() or not low <= int(text) <= high:
+        raise SettingsError(f"{where} is {words!r}, but a level of {name} is a number from {low} to {high}.")
+    return Codec(name, int(text))
+
+
+def codec_of(column: str, by_root: Mapping[str, Codec]) -> Codec | None:
+    """The codec of a column: that of the longest root that it is under; None if there is none.
+
+    What is said of observations holds for ``final_obs`` too.
+    """
+    name = column
+    if col.is_under(column, col.FINAL_OBS) and not any(col.is_under(column, root) for root in by_root):
+        name = col.OBS + column[len(col.FINAL_OBS) :]
+    roots = [root for root in by_root if root == ALL or col.is_under(name, root)]
+    return by_root[max(roots, key=len)] if roots else None
+
+
+def check_roots(by_root: Mapping[str, Codec], columns: Iterable[str]) -> None:
+    """Raise a DataError where a codec is for a column that is not among ``columns``."""
+    there = list(columns)
+    for root in by_root:
+        if root != ALL and not col.under(there, root):
+            near = nearest(root, there)
+            hint = f" Nearest: `{near}`." if near else ""
+            raise DataError(f"`compression` names `{root}`, but there is no such column: {', '.join(there)}.{hint}")
+
+
 def check_encoding(encoding: str) -> None:
     """Raise a SettingsError where ``encoding`` is not known."""
     if encoding not in get_args(Encoding):
@@ -226,3 +311,53 @@ def parquet_options(schema: pa.Schema, codecs: Mapping[str, Codec], encoding: En
         "write_page_checksum": True,  # a flipped bit is an error when it is read, not other data
         "sorting_columns": pq.SortingColumn.from_ordering(schema, order),
     }
+
+
+# -- format 1 -------------------------------------------------------------------------------------------------------
+
+MANIFEST: Final = "recording.json"
+"""Recordings of format 1 have it beside their files. Nothing writes it any more."""
+_LONGEST_NAME: Final = 255
+
+
+class Manifest(NamedTuple):
+    """What ``recording.json`` says."""
+
+    header: Header
+    rows: dict[str, int]
+    """The rows of each data file, by its path relative to the folder."""
+
+
+def read_manifest(folder: AnyPath) -> Manifest | None:
+    """``recording.json`` of ``folder``, or None if there is none.
+
+    Raises:
+        DataError: it is there, but is not valid.
+    """
+    path = folder / MANIFEST
+    try:
+        if isinstance(path, Path) and path.exists() and not path.is_file():
+            raise OSError(errno.EINVAL, "it is no regular file")  # a pipe or a device, which has no end
+        data = loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except (ValueError, OSError, RecursionError) as error:
+        raise DataError(
+            f"{path}: can't be read as JSON ({error}). Each Parquet file carries the same header: move {MANIFEST} away "
+            "to read the recording without it."
+        ) from error
+    header = Header.from_json(data, path)
+    files = data.get("files", {})
+    if not isinstance(files, dict) or not all(
+        isinstance(f, dict) and type(f.get("rows")) is int for f in files.values()
+    ):
+        raise DataError(f"{path}: `files` is not a list of files with their rows. Move {MANIFEST} away to go on.")
+    for name in files:
+        parts = name.split("/")
+        is_odd = not name or "\0" in name or "\\" in name or max(map(len, parts)) > _LONGEST_NAME
+        if is_odd or PurePosixPath(name).is_absolute() or ".." in parts:
+            raise DataError(
+                f"{path}: `files` lists {reprlib.repr(name)}, which is no file below this folder. Restore it from a "
+                f"copy, or move {MANIFEST} away to go on."
+            )
+    return Manifest(header, {name: facts["rows"] for name, facts in files.items()})

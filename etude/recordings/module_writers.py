@@ -15,7 +15,7 @@ from etude.errors import DataError, SettingsError
 from etude.experience import Experience
 from etude.experience.experience import without_lookback
 from etude.files import AnyPath, RemotePath, located
-from etude.recordings.held import HeldEpisodes
+from etude.recordings.episodes import Assembler
 from etude.recordings.layout import PREFIX, number_of
 from etude.recordings.recording import Recording
 from etude.recordings.writer import ROW_GROUP_ROWS, RecordingWriter
@@ -32,13 +32,19 @@ class _Series:
 
     kind: Kind
     writer: RecordingWriter
-    held: HeldEpisodes | None
+    held: Assembler | None
     """None where steps are written as they come."""
     there: dict[tuple[str, str | None], int]
     """By episode and agent: the step up to which files have them, though the run was set back to before that."""
 
     def take(self, exp: Experience) -> None:
-        for part in [exp] if self.held is None else self.held.add(exp):
+        parts = [exp]
+        if self.held is not None:
+            segments = exp.segments
+            whole = (segments.agent_id == None) & segments.done & (segments.t_start == 0)  # noqa: E711 - an array
+            parts = [exp.select(whole)] if whole.any() else []
+            parts += self.held.add(exp.select(~whole))
+        for part in parts:
             self._write(part)
 
     def _write(self, exp: Experience) -> None:
@@ -69,7 +75,7 @@ class ModuleWriters:
         path: The folder.
         kinds: The spaces of each module, by its id.
         columns: The step columns to keep, by name or root; ``env_t`` is kept where there is one.
-        layout: ``episodes`` holds unfinished ones back until they end (see `HeldEpisodes`); ``table`` writes steps as
+        layout: ``episodes`` holds unfinished ones back until they end (see `Assembler`); ``table`` writes steps as
             they come.
         append: Add to what is there; else a recording there is an error.
         state: From `state_dict`, of a run that goes on: what files have of later steps is not written again.
@@ -134,7 +140,7 @@ class ModuleWriters:
             append=append or state is not None,
             **options,
         )
-        series = _Series(kind, writer, HeldEpisodes() if layout == "episodes" else None, {})
+        series = _Series(kind, writer, Assembler(together=True) if layout == "episodes" else None, {})
         before = None if state is None else state["folders"].get(folder)
         if before is not None:
             series.there = written_since(where, int(before["next_file"]), writer.next_file, self._prefix)

@@ -19,8 +19,7 @@ from etude.recordings.formats.custom import CustomFormat, CustomSource
 from etude.recordings.formats.inferring import joint_space
 from etude.recordings.formats.source import ETUDE, Source
 from etude.recordings.formats.table import Table
-from etude.recordings.layout import HEADER_KEY, Header
-from etude.recordings.manifest import MANIFEST
+from etude.recordings.layout import HEADER_KEY, MANIFEST, Header
 from etude.recordings.own import OwnFormat, is_in_order
 from etude.recordings.units import Member, Units
 from etude.spaces import Space, leaf_dtype, leaf_shape, leaves

@@ -2,20 +2,262 @@
 """The way from a recording to the learner: parts, read and prepared by workers, a buffer, batches made ahead."""
 
 import dataclasses
+import multiprocessing
+import os
+import signal
 import sys
+import threading
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+import numpy as np
 
 from etude import columns as col
 from etude.columns import Columns
+from etude.connectors import Connect, Pipeline, PreLearnerLike
+from etude.errors import DataError, EtudeError, SettingsError
 from etude.experience import Experience
-from etude.recordings.batches import Prefetched, Rows, batches_of, rows_of, steps_of
-from etude.recordings.crew import Crew, WorkerKind
+from etude.recordings.batches import (
+    Groups,
+    Pool,
+    Prefetched,
+    RowPool,
+    SegmentPool,
+    WholeSegmentPool,
+    batches_of,
+    cut_segments,
+    rows_of,
+    steps_of,
+)
 from etude.recordings.layers import CONNECTORS, SHUFFLE, Spent, loading
-from etude.recordings.parted import Parted
-from etude.recordings.preparation import Preparation
-from etude.recordings.segment_batches import cut_segments, segment_batches_of
+from etude.recordings.pieces import pieces
+from etude.recordings.where import RowFilter
+
+R = TypeVar("R")
+
+WorkerKind = Literal["threads", "processes"]
+
+
+class Crew(Generic[R]):
+    """Does a job for one number after the other, several at a time, and gives what comes out in order.
+
+    Args:
+        job: What is done; for processes, it must be possible to send it to them.
+        num_workers: How many; 0: no others, in the caller's thread.
+        kind: Threads share memory, and wait for each other where a job holds the interpreter. Processes take a third of
+            a second to start, and send what they have made through a pipe.
+
+    Raises:
+        SettingsError: ``job`` can't be sent to processes.
+    """
+
+    def __init__(self, job: Callable[[int], R], num_workers: int, kind: WorkerKind) -> None:
+        self._job = job
+        self._ahead = num_workers
+        self._executor: Executor | None = None
+        self.close: Callable[[], Any] = lambda: None
+        """Ends the workers; those of a crew that is forgotten end, too."""
+        if not num_workers:
+            return
+        if kind == "threads":
+            self._executor = ThreadPoolExecutor(num_workers, thread_name_prefix="etude-loader")
+        else:
+            context = multiprocessing.get_context("spawn")
+            self._executor = ProcessPoolExecutor(
+                num_workers, mp_context=context, initializer=_begin, initargs=(_sendable(job),)
+            )
+            self._job = _do
+        self.close = weakref.finalize(self, self._executor.shutdown, wait=True, cancel_futures=True)
+
+    def done(self, numbers: Iterable[int]) -> Iterator[R]:
+        """What comes of each number, in their order; as many as there are workers, and one more, are held ahead."""
+        if self._executor is None:
+            for number in numbers:  # not map: a StopIteration of the job would end it as if there were no more numbers
+                yield self._job(number)
+            return
+        pending: deque[Future[R]] = deque()
+        try:
+            for number in numbers:
+                pending.append(self._executor.submit(self._job, number))
+                if len(pending) > self._ahead:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        except BrokenExecutor as error:
+            raise EtudeError(
+                "a worker process that loads data has died: it was killed, perhaps for want of memory (then take fewer "
+                "num_workers), or it crashed. The run can go on from its last checkpoint."
+            ) from error
+        finally:
+            for future in pending:
+                future.cancel()
+
+
+def _sendable(job: Callable[[int], R]) -> bytes:
+    from multiprocessing.reduction import ForkingPickler
+
+    try:
+        return bytes(ForkingPickler.dumps(job))
+    except Exception as error:
+        raise SettingsError(
+            f"num_workers are processes, to which this can't be sent: {error}. Define functions and classes at the top "
+            "of a module, or take worker_kind='threads'."
+        ) from error
+
+
+_own_job: Callable[[int], Any] | None = None
+
+
+def _begin(job: bytes) -> None:
+    """In a worker process: take the job of the process that started it, and end with that."""
+    import pickle
+
+    global _own_job
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # to the whole group: the parent saves, and ends its workers
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()  # even if it is killed
+    _own_job = pickle.loads(job)  # noqa: S301 - from the process that started this one, not from a file
+
+
+def _end_with(parent: Any) -> None:
+    parent.join()
+    os._exit(1)
+
+
+def _do(number: int) -> Any:
+    assert _own_job is not None
+    return _own_job(number)
+
+
+PIECE_ROWS = 65_536
+"""Experience in memory is prepared in pieces of so many rows at most, or of one segment."""
+
+
+class Parted(Protocol):
+    """What a pipeline begins with: a recording, or what was read of one."""
+
+    is_in_memory: bool
+
+    @property
+    def columns(self) -> list[str]:
+        """The step columns."""
+
+    @property
+    def num_parts(self) -> int:
+        """The parts."""
+
+    def part(self, k: int, columns: Sequence[str] | None = None) -> Experience:
+        """Part ``k``: whole segments; see `Recording.part`."""
+
+    def counts(self, k: int) -> Any:
+        """What was found bad in part ``k``, to be told where it is counted."""
+
+    def count(self, k: int, counts: Any) -> None:
+        """Take in what was found bad in part ``k``, perhaps in another process; nothing is counted twice."""
+
+
+class InMemory:
+    """Experience in memory, as parts of bounded size."""
+
+    is_in_memory = True
+
+    def __init__(self, exp: Experience, max_rows: int = PIECE_ROWS) -> None:
+        self.columns = list(exp.steps)
+        self._pieces = list(pieces(exp, max_rows))
+
+    @property
+    def num_parts(self) -> int:
+        """The pieces."""
+        return len(self._pieces)
+
+    def part(self, k: int, columns: Sequence[str] | None = None) -> Experience:
+        """Piece ``k``, with all that was read."""
+        return self._pieces[k]
+
+    def counts(self, k: int) -> None:
+        """Nothing: it was counted when it was read."""
+
+    def count(self, k: int, counts: None) -> None:
+        """Nothing to do."""
+
+
+class Preparation:
+    """Chooses a module's segments, and lets the connectors see them. Where a module is needed, it is too early here.
+
+    Args:
+        connectors: Those between env and module.
+        to_learner: Those of the learner that need no module.
+        select: Gives the segments that a module learns from; None: all.
+        where: A condition on steps; others are left out.
+        own: The user's own, which stands around the connectors.
+    """
+
+    def __init__(
+        self,
+        connectors: Pipeline,
+        to_learner: Pipeline,
+        *,
+        select: Connect | None = None,
+        where: RowFilter | None = None,
+        own: PreLearnerLike | None = None,
+    ) -> None:
+        self.connectors, self.to_learner = connectors, to_learner
+        self.select, self.where, self.own = select, where, own
+
+    def chosen(self, exp: Experience) -> Experience:
+        """The segments that the module learns from, and of these the steps."""
+        exp = exp if self.select is None else self.select(exp)
+        return exp if self.where is None else self.where.chosen(exp)
+
+    def __call__(self, exp: Experience) -> Experience:
+        """What is trained on of the segments `chosen`; what must not be is lookback.
+
+        Raises:
+            DataError: the user's own step fails, or gives something else.
+        """
+        if self.own is None:
+            return self.connect(exp)
+        name = getattr(self.own, "__qualname__", repr(self.own))
+        where = f"episode {exp.segments.episode_id[0]!r} and others" if exp.num_segments else "no segments"
+        try:
+            made = self.own(exp, self.connect)
+        except EtudeError:
+            raise
+        except Exception as error:
+            raise DataError(f"the prelearner {name} fails on {where}: {type(error).__name__}: {error}") from error
+        if not isinstance(made, Experience):
+            raise DataError(f"the prelearner {name} gives {type(made).__name__} for {where}: it must give Experience.")
+        return made
+
+    def connect(self, exp: Experience) -> Experience:
+        """Through all connectors."""
+        return self.to_learner.offline(self.connectors.offline(with_context(exp, self.connectors.context)))
+
+    def learn(self, exp: Experience) -> None:
+        """Let the connectors learn from the recording: what an observation filter knows comes from here."""
+        exp = with_context(self.chosen(exp), self.connectors.context)
+        self.connectors.update(exp)
+        self.to_learner.update(self.connectors.offline(exp))
+
+
+def with_context(exp: Experience, context: int) -> Experience:
+    """Where a segment begins in the middle of its episode, its first ``context`` steps become lookback.
+
+    Connectors that remember can't know what was before these; so they are seen, but not trained on.
+    """
+    segments = exp.segments
+    lookback = np.where(segments.t_start > 0, np.minimum(context, exp.lengths), 0)
+    if (segments.lookback >= lookback).all():
+        return exp
+    lookback = np.maximum(segments.lookback, lookback)
+    return Experience(exp.steps, exp.offsets, segments.replace(lookback=lookback), exp.final_obs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,26 +448,17 @@ class DataPipeline:
         """
         flow = self._flow
         rows = 0 if self._hold else sys.maxsize  # what fits in the buffer is kept there
-        source = Rows(self._loading.parts, self.source.num_parts, rows, self._loading.known_size)
-        if isinstance(self._make, Steps):
-            made: Iterator[Any] = batches_of(
-                source,
-                self._size,
-                buffer_size=flow.buffer_size,
-                seed=flow.seed,
-                start=start,
-                ahead=self._made_ahead,
-            )
-        else:
-            made = segment_batches_of(
-                source,
-                self._size,
-                buffer_size=flow.buffer_size,
-                seed=flow.seed,
-                start=start,
-                by_segments=self._by_segments,
-                ahead=self._made_ahead,
-            )
+        groups = Groups(self._loading.parts, self.source.num_parts, rows, self._loading.known_size)
+        pool: type[Pool[Any]] = WholeSegmentPool if self._by_segments else SegmentPool
+        made: Iterator[Any] = batches_of(
+            groups,
+            RowPool if isinstance(self._make, Steps) else pool,
+            self._size,
+            buffer_size=flow.buffer_size,
+            seed=flow.seed,
+            start=start,
+            ahead=self._made_ahead,
+        )
         if self._to_device is None or not isinstance(self._make, Steps):
             return made
         self._moved = Prefetched(map(self._to_device, made), max(1, flow.prefetch))

@@ -12,19 +12,26 @@ from etude.columns import Columns
 from etude.errors import DataError
 from etude.experience import Experience
 from etude.files import AnyPath
-from etude.recordings.batches import DERIVED, Prefetched, Rows, batches_of, steps_of
+from etude.recordings.batches import (
+    DERIVED,
+    Groups,
+    Prefetched,
+    RowPool,
+    SegmentPool,
+    batches_of,
+    cut_segments,
+    steps_of,
+)
+from etude.recordings.episodes import counts_of
 from etude.recordings.format import Problem, chosen
-from etude.recordings.info import counts_of
 from etude.recordings.layout import Header
 from etude.recordings.opening import Place, Places, opened
 from etude.recordings.pieces import copied, gathered, in_order, pieces
-from etude.recordings.screening import Counts, OnBad, ScreenedUnits, check_mode
-from etude.recordings.segment_batches import cut_segments, segment_batches_of
+from etude.recordings.screening import Findings, OnBad, Report, ScreenedUnits, check_mode, validate
 from etude.spaces import Space
 
 if TYPE_CHECKING:
     from etude.recordings.opening import DataLike
-    from etude.recordings.validate import Report
 
 
 class Recording:
@@ -73,7 +80,7 @@ class Recording:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """To worker processes goes what was found when it was opened: they open nothing again."""
-        return _received, (self.path, self._screened.sent(), self._num_steps, self._num_episodes)
+        return _received, (self.path, self._screened, self._num_steps, self._num_episodes)
 
     # -- what it is ------------------------------------------------------------------------------------------
 
@@ -174,11 +181,11 @@ class Recording:
         """Whether ``on_bad`` leaves bad data out, so that it hangs on the columns asked for which steps are read."""
         return self._screened.mode in ("repair", "skip")
 
-    def counts(self, k: int) -> "Counts":
+    def counts(self, k: int) -> "Findings":
         """What ``on_bad`` found in part ``k``, for `count` where it was read in another process."""
         return self._screened.counts(k)
 
-    def count(self, k: int, counts: "Counts | None") -> None:
+    def count(self, k: int, counts: "Findings | None") -> None:
         """Take in what ``on_bad`` found in part ``k`` in another process; nothing is counted twice."""
         if counts is not None:
             self._screened.count(k, counts)
@@ -266,9 +273,10 @@ class Recording:
                 raise DataError(str(error) if str(self.path) in str(error) else f"{where}: {error}") from error
 
         num_rows = self.rows_up_to(buffer_size)
-        source = Rows(partial(map, load), len(self._units), num_rows, partial(self._num_trained, names))
+        groups = Groups(partial(map, load), len(self._units), num_rows, partial(self._num_trained, names))
         return batches_of(
-            source,
+            groups,
+            RowPool,
             batch_size,
             shuffle=shuffle,
             buffer_size=buffer_size,
@@ -301,8 +309,10 @@ class Recording:
             return cut_segments(copied(self._screened.load(k, names)), max_len)
 
         num_rows = self.rows_up_to(buffer_size)
-        source = Rows(partial(map, load), len(self._units), num_rows, partial(self._num_trained, names))
-        return segment_batches_of(source, batch_size, buffer_size=buffer_size, seed=seed, epochs=epochs, start=start)
+        groups = Groups(partial(map, load), len(self._units), num_rows, partial(self._num_trained, names))
+        return batches_of(
+            groups, SegmentPool, batch_size, buffer_size=buffer_size, seed=seed, epochs=epochs, start=start
+        )
 
     @property
     def num_parts(self) -> int:
@@ -321,14 +331,12 @@ class Recording:
         """
         return self._screened.load(k, self._names(columns))
 
-    def validate(self) -> "Report":
-        """Look at every row and report every problem; see `etude.recordings.validate`."""
-        from etude.recordings.validate import validate
-
+    def validate(self) -> Report:
+        """Look at every row and report every problem; see `etude.recordings.screening.validate`."""
         return validate(self.path)
 
     def info(self) -> dict[str, Any]:
-        """What the recording holds, counted over every row, as JSON data; see `etude.recordings.info`.
+        """What the recording holds, counted over every row, as JSON data; see `etude.recordings.episodes`.
 
         Raises:
             DataError: a file can't be decoded.

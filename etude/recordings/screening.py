@@ -3,39 +3,55 @@
 
 Reading, info, convert, merge, training and off-policy evaluation all load units through `ScreenedUnits`; `validate`
 lists what it would refuse. What is looked for: NaN and infinity in observations, actions and rewards; discrete values
-outside their space (`etude.recordings.faulty_rows`); segments of which it is not known what follows; steps that are
-there twice, or after the end of their episode, or behind later ones (`etude.recordings.spans`); and what can't be read.
+outside their space; segments of which it is not known what follows; steps that are there twice, or after the end of
+their episode, or behind later ones; and what can't be read. `etude.recordings.faults` finds it, in one stream for all.
 Values are looked at in the columns that are asked for.
 
 Some problems are harmless (`Problem.harmless`), such as a copy that is read once. They are logged as warnings, the
 first of each kind, by the logger ``etude.recordings``.
 """
 
+import dataclasses
 import logging
 import shlex
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, TypeAlias
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import numpy as np
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
-from etude.errors import DataError, SettingsError
+from etude.errors import DataError, SettingsError, printable
 from etude.experience import Experience
-from etude.recordings.faulty_rows import Found, found_in, steps_lost, without
-from etude.recordings.format import Problem
-from etude.recordings.pieces import filtered, in_order
-from etude.recordings.screening_index import ClashIndex, Index
-from etude.recordings.spans import KINDS
+from etude.recordings.faults import KINDS, Fault, Timeline, find, problem_of
+from etude.recordings.format import Problem, UnreadableError
+from etude.recordings.opening import found, joined, place_of
+from etude.recordings.pieces import filtered
+from etude.recordings.repair import Mending, mended
 from etude.recordings.units import Units
 from etude.recordings.where import RowFilter
 
+if TYPE_CHECKING:
+    from etude.recordings.opening import DataLike
+
 OnBad: TypeAlias = Literal["strict", "repair", "skip"]
 MODES: Final = ("strict", "repair", "skip")
-Counts: TypeAlias = tuple[Counter[str], Counter[str], tuple[Problem, ...], Experience | None]
-"""Rows left out and faults met, by kind; what is harmless; and, from another process, the segments of the part."""
+
+
+@dataclasses.dataclass
+class Findings:
+    """What was found as a part was loaded."""
+
+    lost: Counter[str] = dataclasses.field(default_factory=Counter)
+    """Rows left out, by kind."""
+    met: Counter[str] = dataclasses.field(default_factory=Counter)
+    """Faults, by kind."""
+    harmless: tuple[Problem, ...] = ()
+    """What is only a warning."""
+    keys: Experience | None = None
+    """From another process, the segments of the part."""
+
 
 _log = logging.getLogger("etude.recordings")
 
@@ -65,8 +81,6 @@ class ScreenedUnits:
         path: Where the recording is, for messages.
         has_path: The shell finds it at ``path``; a `Source`, for instance, is found by Python alone.
         faults: What could not be opened and is not among ``units``.
-        index: What was learned of the whole by another process.
-        is_elsewhere: This is a worker process. What it finds is for the one that counts (`count`).
     """
 
     def __init__(
@@ -77,120 +91,88 @@ class ScreenedUnits:
         faults: Sequence[Problem] = (),
         *,
         has_path: bool = True,
-        index: Index | None = None,
-        is_elsewhere: bool = False,
     ) -> None:
         check_mode(mode)
         self.units = units
         self.mode = mode
         self._path = path or str(units.files[0] if units.files else "the recording")
+        self._has_path, self._faults = has_path, list(faults)
         self._lists = f"etude data validate {shlex.quote(self._path)}" if has_path else "Recording.validate()"
         self._leaves = {**units.header.obs_leaves(), **units.header.action_leaves()}
         self._lock = threading.RLock()
-        self._index = index
-        self._clashes: ClashIndex | None = None
-        if mode in ("strict", None):
-            self._clashes = self._new_clashes()
-        self._faults = list(faults)
-        self._lost: dict[int, Counter[str]] = {}  # by part: the rows left out at loading, by kind
-        self._met: dict[int, Counter[str]] = {}  # by part: the faults met at loading
-        self._harmless: dict[int, tuple[Problem, ...]] = {}  # by part; -1 is the whole
-        self._is_elsewhere = is_elsewhere
-        self._keys: dict[int, Experience] = {}  # by part: its segments, for the process that counts
+        self._mending: Mending | None = None
+        self._timeline = self.pass_over()
+        self._found: dict[int, Findings] = {}  # by part; -1 is the whole
+        self._is_elsewhere = False
         self._logged: set[str] = set()
         self._has_begun = False
 
-    def _new_clashes(self) -> ClashIndex:
-        return ClashIndex(self.units, KINDS[:3] if self.mode == "strict" else KINDS[:1])
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To worker processes goes what can't be learned from one part after the other: it is learned now."""
+        mending = self._learned() if self._timeline is None else None
+        return _elsewhere, (self.units, self.mode, self._path, self._faults, self._has_path, mending)
 
     def rows(self, k: int) -> int:
         """The steps of part ``k`` without those left out for their order; rows with bad values count until loaded."""
-        if self._clashes is not None:
-            return self.units.rows(k)
-        index = self._indexed()
-        return index.rows[k] - (index.plans[k].rows() if k in index.plans else 0)
+        return self.units.rows(k) if self._timeline is not None else self._learned().rows(k)
 
     # -- what was found ---------------------------------------------------------------------------------------
 
     @property
     def left_out(self) -> dict[str, int]:
         """The rows left out so far, by kind of fault. A part that is loaded again is not counted again."""
-        return self._total(self._lost, [(p.kind, p.count) for p in self._faults], rows=True)
+        with self._lock:
+            found = [findings.lost for findings in self._found.values()]
+            found += [self._mending.left_out] if self._mending is not None else []
+        return _total(*found, *(Counter({problem.kind: problem.count}) for problem in self._faults))
 
     @property
     def met(self) -> dict[str, int]:
         """The faults met so far by kind, mended ones included: segments, rows or files."""
-        return self._total(self._met, [(p.kind, 1) for p in self._faults], rows=False)
-
-    def _total(
-        self, loaded: Mapping[int, Counter[str]], first: Sequence[tuple[str, int]], *, rows: bool
-    ) -> dict[str, int]:
-        total: Counter[str] = Counter()
         with self._lock:
-            for kind, count in first:
-                total[kind] += count
-            for counted in loaded.values():
-                total += counted
-            if self._index is not None:
-                total += self._index.left_out if rows else self._index.met
-        return {kind: count for kind, count in sorted(total.items()) if count}
+            found = [findings.met for findings in self._found.values()]
+            found += [self._mending.met] if self._mending is not None else []
+        return _total(*found, Counter(problem.kind for problem in self._faults))
 
     @property
     def warnings(self) -> list[str]:
         """What was met so far that is harmless, one text for each kind."""
-        with self._lock:
-            found = [problem for problems in self._harmless.values() for problem in problems]
         by_kind: dict[str, list[Problem]] = {}
-        for problem in found:
-            by_kind.setdefault(problem.kind, []).append(problem)
+        with self._lock:
+            for findings in self._found.values():
+                for problem in findings.harmless:
+                    by_kind.setdefault(problem.kind, []).append(problem)
         more = {kind: f" ({len(alike) - 1:,} more like it)" if alike[1:] else "" for kind, alike in by_kind.items()}
         return [f"{alike[0].message.rstrip('.')}{more[kind]}." for kind, alike in by_kind.items()]
 
-    def counts(self, k: int) -> Counts:
+    def counts(self, k: int) -> Findings:
         """What was found as part ``k`` was loaded: for `count` in another process."""
         with self._lock:
-            found = self._lost.get(k, Counter()), self._met.get(k, Counter()), self._harmless.get(k, ())
-            return *found, self._keys.pop(k, None)
+            found = self._found.get(k, Findings())
+            if found.keys is not None:
+                self._found[k] = dataclasses.replace(found, keys=None)  # they are told once
+            return found
 
-    def count(self, k: int, counts: Counts) -> None:
+    def count(self, k: int, more: Findings) -> None:
         """Take in what was found as part ``k`` was loaded, here or in another process; nothing is counted twice.
+
+        What is harmless is logged, the first of each kind.
 
         Raises:
             DataError: a segment of the part does not go with one of another part.
         """
-        lost, met, harmless, keys = counts
         with self._lock:
-            if keys is not None:
-                self._add(k, keys, self._clashes)
-            self._lost[k] = self._lost.get(k, Counter()) | lost  # the larger of each: columns may differ
-            self._met[k] = self._met.get(k, Counter()) | met
-            self._note(k, harmless)
-
-    def _note(self, k: int, harmless: Iterable[Problem]) -> None:
-        """Keep what is harmless in part ``k``, and log the first of each kind."""
-        known = dict.fromkeys([*self._harmless.get(k, ()), *harmless])
-        self._harmless[k] = tuple(known)
-        for problem in known if not self._is_elsewhere and self.mode is not None else ():
-            if problem.kind not in self._logged:
-                self._logged.add(problem.kind)
-                _log.warning("%s", problem.message)
-
-    def sent(self) -> "ScreenedUnits":
-        """The same for a worker process. What can't be learned from one part after the other is learned now."""
-        index = self._indexed() if self._clashes is None else None
-        has_path = self._lists.startswith("etude")
-        sent = ScreenedUnits(
-            self.units, self.mode, self._path, self._faults, has_path=has_path, index=index, is_elsewhere=True
-        )
-        return sent
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_lock", "_clashes")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._lock = threading.RLock()
-        self._clashes = self._new_clashes() if self.mode in ("strict", None) else None
+            if more.keys is not None and not self._is_elsewhere:
+                self._add(k, more.keys, self._timeline)
+            found = self._found.setdefault(k, Findings())
+            found.lost |= more.lost  # the larger of each: columns may differ
+            found.met |= more.met
+            found.harmless = tuple(dict.fromkeys([*found.harmless, *more.harmless]))
+            found.keys = more.keys if self._is_elsewhere else None
+            for problem in found.harmless if not self._is_elsewhere and self.mode is not None else ():
+                if problem.kind not in self._logged:
+                    self._logged.add(problem.kind)
+                    _log.warning("%s", problem.message)
 
     def report(self) -> str:
         """What was met and left out so far, in words; empty where nothing was."""
@@ -207,7 +189,7 @@ class ScreenedUnits:
         k: int,
         columns: Sequence[str],
         where: pc.Expression | str | None = None,
-        clashes: ClashIndex | None = None,
+        clashes: Timeline | None = None,
         *,
         finals: bool = True,
     ) -> Experience:
@@ -227,85 +209,59 @@ class ScreenedUnits:
             SettingsError: ``where`` is a text that is no condition on the steps of this recording.
         """
         where = RowFilter(where) if isinstance(where, str) else where
-        if self._clashes is not None:
+        if self._timeline is not None:
             return self._checked(k, columns, where, clashes, finals)
         exp = self._mended(k, columns if where is None else None)
         if isinstance(where, RowFilter):
             return _filtered(exp, where, columns)
         return exp if where is None else filtered(exp, where, columns)
 
-    def pass_over(self) -> ClashIndex | None:
-        """What one pass with a filter looks at the order of steps in; None where the mode settles that before."""
-        return None if self._clashes is None else self._new_clashes()
-
-    def _mended(self, k: int, columns: Sequence[str] | None) -> Experience:
-        index = self._indexed()
-        exp, lost, met, harmless = self._loaded(k, columns)
-        if exp.num_segments and k in index.plans:
-            exp = self._planned(k, exp, index)
-        found = list(found_in(exp, self._leaves))
-        met += Counter({kind: sum(len(f.rows) for f in found if f.kind == kind) for kind in {f.kind for f in found}})
-        exp, more = (_repaired if self.mode == "repair" else _skipped)(exp, found)
-        self.count(k, (lost + more, met, harmless, None))
-        return exp
+    def pass_over(self) -> Timeline | None:
+        """What one pass, such as one with a filter, looks at the order of steps in; None where the mode settles that
+        before."""
+        if self.mode in ("repair", "skip"):
+            return None
+        return Timeline(self.units, KINDS[:3] if self.mode == "strict" else KINDS[:1])
 
     def nothing(self, columns: Sequence[str] | None) -> Experience:
         """See `etude.recordings.units.Units.nothing`."""
         return self.units.nothing(self.units.columns if columns is None else columns)
 
-    def _loaded(
-        self, k: int, columns: Sequence[str] | None
-    ) -> tuple[Experience, Counter[str], Counter[str], tuple[Problem, ...]]:
-        """What can be read of part ``k``, the rows that can't be, how many faults that is, and what is harmless."""
+    def _learned(self) -> Mending:
+        with self._lock:
+            if self._mending is None:
+                self._begin()
+                self._mending = Mending(self.units, keep_order=self.mode == "skip")
+            return self._mending
+
+    def _mended(self, k: int, columns: Sequence[str] | None) -> Experience:
+        mending = self._learned()
         try:
             exp, problems = self.units.load_rest(k, columns)
         except DataError:
-            return self.nothing(columns), Counter(unreadable=self._rows_lost(k)), Counter(unreadable=1), ()
-        lost: Counter[str] = Counter()
-        for problem in problems:
-            if not problem.harmless:
-                lost[problem.kind] += problem.count
-        met = Counter(problem.kind for problem in problems if not problem.harmless)
-        return exp, lost, met, tuple(problem for problem in problems if problem.harmless)
+            exp, problems = self.nothing(columns), []
+            found = Findings(Counter(unreadable=self._rows_lost(k)), Counter(unreadable=1))
+        else:
+            found = Findings(harmless=tuple(problem for problem in problems if problem.harmless))
+            for problem in problems:
+                if not problem.harmless:
+                    found.lost[problem.kind] += problem.count
+                    found.met[problem.kind] += 1
+        exp = mending.applied(k, exp)
+        faults = list(find(exp, self._leaves))
+        for fault in faults:
+            found.met[fault.kind] += len(fault.rows)
+        exp, lost = mended(exp, faults, whole_segments=self.mode == "skip")
+        found.lost += lost
+        self.count(k, found)
+        return exp
 
     def _rows_lost(self, k: int) -> int:
         """The rows of a part that can't be read, as far as that is known."""
         try:
-            return self._indexed().rows[k] or self.units.rows(k)
+            return self._learned().rows_there(k) or self.units.rows(k)
         except DataError:
             return 0
-
-    def _indexed(self) -> Index:
-        with self._lock:
-            if self._index is None:
-                self._begin()
-                self._index = Index(self.units, keep_order=self.mode == "skip")
-            return self._index
-
-    def _planned(self, k: int, exp: Experience, index: Index) -> Experience:
-        plan, at = index.plans[k], index.places(k, exp)
-        if plan.links and exp.final_obs:
-            exp = self._linked(k, exp, at, index)
-        lost = np.zeros(exp.num_steps, bool)
-        for start, stop, _ in plan.left_out:
-            lost |= (at >= start) & (at < stop)
-        exp = without(exp, lost, ()) if lost.any() else exp
-        return in_order(exp).join() if plan.in_order else exp
-
-    def _linked(self, k: int, exp: Experience, at: NDArray[np.int64], index: Index) -> Experience:
-        """Final observations that are not known taken from where the episode goes on."""
-        segments = exp.segments[np.arange(exp.num_segments)]
-        finals = {name: np.array(column) for name, column in exp.final_obs.items()}
-        for last, j, row in index.plans[k].links:
-            here = np.flatnonzero(at[exp.offsets[1:] - 1] == last)
-            if not len(here) or segments.has_final_obs[here[0]]:
-                continue
-            obs = index.obs_at(j, row, tuple(finals))
-            if obs is not None:
-                segments.has_final_obs[here[0]] = True
-                for name, value in obs.items():
-                    finals[name][here[0]] = value
-        return Experience(exp.steps, exp.offsets, segments, finals)
 
     # -- strict -----------------------------------------------------------------------------------------------
 
@@ -314,7 +270,7 @@ class ScreenedUnits:
         k: int,
         columns: Sequence[str],
         where: pc.Expression | RowFilter | None,
-        clashes: ClashIndex | None,
+        clashes: Timeline | None,
         finals: bool,
     ) -> Experience:
         self._begin()
@@ -332,18 +288,15 @@ class ScreenedUnits:
                 self.units.load(k, columns)  # which knows what has caused it
                 raise DataError(bad.message)
         with self._lock:
-            if where is None and self._is_elsewhere:
-                self._keys[k] = Experience({}, exp.offsets, exp.segments, {})
-            self._add(k, exp, clashes if where is not None else self._clashes)
-        if self.mode == "strict":
-            for found in found_in(exp, self._leaves):
-                if found.kind == "no_final_obs" and where is not None:
-                    continue  # the filter has cut there
-                if not found.harmless:
-                    raise DataError(self._said(k, exp, found))
-                problems.append(problem_of(self.units, k, exp, found))
-            with self._lock:
-                self._note(k, problems)
+            self._add(k, exp, clashes if where is not None else self._timeline)
+        for fault in find(exp, self._leaves) if self.mode == "strict" else ():
+            if fault.kind == "no_final_obs" and where is not None:
+                continue  # the filter has cut there
+            if not fault.harmless:
+                raise DataError(self._said(k, exp, fault))
+            problems.append(problem_of(self.units, k, exp, fault))
+        keys = Experience({}, exp.offsets, exp.segments, {}) if where is None and self._is_elsewhere else None
+        self.count(k, Findings(harmless=tuple(problems) if self.mode == "strict" else (), keys=keys))
         return exp
 
     def _steps_where(self, k: int, columns: Sequence[str], where: RowFilter) -> Experience:
@@ -366,10 +319,10 @@ class ScreenedUnits:
                 bad = next((problem for problem in problems if not problem.harmless), None)
                 if self.mode == "strict" and bad is not None:
                     raise DataError(bad.message)
-                self._note(-1, (problem for problem in problems if problem.harmless))
                 self._has_begun = True
+                self.count(-1, Findings(harmless=tuple(problem for problem in problems if problem.harmless)))
 
-    def _add(self, k: int, exp: Experience, clashes: ClashIndex | None) -> None:
+    def _add(self, k: int, exp: Experience, clashes: Timeline | None) -> None:
         if clashes is None:
             return
         was_complete = clashes.is_complete
@@ -377,16 +330,37 @@ class ScreenedUnits:
             clashes.add(k, exp)
         except DataError as error:
             raise DataError(f"{error} {_REMEDY}") from None
-        if clashes is self._clashes and clashes.is_complete and not was_complete and self.mode == "strict":
-            self._note(-1, clashes.problems(["gap"]))
+        if clashes is self._timeline and clashes.is_complete and not was_complete and self.mode == "strict":
+            self.count(-1, Findings(harmless=tuple(clashes.problems(["gap"]))))
 
-    def _said(self, k: int, exp: Experience, found: Found) -> str:
-        row, count = int(found.rows[0]), len(found.rows)
+    def _said(self, k: int, exp: Experience, fault: Fault) -> str:
+        row, count = int(fault.rows[0]), len(fault.rows)
         rows = (
             f"{count:,} of {exp.num_steps:,} rows {'is' if count == 1 else 'are'} affected (`{self._lists}` lists them)"
         )
         place = self.units.place(k, row, exp)
-        return f"{place.words}: `{found.column}` {found.what}. {rows}. {_REMEDY}"
+        return f"{place.words}: `{fault.column}` {fault.what}. {rows}. {_REMEDY}"
+
+
+def _elsewhere(
+    units: Units,
+    mode: OnBad | None,
+    path: str,
+    faults: Sequence[Problem],
+    has_path: bool,
+    mending: Mending | None,
+) -> ScreenedUnits:
+    """The same in a worker process. What it finds is for the one that counts (`ScreenedUnits.count`)."""
+    screened = ScreenedUnits(units, mode, path, faults, has_path=has_path)
+    screened._mending, screened._is_elsewhere = mending, True
+    return screened
+
+
+def _total(*counted: Counter[str]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for counts in counted:
+        total.update(counts)
+    return {kind: count for kind, count in sorted(total.items()) if count}
 
 
 def _filtered(exp: Experience, where: RowFilter, columns: Sequence[str]) -> Experience:
@@ -398,37 +372,113 @@ def _filtered(exp: Experience, where: RowFilter, columns: Sequence[str]) -> Expe
 
 _REMEDY: Final = "Repair with --on-bad=repair, leave it out with --on-bad=skip, or mend the file."
 
-_REMEDIES: Final = {
-    "nan": "Leave the episode out with a filter, or mend the env that gave it.",
-    "out_of_space": "Was it recorded with another space? Leave these rows out with a filter, or mend them.",
-    "no_final_obs": "Train without `next_obs`, or leave the episode out.",
-}
+
+# -- validation ------------------------------------------------------------------------------------------------------
 
 
-def problem_of(units: Units, k: int, exp: Experience, found: Found) -> Problem:
-    """A fault of some rows of unit ``k``, which is ``exp``, in words."""
-    row, count = int(found.rows[0]), len(found.rows)
-    place = units.place(k, row, exp)
-    more = f" ({count:,} rows like it)" if count > 1 else ""
-    text = f"{place.words}: column `{found.column}` {found.what}{more}. {_REMEDIES[found.kind]}"
-    return Problem(found.kind, text, place.file, place.row, found.column, count, True, place.row_group, found.harmless)
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What validation found."""
+
+    path: str
+    files: int
+    rows: int
+    """Rows that could be looked at."""
+    episodes: int
+    problems: tuple[Problem, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Nothing is wrong; there may be warnings."""
+        return not self.errors
+
+    @property
+    def errors(self) -> tuple[Problem, ...]:
+        """The problems for which reading and training refuse the recording, unless ``on_bad`` says otherwise."""
+        return tuple(problem for problem in self.problems if not problem.harmless)
+
+    @property
+    def warnings(self) -> tuple[Problem, ...]:
+        """The problems that do no harm."""
+        return tuple(problem for problem in self.problems if problem.harmless)
+
+    def __str__(self) -> str:
+        head = f"{self.path}: {self.files} files, {self.rows:,} rows, {self.episodes:,} episodes"
+        count = f"{len(self.errors)} problem(s)" if self.errors else "no problems"
+        more = f", {len(self.warnings)} warning(s)" if self.warnings else ""
+        lines = [f"  {kind}: {text}" for kind, text in self.summary().items()]
+        each = [f"{problem} [{_ABLE[problem.repairable]}]" for problem in self.errors]
+        warnings = [f"{one} [warning]" for one in self.warnings]
+        return "\n".join(map(printable, [f"{head}: {count}{more}.", *lines, *each, *warnings]))
+
+    def summary(self) -> dict[str, str]:
+        """For each kind of problem, how many there are, of how many rows, and whether they can be repaired."""
+        out = {}
+        for kind in sorted({problem.kind for problem in self.errors}):
+            alike = [problem for problem in self.errors if problem.kind == kind]
+            able = sum(problem.repairable for problem in alike)
+            some = f"{able:,} of them {_ABLE[True]}" if 0 < able < len(alike) else _ABLE[able > 0]
+            rows = sum(problem.count for problem in alike)
+            out[kind] = f"{len(alike):,} problem{'s' * (len(alike) > 1)}, {rows:,} row{'s' * (rows != 1)}; {some}"
+        return out
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON data."""
+        return {**dataclasses.asdict(self), "ok": self.ok}
 
 
-def _repaired(exp: Experience, found: Sequence[Found]) -> tuple[Experience, Counter[str]]:
-    lost = np.zeros(exp.num_steps, bool)
-    counts: Counter[str] = Counter()
-    for fault in found:
-        rows = steps_lost(exp, fault)
-        counts[fault.kind] += int((~lost[rows]).sum())
-        lost[rows] = True
-    return (without(exp, lost, found) if found else exp), counts
+def validate(path: "DataLike", *, filesystem: Any = None) -> Report:
+    """Look at every row of the recording at ``path``, of whatever `Recording.open` takes, in bounded memory.
+
+    It judges by the rule that reading and training go by (`etude.recordings.screening`): where the report is `ok`, they
+    take the recording as it is. Also found are files that are missing, have other rows than listed, are cut off, can't
+    be decoded or are of another format, and other spaces or columns than the rest. What can't be read does not hide the
+    rest. `Problem.repairable` says what ``on_bad`` can mend, or leave out so that the rest can be used;
+    `Problem.harmless`, what is only a warning.
+
+    Raises:
+        DataError: there is nothing at ``path`` that could be a recording.
+    """
+    faults: list[Problem] = []
+    try:
+        recordings = found(path, filesystem, faults)
+        members = [recording.open() for recording in recordings]
+    except DataError:
+        if not faults:
+            raise
+        return Report(str(path), len({problem.file for problem in faults}), 0, 0, tuple(faults))
+    where = str(place_of(path, filesystem, recordings))
+    problems = list(faults)
+    try:
+        together = [joined(members)]
+    except DataError as error:
+        problems.append(Problem("not_together", str(error), where, count=0))
+        together = [joined([member]) for member in members]
+    looks = [_look(units, problems) for units in together]
+    files = {str(file) for units in together for file in units.files}
+    unread = {problem.file for problem in faults if problem.row is None}
+    rows, episodes = (sum(counts) for counts in zip(*looks, strict=True))
+    return Report(where, len(files | unread), rows, episodes, tuple(problems))
 
 
-def _skipped(exp: Experience, found: Sequence[Found]) -> tuple[Experience, Counter[str]]:
-    touched = np.zeros(exp.num_segments, bool)
-    counts: Counter[str] = Counter()
-    for fault in found:
-        which = np.unique(np.searchsorted(exp.offsets, fault.rows, side="right") - 1)
-        counts[fault.kind] += int(exp.lengths[which[~touched[which]]].sum())
-        touched[which] = True
-    return (exp.select(~touched) if touched.any() else exp), counts
+def _look(units: Units, problems: list[Problem]) -> tuple[int, int]:
+    """Look at every unit, and add what is wrong to ``problems``; gives the rows and the episodes."""
+    problems += units.problems
+    rows, episodes, timeline = 0, np.zeros(0, np.int64), Timeline(units)
+    leaves = {**units.header.obs_leaves(), **units.header.action_leaves()}
+    for k in range(len(units)):
+        try:
+            exp, more = units.load_rest(k)
+        except UnreadableError as error:
+            problems.append(error.problem)
+            continue
+        rows += exp.num_steps
+        problems += more
+        problems += (problem_of(units, k, exp, fault) for fault in find(exp, leaves))
+        timeline.add(k, exp)
+        episodes = np.union1d(episodes, exp.segments.episode_id.mapped(hash, np.int64))
+    problems += timeline.problems()
+    return rows, len(episodes)
+
+
+_ABLE = {True: "repairable", False: "not repairable"}

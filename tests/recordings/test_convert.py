@@ -13,7 +13,7 @@ from some_recording import assert_same, numbered, record, record_format_1
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience
 from etude.recordings import Recording, convert
-from etude.recordings.whole import survey, whole_episodes
+from etude.recordings.converting import survey, whole_episodes
 
 OTHERS = ("rllib-episodes", "rllib-table", "minari")
 
@@ -36,7 +36,7 @@ def test_there_and_back(tmp_path: Path, format: str) -> None:
 
 @pytest.mark.parametrize("format", OTHERS)
 def test_more_rows_than_are_in_memory_at_a_time(tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("etude.recordings.exporting.MAX_ROWS", 16)
+    monkeypatch.setattr("etude.recordings.converting.MAX_ROWS", 16)
     exp = numbered([9, 40, 3, 7, 8], terminated=True, truncated=False)
     found = converted(tmp_path, format, exp).read()
     found = found.select(np.argsort(found.steps["obs"][found.offsets[:-1], 0]))  # the long one is complete last

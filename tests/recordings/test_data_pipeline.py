@@ -22,10 +22,7 @@ from etude.connectors import FrameStack, NormalizeObs, Pipeline
 from etude.errors import DataError, EtudeError, SettingsError
 from etude.experience import Experience
 from etude.recordings import Recording
-from etude.recordings.crew import Crew
-from etude.recordings.parted import InMemory
-from etude.recordings.pipeline import Cuts, DataPipeline, Flow, Steps
-from etude.recordings.preparation import Preparation, with_context
+from etude.recordings.pipeline import Crew, Cuts, DataPipeline, Flow, InMemory, Preparation, Steps, with_context
 
 LENGTHS = [1, 9, 30, 4, 200, 17, 2, 60, 33, 120]
 NUM_STEPS = sum(LENGTHS)

@@ -20,7 +20,7 @@ from etude.recordings import (
     split_recording,
     validate,
 )
-from etude.recordings.edited import _places
+from etude.recordings.editing import _places
 
 LENGTHS = [5, 12, 3, 8, 20, 1, 7, 9]
 

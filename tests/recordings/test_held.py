@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from some_recording import assert_same, numbered
 
 from etude.experience import Experience
-from etude.recordings.held import Assembler, HeldEpisodes
+from etude.recordings.episodes import Assembler
 
 
 def pieces_of(exp, bounds):
@@ -18,7 +18,7 @@ def pieces_of(exp, bounds):
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=6), st.integers(1, 4))
 def test_episodes_come_out_whole_whatever_they_were_cut_into(sizes, at_once):
     exp = numbered([length for length, _ in sizes])
-    held = HeldEpisodes()
+    held = Assembler(together=True)
     pieces = pieces_of(exp, [size for _, size in sizes])
     out = []
     for i in range(0, len(pieces), at_once):
@@ -26,7 +26,7 @@ def test_episodes_come_out_whole_whatever_they_were_cut_into(sizes, at_once):
         assert all(part.segments.done.all() for part in given_now)
         out += given_now
         state = held.state_dict()  # as if it were saved and loaded after each step
-        held = HeldEpisodes()
+        held = Assembler(together=True)
         held.load_state_dict(state)
     assert held.rest() == []
     assert held.state_dict() is None
@@ -38,7 +38,7 @@ def test_episodes_come_out_whole_whatever_they_were_cut_into(sizes, at_once):
 def test_an_episode_waits_for_all_its_agents():
     both = numbered([6, 4], agent_id=["a", "b"], episode_id=["e", "e"])
     a, b = both
-    held = HeldEpisodes()
+    held = Assembler(together=True)
     first, second = a.cut(3)
     assert held.add(Experience.concat([first, b])) == []
     (out,) = held.add(second)
@@ -49,7 +49,7 @@ def test_what_was_added_to_longest_ago_goes_first_where_memory_is_full():
     exp = numbered([10, 10, 10])
     one, two, three = (episode.cut(5) for episode in exp)
     size = sum(column.nbytes for column in (*one[0].steps.values(), *one[0].final_obs.values()))
-    held = HeldEpisodes(max_bytes=2 * size)
+    held = Assembler(together=True, max_bytes=2 * size)
     assert held.add(one[0]) == []
     assert held.add(two[0]) == []
     (early,) = held.add(three[0])
@@ -64,7 +64,7 @@ def test_what_was_added_to_longest_ago_goes_first_where_memory_is_full():
 
 def test_what_is_held_is_copied():
     (piece, rest) = numbered([8]).cut(4)
-    held = HeldEpisodes()
+    held = Assembler(together=True)
     held.add(piece)
     piece.steps["obs"][:] = 77
     piece.segments.t_start[:] = 77
@@ -93,11 +93,11 @@ def test_pieces_in_any_order_make_whole_episodes(sizes, random):
     out = {}
     for piece in pieces:
         name = piece.segments.episode_id[0]
-        whole = assembler.add(name, piece)
+        whole = assembler.add(piece)
         missing[name] -= piece.num_steps
-        assert (whole is None) == (missing[name] > 0)
-        if whole is not None:
-            out[name] = whole
+        assert (not whole) == (missing[name] > 0)
+        for episode in whole:
+            out[name] = episode
     assert not assembler.waiting
     for one in exp:
         assert_same(out[one.segments.episode_id[0]], one)
@@ -106,11 +106,13 @@ def test_pieces_in_any_order_make_whole_episodes(sizes, random):
 def test_an_assembler_knows_what_is_missing():
     first, second, third = numbered([9]).cut(3)
     assembler = Assembler()
-    assert assembler.add("e", third) is None
-    assert assembler.add("e", first) is None
-    assert (assembler.waiting["e"].num_steps, assembler.waiting["e"].total) == (6, 9)
-    twice = assembler.add("e", first)  # as many steps, but not those that are missing
+    assert assembler.add(third) == []
+    assert assembler.add(first) == []
+    (waiting,) = assembler.waiting.values()
+    assert (waiting.num_steps, waiting.total) == (6, 9)
+    (twice,) = assembler.add(first)  # as many steps, but not those that are missing
     assert twice.num_segments > 1
-    late = Assembler({"e": 6})  # its beginning was never recorded
-    assert late.add("e", third) is None
-    assert late.add("e", second).segments.t_start.tolist() == [3]
+    late = Assembler(lengths={hash("e0"): 6})  # its beginning was never recorded
+    assert late.add(third) == []
+    (whole,) = late.add(second)
+    assert whole.segments.t_start.tolist() == [3]

@@ -9,7 +9,7 @@ from gymnasium.spaces import Box, Discrete
 
 from etude import Experience, Recording, RecordingWriter
 from etude.experience import Segments
-from etude.recordings.row_pool import LARGE_ROW, RowPool
+from etude.recordings.batches import LARGE_ROW, RowPool
 
 
 def _parts(lengths: list[int], width: int) -> list[dict[str, np.ndarray]]:
@@ -28,7 +28,7 @@ def test_rows_are_as_of_one_array(width: int, lengths: list[int]) -> None:
         np.testing.assert_array_equal(taken[name], np.concatenate([part[name] for part in parts])[index])
         assert not any(np.shares_memory(taken[name], part[name]) for part in parts)
     assert len(pool) == sum(lengths)
-    assert pool.row_bytes == width + 8
+    assert RowPool.row_bytes(taken) == width + 8
 
 
 def test_large_rows_of_several_dtypes_are_widened() -> None:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from some_recording import ACTION, OBS, assert_same, numbered, record, record_format_1
 
-import etude.recordings.roller as roller_module
+import etude.recordings.writer as roller_module
 import etude.recordings.writer as writer_module
 from etude.errors import DataError
 from etude.experience import Experience, Segments

@@ -9,7 +9,7 @@ from some_recording import ACTION, OBS, assert_same, numbered, record
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience
 from etude.recordings import Recording, RecordingWriter
-from etude.recordings.compression import Codec, codec_of, codecs
+from etude.recordings.layout import Codec, codec_of, codecs
 
 
 def compressions(path):

@@ -1,0 +1,346 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``repair`` and ``skip`` do about faults: steps cut out, and what is known of a whole recording for that."""
+
+import dataclasses
+from collections import Counter, defaultdict, deque
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from etude import columns as col
+from etude.errors import DataError
+from etude.experience import Experience
+from etude.experience.arrays import Index, ranges, take
+from etude.experience.experience import offsets_of
+from etude.recordings.faults import KINDS, Fault, Span, Spans, Timeline, clashes, span_at
+from etude.recordings.pieces import in_order
+from etude.recordings.units import Units
+
+Mask: TypeAlias = NDArray[np.bool_]
+
+
+def mended(exp: Experience, faults: Sequence[Fault], *, whole_segments: bool) -> tuple[Experience, Counter[str]]:
+    """``exp`` without what is bad in it, and the steps left out for it by kind.
+
+    Args:
+        exp: The whole.
+        faults: What is bad.
+        whole_segments: Segments with a fault go, and not single steps.
+    """
+    lost = np.zeros(exp.num_steps, bool)
+    counts: Counter[str] = Counter()
+    for fault in faults:
+        rows = _segments_with(exp, fault) if whole_segments else _steps_lost(exp, fault)
+        counts[fault.kind] += int((~lost[rows]).sum())
+        lost[rows] = True
+    return (without(exp, lost, faults) if faults else exp), counts
+
+
+def _segments_with(exp: Experience, fault: Fault) -> Index:
+    """The rows of the segments that have a fault."""
+    which = np.unique(np.searchsorted(exp.offsets, fault.rows, side="right") - 1)
+    return ranges(exp.offsets[which], exp.lengths[which])
+
+
+def _steps_lost(exp: Experience, fault: Fault) -> Index:
+    """The steps that have to go for a fault, rising.
+
+    Those with it; the step before a bad observation, whose outcome it is; the last step of a segment where what
+    follows is not known, unless the episode terminated there.
+    """
+    segment = np.searchsorted(exp.offsets, fault.rows, side="right") - 1
+    if fault.is_final:
+        return fault.rows[~exp.segments.terminated[segment]]
+    if not col.is_under(fault.column, col.OBS):
+        return fault.rows
+    before = fault.rows[fault.rows > exp.offsets[segment]] - 1
+    return np.union1d(fault.rows, before)
+
+
+def without(exp: Experience, lost: Mask, faults: Sequence[Fault]) -> Experience:
+    """``exp`` without some steps: what follows them is a segment of its own, of the same episode and with its ``t``.
+
+    Observations of lost steps become the final observations of what is before them. Nothing else is made up.
+
+    Args:
+        exp: The whole.
+        lost: bool ``[num_steps]``: the steps to leave out.
+        faults: Final observations among them are taken for unknown.
+    """
+    segments, offsets = exp.segments, exp.offsets
+    known = segments.has_final_obs.copy()
+    for fault in faults:
+        if fault.is_final:
+            known[np.searchsorted(offsets, fault.rows, side="right") - 1] = False
+    kept = ~lost
+    is_first, is_last = np.zeros((2, exp.num_steps), bool)
+    is_first[offsets[:-1]] = is_last[offsets[1:] - 1] = True
+    start = np.flatnonzero(kept & (is_first | np.append(True, lost[:-1])))
+    stop = np.flatnonzero(kept & (is_last | np.append(lost[1:], True))) + 1
+    parent = np.searchsorted(offsets, start, side="right") - 1
+    into = start - offsets[:-1][parent]
+    lookback = np.clip(segments.lookback[parent] - into, 0, stop - start)
+    some = (lookback < stop - start) | (segments.lookback[parent] == exp.lengths[parent])
+    start, stop, parent, into, lookback = start[some], stop[some], parent[some], into[some], lookback[some]
+    at_end = stop == offsets[1:][parent]
+    outcome_lost = stop == offsets[1:][parent] - 1
+    own = segments[parent]
+    cut = own.replace(
+        t_start=own.t_start + into,
+        lookback=lookback,
+        terminated=own.terminated & at_end,
+        truncated=own.truncated & (at_end | outcome_lost),  # a time limit a step earlier: bootstrapped all the same
+        has_final_obs=np.where(at_end, known[parent], True),
+    )
+    rows = ranges(start, stop - start)
+    finals = {name: _finals(exp, name, parent, stop, at_end & known[parent], at_end) for name in exp.final_obs}
+    return Experience({name: take(c, rows) for name, c in exp.steps.items()}, offsets_of(stop - start), cut, finals)
+
+
+def _finals(exp: Experience, name: str, parent: Index, stop: Index, given: Mask, at_end: Mask) -> NDArray[Any]:
+    final = np.asarray(exp.final_obs[name])
+    values = np.full((len(parent), *final.shape[1:]), None if final.dtype == object else 0, final.dtype)
+    values[given] = final[parent[given]]
+    values[~at_end] = np.asarray(exp.steps[name])[stop[~at_end]]
+    return values
+
+
+# -- the order of steps ----------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Plan:
+    """What is to be done with the segments of a part."""
+
+    left_out: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    """The first row, and the row after the last one."""
+    links: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)
+    """A segment's last row, what is observed after which is in this part at this row."""
+    in_order: bool = False
+    """Its segments have to be put in order."""
+
+
+class Mending:
+    """Made by one pass over the key columns: for each part, what is to be left out, linked and put in order.
+
+    Of steps that are there twice and alike, the first stay. Where they contradict each other, none can be believed:
+    both segments go. So do segments that go on after the end of the episode.
+
+    Args:
+        units: The recording.
+        keep_order: Segments out of order are left out, and ends that are not known stay so.
+    """
+
+    def __init__(self, units: Units, *, keep_order: bool) -> None:
+        self._units, self._keep_order = units, keep_order
+        self._obs: dict[tuple[int, int], dict[str, NDArray[Any]] | None] = {}
+        self._rows: list[int] = []  # of each part; 0 where nothing of it can be read
+        self._plans: dict[int, Plan] = defaultdict(Plan)
+        self.left_out: Counter[str] = Counter()
+        """Rows, by kind of fault."""
+        self.met: Counter[str] = Counter(problem.kind for problem in units.problems)
+        """Segments, by kind of fault; and what the reader of the format has left out already."""
+        timeline = Timeline(units)
+        for k in range(len(units)):
+            try:
+                exp = units.keys(k)
+            except DataError:  # met again when it is loaded, and counted then
+                self._rows.append(0)
+                continue
+            self._rows.append(exp.num_steps)
+            timeline.add(k, exp)
+        spans = timeline.spans()
+        ill, twice = _ill(spans)
+        prints = self._prints([span for key in twice for span in ill[key]])
+        for group in ill.values():
+            self._settle(group, prints)
+        self._plans = dict(self._plans)
+
+    def _prints(self, spans: Sequence[Span]) -> dict[Span, Index]:
+        """int64 ``[steps]``: numbers for the contents of the steps of each span; each part is read once."""
+        roots = (col.OBS, col.ACTION, col.REWARD)
+        names = [name for root in roots for name in col.under(self._units.columns, root)]
+        by_part: dict[int, list[Span]] = defaultdict(list)
+        for span in spans:
+            by_part[span.part].append(span)
+        out: dict[Span, Index] = {}
+        for k, here in sorted(by_part.items()):
+            try:
+                exp = self._units.load_rest(k, names)[0]
+            except DataError:
+                exp = None
+            for span in here:
+                count = span.stop - span.start
+                if exp is None or exp.num_steps != self._rows[k]:
+                    out[span] = np.arange(count) + hash((span, "unread"))  # like nothing else
+                else:
+                    out[span] = _prints_of(exp, span.row, span.row + count)
+        return out
+
+    def _settle(self, spans: Sequence[Span], prints: Mapping[Span, Index]) -> None:
+        """Plan what goes and what stays of one agent's episode."""
+        kept: list[tuple[Span, int]] = []  # with how many of their first steps go
+        refused: list[Span] = []
+        for span in sorted(spans, key=lambda s: (s.start, not s.known, s.place)):
+            length = span.stop - span.start
+            kind, cut = _verdict(span, kept, refused, prints)
+            if kind == "contradiction":
+                for other in [s for s, _ in kept if s.stop > span.start]:
+                    refused.append(other)
+                    self._leave_out(other, other.stop - other.start, kind)
+                kept = [(s, n) for s, n in kept if s not in refused]
+                refused.append(span)
+            if kind:
+                self._leave_out(span, length if self._keep_order else cut, kind)
+            if not kind or (cut < length and not self._keep_order):
+                kept.append((span, cut))
+        latest = -1
+        for span, _ in sorted(kept, key=lambda entry: entry[0].place):
+            if span.start < latest and self._keep_order:
+                self._leave_out(span, span.stop - span.start, "out_of_order")
+            elif span.start < latest:
+                self.met["out_of_order"] += 1
+                self._plans[span.part].in_order = True
+            latest = max(latest, span.start)
+        heads = {} if self._keep_order else {span.start + cut: (span, cut) for span, cut in kept}
+        for span, _ in kept:
+            if not span.known and span.stop in heads:
+                after, skipped = heads[span.stop]
+                last = span.row + span.stop - span.start - 1
+                self._plans[span.part].links.append((last, after.part, after.row + skipped))
+
+    def _leave_out(self, span: Span, steps: int, kind: str) -> None:
+        """Plan to leave out the first steps of a span, and what is lookback for them."""
+        first = span.row - span.lookback if steps else span.row
+        self._plans[span.part].left_out.append((first, span.row + steps))
+        self.left_out[kind] += span.row + steps - first
+        self.met[kind] += 1
+
+    # -- asked for at loading ---------------------------------------------------------------------------------
+
+    def rows(self, k: int) -> int:
+        """The rows of part ``k``, without those that are left out; 0 where nothing of it can be read."""
+        plan = self._plans.get(k)
+        return self._rows[k] - (sum(stop - start for start, stop in plan.left_out) if plan else 0)
+
+    def rows_there(self, k: int) -> int:
+        """The rows of part ``k``; 0 where nothing of it can be read."""
+        return self._rows[k]
+
+    def applied(self, k: int, exp: Experience) -> Experience:
+        """Part ``k``, which is ``exp``, with what is planned for it done."""
+        if not exp.num_segments or k not in self._plans:
+            return exp
+        plan, at = self._plans[k], self._places(k, exp)
+        if plan.links and exp.final_obs:
+            exp = self._linked(plan, exp, at)
+        lost = np.zeros(exp.num_steps, bool)
+        for start, stop in plan.left_out:
+            lost |= (at >= start) & (at < stop)
+        exp = without(exp, lost, ()) if lost.any() else exp
+        return in_order(exp).join() if plan.in_order else exp
+
+    def _linked(self, plan: Plan, exp: Experience, at: Index) -> Experience:
+        """Final observations that are not known taken from where the episode goes on."""
+        segments = exp.segments[np.arange(exp.num_segments)]
+        finals = {name: np.array(column) for name, column in exp.final_obs.items()}
+        for last, j, row in plan.links:
+            here = np.flatnonzero(at[exp.offsets[1:] - 1] == last)
+            if not len(here) or segments.has_final_obs[here[0]]:
+                continue
+            obs = self._obs_at(j, row, tuple(finals))
+            if obs is not None:
+                segments.has_final_obs[here[0]] = True
+                for name, value in obs.items():
+                    finals[name][here[0]] = value
+        return Experience(exp.steps, exp.offsets, segments, finals)
+
+    def _places(self, k: int, exp: Experience) -> Index:
+        """int64 ``[num_steps]``: the row of part ``k``, as it was when it was indexed, that each row of ``exp`` is.
+
+        They differ only where less could be read with these columns; -1 is a row that was not there.
+        """
+        if exp.num_steps == self._rows[k]:
+            return np.arange(exp.num_steps)
+        known = self._units.keys(k)
+        first: dict[Any, deque[int]] = defaultdict(deque)
+        for key, row in zip(_heads(known), known.offsets.tolist(), strict=False):
+            first[key].append(row)
+        rows = [first[key].popleft() if first[key] else -exp.num_steps for key in _heads(exp)]
+        at = np.arange(exp.num_steps) + np.repeat(np.array(rows, np.int64) - exp.offsets[:-1], exp.lengths)
+        return np.maximum(at, -1)
+
+    def _obs_at(self, k: int, row: int, names: Sequence[str]) -> dict[str, NDArray[Any]] | None:
+        """The observation in a row of part ``k``; None where it can't be read."""
+        if (k, row) not in self._obs or not set(names) <= set(self._obs[k, row] or names):
+            try:
+                exp = self._units.load_rest(k, names)[0]
+                whole = exp.num_steps == self._rows[k]
+                self._obs[k, row] = {n: np.array(exp.steps[n][row]) for n in names} if whole else None
+            except DataError:
+                self._obs[k, row] = None
+        return self._obs[k, row]
+
+
+def _heads(exp: Experience) -> list[tuple[Any, ...]]:
+    s = exp.segments
+    return list(zip(s.episode_id.tolist(), s.agent_id.tolist(), s.t_start.tolist(), strict=True))
+
+
+def _ill(spans: Spans) -> tuple[dict[int, list[Span]], list[int]]:
+    """By key, the spans of episodes in which something clashes, or an end is known only from what goes on; and the
+    keys of those in which steps are there twice."""
+    found = clashes(spans)
+    unknown = (spans["key"][:-1] == spans["key"][1:]) & ~spans["known"][:-1]
+    at = [found[kind] for kind in KINDS if kind != "gap"]
+    keys = np.unique(spans["key"][np.concatenate([*at, np.flatnonzero(unknown)])])
+    known = np.ascontiguousarray(spans["key"])
+    starts, stops = (np.searchsorted(known, keys, side=side).tolist() for side in ("left", "right"))
+    groups = zip(keys.tolist(), starts, stops, strict=True)
+    ill = {key: [span_at(spans, i) for i in range(start, stop)] for key, start, stop in groups}
+    return ill, np.unique(spans["key"][found["duplicate"]]).tolist()
+
+
+def _verdict(
+    span: Span, kept: Sequence[tuple[Span, int]], refused: Sequence[Span], prints: Mapping[Span, Index]
+) -> tuple[str, int]:
+    """Why some of a span goes, and how many of its leading steps; nothing goes where the first is empty."""
+    length = span.stop - span.start
+    if any(other.stop > span.start for other in refused):
+        return "contradiction", length
+    if any(other.done and other.stop <= span.start for other, _ in kept):
+        return "after_end", length
+    twice = [other for other, _ in kept if other.stop > span.start]
+    for other in twice:
+        stop = min(other.stop, span.stop)
+        same = np.array_equal(
+            prints[other][span.start - other.start : stop - other.start], prints[span][: stop - span.start]
+        )
+        ends_twice = other.stop == span.stop and other.done and span.done
+        ends = ends_twice and (other.terminated, other.truncated) != (span.terminated, span.truncated)
+        ended = (other.done and span.stop > other.stop) or (span.done and other.stop > span.stop)
+        if not same or ends or ended:
+            return "contradiction", length
+    if not twice:
+        return "", 0
+    return "duplicate", min(length, max(other.stop for other in twice) - span.start)
+
+
+def _prints_of(exp: Experience, start: int, stop: int) -> Index:
+    """int64 ``[steps]``: a number for the content of each of some rows; the same for the same bytes in one process."""
+    parts = []
+    for name, column in exp.steps.items():
+        if col.is_under(name, col.OBS) or col.is_under(name, col.ACTION) or name == col.REWARD:
+            values = np.asarray(column)[start:stop].reshape(stop - start, -1)
+            parts.append(_bytes_of(values))
+    if not parts:
+        return np.zeros(stop - start, np.int64)
+    return np.array([hash(row.tobytes()) for row in np.concatenate(parts, axis=1)], np.int64)
+
+
+def _bytes_of(values: NDArray[Any]) -> NDArray[np.uint8]:
+    if values.dtype == object:
+        values = np.array([[hash(x) for x in row] for row in values.tolist()], np.int64)
+    return np.ascontiguousarray(values).view(np.uint8)
