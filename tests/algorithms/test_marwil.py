@@ -354,6 +354,8 @@ def test_a_batch_that_is_not_finite_is_skipped_and_spoils_nothing(tmp_path: Path
 def test_bad_settings(name: str, value: Any, rule: str) -> None:
     with pytest.raises(SettingsError, match=f"`{name}` is {value}, but must be {rule}"):
         MARWILConfig(data="data", **{name: value})
+    with pytest.raises(SettingsError, match="`sequences.max_len` is 0, but must be at least 1"):
+        MARWILConfig(data="data", max_segment_length=0)
 
 
 class PolicyAlone(nn.Module):
