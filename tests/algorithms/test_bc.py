@@ -97,7 +97,7 @@ def test_connectors_learn_from_the_data_and_are_kept(recording: Path, tmp_path: 
         ({"data": "nowhere"}, "nowhere"),
         ({"lr": ((5, 1.0), (0, 0.1))}, "lr.* rising order of steps"),
         ({"batch_size": 0}, "`batch_size` is 0"),
-        ({"evaluation_interval": -1}, "`evaluation_interval` is -1"),
+        ({"evaluation_interval": -1}, "`evaluation.interval` is -1"),
     ],
 )
 def test_bad_settings(recording: Path, given: dict[str, Any], message: str) -> None:

@@ -346,7 +346,6 @@ def test_a_batch_that_is_not_finite_is_skipped_and_spoils_nothing(tmp_path: Path
         ("beta", -1.0, "at least 0"),
         ("gamma", 1.1, "between 0 and 1"),
         ("lambda_", -0.1, "between 0 and 1"),
-        ("max_segment_length", 0, "at least 1"),
         ("value_weight", -1.0, "at least 0"),
         ("average_rate", 0.0, "greater than 0, at most 1"),
         ("max_weight", 0.5, "at least 1"),
@@ -355,6 +354,8 @@ def test_a_batch_that_is_not_finite_is_skipped_and_spoils_nothing(tmp_path: Path
 def test_bad_settings(name: str, value: Any, rule: str) -> None:
     with pytest.raises(SettingsError, match=f"`{name}` is {value}, but must be {rule}"):
         MARWILConfig(data="data", **{name: value})
+    with pytest.raises(SettingsError, match="`sequences.max_len` is 0, but must be at least 1"):
+        MARWILConfig(data="data", max_segment_length=0)
 
 
 class PolicyAlone(nn.Module):
