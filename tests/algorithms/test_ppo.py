@@ -198,7 +198,7 @@ def test_results_count_what_was_done() -> None:
         ({"kl_target": 0.0}, "`kl_target` is 0.0"),
         ({"gamma": 1.5}, "`gamma` is 1.5, but must be between 0 and 1"),
         ({"num_envs": 0}, "`num_envs` is 0, but must be at least 1"),
-        ({"threads": 0}, "`threads` is 0"),
+        ({"threads": 0}, "`compute.threads` is 0"),
         ({"lr": ((5, 1.0), (0, 1.0))}, "a schedule is a number from 0 on, or points"),
         ({"env": None}, "PPO needs an env to act in: set `env`"),
         ({"connectors": ("frame_stak",)}, "there is no connector `frame_stak`. Nearest: `frame_stack`"),
