@@ -6,8 +6,7 @@ from etude.recordings.converting import convert
 from etude.recordings.edited import Edited
 from etude.recordings.editing import filter_recording, sample_recording, split_recording
 from etude.recordings.format import Contents, Format, Problem, Unit
-from etude.recordings.formats.custom import CustomSource, read_binary, read_text
-from etude.recordings.formats.custom_rows import RawRow
+from etude.recordings.formats.custom import CustomSource, RawRow, read_binary, read_text
 from etude.recordings.formats.source import Source
 from etude.recordings.layout import Header
 from etude.recordings.merging import merge_recordings

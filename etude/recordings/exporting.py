@@ -14,8 +14,7 @@ from etude.experience.arrays import ranges
 from etude.experience.experience import offsets_of, without_lookback
 from etude.recordings.formats.lerobot_writer import LeRobotWriter
 from etude.recordings.formats.minari_writer import MinariWriter
-from etude.recordings.formats.rllib_episodes_writer import RLlibEpisodesWriter
-from etude.recordings.formats.rllib_table_writer import RLlibTableWriter
+from etude.recordings.formats.rllib_writers import RLlibEpisodesWriter, RLlibTableWriter
 from etude.recordings.recording import Recording
 from etude.recordings.whole import check_one_agent, survey, whole_episodes
 

@@ -12,7 +12,6 @@ from etude import columns as col
 from etude.experience import Experience
 from etude.experience.arrays import Index, ranges, take
 from etude.experience.experience import offsets_of
-from etude.recordings.formats.grouping import bad_rows, shown
 from etude.spaces import Space
 
 Mask = NDArray[np.bool_]
@@ -150,3 +149,20 @@ def _finals(exp: Experience, name: str, parent: Index, stop: Index, given: Mask,
     values[given] = final[parent[given]]
     values[~at_end] = np.asarray(exp.steps[name])[stop[~at_end]]
     return values
+
+
+def bad_rows(values: NDArray[Any]) -> NDArray[np.int64]:
+    """The rows that hold NaN or infinity; where there are none, one sum tells it."""
+    if values.dtype.kind != "f" or not len(values):
+        return np.zeros(0, np.int64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        if np.isfinite(values.sum()):
+            return np.zeros(0, np.int64)
+    return np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
+
+
+def shown(value: Any) -> str:
+    """The first number of a row that is not finite, and its component."""
+    flat = np.asarray(value).reshape(-1)
+    at = int(np.argmax(~np.isfinite(flat)))
+    return f"{flat[at]}" + (f" in component {at}" if np.asarray(value).ndim else "")

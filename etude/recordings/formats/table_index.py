@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.errors import DataError
-from etude.recordings.formats.grouping import cut_long, grouped
+from etude.recordings.format import cut_long, grouped
+from etude.recordings.formats.arrow import Place, is_text, numbers, one_array, strings
 from etude.recordings.formats.source import DONE, FLAGS, KEYS
-from etude.recordings.formats.table_values import Place, is_text, numbers, strings
 
 Ints = NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True)
-class Index:
+class TableIndex:
     """Where segments stand. A position is a place in the order of time; ``order`` gives the row that stands there."""
 
     order: Ints | None
@@ -48,7 +48,7 @@ class Index:
 
 def index_of(
     keys: Mapping[str, pa.ChunkedArray], num_rows: int, has_next: bool, place: Place, *, by_one: bool = False
-) -> Index:
+) -> TableIndex:
     """Put ``num_rows`` rows in order, from those of ``episode_id agent_id module_id t terminated truncated done``
     that are there.
 
@@ -93,7 +93,7 @@ def _cut(
     order: Ints | None,
     *,
     by_one: bool,
-) -> Index:
+) -> TableIndex:
     num = len(terminated)
     done = (terminated | truncated)[:-1]
     same = np.ones(max(0, num - 1), bool)
@@ -119,7 +119,7 @@ def _cut(
         ids = {name: strings[c[start]] for (name, strings), c in zip(names.items(), codes, strict=True)}
     else:
         ids = {col.EPISODE_ID: codes[0][start].astype(str).astype(object)}
-    return Index(
+    return TableIndex(
         order=order,
         offsets=np.append(start, num).astype(np.int64),
         goes_on=stop != offsets[1:][parent],
@@ -177,7 +177,7 @@ def _ends(
 
 
 def _flag(column: pa.ChunkedArray, name: str, place: Place) -> NDArray[np.bool_]:
-    array = _one(column)
+    array = one_array(column)
     if is_text(array.type):
         raise DataError(f"{place(0)}: the column of `{name}` is of type {array.type}, not true or false. Convert it.")
     values = numbers(array, name, place)
@@ -194,7 +194,7 @@ def is_time(kind: pa.DataType) -> bool:
 
 
 def _time(column: pa.ChunkedArray, place: Place) -> Ints:
-    array = _one(column)
+    array = one_array(column)
     if is_time(array.type):
         array = array.cast({32: pa.int32(), 64: pa.int64()}[array.type.bit_width])
     elif is_text(array.type):
@@ -222,7 +222,7 @@ def _time(column: pa.ChunkedArray, place: Place) -> Ints:
 
 def _codes(column: pa.ChunkedArray, name: str, place: Place) -> tuple[Ints, NDArray[np.object_]]:
     """A key as numbers, in the order in which its values come first, and what they stand for as text."""
-    array = _one(column)
+    array = one_array(column)
     if array.null_count == len(array) and name != col.EPISODE_ID:
         return np.zeros(len(array), np.int64), np.array([None], object)
     if array.null_count and (name == col.EPISODE_ID or pa.types.is_dictionary(array.type)):
@@ -240,10 +240,3 @@ def _codes(column: pa.ChunkedArray, name: str, place: Place) -> tuple[Ints, NDAr
         rank[seen] = np.arange(len(seen))
         codes, words = rank[codes], words[seen]
     return codes, words
-
-
-def _one(column: pa.ChunkedArray) -> pa.Array:
-    array = column.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):
-        array = array.chunk(0) if array.num_chunks else pa.array([], column.type)
-    return array

@@ -5,7 +5,7 @@ import abc
 import dataclasses
 import io
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +18,9 @@ from etude.errors import DataError
 from etude.files import AnyPath, RemotePath, Systems, expanded, input_file, input_stream, shown
 from etude.recordings import footers
 from etude.recordings.format import MAX_ROWS
+from etude.recordings.formats.arrow import check_names
 from etude.recordings.formats.source import is_paths
+from etude.urls import first_line
 
 SUFFIXES: Final = {
     **dict.fromkeys((".parquet", ".pq"), "parquet"),
@@ -52,7 +54,7 @@ class Group(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class _RowGroup(Group):
+class _ParquetGroup(Group):
     """Of a Parquet file."""
 
     metadata: pq.FileMetaData
@@ -68,7 +70,7 @@ class _RowGroup(Group):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Batch(Group):
+class _RecordBatch(Group):
     """A record batch of an Arrow file."""
 
     index: int
@@ -150,17 +152,11 @@ def _file_groups(path: AnyPath) -> Iterator[Group]:
         raise DataError(f"{path}: what kind of table this is can't be told. Known are {', '.join(SUFFIXES)}.")
 
 
-def check_names(fields: Iterable[pa.Field]) -> None:
-    """Raise a UnicodeDecodeError where the name of a column, or of a member of a struct, is not text."""
-    for field in fields:
-        _ = field.name
-        check_names(field.type.field(i) for i in range(field.type.num_fields))
-
-
 def unreadable(path: AnyPath | None, error: BaseException) -> DataError:
     """What to say where bytes make no sense."""
-    first = (str(error).splitlines() or [type(error).__name__])[0]
-    return DataError(f"{path or 'the table'}: can't be read ({first}). Restore it from a copy, or leave it out.")
+    return DataError(
+        f"{path or 'the table'}: can't be read ({first_line(error, None)}). Restore it from a copy, or leave it out."
+    )
 
 
 def _parquet_groups(path: AnyPath) -> Iterator[Group]:
@@ -170,7 +166,7 @@ def _parquet_groups(path: AnyPath) -> Iterator[Group]:
     first = 0
     for k in range(metadata.num_row_groups):
         rows = metadata.row_group(k).num_rows
-        yield _RowGroup(schema, rows, path, first, metadata, k)
+        yield _ParquetGroup(schema, rows, path, first, metadata, k)
         first += rows
 
 
@@ -191,7 +187,7 @@ def _ipc_groups(path: AnyPath) -> Iterator[Group]:
         sizes = [reader.get_batch(k).num_rows for k in range(num)]
     first = 0
     for k, rows in enumerate(sizes):
-        yield _Batch(schema, rows, path, first, k)
+        yield _RecordBatch(schema, rows, path, first, k)
         first += rows
 
 

@@ -18,9 +18,16 @@ from etude.errors import DataError, SettingsError
 from etude.experience import Experience, Segments
 from etude.recordings import Recording, validate
 from etude.recordings.formats import custom_rows
-from etude.recordings.formats.custom import read_binary, read_text
-from etude.recordings.formats.custom_columns import Fitter
-from etude.recordings.formats.custom_rows import LineCounts, decoded, parts_of, spans_of, text_rows
+from etude.recordings.formats.custom import (
+    Fitter,
+    LineCounts,
+    decoded,
+    parts_of,
+    read_binary,
+    read_text,
+    spans_of,
+    text_rows,
+)
 
 NUMBERS, CHOICES = spaces.Box(-9, 9, (2,), np.float32), spaces.Discrete(3)
 SPACES = {"obs_space": NUMBERS, "action_space": CHOICES}
