@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from etude.cli import bad_data, data_editing, files, flags
+from etude.cli import bad_data, data_cache, data_editing, files, flags
 from etude.cli.streams import show
 from etude.errors import SettingsError, printable
 from etude.settings import choice, settings
@@ -62,7 +62,7 @@ def main(args: list[str]) -> int:
     if name in ("convert", "filter", "sample") and len(rest) > 1 and not rest[1].startswith("-"):
         rest = [rest[0], "--to", *rest[1:]]
     takes = TAKES.get(name, DataOptions)
-    positional = "paths" if name == "merge" else "path"
+    positional = {"merge": "paths", "cache": None}.get(name, "path")
     return command(flags.options(takes, rest, prog=f"etude data {name}", about=about, positional=positional))
 
 
@@ -114,9 +114,15 @@ COMMANDS: Mapping[str, tuple[Callable[[Any], int], str]] = {
     "convert": (convert, "Write a recording of any kind that can be read, as A B, in Etude's format or another."),
     "validate": (validate, "Look at every row, and name every problem; exit code 1 if there is one, or a warning."),
     **data_editing.COMMANDS,
+    "cache": (data_cache.show_cache, "What is kept of other tools' files that were converted; --clear removes it."),
 }
 
-TAKES: Mapping[str, type] = {"info": InfoOptions, "convert": ConvertOptions, **data_editing.TAKES}
+TAKES: Mapping[str, type] = {
+    "info": InfoOptions,
+    "convert": ConvertOptions,
+    **data_editing.TAKES,
+    "cache": data_cache.CacheOptions,
+}
 """What commands take that take more than `DataOptions`."""
 
 

@@ -3,7 +3,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -76,9 +76,12 @@ class TableColumns:
         self._fit()
         self.steps = [n for n in self._found if not col.is_under(n, col.NEXT_OBS)]
 
-    def key(self, name: str) -> pa.ChunkedArray:
-        """One column of the table, of all groups."""
-        return pa.chunked_array([self._read(group, [name])[name].combine_chunks() for group in self._groups])
+    def keys(self, names: Sequence[str]) -> Iterator[tuple[int, dict[str, pa.ChunkedArray]]]:
+        """The rows of one group after the other, and columns of them as they are in the table, by our names."""
+        own = {name: self._plan.mapped[name][0] for name in names}
+        for group in self._groups:
+            table = self._read(group, list(dict.fromkeys(own.values())))
+            yield group.num_rows, {name: table[column] for name, column in own.items()}
 
     def load(self, g: int, names: Sequence[str]) -> Columns:
         """Columns of one group, by our names."""
@@ -291,13 +294,12 @@ class Table(Format):
         except (DataError, *BROKEN) as error:
             raise DataError(f"{where}: {error}") from error
         columns = TableColumns(groups, schema, plan, source)
-        keys = (*KEYS, col.T_INDEX, *FLAGS)
-        found = {name: columns.key(plan.mapped[name][0]) for name in keys if name in plan.mapped}
+        keys = [name for name in (*KEYS, col.T_INDEX, *FLAGS) if name in plan.mapped]
         has_next = bool(col.under(plan.mapped, col.NEXT_OBS))
         has_finals = bool(col.under(plan.mapped, col.FINAL_OBS)) and not has_next
         common = _Common(where, groups, first, columns, has_next, has_finals)
         by_one = source.preset == ETUDE
-        index = index_of(found, int(first[-1]), has_next, lambda row: common.place(row).words, by_one=by_one)
+        index = index_of(partial(columns.keys, keys), has_next, lambda row: common.place(row).words, by_one=by_one)
         header = Header(columns.obs_space, columns.action_space, source.env, _meta(plan, columns, index))
         units = [_unit(k, index, common) for k in range(len(index.parts) - 1)]
         return Contents(header, columns.steps, units, files)
