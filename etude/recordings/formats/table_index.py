@@ -135,7 +135,7 @@ class _Cut:
     """
 
     def __init__(self, stride: int, *, by_one: bool) -> None:
-        self.stride = self.found = stride
+        self.stride, self.found = max(1, stride), stride
         """`found` is by how much it rises in the rows that were added; 0: it does not."""
         self._by_one = by_one
         self._last: _Keys | None = None  # the row before
