@@ -26,6 +26,8 @@ from pyarrow import fs
 if " " in tempfile.gettempdir():  # torch.compile can't compile there
     _compiled = tempfile.TemporaryDirectory(dir="/tmp")
     os.environ.update(TORCHINDUCTOR_CACHE_DIR=_compiled.name, TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS="0")
+_cache = tempfile.TemporaryDirectory()
+os.environ["ETUDE_CACHE"] = _cache.name
 torch.set_num_threads(1)
 threadpoolctl.threadpool_limits(1)
 hypothesis.settings.register_profile("etude", deadline=None, derandomize=True, max_examples=50)

@@ -235,8 +235,35 @@ class Sample(Writing):
         return self.tell_edited([recording], done)
 
 
+@settings
+class Cache:
+    """What is kept of other tools' files that were converted; --clear removes it."""
+
+    clear: bool = False
+    """Remove all of it; what is asked for again is made again."""
+
+    json: bool = False
+    """Print one JSON object on standard output."""
+
+    def execute(self) -> int:
+        """Print where the cache is and what it holds, or clear it."""
+        from etude.recordings import cache
+
+        found = cache.entries()
+        size, folder, most = sum(size for _, size, _ in found), cache.folder(), cache.max_bytes()
+        removed = cache.clear() if self.clear else 0
+        if self.json:
+            facts = {"path": str(folder), "entries": len(found), "bytes": size, "max_bytes": most}
+            print_json({**facts, "removed_bytes": removed} if self.clear else facts)
+        elif self.clear:
+            show(f"{folder}: {removed / 1e6:,.2f} MB removed.")
+        else:
+            show(f"{folder}: {len(found):,} converted files, {size / 1e6:,.2f} MB of at most {most / 1e6:,.0f} MB.")
+        return 0
+
+
 COMMANDS: Mapping[str, type[flags.Command]] = {
-    cls.__name__.lower(): cls for cls in (Info, Convert, Validate, Merge, Split, Filter, Sample)
+    cls.__name__.lower(): cls for cls in (Info, Convert, Validate, Merge, Split, Filter, Sample, Cache)
 }
 
 
@@ -251,7 +278,9 @@ def main(command: str, args: list[str]) -> int:
         raise SettingsError(f"etude data has no command `{name}`. {choice(name, COMMANDS)}")
     if issubclass(COMMANDS[name], Writing) and len(rest) > 1 and not rest[1].startswith("-"):
         rest = [rest[0], "--to", *rest[1:]]
-    return flags.run(COMMANDS[name], rest, prog=f"etude data {name}", positional="paths" if name == "merge" else "path")
+    return flags.run(
+        COMMANDS[name], rest, prog=f"etude data {name}", positional={"merge": "paths", "cache": None}.get(name, "path")
+    )
 
 
 def _one_or_many(paths: tuple[str, ...]) -> Any:

@@ -5,8 +5,7 @@ from etude.recordings.batches import sample_batches, sample_segments
 from etude.recordings.converting import convert
 from etude.recordings.editing import Edited, filter_recording, merge_recordings, sample_recording, split_recording
 from etude.recordings.format import Contents, Format, Problem, Unit
-from etude.recordings.formats.custom import CustomSource, read_binary, read_text
-from etude.recordings.formats.custom_rows import RawRow
+from etude.recordings.formats.custom import CustomSource, RawRow, read_binary, read_text
 from etude.recordings.formats.source import Source
 from etude.recordings.layout import Header
 from etude.recordings.recording import Recording

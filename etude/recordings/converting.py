@@ -21,8 +21,7 @@ from etude.recordings.episodes import Assembler
 from etude.recordings.faults import clashes, in_time, span_at, spans_of
 from etude.recordings.formats.lerobot_writer import LeRobotWriter
 from etude.recordings.formats.minari_writer import MinariWriter
-from etude.recordings.formats.rllib_episodes_writer import RLlibEpisodesWriter
-from etude.recordings.formats.rllib_table_writer import RLlibTableWriter
+from etude.recordings.formats.rllib_writers import RLlibEpisodesWriter, RLlibTableWriter
 from etude.recordings.pieces import pieces
 from etude.recordings.recording import Recording, recording_of
 from etude.recordings.writer import ROW_GROUP_ROWS, RecordingWriter

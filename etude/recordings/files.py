@@ -23,6 +23,7 @@ from etude.recordings import footers
 from etude.recordings.layers import reading
 from etude.recordings.layout import HEADER_KEY, MANIFEST, FileFacts, Header, is_declared_in_order, loads
 from etude.recordings.pieces import filtered
+from etude.urls import first_line
 
 REQUIRED: Final = (col.EPISODE_ID, col.T_INDEX, col.TERMINATED, col.TRUNCATED)
 """The columns without which nothing is a recording of Etude's."""
@@ -136,7 +137,7 @@ class DataFile:
             try:
                 ds.dataset(self.schema.empty_table()).to_table(filter=where)
             except (pa.ArrowException, TypeError, ValueError) as error:
-                problem = _first_line(error)
+                problem = first_line(error)
         if problem is not None:
             raise DataError(
                 f"the filter {where!r} can't be applied to {self.path}: {problem}. Give an expression over its scalar "
@@ -145,7 +146,7 @@ class DataFile:
 
     def _unreadable(self, group: int, error: Exception) -> DataError:
         return DataError(
-            f"{self.path}: row group {group} can't be read ({_first_line(error)}). Restore the file from a copy, "
+            f"{self.path}: row group {group} can't be read ({first_line(error)}). Restore the file from a copy, "
             "or move it away to read the rest."
         )
 
@@ -295,7 +296,3 @@ def _described(path: AnyPath, metadata: pq.FileMetaData) -> DataFile:
 def _is_marked(table: pa.Table) -> bool:
     """Whether the first row says that a segment begins there; those that Etude wrote always do."""
     return col.LOOKBACK not in table.column_names or bool(table[col.LOOKBACK][0].is_valid)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

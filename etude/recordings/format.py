@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.errors import DataError
@@ -179,3 +180,24 @@ def chosen(columns: Sequence[str], wanted: Sequence[str] | None, where: str, der
                 hint = f" `Recording.batches` gives `{root}`; of an Experience, see `next_obs()` and `segments`."
             raise DataError(f"{where}: there is no column `{root}`; there are {', '.join(columns)}.{hint}")
     return [name for name in columns if any(col.is_under(name, root) for root in wanted)]
+
+
+def grouped(lengths: NDArray[np.int64], limit: int = MAX_ROWS) -> NDArray[np.int64]:
+    """Bounds of groups of consecutive segments of at most ``limit`` rows; a longer segment is alone in its group."""
+    stops = np.cumsum(lengths)
+    bounds = [0]
+    while bounds[-1] < len(lengths):
+        before = int(stops[bounds[-1] - 1]) if bounds[-1] else 0
+        bounds.append(max(int(np.searchsorted(stops, before + limit, side="right")), bounds[-1] + 1))
+    return np.array(bounds, np.int64)
+
+
+def cut_long(
+    offsets: NDArray[np.int64], limit: int = MAX_ROWS
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Pieces of at most ``limit`` rows: the segment that each is of, its first row, and the row after its last."""
+    count = -(-np.diff(offsets) // limit)
+    parent = np.repeat(np.arange(len(count)), count)
+    nth = np.arange(len(parent)) - np.repeat(np.cumsum(count) - count, count)
+    start = offsets[:-1][parent] + nth * limit
+    return parent, start, np.minimum(start + limit, offsets[1:][parent])

@@ -11,7 +11,7 @@ from cli_runs import trained
 
 from etude.algorithms import load
 from etude.cli.main import main
-from etude.recordings import Recording, RecordingWriter
+from etude.recordings import Recording, RecordingWriter, cache
 
 
 @pytest.fixture(scope="module")
@@ -228,3 +228,16 @@ def test_nothing_is_written_into_what_is_read(recording, capsys):
     assert main(["data", "convert", str(recording), str(recording)]) == 2
     assert "is what is to be read" in capsys.readouterr().err
     assert sorted(recording.rglob("*")) == before
+
+
+def test_the_cache_is_shown_and_cleared(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("ETUDE_CACHE", str(tmp_path))
+    assert main(["data", "cache"]) == 0
+    assert f"{tmp_path / 'recordings'}: 0 converted files, 0.00 MB of at most 20,000 MB." in capsys.readouterr().out
+    cache.entry("key", lambda folder: (folder / "a").write_bytes(bytes(20_000)))
+    assert main(["data", "cache", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == {"path": str(tmp_path / "recordings"), "entries": 1, "bytes": 20_000, "max_bytes": 20 * 10**9}
+    assert main(["data", "cache", "--clear"]) == 0
+    assert "0.02 MB removed" in capsys.readouterr().out
+    assert list((tmp_path / "recordings").iterdir()) == []

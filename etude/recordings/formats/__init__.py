@@ -8,14 +8,14 @@ from typing import Any, Final
 from etude.errors import DataError
 from etude.files import AnyPath, relative
 from etude.recordings.format import Contents, FileFormat, Format, Problem, UnreadableError
-from etude.recordings.formats import hdf5, lerobot, minari, npz, rllib_episodes, rllib_json, rllib_table
+from etude.recordings.formats import d4rl, lerobot, minari, rllib_episodes, rllib_json, rllib_table
 
 FORMATS: Final[tuple[type[FileFormat], ...]] = (
     rllib_episodes.RLlibEpisodes,
     rllib_table.RLlibTable,
     rllib_json.RLlibJson,
-    hdf5.D4RLHdf5,
-    npz.D4RLNpz,
+    d4rl.D4RLHdf5,
+    d4rl.D4RLNpz,
 )
 """Those that are files; the first that detects a file is its format."""
 _SUFFIXES = (".parquet", ".json", ".jsonl", ".hdf5", ".h5", ".npz")

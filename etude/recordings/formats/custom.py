@@ -2,35 +2,421 @@
 """Sources of the user's own: files of any kind, turned into Experience by a function."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Literal, NamedTuple
+import operator
+import os
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
 
 from etude import columns as col
+from etude.columns import Columns
 from etude.errors import DataError, EtudeError, SettingsError
-from etude.experience import Experience
-from etude.files import AnyPath, absolute
+from etude.experience import Experience, Segments
+from etude.experience.experience import offsets_of
+from etude.files import AnyPath, RemotePath, Systems, absolute, expanded
 from etude.recordings.format import MAX_ROWS, Contents, Format, Place, Problem, Unit
-from etude.recordings.formats.custom_columns import Fitter, Given
-from etude.recordings.formats.custom_rows import (
-    LineCounts,
-    Paths,
-    RawRow,
-    Span,
-    Together,
-    binary_rows,
-    common,
-    decoded,
-    files_of,
-    names_of,
-    parts_of,
-    spans_of,
-    text_rows,
-)
+from etude.recordings.formats.inferring import reserved
 from etude.recordings.layout import Header
 from etude.recordings.pieces import row_bytes
-from etude.spaces import Space
+from etude.spaces import Flattener, Space, leaf_dtype, leaf_shape, leaves
+
+# -- raw rows: whole files as bytes, or lines of text, in parts of bounded size --------------------------------------
+
+
+Raw = TypeVar("Raw", bytes, str)
+Together = Literal["file", "folder", "line"]
+Location = str | os.PathLike[str] | RemotePath
+Paths = Location | Sequence[Location]
+
+
+_BLOCK: Final = 2**20
+
+
+class RawRow(NamedTuple, Generic[Raw]):
+    """What a function of the user's gets: a file, or a line of one."""
+
+    path: str
+    """The file."""
+    data: Raw
+    """The bytes of the file; or the line, as text without its end."""
+    number: int
+    """The line in its file, from 0; 0 where the row is a file."""
+
+
+class ByteSpan(NamedTuple):
+    """Bytes ``start:stop`` of a file; of a text, the lines that begin there."""
+
+    file: AnyPath
+    start: int
+    stop: int
+
+
+def parts_of(units: Sequence[Sequence[ByteSpan]], budget: int, *, cut: bool) -> list[list[Sequence[ByteSpan]]]:
+    """Units put into parts of about ``budget`` bytes, one unit at least; with ``cut``, a unit may be in several."""
+    parts: list[list[Sequence[ByteSpan]]] = [[]]
+    size = 0
+    for unit in units:
+        for piece in _cut(unit, budget) if cut else [unit]:
+            own = sum(span.stop - span.start for span in piece)
+            if parts[-1] and size + own > budget:
+                parts.append([])
+                size = 0
+            parts[-1].append(piece)
+            size += own
+    return parts
+
+
+def _cut(unit: Sequence[ByteSpan], budget: int) -> Iterator[Sequence[ByteSpan]]:
+    for span in unit:
+        for start in range(span.start, max(span.stop, span.start + 1), budget):
+            yield [ByteSpan(span.file, start, min(start + budget, span.stop))]
+
+
+def spans_of(files: Sequence[AnyPath], together: Together) -> list[list[ByteSpan]]:
+    """The files as units: each alone, or those of one folder, in the order given."""
+    units: dict[AnyPath, list[ByteSpan]] = {}
+    for file in files:
+        try:
+            span = ByteSpan(file, 0, file.stat().st_size)
+        except OSError as error:
+            raise _unreadable(file, error) from error
+        units.setdefault(file.parent if together == "folder" else file, []).append(span)
+    return list(units.values())
+
+
+def binary_rows(unit: Sequence[ByteSpan]) -> Iterator[Sequence[RawRow[bytes]]]:
+    """The files of a unit, all at once."""
+    rows = []
+    for span in unit:
+        try:
+            rows.append(RawRow(str(span.file), span.file.read_bytes(), 0))
+        except OSError as error:
+            raise _unreadable(span.file, error) from error
+    yield rows
+
+
+class LineCounts:
+    """How many lines begin before a byte of a text; what was counted once is kept."""
+
+    def __init__(self) -> None:
+        self._ends: dict[AnyPath, tuple[int, ...]] = {}  # the ends of lines in the first 0, 1, 2, ... blocks
+
+    def before(self, span: ByteSpan) -> int:
+        """The lines that begin before ``span``."""
+        if not span.start:
+            return 0
+        blocks, rest = divmod(span.start, _BLOCK)
+        counts = list(self._ends.get(span.file, (0,)))
+        with span.file.open("rb") as file:
+            file.seek((len(counts) - 1) * _BLOCK)
+            while len(counts) <= blocks:
+                counts.append(counts[-1] + file.read(_BLOCK).count(b"\n"))
+            self._ends[span.file] = tuple(counts)
+            file.seek(blocks * _BLOCK)
+            count = counts[blocks] + file.read(rest).count(b"\n")
+            file.seek(span.start - 1)
+            return count if file.read(1) == b"\n" else count + 1
+
+
+def text_rows(unit: Sequence[ByteSpan], together: Together, counts: LineCounts) -> Iterator[Sequence[RawRow[bytes]]]:
+    """The lines of a unit, not yet decoded: each alone, or all of a file at once; empty files are left out."""
+    for span in unit:
+        if together == "line":
+            yield from ([row] for row in _lines(span, counts))
+        elif span.stop:
+            yield list(_lines(span, counts))
+
+
+def _lines(span: ByteSpan, counts: LineCounts) -> Iterator[RawRow[bytes]]:
+    """The lines that begin in a span; their numbers are counted from the file's beginning."""
+    try:
+        number = counts.before(span)
+        with span.file.open("rb") as file:
+            if span.start:
+                file.seek(span.start - 1)
+                file.readline()  # the rest of a line that began before; at least its end
+            while file.tell() < span.stop:
+                line = file.readline()
+                if not line:
+                    return
+                yield RawRow(str(span.file), line.removesuffix(b"\n").removesuffix(b"\r"), number)
+                number += 1
+    except OSError as error:
+        raise _unreadable(span.file, error) from error
+
+
+def decoded(row: RawRow[bytes]) -> RawRow[str]:
+    """A line as text.
+
+    Raises:
+        DataError: it is not UTF-8.
+    """
+    try:
+        return RawRow(row.path, row.data.decode(), row.number)
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{row.path}, row {row.number}: is not UTF-8 text (byte {error.start} of the line is "
+            f"{row.data[error.start]:#04x}). Write it anew in UTF-8; or read the file as bytes, with read_binary."
+        ) from error
+
+
+def _unreadable(file: AnyPath, error: OSError) -> DataError:
+    return DataError(f"{file}: can't be read ({error.strerror or error}). Restore it, or leave it out.")
+
+
+def names_of(path: Any) -> list[str]:
+    """The names that a path is made of."""
+    return str(path).replace(os.sep, "/").split("/")
+
+
+def common(paths: Sequence[list[str]]) -> int:
+    """How many names all paths begin with."""
+    first, last = min(paths), max(paths)
+    return next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+
+
+def files_of(paths: Paths, filesystem: Any) -> list[AnyPath]:
+    """The files meant, in the order given, those of a folder by their full paths.
+
+    Raises:
+        DataError: there are none.
+    """
+    files: dict[AnyPath, None] = {}
+    known: Systems = {}
+    for given in [paths] if isinstance(paths, str | os.PathLike | RemotePath) else paths:
+        for place in expanded(given, filesystem, known):
+            found = [place] if place.is_file() else _inside(place)
+            if not found:
+                raise DataError(f"{place}: there is no file here. Give a file, a folder, a glob, or a list of these.")
+            files.update(dict.fromkeys(found))
+    return list(files)
+
+
+def _inside(folder: AnyPath) -> list[AnyPath]:
+    found: list[Any] = sorted(path for path in folder.rglob("*") if path.is_file())
+    return [path for path in found if not any(part[0] in "._" for part in path.relative_to(folder).parts)]
+
+
+# -- what a function gives, as Experience that fits the spaces -------------------------------------------------------
+
+
+Given: TypeAlias = Experience | Mapping[str, Any] | None
+Schema: TypeAlias = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
+"""The dtype and the shape of a row of each column."""
+
+_SEGMENT: Final = (col.EPISODE_ID, col.AGENT_ID, col.MODULE_ID, "t_start", col.TERMINATED, col.TRUNCATED, col.FINAL_OBS)
+
+
+class Fitter:
+    """Makes Experience of what a function gives, with the same columns every time.
+
+    Columns are cast where no number changes: integers of any size, and floats. The first Experience says which columns
+    there are beside those of the spaces, and what they are.
+    """
+
+    def __init__(self, obs_space: Space, action_space: Space) -> None:
+        self._spaces = {col.OBS: obs_space, col.ACTION: action_space}
+        self.leaves = {**leaves(obs_space, col.OBS), **leaves(action_space, col.ACTION)}
+        self.schema: Schema = {name: (leaf_dtype(leaf), leaf_shape(leaf)) for name, leaf in self.leaves.items()}
+        self._known = False
+
+    def fitted(self, given: Any, name: str) -> list[Experience]:
+        """One Experience for each thing given that has steps.
+
+        Args:
+            given: An Experience, a dict of one episode's columns, None, or a list of such.
+            name: The id of an episode that has none.
+
+        Raises:
+            DataError: it is something else, or does not fit; the column, what was found and what is wanted are named.
+        """
+        many = given if isinstance(given, list | tuple) else [given]
+        made = []
+        for i, one in enumerate(many):
+            if one is None:
+                continue
+            if isinstance(one, Mapping):
+                one = self._episode(one, name if len(many) == 1 else f"{name}-{i}")
+            if not isinstance(one, Experience):
+                raise DataError(f"gave a {type(one).__name__}, not an Experience, a dict of columns, or a list of such")
+            one.validate(finite=())
+            if one.num_steps:
+                made.append(self._checked(one))
+        return made
+
+    def nothing(self) -> Experience:
+        """No rows, with all columns."""
+        steps = {name: np.zeros((0, *shape), dtype) for name, (dtype, shape) in self.schema.items()}
+        obs = col.subtree(steps, col.OBS)
+        return Experience(steps, np.zeros(1, np.int64), Segments.of(0, episode_id=[]), obs)
+
+    def _episode(self, given: Mapping[str, Any], name: str) -> Experience:
+        """A dict of columns as one segment."""
+        columns: Columns = {}
+        for key, value in given.items():
+            if key not in _SEGMENT:
+                columns |= self._flat(key, value)
+        actions = col.subtree(columns, col.ACTION)
+        if not actions or not col.subtree(columns, col.OBS):
+            raise DataError(f"gave the columns {', '.join(columns) or 'none'}, but `obs` and `action` are needed")
+        for key, column in columns.items():
+            if not column.ndim:
+                raise DataError(f"gave `{key}` as a single number, not one for each step")
+            if key in self.leaves:
+                columns[key] = self._cast(key, column, "column")
+        num = len(next(iter(actions.values())))
+        final = self._final(given, columns, num)
+        ends: dict[str, Any] = {
+            flag: _flag(flag, given.get(flag, False), num) for flag in (col.TERMINATED, col.TRUNCATED)
+        }
+        episode_id = _id(col.EPISODE_ID, given)
+        segments = Segments.of(
+            1,
+            episode_id=[name if episode_id is None else episode_id],
+            agent_id=_id(col.AGENT_ID, given),
+            module_id=_id(col.MODULE_ID, given),
+            t_start=_step(given.get("t_start", 0)),
+            has_final_obs=bool(final),
+            **ends,
+        )
+        for key, column in columns.items():
+            if len(column) != num:
+                raise DataError(f"gave `{key}` with {len(column)} rows, but there are {num} actions")
+        if not num:
+            return Experience({}, np.zeros(1, np.int64), segments[:0], {})
+        final = final or {key: np.zeros_like(column[:1]) for key, column in col.subtree(columns, col.OBS).items()}
+        return Experience(columns, offsets_of(np.array([num])), segments, final)
+
+    def _final(self, given: Mapping[str, Any], columns: Columns, num: int) -> Columns:
+        """What was observed after the last step, ``[1, ...]``, taken away from the observations where it is there."""
+        obs = col.subtree(columns, col.OBS)
+        if col.FINAL_OBS in given:
+            flat = self._flat(col.OBS, given[col.FINAL_OBS])
+            return {name: self._cast(name, column[None], col.FINAL_OBS) for name, column in flat.items()}
+        if not all(len(column) == num + 1 for column in obs.values()):
+            return {}
+        columns |= {name: column[:-1] for name, column in obs.items()}
+        return {name: column[-1:] for name, column in obs.items()}
+
+    def _flat(self, key: str, value: Any) -> Columns:
+        if reserved(key):
+            hint = " Give `obs` one row more than `action`, or `final_obs`." if key == col.NEXT_OBS else ""
+            raise DataError(f"gave the column `{key}`, a name that a recording needs for itself.{hint}")
+        if key in self._spaces and (key not in self.leaves or not isinstance(value, np.ndarray)):
+            try:
+                parts = Flattener(self._spaces[key], key)(value)
+            except (LookupError, TypeError) as error:
+                wanted = ", ".join(leaves(self._spaces[key], key))
+                raise DataError(f"gave `{key}` without the parts of its space: {wanted} ({error!r})") from error
+        else:
+            parts = {key: value}
+        return {name: _array(name, part) for name, part in parts.items()}
+
+    def _checked(self, exp: Experience) -> Experience:
+        steps = {name: np.asarray(column) for name, column in exp.numpy().steps.items()}
+        if not self._known:
+            for name, column in steps.items():
+                self.schema.setdefault(name, (column.dtype, column.shape[1:]))
+        self._check_names(steps)
+        final_obs = {name: np.asarray(column) for name, column in exp.numpy().final_obs.items()}
+        if not exp.segments.has_final_obs.all():  # zeros that mean nothing need not fit
+            final_obs = {name: _known_or(column, steps[name][0], exp) for name, column in final_obs.items()}
+        final_obs = {name: self._cast(name, column, col.FINAL_OBS) for name, column in final_obs.items()}
+        fitted = {name: self._cast(name, steps[name], "column") for name in self.schema}
+        self._known = True
+        return Experience(fitted, exp.offsets, exp.segments, final_obs)
+
+    def _check_names(self, steps: Columns) -> None:
+        missing = [name for name in self.schema if name not in steps]
+        more = [name for name in steps if name not in self.schema]
+        if missing:
+            raise DataError(
+                f"gave no column `{missing[0]}`; wanted are {', '.join(self.schema)}; found: {', '.join(steps)}"
+            )
+        if more:
+            raise DataError(f"gave a column `{more[0]}`, which the first rows have not: {', '.join(self.schema)}")
+
+    def _cast(self, name: str, column: NDArray[Any], what: str) -> NDArray[Any]:
+        dtype, shape = self.schema[name]
+        leaf = self.leaves.get(name)
+        wanted = f"{dtype} {list(shape)} a step" + (f" ({leaf})" if leaf is not None else ", as in the first rows")
+        if column.shape[1:] != shape or not _fits(column.dtype, dtype):
+            found = f"{column.dtype} {list(column.shape[1:])}"
+            raise DataError(f"gave the {what} `{name}` as {found} a step, but wanted is {wanted}")
+        out = column.astype(dtype, copy=False)
+        if dtype.kind in "iu" and not np.can_cast(column.dtype, dtype) and (out != column).any():
+            value = column[out != column].flat[0]
+            raise DataError(f"gave the {what} `{name}` with {value} in it, but wanted is {wanted}")
+        if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete) and len(out):
+            _check_choices(f"the {what} `{name}`", out, leaf)
+        return out
+
+
+def _fits(found: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
+    if wanted.kind in "iu":
+        return found.kind in "biu"
+    if wanted.kind == "f":
+        return found.kind in "biuf"
+    return found == wanted
+
+
+def _check_choices(what: str, column: NDArray[Any], leaf: "spaces.Discrete | spaces.MultiDiscrete") -> None:
+    num: Any = leaf.n if isinstance(leaf, spaces.Discrete) else leaf.nvec
+    outside = (column < leaf.start) | (column >= leaf.start + num)
+    if outside.any():
+        raise DataError(f"gave {what} with {column[outside].flat[0]} in it, but wanted is {leaf}")
+
+
+def _array(name: str, value: Any) -> NDArray[Any]:
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise DataError(f"gave `{name}`, which is no array of numbers of one shape ({error})") from error
+    if array.dtype.kind not in "biuf":
+        raise DataError(f"gave `{name}` as {array.dtype}, not numbers: turn it into numbers, or leave it out")
+    return array
+
+
+def _id(name: str, given: Mapping[str, Any]) -> str | None:
+    value = given.get(name)
+    if not isinstance(value, Hashable):
+        raise DataError(f"gave `{name}` as {str(value)[:60]!r}: give one text for the whole episode")
+    return None if value is None else str(value)
+
+
+def _step(value: Any) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = -1
+    if not 0 <= number < 2**62:
+        raise DataError(f"gave `t_start` as {str(value)[:60]!r}: give the number of the first step, from 0")
+    return number
+
+
+def _flag(name: str, value: Any, num: int) -> bool:
+    try:
+        flags = np.asarray(value)
+    except ValueError:  # lists of several lengths
+        flags = np.empty(0, object)
+    if flags.dtype.kind not in "biu" or flags.shape not in ((), (num,)):
+        raise DataError(f"gave `{name}` as {str(value)[:60]!r}: give true or false, or one for each of the {num} steps")
+    if flags.ndim and flags[:-1].any():
+        raise DataError(f"gave `{name}` true at step {int(flags.argmax())} of {num}: the episode goes on after its end")
+    return bool(flags if not flags.ndim else flags.any())
+
+
+def _known_or(final: NDArray[Any], other: NDArray[Any], exp: Experience) -> NDArray[Any]:
+    """Final observations, with another one in place of those that are not known."""
+    known = exp.segments.has_final_obs.reshape(-1, *(1,) * (final.ndim - 1))
+    return np.where(known, final, other.astype(final.dtype)) if final.shape[1:] == other.shape else final
+
+
+# -- the format ------------------------------------------------------------------------------------------------------
+
 
 Raws = Sequence[RawRow[bytes]]
 """What the function is called with once."""
@@ -134,7 +520,7 @@ def _check(to_experience: Any, together: str, known: Sequence[str]) -> None:
         raise SettingsError(f"together is {together!r}; known are {' and '.join(map(repr, known))}.")
 
 
-class _Plan(NamedTuple):
+class _CustomPlan(NamedTuple):
     """What holds for all units."""
 
     fitter: Fitter
@@ -143,9 +529,9 @@ class _Plan(NamedTuple):
     """How many names the paths of all files begin with."""
 
 
-class _Unit(NamedTuple):
-    spans: Sequence[Sequence[Span]]
-    plan: _Plan
+class _CustomUnit(NamedTuple):
+    spans: Sequence[Sequence[ByteSpan]]
+    plan: _CustomPlan
 
 
 class CustomFormat(Format):
@@ -164,15 +550,15 @@ class CustomFormat(Format):
         source = self._source
         files = files_of(source.paths, source.filesystem)
         depth = common([names_of(absolute(str(file)))[:-1] for file in files])
-        plan = _Plan(Fitter(source.obs_space, source.action_space), LineCounts(), depth)
+        plan = _CustomPlan(Fitter(source.obs_space, source.action_space), LineCounts(), depth)
         whole = spans_of(files, source.together)
         parts = parts_of(whole, self._budget(whole, plan, files), cut=source.together == "line")
         function = getattr(source.to_experience, "__qualname__", type(source.to_experience).__name__)
         header = Header(source.obs_space, source.action_space, source.env, {"to_experience": function})
-        units = [Unit(k, data=_Unit(spans, plan)) for k, spans in enumerate(parts)]
+        units = [Unit(k, data=_CustomUnit(spans, plan)) for k, spans in enumerate(parts)]
         return Contents(header, list(plan.fitter.schema), units, files)
 
-    def _budget(self, units: Sequence[Sequence[Span]], plan: _Plan, files: Sequence[AnyPath]) -> int:
+    def _budget(self, units: Sequence[Sequence[ByteSpan]], plan: _CustomPlan, files: Sequence[AnyPath]) -> int:
         """How many bytes of files make a unit, by what the first ones with steps become."""
         size, failed = 0, list[DataError]()
         for spans in units:
@@ -199,7 +585,7 @@ class CustomFormat(Format):
     def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
         """What the function makes of the unit's rows."""
         found: list[Experience] = []
-        own: _Unit = unit.data
+        own: _CustomUnit = unit.data
         for spans in own.spans:
             for raws in self._raws(spans, own.plan):
                 try:
@@ -216,7 +602,7 @@ class CustomFormat(Format):
 
     def place(self, unit: Unit, row: int, exp: Experience) -> Place:
         """Where a row is: in which row of a file, and which step of what was made of it."""
-        own: _Unit = unit.data
+        own: _CustomUnit = unit.data
         for raws in (raws for spans in own.spans for raws in self._raws(spans, own.plan)):
             try:
                 num = sum(exp.num_steps for exp in self._made(raws, own.plan))
@@ -227,12 +613,12 @@ class CustomFormat(Format):
             row -= num
         return super().place(unit, row, exp)
 
-    def _raws(self, spans: Sequence[Span], plan: _Plan) -> Iterator[Raws]:
+    def _raws(self, spans: Sequence[ByteSpan], plan: _CustomPlan) -> Iterator[Raws]:
         if self._source.kind == "binary":
             return binary_rows(spans)
         return text_rows(spans, self._source.together, plan.counts)
 
-    def _made(self, raws: Raws, plan: _Plan) -> list[Experience]:
+    def _made(self, raws: Raws, plan: _CustomPlan) -> list[Experience]:
         """The Experience that the function makes of some rows, checked."""
         source, place = self._source, self._place(raws)
         rows = [decoded(row) for row in raws] if source.kind == "text" else list(raws)

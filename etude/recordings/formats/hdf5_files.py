@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from etude.errors import DataError
 from etude.files import AnyPath, RemotePath
+from etude.urls import first_line
 
 BROKEN: Final = (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError, MemoryError, OverflowError)
 """What h5py raises where bytes make no sense."""
@@ -61,8 +62,9 @@ def opened(path: AnyPath) -> Iterator[Any]:
 
 def unreadable(path: AnyPath, error: BaseException) -> DataError:
     """What to say where the library can't make sense of a file."""
-    first = (str(error).splitlines() or [type(error).__name__])[0]
-    return DataError(f"{path}: can't be read as HDF5 ({first}). Restore it from a copy, or download it again.")
+    return DataError(
+        f"{path}: can't be read as HDF5 ({first_line(error)}). Restore it from a copy, or download it again."
+    )
 
 
 def names_of(group: Any) -> list[str]:

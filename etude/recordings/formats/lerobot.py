@@ -32,11 +32,10 @@ from etude.errors import DataError, SettingsError, SpaceError
 from etude.experience import Experience, Segments
 from etude.files import AnyPath
 from etude.recordings import footers
-from etude.recordings.format import MAX_ROWS, Contents, Format, Place, Problem, Unit
-from etude.recordings.formats.grouping import grouped
+from etude.recordings.format import MAX_ROWS, Contents, Format, Place, Problem, Unit, grouped
+from etude.recordings.formats.arrow import numbers, one_array, strings
 from etude.recordings.formats.inferring import Range, inferred_space, needs_range, reserved, widen
-from etude.recordings.formats.kept import Kept
-from etude.recordings.formats.table_values import numbers, one_array, strings
+from etude.recordings.formats.parquet_files import DecodedCache
 from etude.recordings.layout import Header, loads
 from etude.spaces import Space, leaf_dtype, leaf_shape, leaves, space_from_json
 from etude.urls import first_line
@@ -72,7 +71,7 @@ class Feature(NamedTuple):
     """Of a row; of an image: height, width, channels."""
 
 
-class Span(NamedTuple):
+class FrameSpan(NamedTuple):
     """Rows that are read together: ``first`` to ``stop - 1`` of the file of index ``file``."""
 
     file: int
@@ -175,7 +174,7 @@ class Dataset:
         groups = [[m.row_group(g).num_rows for g in range(m.num_row_groups)] for m in self._metadata]
         self._bounds = [np.cumsum([0, *rows]) for rows in groups]  # where row groups begin, and the last ends
         self.rows = np.array([bounds[-1] for bounds in self._bounds], np.int64)
-        self._kept: Kept[pa.Table] = Kept(_KEPT_BYTES)
+        self._kept: DecodedCache[pa.Table] = DecodedCache(_KEPT_BYTES)
         self._flags = {flag: self._one_of(f"next.{flag}", flag) for flag in _FLAGS}
         self._columns, given = self._named()
         self.episodes = self._episodes_of(self.videos())
@@ -306,31 +305,31 @@ class Dataset:
 
     # -- reading ----------------------------------------------------------------------------------------------
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[FrameSpan]:
         """The rows in pieces of at most 65,536 rows or about 64 MiB, but 128 rows at least, cut between episodes.
 
         Only where an episode is longer than that, or lies in two files, it is cut.
         """
         row_bytes = sum(math.prod(f.shape) * f.dtype.itemsize for f in self._columns.values())
         limit = min(MAX_ROWS, max(_LEAST_ROWS, _UNIT_BYTES // max(1, row_bytes)))
-        units: list[Span] = []
+        units: list[FrameSpan] = []
         for file, rows in enumerate(self.rows.tolist()):
-            cuts = self._cuts(Span(file, 0, rows))
+            cuts = self._cuts(FrameSpan(file, 0, rows))
             bounds = itertools.pairwise(cuts[grouped(np.diff(cuts), limit)].tolist())
-            units += [Span(file, at, min(at + limit, b)) for a, b in bounds for at in range(a, b, limit)]
+            units += [FrameSpan(file, at, min(at + limit, b)) for a, b in bounds for at in range(a, b, limit)]
         return units
 
-    def episodes_in(self, span: Span) -> list[Span]:
+    def episodes_in(self, span: FrameSpan) -> list[FrameSpan]:
         """The rows of each episode of a unit, by the lengths of all episodes before it."""
-        return [Span(span.file, a, b) for a, b in itertools.pairwise(self._cuts(span).tolist())]
+        return [FrameSpan(span.file, a, b) for a, b in itertools.pairwise(self._cuts(span).tolist())]
 
-    def _cuts(self, span: Span) -> NDArray[np.int64]:
+    def _cuts(self, span: FrameSpan) -> NDArray[np.int64]:
         """The rows at which a unit, an episode inside of it and the row after it begin."""
         ends = np.cumsum(np.clip(self.episodes["length"], 0, 1 << 40)) - self.rows[: span.file].sum()
         inside = ends[(ends > span.first) & (ends < span.stop)]
         return np.unique(np.concatenate([[span.first], inside, [span.stop]])).astype(np.int64)
 
-    def read(self, span: Span, columns: Sequence[str]) -> Experience:
+    def read(self, span: FrameSpan, columns: Sequence[str]) -> Experience:
         """The steps of a unit; an episode that goes on in the next one has the same id there, and following ``t``.
 
         Raises:
@@ -370,7 +369,7 @@ class Dataset:
         )
         return Experience(steps, offsets, segments, finals)
 
-    def _following(self, span: Span, keys: list[str], episode: int, frame: int, names: Sequence[str]) -> Columns:
+    def _following(self, span: FrameSpan, keys: list[str], episode: int, frame: int, names: Sequence[str]) -> Columns:
         """The observation after a unit, ``[1, ...]``; empty where the next row is not this frame of the episode.
 
         The same features ``keys`` are read as of the unit: these rows are there already, in most cases.
@@ -379,14 +378,14 @@ class Dataset:
         file = span.file if span.stop < self.rows[span.file] else next(later, None)
         if file is None:
             return {}
-        row = Span(file, span.stop, span.stop + 1) if file == span.file else Span(file, 0, 1)
+        row = FrameSpan(file, span.stop, span.stop + 1) if file == span.file else FrameSpan(file, 0, 1)
         table = self._table(row, keys)
         found = [self._values(table, row, _whole_number(key)) for key in (EPISODE, FRAME)]
         if [*found[0], *found[1]] != [episode, frame]:
             return {}
         return {name: self._column(table, row, self._columns[name], self._at(row, found[0])) for name in names}
 
-    def _at(self, span: Span, episode: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _at(self, span: FrameSpan, episode: NDArray[np.int64]) -> NDArray[np.int64]:
         """The places of episodes in `episodes`."""
         known = self.episodes[EPISODE]
         at = np.searchsorted(known, episode)
@@ -397,7 +396,7 @@ class Dataset:
         return at
 
     def _ends(
-        self, table: pa.Table, span: Span, last: NDArray[np.bool_]
+        self, table: pa.Table, span: FrameSpan, last: NDArray[np.bool_]
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Where episodes terminate and where they are truncated, bool ``[rows]`` each.
 
@@ -422,21 +421,21 @@ class Dataset:
         truncated = done & ~terminated if truncated is None else truncated
         return terminated, truncated | (last & ~terminated)
 
-    def _column(self, table: pa.Table, span: Span, feature: Feature, at: NDArray[np.int64]) -> NDArray[Any]:
+    def _column(self, table: pa.Table, span: FrameSpan, feature: Feature, at: NDArray[np.int64]) -> NDArray[Any]:
         if feature.kind == "video":
             return self._frames(table, span, feature, at)
         if not feature.key:
             return np.zeros((table.num_rows, *feature.shape), feature.dtype)
         if feature.kind == "number":
             return self._values(table, span, feature)
-        array = one_array(table, feature.key)
+        array = one_array(table[feature.key])
         if feature.kind == "image":
             return _images(array, feature, lambda row: self._where(span, row))
         return strings(array, feature.key, lambda row: self._where(span, row))
 
-    def _values(self, table: pa.Table, span: Span, feature: Feature) -> NDArray[Any]:
+    def _values(self, table: pa.Table, span: FrameSpan, feature: Feature) -> NDArray[Any]:
         """A column of numbers, in the shape and dtype of its feature."""
-        found = numbers(one_array(table, feature.key), feature.key, lambda row: self._where(span, row))
+        found = numbers(one_array(table[feature.key]), feature.key, lambda row: self._where(span, row))
         if math.prod(found.shape[1:]) != math.prod(feature.shape):
             said = f"rows of {list(found.shape[1:])}, but its shape is {list(feature.shape)}"
             raise DataError(f"{self._where(span, 0)}: column `{feature.key}` has {said}. Correct {INFO}.")
@@ -457,7 +456,7 @@ class Dataset:
         keys = [TIME if feature.kind == "video" else feature.key for feature in features if feature.key]
         return list(dict.fromkeys([EPISODE, FRAME, *keys]))
 
-    def _table(self, span: Span, keys: list[str]) -> pa.Table:
+    def _table(self, span: FrameSpan, keys: list[str]) -> pa.Table:
         """The rows of a span."""
         bounds = self._bounds[span.file]
         groups = np.flatnonzero((bounds[1:] > span.first) & (bounds[:-1] < span.stop)).tolist()
@@ -480,7 +479,7 @@ class Dataset:
             raise DataError(f"{path}: {said}") from error
         return table, table.nbytes
 
-    def frames(self, span: Span) -> NDArray[np.int64]:
+    def frames(self, span: FrameSpan) -> NDArray[np.int64]:
         """The episode and the frame number of each row, ``[rows, 2]``."""
         table = self._table(span, [EPISODE, FRAME])
         return np.stack([self._values(table, span, _whole_number(key)) for key in (EPISODE, FRAME)], axis=1)
@@ -495,13 +494,13 @@ class Dataset:
                 problems.append(Problem("lost_rows", text, str(path), repairable=True))
         return problems
 
-    def place(self, span: Span, row: int) -> Place:
+    def place(self, span: FrameSpan, row: int) -> Place:
         """Where a row of a unit is."""
         at, file = span.first + row, str(self.files[span.file])
         group = int(np.searchsorted(self._bounds[span.file], at, side="right")) - 1
         return Place(f"{file}: row group {group}, row {at}", file, at, group)
 
-    def _where(self, span: Span, row: int) -> str:
+    def _where(self, span: FrameSpan, row: int) -> str:
         return self.place(span, row).words
 
     # -- frames of videos -------------------------------------------------------------------------------------
@@ -527,7 +526,7 @@ class Dataset:
             raise DataError(f"{where} is {template!r}, which leads out of the dataset. Nothing outside it is read.")
         return self.folder / str(path)
 
-    def _frames(self, table: pa.Table, span: Span, feature: Feature, at: NDArray[np.int64]) -> NDArray[Any]:
+    def _frames(self, table: pa.Table, span: FrameSpan, feature: Feature, at: NDArray[np.int64]) -> NDArray[Any]:
         """The frames of a camera; ``at`` are the places of the rows' episodes."""
         stamps = self._values(table, span, Feature(TIME, "number", np.dtype(np.float64), ()))
         stamps = stamps + self.episodes[f"videos/{feature.key}/from_timestamp"][at]
@@ -662,7 +661,7 @@ def _check_there(schema: pa.Schema, keys: Iterable[str], where: str) -> None:
 
 def _whole(table: pa.Table, name: str, path: AnyPath) -> NDArray[Any]:
     """A column of ``meta/episodes``, whole numbers but for times."""
-    values = numbers(one_array(table, name), name, lambda row: f"{path}: row {row}")
+    values = numbers(one_array(table[name]), name, lambda row: f"{path}: row {row}")
     with np.errstate(invalid="ignore", over="ignore"):
         out = values.astype(np.float64 if name.endswith("from_timestamp") else np.int64)
     if values.ndim != 1 or (out != values).any():

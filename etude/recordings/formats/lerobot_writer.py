@@ -16,7 +16,7 @@ from PIL import Image
 from etude import columns as col
 from etude.errors import DataError
 from etude.experience import Experience
-from etude.recordings.formats.grouping import grouped
+from etude.recordings.format import grouped
 from etude.recordings.formats.lerobot import EPISODE, FRAME, INDEX, INFO, TASK, TIME, is_image, key_of
 from etude.recordings.layout import Header
 from etude.spaces import leaves, space_to_json

@@ -6,27 +6,140 @@ an env said at its reset has no step to stand at and is left out: ``info/<name>`
 """
 
 import itertools
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from gymnasium import spaces
 from numpy.typing import NDArray
 
 from etude import columns as col
-from etude.errors import DataError
+from etude.columns import SEPARATOR
+from etude.errors import DataError, SpaceError
 from etude.experience import Experience, Segments
 from etude.experience.experience import offsets_of
 from etude.files import AnyPath
-from etude.recordings.format import Contents, Format, Place, Problem, Unit
-from etude.recordings.formats.grouping import grouped
+from etude.recordings.format import Contents, Format, Place, Problem, Unit, grouped
 from etude.recordings.formats.inferring import fitting, widened
-from etude.recordings.formats.minari_arrow import ArrowEpisodes
-from etude.recordings.formats.minari_episodes import Column, Episodes, Reader
-from etude.recordings.formats.minari_hdf5 import FILE, Hdf5Episodes
-from etude.recordings.formats.minari_metadata import METADATA, env_id, is_image, leaves_of, read_metadata, space_of
-from etude.recordings.layout import Header
-from etude.spaces import Space, leaf_shape
+from etude.recordings.formats.minari_episodes import (
+    FILE,
+    ArrowEpisodes,
+    EpisodeReader,
+    Episodes,
+    Hdf5Episodes,
+    MinariColumn,
+)
+from etude.recordings.layout import Header, loads
+from etude.spaces import Space, leaf_shape, leaves
+
+# -- metadata.json: spaces (JSON inside of JSON), the env's id -------------------------------------------------------
+
+
+METADATA: Final = "metadata.json"
+
+
+def read_metadata(path: AnyPath) -> dict[str, Any]:
+    """The object in ``metadata.json``."""
+    try:
+        data = loads(path.read_text())
+    except (ValueError, OSError, RecursionError) as error:
+        raise DataError(f"{path}: can't be read as JSON ({error}). Restore it from a copy.") from error
+    if not isinstance(data, dict):
+        raise DataError(f"{path}: this is a {type(data).__name__}, not the object that Minari writes. Restore it.")
+    return data
+
+
+def env_id(metadata: Mapping[str, Any]) -> str | None:
+    """The id of the env, where the metadata hold one."""
+    try:
+        spec = json.loads(metadata.get("env_spec") or "{}")
+    except (ValueError, TypeError, RecursionError):
+        return None
+    env = spec.get("id") if isinstance(spec, dict) else None
+    return env if isinstance(env, str) else None
+
+
+def is_image(leaf: Space) -> bool:
+    """Whether Minari packs values of this space as JPEG where ``jpeg_encoding`` is on."""
+    if not isinstance(leaf, spaces.Box) or leaf.dtype != np.uint8 or len(leaf.shape) not in (2, 3):
+        return False
+    return bool(min(leaf.shape[:2]) >= 32 and (leaf.low == 0).all() and (leaf.high == 255).all())
+
+
+def leaves_of(
+    space: Space, name: str, path: tuple[str, ...], tuple_member: Callable[[int], str]
+) -> Iterator[tuple[str, tuple[str, ...], Space]]:
+    """The simple spaces inside ``space``: their columns here and their paths there."""
+    if isinstance(space, spaces.Dict):
+        for key, sub in space.spaces.items():
+            yield from leaves_of(sub, f"{name}{SEPARATOR}{key}", (*path, str(key)), tuple_member)
+    elif isinstance(space, spaces.Tuple):
+        for i, sub in enumerate(space.spaces):
+            yield from leaves_of(sub, f"{name}{SEPARATOR}{i}", (*path, tuple_member(i)), tuple_member)
+    else:
+        yield name, path, space
+
+
+def space_of(text: Any, where: str) -> Space:
+    """A space from Minari's JSON.
+
+    Raises:
+        DataError: it does not describe a space, or one that Etude does not know.
+    """
+    try:
+        space = _made(json.loads(text) if isinstance(text, str) else text)
+        leaves(space, "space")
+    except (KeyError, TypeError, ValueError, AssertionError, OverflowError, RecursionError, IndexError) as error:
+        raise DataError(f"{where} does not describe a space: {str(text)[:200]} ({error!r}).") from error
+    except SpaceError as error:
+        raise DataError(f"{where}: {error}") from error
+    return space
+
+
+def _made(data: Any) -> Space:
+    kind = data["type"]
+    if kind == "Box":
+        dtype, shape = np.dtype(data["dtype"]), tuple(data["shape"])
+        low, high = (np.asarray(data[side], dtype).reshape(shape) for side in ("low", "high"))
+        return spaces.Box(low, high, shape, dtype.type)
+    if kind == "Discrete":
+        return spaces.Discrete(data["n"], start=data.get("start", 0), dtype=np.dtype(data.get("dtype", "int64")).type)
+    if kind == "MultiDiscrete":
+        dtype = np.dtype(data.get("dtype", "int64"))
+        start = np.asarray(data["start"], dtype) if "start" in data else None
+        return spaces.MultiDiscrete(np.asarray(data["nvec"], dtype), dtype.type, start=start)
+    if kind == "MultiBinary":
+        return spaces.MultiBinary(data["n"])
+    if kind == "Dict":
+        return spaces.Dict([(key, _made(sub)) for key, sub in data["subspaces"].items()])
+    if kind == "Tuple":
+        return spaces.Tuple([_made(sub) for sub in data["subspaces"]])
+    raise SpaceError(f"a {kind} space. Etude handles Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple.")
+
+
+def json_of(space: Space) -> dict[str, Any]:
+    """A space as Minari describes it, to be written as JSON: the inverse of `space_of`."""
+    if isinstance(space, spaces.Box):
+        bounds = {"low": space.low.tolist(), "high": space.high.tolist()}
+        return {"type": "Box", "dtype": str(space.dtype), "shape": list(space.shape), **bounds}
+    if isinstance(space, spaces.Discrete):
+        return {"type": "Discrete", "dtype": "int64", "start": int(space.start), "n": int(space.n)}
+    if isinstance(space, spaces.MultiDiscrete):
+        own = {"nvec": space.nvec.tolist(), "start": space.start.tolist()}
+        return {"type": "MultiDiscrete", "dtype": str(space.dtype), **own}
+    if isinstance(space, spaces.MultiBinary):
+        return {"type": "MultiBinary", "n": list(space.shape) if len(space.shape) > 1 else int(space.shape[0])}
+    if isinstance(space, spaces.Dict):
+        return {"type": "Dict", "subspaces": {str(key): json_of(sub) for key, sub in space.spaces.items()}}
+    if isinstance(space, spaces.Tuple):
+        return {"type": "Tuple", "subspaces": [json_of(sub) for sub in space.spaces]}
+    raise SpaceError(f"a {type(space).__name__} space can't be written for Minari.")
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+
 
 NAMES: Final = {col.REWARD: "rewards", col.TERMINATED: "terminations", col.TRUNCATED: "truncations"}
 ROOTS: Final = {col.OBS: "observations", col.ACTION: "actions"}
@@ -65,20 +178,20 @@ def _is_dataset(folder: AnyPath) -> bool:
         return False
 
 
-class _Plan(NamedTuple):
+class _MinariPlan(NamedTuple):
     """What holds for all units."""
 
-    reader: Reader
+    reader: EpisodeReader
     paths: Mapping[str, Sequence[str]]
-    columns: Mapping[str, Column]
+    columns: Mapping[str, MinariColumn]
     rows_more: Mapping[str, int]
     """How many rows more than steps an episode has of a column, where it has any."""
 
 
-class _Unit(NamedTuple):
+class _MinariUnit(NamedTuple):
     names: Sequence[str]
     lengths: NDArray[np.int64]
-    plan: _Plan
+    plan: _MinariPlan
 
 
 class Minari(Format):
@@ -108,17 +221,17 @@ class Minari(Format):
         Raises:
             DataError: it is broken.
         """
-        found = _Description(self.folder, self._metadata, self._kind)
+        found = _DatasetDescription(self.folder, self._metadata, self._kind)
         episodes, plan, units = found.episodes, found.plan(), list[Unit]()
         parts = grouped(episodes.lengths).tolist()
         for k, (first, stop) in enumerate(itertools.pairwise(parts)):
             own = episodes.lengths[first:stop]
-            units.append(Unit(k, int(own.sum()), data=_Unit(episodes.names[first:stop], own, plan)))
+            units.append(Unit(k, int(own.sum()), data=_MinariUnit(episodes.names[first:stop], own, plan)))
         return Contents(found.header, found.step_columns, units, found.reader.files(), found.lost())
 
     def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
         """Whole episodes."""
-        own: _Unit = unit.data
+        own: _MinariUnit = unit.data
         try:
             return _loaded(own, columns)
         except DataError:
@@ -141,7 +254,7 @@ class Minari(Format):
         return Place(f"{where}, step {step}", where.split(": ")[0], step)
 
 
-class _Description:
+class _DatasetDescription:
     """What a dataset says of itself, and what its first episode holds."""
 
     def __init__(self, folder: AnyPath, metadata: Mapping[str, Any], kind: str) -> None:
@@ -151,7 +264,7 @@ class _Description:
         if not self.episodes.names:
             raise DataError(f"{folder}: the Minari dataset has no episodes.")
         self._paths: dict[str, Sequence[str]] = {}
-        self._columns: dict[str, Column] = {}
+        self._columns: dict[str, MinariColumn] = {}
         self._info_shift: dict[str, int] = {}
         self._dropped: dict[str, str] = {}
         adapted: list[str] = []
@@ -162,10 +275,10 @@ class _Description:
         self.header = Header(obs_space, action_space, env_id(self._metadata), self._meta(adapted))
         self.step_columns = [name for name in self._columns if name not in (col.TERMINATED, col.TRUNCATED)]
 
-    def plan(self) -> _Plan:
+    def plan(self) -> _MinariPlan:
         """What units are read by."""
         obs = {name: 1 for name in self._columns if col.is_under(name, col.OBS)}
-        return _Plan(self.reader, self._paths, self._columns, self._info_shift | obs)
+        return _MinariPlan(self.reader, self._paths, self._columns, self._info_shift | obs)
 
     def _add_space(self, root: str, adapted: list[str]) -> Space:
         """The space of observations or actions, its columns found in the first episode."""
@@ -188,7 +301,7 @@ class _Description:
             if dtype != np.dtype(leaf.dtype):
                 adapted.append(name)
             self._paths[name] = path
-            self._columns[name] = Column(leaf_shape(leaf), dtype, found.rows, image)
+            self._columns[name] = MinariColumn(leaf_shape(leaf), dtype, found.rows, image)
         return widened(space, root, {name: column.dtype for name, column in self._columns.items()})
 
     def _is_packed(self, path: Sequence[str]) -> bool:
@@ -202,7 +315,7 @@ class _Description:
         for name, member in NAMES.items():
             found = self.reader.column(self.episodes.names[0], (member,), image=False)
             dtype = np.dtype(bool) if name != col.REWARD else np.result_type(found.dtype, np.float32)
-            self._paths[name], self._columns[name] = (member,), Column((), dtype, found.rows)
+            self._paths[name], self._columns[name] = (member,), MinariColumn((), dtype, found.rows)
 
     def _add_infos(self) -> None:
         """Those infos that every episode has alike, as numbers; the others are named."""
@@ -252,11 +365,11 @@ def _id(name: str) -> str:
     return name.removeprefix("episode_")
 
 
-def _only(unit: _Unit, first: int, stop: int) -> _Unit:
-    return _Unit(unit.names[first:stop], unit.lengths[first:stop], unit.plan)
+def _only(unit: _MinariUnit, first: int, stop: int) -> _MinariUnit:
+    return _MinariUnit(unit.names[first:stop], unit.lengths[first:stop], unit.plan)
 
 
-def _loaded(unit: _Unit, columns: Sequence[str]) -> Experience:
+def _loaded(unit: _MinariUnit, columns: Sequence[str]) -> Experience:
     lengths, plan = unit.lengths, unit.plan
     wanted = {name: (plan.paths[name], plan.columns[name]) for name in [*columns, col.TERMINATED, col.TRUNCATED]}
     rows = {name: (lengths + plan.rows_more.get(name, 0)).tolist() for name in wanted}
@@ -282,7 +395,7 @@ def _loaded(unit: _Unit, columns: Sequence[str]) -> Experience:
     return Experience(found, offsets, segments, final_obs)
 
 
-def _check_ends(unit: _Unit, done: NDArray[np.bool_], offsets: NDArray[np.int64]) -> None:
+def _check_ends(unit: _MinariUnit, done: NDArray[np.bool_], offsets: NDArray[np.int64]) -> None:
     inside = done.copy()
     inside[offsets[1:] - 1] = False
     if inside.any():
@@ -294,7 +407,7 @@ def _check_ends(unit: _Unit, done: NDArray[np.bool_], offsets: NDArray[np.int64]
         )
 
 
-def _reader(folder: AnyPath, kind: str) -> Reader:
+def _reader(folder: AnyPath, kind: str) -> EpisodeReader:
     if kind == "hdf5":
         if not (folder / FILE).is_file():
             raise DataError(f"{folder}: there is no {FILE}, though {METADATA} says `data_format` hdf5. Restore it.")
@@ -304,7 +417,7 @@ def _reader(folder: AnyPath, kind: str) -> Reader:
     raise DataError(f"{folder / METADATA}: `data_format` is {kind!r}; known are hdf5, arrow and parquet.")
 
 
-def _alike(column: Column, other: Column | None) -> bool:
+def _alike(column: MinariColumn, other: MinariColumn | None) -> bool:
     return other is not None and (other.shape, other.dtype) == (column.shape, column.dtype)
 
 

@@ -1,21 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Minari's two layouts have in common: episodes by name, columns by path, images packed as JPEG."""
+"""The episodes of a Minari dataset, in its HDF5, Arrow and Parquet layouts: by name, their columns by path.
+
+In Arrow and Parquet files the last row of an episode holds the final observation; its action, reward and flags are
+padding.
+"""
 
 import dataclasses
 import io
+import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image
 
 from etude.errors import DataError
-from etude.files import AnyPath
+from etude.files import AnyPath, input_file
+from etude.recordings import footers
+from etude.recordings.formats.arrow import check_names, one_array
+from etude.recordings.formats.hdf5_files import MOST_PACKED, Opener, h5py_module, names_of, opened
+from etude.urls import first_line
 
 
 @dataclasses.dataclass(frozen=True)
-class Column:
+class MinariColumn:
     """One column of an episode."""
 
     shape: tuple[int, ...]
@@ -38,7 +50,7 @@ class Episodes:
     """What the env was reset with."""
 
 
-class Reader(Protocol):
+class EpisodeReader(Protocol):
     """Reads one layout. A column's path is made of Minari's names: ``("observations", "pos")``."""
 
     def files(self) -> list[AnyPath]:
@@ -53,16 +65,16 @@ class Reader(Protocol):
     def index(self) -> Episodes:
         """The episodes that are there, in order of their numbers."""
 
-    def infos(self, name: str) -> dict[str, Column | None]:
+    def infos(self, name: str) -> dict[str, MinariColumn | None]:
         """The infos of one episode by path; None where one is not made of plain numbers."""
 
-    def column(self, name: str, path: Sequence[str], *, image: bool) -> Column:
+    def column(self, name: str, path: Sequence[str], *, image: bool) -> MinariColumn:
         """The shape and dtype of one column's rows in one episode."""
 
     def read(
         self,
         names: Sequence[str],
-        wanted: Mapping[str, tuple[Sequence[str], Column]],
+        wanted: Mapping[str, tuple[Sequence[str], MinariColumn]],
         rows: Mapping[str, Sequence[int]],
     ) -> dict[str, NDArray[Any]]:
         """Columns of some episodes, one after the other; ``rows`` are the rows of each episode in each column."""
@@ -86,3 +98,355 @@ def decoded_images(packed: Sequence[bytes], shape: tuple[int, ...], where: str) 
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise DataError(f"{where}: image {i} can't be decoded as JPEG ({error}).") from error
     return out
+
+
+# -- Arrow and Parquet: a folder an episode, each with one file of T + 1 rows ----------------------------------------
+
+
+class ArrowEpisodes:
+    """Reads episodes by number; see `EpisodeReader`."""
+
+    def __init__(self, folder: AnyPath, suffix: str) -> None:
+        self._folder = folder
+        self._suffix = suffix
+
+    def files(self) -> list[AnyPath]:
+        """All files of all episodes."""
+        return [path for name in self._names() for path in self._files_of(name)]
+
+    def where(self, name: str) -> str:
+        """An episode in words, for errors."""
+        return str(self._folder / name)
+
+    def tuple_member(self, index: int) -> str:
+        """The name of a Tuple's part in this layout."""
+        return str(index)
+
+    def _names(self) -> list[str]:
+        inside = [path for path in self._folder.iterdir() if path.is_dir() and path.name.isdecimal()]
+        return [path.name for path in sorted(inside, key=lambda path: int(path.name))]
+
+    def _files_of(self, name: str) -> list[AnyPath]:
+        found: list[Any] = list((self._folder / name).glob(f"*{self._suffix}"))
+        files = sorted(found)
+        if not files:
+            raise DataError(f"{self._folder / name}: there is no {self._suffix} file of this episode. Restore it.")
+        return files
+
+    def index(self) -> Episodes:
+        """The episodes that are there, in order of their numbers."""
+        names = self._names()
+        lengths = np.array([self._num_rows(name) - 1 for name in names], np.int64)
+        for name, length in zip(names, lengths, strict=True):
+            if length < 1:
+                raise DataError(f"{self.where(name)}: the episode has no steps. Move its folder away.")
+        return Episodes(names, lengths, [_seed(self._folder / name / "metadata.json") for name in names])
+
+    def _num_rows(self, name: str) -> int:
+        if self._suffix == ".parquet":
+            return sum(self._parquet(path).metadata.num_rows for path in self._files_of(name))
+        return sum(self._table(path).num_rows for path in self._files_of(name))
+
+    def _parquet(self, path: AnyPath) -> pq.ParquetFile:
+        try:
+            return footers.opened(path)
+        except footers.BROKEN as error:
+            raise _unreadable_arrow(path, error) from error
+
+    def _table(self, path: AnyPath) -> pa.Table:
+        """One file; Arrow's is mapped, so that only the columns in use are read."""
+        try:
+            if self._suffix == ".parquet":
+                return self._parquet(path).read()
+            table = pa.ipc.open_file(input_file(path, mapped=True)).read_all()
+            table.validate(full=True)  # buffers and offsets may be anything in a broken file
+            check_names(table.schema)
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise _unreadable_arrow(path, error) from error
+        return table
+
+    def _episode(self, name: str) -> pa.Table:
+        tables = [self._table(path) for path in self._files_of(name)]
+        try:
+            return pa.concat_tables(tables).combine_chunks()
+        except pa.ArrowException as error:
+            raise _unreadable_arrow(self._folder / name, error) from error
+
+    def infos(self, name: str) -> dict[str, MinariColumn | None]:
+        """The infos of one episode by path; None where one is not made of plain numbers."""
+        out: dict[str, MinariColumn | None] = {}
+        table = self._episode(name)
+        if "infos" in table.column_names:
+            for path in _paths_in(table.schema.field(table.column_names.index("infos")).type, ()):
+                try:
+                    out["/".join(path)] = self.column(name, ("infos", *path), image=False)
+                except DataError:
+                    out["/".join(path)] = None
+        return out
+
+    def column(self, name: str, path: Sequence[str], *, image: bool) -> MinariColumn:
+        """The shape and dtype of one column's rows in one episode."""
+        table = self._episode(name)
+        if image:
+            return MinariColumn((), np.dtype(np.uint8), table.num_rows, image=True)
+        values = self._values(table, path, name)
+        return MinariColumn(values.shape[1:], values.dtype, table.num_rows)
+
+    def read(
+        self,
+        names: Sequence[str],
+        wanted: Mapping[str, tuple[Sequence[str], MinariColumn]],
+        rows: Mapping[str, Sequence[int]],
+    ) -> dict[str, NDArray[Any]]:
+        """Columns of some episodes, one after the other; ``rows`` are the rows of each episode in each column."""
+        out = {key: np.empty((sum(rows[key]), *column.shape), column.dtype) for key, (_, column) in wanted.items()}
+        at = dict.fromkeys(wanted, 0)
+        for i, name in enumerate(names):
+            table = self._episode(name)
+            for key, (path, column) in wanted.items():
+                target = out[key][at[key] : at[key] + rows[key][i]]
+                self._read_one(table, path, name, column, target)
+                at[key] += rows[key][i]
+        return out
+
+    def _read_one(
+        self, table: pa.Table, path: Sequence[str], name: str, column: MinariColumn, target: NDArray[Any]
+    ) -> None:
+        where = f"{self.where(name)}: column `{'/'.join(path)}`"
+        if column.image:
+            packed = _member(table, path, where).to_pylist()
+            if any(not isinstance(image, bytes) for image in packed):
+                raise DataError(f"{where} should hold JPEG images, bytes in each row.")
+            target[:] = decoded_images(packed[: len(target)], target.shape, where)
+            return
+        values = self._values(table, path, name)[: len(target)]
+        if not np.can_cast(values.dtype, target.dtype, "safe") or len(values) != len(target):
+            raise DataError(f"{where} is {values.dtype} {list(values.shape)}, not {target.dtype} {list(target.shape)}.")
+        if values[0].size != target[0].size:
+            raise DataError(f"{where} has rows of {values[0].size} numbers, not of {target[0].size}.")
+        target[:] = values.reshape(target.shape)
+
+    def _values(self, table: pa.Table, path: Sequence[str], name: str) -> NDArray[Any]:
+        """A column as ``[rows]`` or ``[rows, n]``: Arrow keeps arrays of several axes flat."""
+        where = f"{self.where(name)}: column `{'/'.join(path)}`"
+        array = _member(table, path, where)
+        if array.null_count:
+            row = int(np.argmax(np.asarray(array.is_null())))
+            raise DataError(f"{where} has {array.null_count} empty rows, the first of them row {row}.")
+        width = None
+        if pa.types.is_fixed_size_list(array.type):
+            width, array = array.type.list_size, array.flatten()
+            if not width:
+                raise DataError(f"{where} has rows of no numbers.")
+        kind = array.type
+        if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+            raise DataError(f"{where} is of Arrow type {kind}, not plain numbers.")
+        if array.null_count:
+            raise DataError(f"{where} has {array.null_count} empty numbers inside of its rows.")
+        values = array.to_numpy(zero_copy_only=False)
+        return np.asarray(values if width is None else values.reshape(-1, width))
+
+
+def _member(table: pa.Table, path: Sequence[str], where: str) -> pa.Array:
+    if path[0] not in table.column_names:
+        raise DataError(f"{where} is missing; there are {', '.join(table.column_names)}.")
+    if table.column_names.count(path[0]) > 1:
+        raise DataError(f"{where} is there more than once.")
+    array = one_array(table[path[0]])
+    for member in path[1:]:
+        if not pa.types.is_struct(array.type) or array.type.get_field_index(member) < 0:
+            raise DataError(f"{where} is missing; `{path[0]}` is {array.type}.")
+        array = pa.compute.struct_field(array, member)
+    return array
+
+
+def _paths_in(kind: pa.DataType, path: tuple[str, ...]) -> list[tuple[str, ...]]:
+    if not pa.types.is_struct(kind):
+        return [path]
+    return [p for field in kind for p in _paths_in(field.type, (*path, field.name))]
+
+
+def _seed(path: AnyPath) -> int | None:
+    try:
+        data = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except (ValueError, OSError, RecursionError) as error:
+        raise DataError(f"{path}: can't be read as JSON ({error}). Restore it from a copy.") from error
+    seed = data.get("seed") if isinstance(data, dict) else None
+    return seed if isinstance(seed, int) else None
+
+
+def _unreadable_arrow(path: AnyPath, error: Exception) -> DataError:
+    return DataError(
+        f"{path}: can't be read ({first_line(error)}). Restore it from a copy, or move the episode's folder away."
+    )
+
+
+# -- HDF5: a group an episode ----------------------------------------------------------------------------------------
+
+
+FILE = "main_data.hdf5"
+
+
+class _Reading:
+    """One column of some episodes, as far as it is read."""
+
+    def __init__(self, out: NDArray[Any], rows: Sequence[int], path: tuple[str, ...], column: MinariColumn) -> None:
+        self.out, self.rows, self.path, self.column = out, rows, path, column
+        self.parent, self.member = path[:-1], path[-1].encode()
+        self.at = self.like = 0
+
+
+class Hdf5Episodes:
+    """Reads episodes by number; see `EpisodeReader`."""
+
+    def __init__(self, folder: AnyPath) -> None:
+        self.path = folder / FILE
+        self._opener = Opener(self.path)
+
+    def files(self) -> list[AnyPath]:
+        """The one file."""
+        return [self.path]
+
+    def tuple_member(self, index: int) -> str:
+        """The name of a Tuple's part in this layout."""
+        return f"_index_{index}"
+
+    def where(self, name: str) -> str:
+        """An episode in words, for errors."""
+        return f"{self.path}: {name}"
+
+    def index(self) -> Episodes:
+        """The episodes that are there, in order of their numbers."""
+        with opened(self.path) as root:
+            numbers = [int(m[1]) for name in names_of(root) if (m := re.fullmatch(r"episode_(\d{1,18})", name))]
+            names, lengths, seeds = [f"episode_{number}" for number in sorted(numbers)], [], []
+            for name in names:
+                group = self._opener.group(root, name, name)
+                length = self._whole_number(group, b"total_steps")
+                lengths.append(self._num_rewards(group, name) if length is None else length)
+                seeds.append(self._whole_number(group, b"seed"))
+        for name, length in zip(names, lengths, strict=True):
+            if not 0 < length <= self.path.stat().st_size * MOST_PACKED:
+                raise DataError(f"{self.path}: `{name}` has {length:,} steps. Restore the file from a copy.")
+        return Episodes(names, np.array(lengths, np.int64), seeds)
+
+    def _num_rewards(self, group: Any, name: str) -> int:
+        _, shape, _ = self._opener.dataset(group, "rewards", f"{name}/rewards")
+        return shape[0] if shape else 0
+
+    def _whole_number(self, group: Any, name: bytes) -> int | None:
+        """A number that an episode carries."""
+        h5py = h5py_module()
+        if not h5py.h5a.exists(group, name):  # asking takes half as long as failing to open it
+            return None
+        attribute = h5py.h5a.open(group, name)
+        if attribute.shape != () or self._opener.dtype_of(attribute).kind not in "iu":
+            return None
+        value = np.zeros((), np.int64)
+        attribute.read(value, h5py.h5t.NATIVE_INT64)
+        return int(value)
+
+    def infos(self, name: str) -> dict[str, MinariColumn | None]:
+        """The infos of one episode by path; None where one is not made of plain numbers."""
+        out: dict[str, MinariColumn | None] = {}
+        with opened(self.path) as root:
+            group = self._opener.group(root, name, name)
+            if b"infos" in group:
+                self._add_infos(group, "infos", f"{name}/infos", "", out)
+        return out
+
+    def _add_infos(self, parent: Any, name: str, where: str, path: str, out: dict[str, MinariColumn | None]) -> None:
+        if self._opener.is_group(parent, name, where):
+            group = self._opener.group(parent, name, where)
+            for member in names_of(group):
+                self._add_infos(group, member, f"{where}/{member}", f"{path}/{member}".strip("/"), out)
+            return
+        try:
+            _, shape, dtype = self._opener.dataset(parent, name, where)
+        except DataError:
+            out[path] = None
+        else:
+            out[path] = MinariColumn(tuple(shape[1:]), dtype, shape[0]) if shape else None
+
+    def column(self, name: str, path: Sequence[str], *, image: bool) -> MinariColumn:
+        """The shape and dtype of one column's rows in one episode."""
+        with opened(self.path) as root:
+            group, member, where = self._at(root, name, path)
+            if image:
+                return MinariColumn((), np.dtype(np.uint8), len(self._packed(group, member, where)), image=True)
+            _, shape, dtype = self._opener.dataset(group, member, where)
+            if not shape:
+                raise DataError(f"{self.path}: `{where}` is a single number, not one for each step.")
+            return MinariColumn(tuple(shape[1:]), dtype, shape[0])
+
+    def read(
+        self,
+        names: Sequence[str],
+        wanted: Mapping[str, tuple[Sequence[str], MinariColumn]],
+        rows: Mapping[str, Sequence[int]],
+    ) -> dict[str, NDArray[Any]]:
+        """Columns of some episodes, one after the other; ``rows`` are the rows of each episode in each column."""
+        with opened(self.path) as root:
+            out = {key: np.empty((sum(rows[key]), *column.shape), column.dtype) for key, (_, column) in wanted.items()}
+            plan = [_Reading(out[key], rows[key], tuple(path), column) for key, (path, column) in wanted.items()]
+            for i, name in enumerate(names):
+                groups: dict[tuple[str, ...], Any] = {(): self._opener.group(root, name, name)}
+                for one in plan:
+                    group = groups.get(one.parent)
+                    if group is None:
+                        group = groups[one.parent] = self._down(groups[()], name, one.parent)
+                    self._read_next(group, one, name, i)
+        return out
+
+    def _read_next(self, group: Any, one: "_Reading", name: str, i: int) -> None:
+        """Read what episode ``name``, the one of index ``i``, has of a column."""
+        target = one.out[one.at : one.at + one.rows[i]]
+        one.at += one.rows[i]
+        found = None
+        if target.size and not one.column.image:
+            found = self._opener.filled(group, one.member, target, one.like)
+        if found is None:
+            self._read_one(group, one.path[-1], f"{name}/{'/'.join(one.path)}", one.column, target)
+        else:
+            one.like = found
+
+    def _read_one(self, group: Any, member: str, where: str, column: MinariColumn, target: NDArray[Any]) -> None:
+        if column.image:
+            target[:] = decoded_images(self._packed(group, member, where), target.shape, f"{self.path}: `{where}`")
+            return
+        dataset, shape, dtype = self._opener.dataset(group, member, where)
+        if shape != target.shape or not np.can_cast(dtype, target.dtype, "safe"):
+            raise DataError(
+                f"{self.path}: `{where}` is {list(shape)} of {dtype}, but should be {list(target.shape)} of "
+                f"{target.dtype} to go with the other columns. Restore the file from a copy."
+            )
+        self._opener.read(dataset, target)
+
+    def _packed(self, group: Any, member: str, where: str) -> list[bytes]:
+        """The packed images of an episode: rows of bytes, or byte strings of any length."""
+        h5py = h5py_module()
+        dataset = h5py.Dataset(h5py.h5d.open(group, member.encode()))
+        base = h5py.check_vlen_dtype(dataset.dtype)
+        if base is None:
+            dataset_id, shape, dtype = self._opener.dataset(group, member, where)
+            if dtype != np.uint8 or len(shape) != 2:
+                raise DataError(f"{self.path}: `{where}` should hold JPEG images, a row of bytes each.")
+            values = np.empty(shape, np.uint8)
+            self._opener.read(dataset_id, values)
+            return [row.tobytes() for row in values]
+        if base != np.uint8 or dataset.ndim != 1 or dataset.shape[0] > self.path.stat().st_size:
+            raise DataError(f"{self.path}: `{where}` should hold JPEG images, a row of bytes each.")
+        return [bytes(memoryview(row)) for row in dataset[()]]
+
+    def _at(self, root: Any, name: str, path: Sequence[str]) -> tuple[Any, str, str]:
+        group = self._down(self._opener.group(root, name, name), name, path[:-1])
+        return group, path[-1], f"{name}/{'/'.join(path)}"
+
+    def _down(self, group: Any, name: str, path: Sequence[str]) -> Any:
+        where = name
+        for member in path:
+            where = f"{where}/{member}"
+            group = self._opener.group(group, member, where)
+        return group

@@ -16,9 +16,9 @@ from etude import columns as col
 from etude.errors import DataError
 from etude.experience import Experience
 from etude.recordings.formats.hdf5_files import h5py_module
-from etude.recordings.formats.minari_hdf5 import FILE
-from etude.recordings.formats.minari_metadata import METADATA, json_of
-from etude.recordings.formats.rllib_names import extras, infos_of
+from etude.recordings.formats.minari import METADATA, json_of
+from etude.recordings.formats.minari_episodes import FILE
+from etude.recordings.formats.rllib_writers import extras, infos_of
 from etude.recordings.layout import Header
 from etude.spaces import Nester
 

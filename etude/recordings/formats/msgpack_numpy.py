@@ -2,20 +2,158 @@
 """msgpack with NumPy arrays in it, as the package msgpack-numpy writes them; nothing is unpickled.
 
 An array is a map with the binary keys ``nd type kind shape data``, a scalar one with ``nd type data``. Lists whose
-entries are alike but for their numbers, as the steps of an episode are, are read as columns without making an object
-for each entry: their bytes repeat with one stride, so that each number of the entry is a strided view of them.
+entries are alike but for their numbers, as the steps of an episode are, are read and written as columns without making
+an object for each entry: their bytes repeat with one stride, so that each number of the entry is a strided view of
+them.
 
 Source: the formats of msgpack (https://github.com/msgpack/msgpack/blob/master/spec.md) and of msgpack-numpy 0.4.
 """
 
-from typing import Any
+import math
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
 from etude.errors import DataError
-from etude.recordings.formats.msgpack_templates import MALFORMED, Path, Template, header_of, template_of
+
+# -- what entries have in common -------------------------------------------------------------------------------------
+
+
+Path = tuple[str, ...]
+MALFORMED = (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError, msgpack.UnpackException)
+DTYPE: Final = re.compile(r"[<>|=]?(b1|\?|[iu][1248]|f[248])")
+"""The dtypes that are read: booleans, integers and floats."""
+
+_INTS: Final = {0xCC: "u1", 0xCD: ">u2", 0xCE: ">u4", 0xCF: ">u8", 0xD0: "i1", 0xD1: ">i2", 0xD2: ">i4", 0xD3: ">i8"}
+_FLOATS: Final = {0xCA: ">f4", 0xCB: ">f8"}
+_NUMBERS: Final = _INTS | _FLOATS
+
+
+class _Other(Exception):
+    """An entry holds something that is no number: it is read the slow way."""
+
+
+class Slot(NamedTuple):
+    """Where one number or array lies in the bytes of an entry."""
+
+    path: Path
+    start: int
+    size: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    kind: str
+    """``fix`` and ``negfix``: integers in one byte; ``bool``: the bytes of false and true; else ``data``."""
+
+
+class Template(NamedTuple):
+    """The bytes of an entry: the slots, and the constant bytes between them."""
+
+    size: int
+    slots: tuple[Slot, ...]
+    constants: tuple[tuple[int, bytes], ...]
+
+
+def template_of(data: bytes, first: int) -> Template | None:
+    """The template of the entry that begins at ``first``; None where it holds anything but numbers."""
+    slots: list[Slot] = []
+    try:
+        end = _slots(data, first, (), slots)
+    except (_Other, *MALFORMED):
+        return None
+    slots = [slot._replace(start=slot.start - first) for slot in slots]
+    if len({slot.path for slot in slots}) != len(slots):
+        return None
+    edges = [0, *(edge for slot in slots for edge in (slot.start, slot.start + slot.size)), end - first]
+    constants = [(a, data[first + a : first + b]) for a, b in zip(edges[::2], edges[1::2], strict=True) if b > a]
+    return Template(end - first, tuple(slots), tuple(constants))
+
+
+def _slots(data: bytes, at: int, path: Path, out: list[Slot]) -> int:
+    """Find the numbers of the value at ``at``; returns where it ends."""
+    byte = data[at]
+    if byte <= 0x7F or byte >= 0xE0:
+        out.append(Slot(path, at, 1, np.dtype("i1"), (), "fix" if byte <= 0x7F else "negfix"))
+        return at + 1
+    if byte in (0xC2, 0xC3):
+        out.append(Slot(path, at, 1, np.dtype("u1"), (), "bool"))
+        return at + 1
+    if byte in _NUMBERS:
+        dtype = np.dtype(_NUMBERS[byte])
+        out.append(Slot(path, at + 1, dtype.itemsize, dtype, (), "plain"))
+        return at + 1 + dtype.itemsize
+    if byte & 0xF0 == 0x90:
+        at += 1
+        for i in range(byte & 0x0F):
+            at = _slots(data, at, (*path, str(i)), out)
+        return at
+    if byte & 0xF0 == 0x80:
+        return _map_slots(data, at, path, out)
+    raise _Other
+
+
+def _map_slots(data: bytes, at: int, path: Path, out: list[Slot]) -> int:
+    size, start = data[at] & 0x0F, at
+    at += 1
+    if size and data[at : at + 4] == b"\xc4\x02nd":
+        return _array_slot(data, start, path, out)
+    for _ in range(size):
+        length = data[at] & 0x1F
+        if data[at] & 0xE0 != 0xA0:
+            raise _Other
+        key = data[at + 1 : at + 1 + length].decode()
+        at = _slots(data, at + 1 + length, (*path, key), out)
+    return at
+
+
+def _array_slot(data: bytes, at: int, path: Path, out: list[Slot]) -> int:
+    """The map of an array or scalar, the bytes of which come last in it."""
+    unpacker = msgpack.Unpacker(raw=False)
+    unpacker.feed(data[at : at + 256])
+    head, key = {}, None
+    for _ in range(unpacker.read_map_header()):
+        key = unpacker.unpack()
+        if key == b"data":
+            break
+        head[key] = unpacker.unpack()
+    at += unpacker.tell()
+    tags = {0xC4: 1, 0xC5: 2, 0xC6: 4}
+    if key != b"data" or len(head) != (data[at - unpacker.tell()] & 0x0F) - 1 or data[at] not in tags:
+        raise _Other
+    width = tags[data[at]]
+    size = int.from_bytes(data[at + 1 : at + 1 + width], "big")
+    dtype, shape = header_of(head, size)
+    if not size:
+        raise _Other
+    out.append(Slot(path, at + 1 + width, size, dtype, shape, "data"))
+    return at + 1 + width + size
+
+
+def header_of(head: dict[Any, Any], size: int) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """The dtype and shape of an array of ``size`` bytes.
+
+    Raises:
+        ValueError: it is not of plain numbers, or the sizes do not agree.
+    """
+    kind, name = head.get(b"kind", b""), head.get(b"type")
+    if kind not in (b"", "") or not isinstance(name, str) or not DTYPE.fullmatch(name):
+        what = "an object array, which would need unpickling" if kind in (b"O", "O") else f"of type {str(name)[:40]!r}"
+        raise ValueError(f"an array is {what}; only booleans, integers and floats are read")
+    dtype = np.dtype(name)
+    shape = head.get(b"shape", []) if head.get(b"nd") else []
+    if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape) or len(shape) > 32:
+        raise ValueError(f"an array has the shape {str(shape)[:60]}")
+    if math.prod(shape) * dtype.itemsize != size:
+        raise ValueError(f"an array of shape {shape} and type {name} has {size} bytes")
+    return dtype, tuple(shape)
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+
 
 Columns = dict[Path, NDArray[Any]]
 
@@ -26,10 +164,10 @@ def unpack(data: bytes) -> Any:
     Raises:
         DataError: it is not valid msgpack, or holds an object array, which would need unpickling.
     """
-    return Reader(data).value()
+    return MsgpackReader(data).value()
 
 
-class Reader:
+class MsgpackReader:
     """Walks one document from its beginning to its end. Every method raises a DataError where it is not valid."""
 
     def __init__(self, data: bytes) -> None:
@@ -152,7 +290,7 @@ class Reader:
         if columns is not None and template is not None:
             self._unpacker.read_bytes(num * template.size)
             return columns, template
-        values = Reader(self.data[start:]).value() if start else unpack(self.data)
+        values = MsgpackReader(self.data[start:]).value() if start else unpack(self.data)
         for _ in range(num):
             self.skip()
         return values, None
@@ -207,3 +345,96 @@ def _refuse(code: int, data: bytes) -> Any:
 def _malformed(error: BaseException) -> DataError:
     text = str(error) or type(error).__name__
     return DataError(f"not valid msgpack of numbers and arrays ({text[:200]})")
+
+
+# -- writing ---------------------------------------------------------------------------------------------------------
+
+
+Entries: TypeAlias = NDArray[np.uint8]
+"""``[rows, bytes]``: the bytes of each entry."""
+Tree: TypeAlias = "NDArray[Any] | Mapping[str, Tree] | Sequence[Tree]"
+"""Columns of the same number of rows, nested: a mapping becomes a map in each entry, a sequence a list."""
+
+
+def packed(value: Any) -> bytes:
+    """A plain value, or a NumPy scalar, as msgpack."""
+    if isinstance(value, np.generic):
+        value = {b"nd": False, b"type": value.dtype.str, b"data": value.tobytes()}
+    out: bytes = msgpack.packb(value)
+    return out
+
+
+def entries(tree: Tree, *, plain: bool = False) -> Entries:
+    """The entries of columns.
+
+    Args:
+        tree: The columns, each ``[rows, ...]``, of booleans, integers or floats.
+        plain: Single numbers, all floats, are msgpack's own; else they are NumPy's scalars, which keep their dtype.
+    """
+    parts: list[bytes | Entries] = []
+    _add(tree, parts, plain)
+    rows = next(len(part) for part in parts if not isinstance(part, bytes))
+    out = np.empty((rows, sum(len(p) if isinstance(p, bytes) else p.shape[1] for p in parts)), np.uint8)
+    at = 0
+    for part in parts:
+        size = len(part) if isinstance(part, bytes) else part.shape[1]
+        out[:, at : at + size] = np.frombuffer(part, np.uint8) if isinstance(part, bytes) else part
+        at += size
+    return out
+
+
+def list_of(rows: Entries) -> bytes:
+    """A list of these entries."""
+    return list_header(len(rows)) + rows.tobytes()
+
+
+def list_header(size: int) -> bytes:
+    """What stands before the entries of a list."""
+    if size < 16:
+        return bytes([0x90 | size])
+    return b"\xdc" + struct.pack(">H", size) if size < 1 << 16 else b"\xdd" + struct.pack(">I", size)
+
+
+def map_header(size: int) -> bytes:
+    """What stands before the keys and values of a map."""
+    if size < 16:
+        return bytes([0x80 | size])
+    return b"\xde" + struct.pack(">H", size) if size < 1 << 16 else b"\xdf" + struct.pack(">I", size)
+
+
+def _add(tree: Tree, parts: list[bytes | Entries], plain: bool) -> None:
+    if isinstance(tree, Mapping):
+        parts.append(map_header(len(tree)))
+        for key, value in tree.items():
+            parts.append(packed(key))
+            _add(value, parts, plain)
+    elif isinstance(tree, np.ndarray):
+        _add_column(tree, parts, plain)
+    else:
+        parts.append(list_header(len(tree)))
+        for value in tree:
+            _add(value, parts, plain)
+
+
+def _add_column(column: NDArray[Any], parts: list[bytes | Entries], plain: bool) -> None:
+    if plain and column.ndim == 1:
+        tag, dtype = (b"\xca", ">f4") if column.dtype == np.float32 else (b"\xcb", ">f8")
+        parts += [tag, _bytes_of(column.astype(dtype))]
+        return
+    head: dict[bytes, Any] = {b"nd": column.ndim > 1, b"type": column.dtype.str}
+    if column.ndim > 1:
+        head |= {b"kind": b"", b"shape": list(column.shape[1:])}
+    body = b"".join(packed(key) + packed(value) for key, value in head.items())
+    data = _bytes_of(column)
+    parts += [map_header(len(head) + 1) + body + packed(b"data") + _bin_header(data.shape[1]), data]
+
+
+def _bin_header(size: int) -> bytes:
+    if size < 1 << 8:
+        return b"\xc4" + struct.pack(">B", size)
+    return b"\xc5" + struct.pack(">H", size) if size < 1 << 16 else b"\xc6" + struct.pack(">I", size)
+
+
+def _bytes_of(column: NDArray[Any]) -> Entries:
+    column = np.ascontiguousarray(column)
+    return column.reshape(len(column), -1).view(np.uint8).reshape(len(column), -1)

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """RLlib's episode recordings: Parquet files with one column, ``item``, of msgpack documents, an episode each.
 
-Written by RLlib with ``output_write_episodes=True``; episodes of one agent, and of many. RLlib may write an episode
-several times: rows that repeat another byte by byte are read once and counted in ``header.meta["duplicates"]``.
+Written by RLlib with ``output_write_episodes=True``; a document is a ``SingleAgentEpisode`` or a ``MultiAgentEpisode``.
+RLlib may write an episode several times: rows that repeat another byte by byte are read once and counted in
+``header.meta["duplicates"]``.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -22,11 +24,429 @@ from etude.recordings import footers
 from etude.recordings.format import Contents, FileFormat, Place, Problem, Unit
 from etude.recordings.formats import rllib_columns as words
 from etude.recordings.formats.inferring import Range, described, inferred_space, widen, widened
-from etude.recordings.formats.rllib_documents import DocumentReader, Episode, Spaces, flat, info_columns, info_names
-from etude.recordings.formats.rllib_files import ParquetFiles
-from etude.recordings.formats.rllib_pieces import Piece, Schema, check_clock, num_steps, piece_of, step_columns
+from etude.recordings.formats.msgpack_numpy import MsgpackReader, Path, Template, unpack
+from etude.recordings.formats.parquet_files import ParquetFiles
+from etude.recordings.formats.rllib_columns import space_of
 from etude.recordings.layout import Header
-from etude.spaces import Space
+from etude.spaces import Space, leaves
+
+# -- one document ----------------------------------------------------------------------------------------------------
+
+
+_OWN_BUFFERS: Final = {"observations": col.OBS, "actions": col.ACTION, "rewards": col.REWARD, "infos": col.INFO}
+_SPACES: Final = {"_observation_space": col.OBS, "_action_space": col.ACTION}
+_DATA_FIRST: Final = b"\x84\xa4data"  # a map of four entries, the first of which is the data
+_EXTRAS: Final = "extra_model_outputs"
+_SHARED: Final = ("env_t", "env_t_started", "env_t_to_agent_t", "_agent_to_module_mapping")
+_PLAIN: Final = (
+    "id_", "agent_id", "module_id", "multi_agent_episode_id", "is_terminated", "is_truncated", "t_started", "t",
+)  # fmt: skip
+
+
+@dataclasses.dataclass
+class Buffer:
+    """The data of one list of an episode, not yet flat."""
+
+    data: Any = None
+    """Columns by path where ``alike``, else a list of values, or one value whose arrays are whole columns."""
+    alike: bool = False
+    finalized: bool = False
+    lookback: int = 0
+
+
+@dataclasses.dataclass
+class AgentEpisode:
+    """A single agent's episode or a chunk of it, as it stands in the file."""
+
+    plain: dict[str, Any]
+    buffers: dict[str, Buffer]
+    """By our names of their roots."""
+    spaces: dict[str, bytes] = dataclasses.field(default_factory=dict)
+    """The maps of the spaces by our names of the columns, not decoded."""
+    env_t: NDArray[np.int64] | None = None
+    """The env's clock at each observation, where several agents act."""
+    notes: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    """What is odd in the document but does no harm: a word for it as in `Problem.kind`, and what it is."""
+
+    @property
+    def id(self) -> str:
+        """The id of the episode; the same for all agents in it."""
+        return str(self.plain.get("multi_agent_episode_id") or self.plain.get("id_"))
+
+    def flag(self, name: str) -> bool:
+        """``is_terminated`` or ``is_truncated``."""
+        value = self.plain.get(name, False)
+        if not isinstance(value, bool | np.bool_):
+            raise DataError(f"`{name}` is {str(value)[:40]!r}, not true or false")
+        return bool(value)
+
+    @property
+    def t_started(self) -> int:
+        """The index of its first step in the episode."""
+        value = self.plain.get("t_started", 0)
+        if not isinstance(value, int | np.integer) or not 0 <= value < 2**62:
+            raise DataError(f"`t_started` is {str(value)[:40]!r}, not a step")
+        return int(value)
+
+    def space(self, root: str) -> Space | None:
+        """The space of the observations (``obs``) or actions (``action``), where it is there."""
+        data = unpack(self.spaces[root]) if root in self.spaces else None
+        return None if data is None else space_of(data)
+
+
+class Spaces:
+    """The spaces of a recording and their leaves, looked up by root."""
+
+    def __init__(self, obs: Space, action: Space) -> None:
+        self.by_root = {col.OBS: obs, col.ACTION: action}
+        self.leaves = {**leaves(obs, col.OBS), **leaves(action, col.ACTION)}
+        self.names = {root: frozenset(leaves(space, root)) for root, space in self.by_root.items()}
+
+
+class DocumentReader:
+    """Reads documents one after the other, and remembers what their entries look like."""
+
+    def __init__(self) -> None:
+        self._templates: dict[str, Template] = {}
+        self._tails: dict[str, tuple[bytes, int, bool]] = {}  # what stood after the data, and what it says
+
+    def read(self, data: bytes) -> list[AgentEpisode]:
+        """The agents' episodes in one document; several where several agents act.
+
+        Raises:
+            DataError: it is not such a document.
+        """
+        reader = MsgpackReader(data)
+        if not reader.next_is_map():
+            raise DataError("the document is not a map, as RLlib's episodes are")
+        episodes = self._document(reader)
+        rest = len(data) - reader.place
+        if rest and episodes:
+            episodes[0].notes.append(("trailing_bytes", f"{rest:,} bytes stand behind the episode; they are left out"))
+        return episodes
+
+    def _document(self, reader: MsgpackReader) -> list[AgentEpisode]:
+        episode = AgentEpisode({}, {})
+        many: dict[str, Any] = {}
+        agents: list[AgentEpisode] = []
+        for _ in range(reader.map_size()):
+            key = str(reader.key())
+            if key in _OWN_BUFFERS:
+                episode.buffers[_OWN_BUFFERS[key]] = self._buffer(reader, _OWN_BUFFERS[key])
+            elif key == _EXTRAS and reader.next_is_map():
+                for _ in range(reader.map_size()):
+                    name = words.own_name(str(reader.key()))
+                    episode.buffers[name] = self._buffer(reader, name)
+            elif key in _PLAIN:
+                episode.plain[key] = reader.scalar()
+            elif key in _SPACES:
+                episode.spaces[_SPACES[key]] = reader.raw()
+            elif key == "agent_episodes":
+                agents = self._agents(reader)
+            elif key in _SHARED or key.startswith("_hanging"):
+                many[key] = reader.value()
+            else:
+                reader.skip()
+        if "env_t_to_agent_t" not in many:
+            return [episode]
+        return _of_many(episode, agents, many)
+
+    def _agents(self, reader: MsgpackReader) -> list[AgentEpisode]:
+        agents = []
+        for _ in range(reader.list_size()):
+            if reader.list_size() != 2:
+                raise DataError("`agent_episodes` does not hold pairs of an agent and its episode")
+            agent = reader.key()
+            (episode,) = self._document(reader)
+            episode.plain["agent_id"] = agent
+            agents.append(episode)
+        return agents
+
+    def _buffer(self, reader: MsgpackReader, name: str) -> Buffer:
+        buffer = Buffer()
+        if reader.passes(_DATA_FIRST):
+            self._data(reader, name, buffer)
+            raw, lookback, finalized = self._tails.get(name, (None, 0, False))
+            if raw is not None and reader.passes(raw):
+                buffer.lookback, buffer.finalized = lookback, finalized
+            else:
+                start = reader.place
+                self._entries_of(reader, name, buffer, 3)
+                raw = reader.data[start : reader.place]
+                if b"\xa4data" not in raw:
+                    self._tails[name] = (raw, buffer.lookback, buffer.finalized)
+        elif reader.next_is_map():
+            self._entries_of(reader, name, buffer, reader.map_size())
+        else:
+            raise DataError(f"`{name}` is no buffer with the keys data, lookback, finalized, space")
+        if buffer.finalized and buffer.alike:  # a Tuple's list of whole columns, taken for a list of entries
+            buffer.data, buffer.alike = _unrolled(buffer.data), False
+        return buffer
+
+    def _entries_of(self, reader: MsgpackReader, name: str, buffer: Buffer, num: int) -> None:
+        for _ in range(num):
+            key = reader.key()
+            if key == "data":
+                self._data(reader, name, buffer)
+            elif key == "lookback":
+                buffer.lookback = reader.scalar()
+            elif key == "finalized":
+                buffer.finalized = reader.scalar() is True
+            else:
+                reader.skip()
+        if type(buffer.lookback) is not int or buffer.lookback < 0:
+            raise DataError(f"`{name}` has the lookback {str(buffer.lookback)[:40]!r}")
+
+    def _data(self, reader: MsgpackReader, name: str, buffer: Buffer) -> None:
+        if not reader.next_is_list():
+            buffer.data, buffer.alike = reader.value(), False
+            return
+        data, template = reader.entries(self._templates.get(name))
+        buffer.data, buffer.alike = data, isinstance(data, dict)
+        if template is not None:
+            self._templates[name] = template
+
+
+def _of_many(whole: AgentEpisode, agents: list[AgentEpisode], many: dict[str, Any]) -> list[AgentEpisode]:
+    """The agents' episodes with what the episode that they share says of them."""
+    clocks, first = many["env_t_to_agent_t"], many.get("env_t_started", 0)
+    modules = many.get("_agent_to_module_mapping") or {}
+    hanging = sorted({str(a) for key, held in many.items() if "_end" in key and isinstance(held, dict) for a in held})
+    if not isinstance(clocks, dict) or not isinstance(modules, dict) or type(first) is not int:
+        raise DataError("`env_t_to_agent_t`, `_agent_to_module_mapping` or `env_t_started` is not what RLlib writes")
+    _check_all_there(clocks, modules, {str(a.plain["agent_id"]) for a in agents}, many, is_whole=first == 0)
+    for agent in agents:
+        name = agent.plain["agent_id"]
+        buffer = clocks.get(name)
+        if not isinstance(buffer, dict) or not isinstance(buffer.get("data"), list):
+            raise DataError(f"`env_t_to_agent_t` has no list for agent {str(name)[:40]!r}")
+        entries = buffer["data"][int(buffer.get("lookback") or 0) :]
+        agent.env_t = first + np.flatnonzero([entry != "S" for entry in entries])
+        agent.plain["multi_agent_episode_id"] = whole.plain.get("id_")
+        if agent.plain.get("module_id") is None:
+            agent.plain["module_id"] = modules.get(name)
+        agent.plain["hanging"] = str(name) in hanging
+        agent.plain["is_whole"] = first == 0 and not hanging
+    last = max(
+        (int(agent.env_t[-1]) for agent in agents if agent.env_t is not None and len(agent.env_t)), default=first
+    )
+    if agents and first == 0 and not hanging and many.get("env_t", last) != last:
+        said = str(many["env_t"])[:20]
+        agents[0].notes.append(
+            ("other_t", f"the episode says that it ends at env_t {said}, but its agents' end at {last}")
+        )
+    return agents
+
+
+def _check_all_there(
+    clocks: dict[Any, Any], modules: dict[Any, Any], there: set[str], many: dict[str, Any], *, is_whole: bool
+) -> None:
+    """Raise a DataError where the episode's own maps name an agent whose steps are not there.
+
+    In a chunk, `_agent_to_module_mapping` also names agents that ended before, and the ``_hanging`` maps name those
+    whose steps are in the next chunk.
+    """
+    hung = [held for key, held in many.items() if key.startswith("_hanging") and isinstance(held, dict)]
+    hanging = {str(agent) for held in hung for agent in held}
+    acted = [agent for agent, buffer in clocks.items() if len(_own_entries(buffer)) > 1]
+    for agent in [*acted, *(modules if is_whole else ())]:
+        if str(agent) not in there | hanging:
+            raise DataError(f"it names agent {str(agent)[:40]!r} in its maps, but has no steps of it: they were lost")
+
+
+def _own_entries(buffer: Any) -> list[Any]:
+    """The env's steps at which an agent observed something, by its own clock; see `AgentEpisode.env_t`."""
+    if not isinstance(buffer, dict) or not isinstance(buffer.get("data"), list):
+        return []
+    return [entry for entry in buffer["data"][int(buffer.get("lookback") or 0) :] if entry != "S"]
+
+
+def _unrolled(columns: dict[Path, NDArray[Any]]) -> list[Any]:
+    """The entries of a list that was read as columns, as values again."""
+    if list(columns) == [()]:
+        return list(columns[()])
+    keys = list(dict.fromkeys(path[0] for path in columns))
+    parts = {key: _unrolled({p[1:]: c for p, c in columns.items() if p[0] == key}) for key in keys}
+    num = len(next(iter(parts.values())))
+    if keys == [str(i) for i in range(len(keys))]:
+        return [[parts[key][i] for key in keys] for i in range(num)]
+    return [{key: parts[key][i] for key in keys} for i in range(num)]
+
+
+def flat(buffer: Buffer, root: str, spaces: Spaces | None) -> Columns:
+    """A buffer as flat columns under ``root``, without the entries before ``t_started``.
+
+    Raises:
+        DataError: it does not fit its space, or holds no numbers.
+    """
+    space = spaces.by_root.get(root) if spaces else None
+    if buffer.alike:
+        columns = {"/".join((root, *path)): column for path, column in buffer.data.items()}
+        if (space is None and not _has_list(columns)) or (spaces and columns.keys() == spaces.names.get(root)):
+            return _without(columns, buffer.lookback)
+        data: Any = _unrolled(buffer.data)
+    else:
+        data = buffer.data
+    if data is None or isinstance(data, bool | int | float | str | bytes):
+        raise DataError(f"`{root}` has no data")
+    whole = buffer.finalized or not isinstance(data, list)
+    make = words.flat_whole if whole else words.flat_entries
+    return _without(make(data, space, root), buffer.lookback)
+
+
+def _has_list(columns: Columns) -> bool:
+    return any(part.isdigit() for name in columns for part in name.split(col.SEPARATOR)[1:])
+
+
+def _without(columns: Columns, lookback: int) -> Columns:
+    for name, column in columns.items():
+        if column.ndim == 0 or len(column) < lookback:
+            raise DataError(f"`{name}` has no entry for each step")
+    return {name: column[lookback:] for name, column in columns.items()} if lookback else columns
+
+
+def info_columns(buffer: Buffer | None) -> Columns:
+    """The numbers among the infos after each step that are there at every step, under ``info``."""
+    if buffer is None:
+        return {}
+    if buffer.alike:
+        return {"/".join((col.INFO, *p)): c[buffer.lookback + 1 :] for p, c in buffer.data.items()}
+    if not isinstance(buffer.data, list):
+        return {}
+    return _infos_of(buffer.data[buffer.lookback + 1 :], col.INFO)
+
+
+def _infos_of(infos: list[Any], root: str) -> Columns:
+    if not infos or not all(isinstance(info, dict) for info in infos):
+        return {}
+    columns: Columns = {}
+    for key in infos[0]:
+        values = [info.get(key) for info in infos]
+        name = f"{root}/{key}"
+        if isinstance(values[0], dict):
+            columns |= _infos_of(values, name)
+            continue
+        try:
+            columns[name] = words.stacked(values, name)
+        except DataError:
+            continue
+    return columns
+
+
+def info_names(buffer: Buffer | None) -> set[str]:
+    """The names of all infos after the steps, whatever they hold."""
+    if buffer is None or buffer.alike or not isinstance(buffer.data, list):
+        return set(info_columns(buffer))
+    own = [info for info in buffer.data[buffer.lookback + 1 :] if isinstance(info, dict)]
+    return {f"{col.INFO}/{key}" for info in own for key in info}
+
+
+# -- one agent's episode as flat columns -----------------------------------------------------------------------------
+
+
+Schema: TypeAlias = Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
+"""The dtype and the shape of a row of each column."""
+
+
+@dataclasses.dataclass(slots=True)
+class Piece:
+    """One agent's episode, flat."""
+
+    episode: AgentEpisode
+    num: int
+    steps: Columns
+    final: Columns
+    t_start: int
+    ends: tuple[bool, bool]
+    """Terminated, truncated."""
+
+
+def piece_of(episode: AgentEpisode, names: Sequence[str], spaces: Spaces, schema: Schema) -> Piece:
+    """The columns ``names`` of an episode, in the dtypes and shapes that they have everywhere.
+
+    Raises:
+        DataError: a column is not there, has other entries than there are actions, or other shapes or numbers.
+    """
+    num = num_steps(episode)
+    check_clock(episode, num)
+    found = step_columns(episode, spaces, {name.split(col.SEPARATOR)[0] for name in names})
+    infos = info_columns(episode.buffers.get(col.INFO)) if any(col.is_under(n, col.INFO) for n in names) else {}
+    final: Columns = {}
+    steps: Columns = {}
+    for name in names:
+        dtype, shape = schema[name]
+        if col.is_under(name, col.INFO):
+            column = infos.get(name)
+            if column is None or len(column) != num or column.shape[1:] != shape:
+                column = np.full((num, *shape), np.nan, dtype)
+        elif name == col.ENV_T:
+            column = _clock(episode, num)
+        elif name in found:
+            column = found[name]
+        else:
+            raise DataError(f"it has no `{name}`, which other episodes have; read without that column")
+        if col.is_under(name, col.OBS):
+            _check_length(name, len(column), num + 1, num)
+            column = words.cast(column, dtype, shape, name)
+            steps[name], final[name] = column[:-1], column[-1:]
+            continue
+        _check_length(name, len(column), num, num)
+        steps[name] = words.cast(column, dtype, shape, name)
+    ends = (episode.flag("is_terminated"), episode.flag("is_truncated"))
+    return Piece(episode, num, steps, final, episode.t_started, ends)
+
+
+def check_clock(episode: AgentEpisode, num: int) -> None:
+    """Raise a DataError where the episode that it shares with others tells of more or fewer observations of it."""
+    if episode.plain.get("is_whole"):
+        told, there = 0 if episode.env_t is None else len(episode.env_t), num + 1
+        if told != there and (num or told > 1):
+            raise DataError(f"`env_t_to_agent_t` tells of {told} observations, but there are {there}: some were lost")
+
+
+def num_steps(episode: AgentEpisode) -> int:
+    """The steps of an episode, by its actions."""
+    buffer = episode.buffers.get(col.ACTION)
+    if buffer is None:
+        raise DataError("it has no `actions`")
+    data: Any = buffer.data
+    whole = buffer.finalized or not isinstance(data, list)
+    while whole and isinstance(data, dict | list | tuple) and len(data):
+        data = next(iter(data.values())) if isinstance(data, dict) else data[0]
+    if not isinstance(data, list | np.ndarray) or (isinstance(data, np.ndarray) and data.ndim == 0):
+        raise DataError("its `actions` are no list")
+    return max(0, len(data) - buffer.lookback)
+
+
+def step_columns(episode: AgentEpisode, spaces: Spaces, roots: set[str] | None = None) -> Columns:
+    """The columns of all buffers but the infos; observations have one more row than the rest."""
+    for root in (col.OBS, col.ACTION, col.REWARD):
+        if root not in episode.buffers:
+            raise DataError(f"it has no `{root}`")
+    columns: Columns = {}
+    for root, buffer in episode.buffers.items():
+        if root != col.INFO and (roots is None or root in roots or root.split(col.SEPARATOR)[0] in roots):
+            columns |= flat(buffer, root, spaces)
+    for name, leaf in spaces.leaves.items():
+        if name in columns:
+            words.check_leaf(columns[name], leaf, name)
+    return columns
+
+
+def _check_length(name: str, found: int, wanted: int, num: int) -> None:
+    if found != wanted:
+        raise DataError(f"`{name}` has {found} entries, but with {num} actions it needs {wanted}")
+
+
+def _clock(episode: AgentEpisode, num: int) -> NDArray[np.int64]:
+    clock = episode.env_t
+    if clock is None or len(clock) < num:
+        raise DataError(f"`env_t_to_agent_t` tells {0 if clock is None else len(clock)} of its {num} steps")
+    return clock[:num].astype(np.int64)
+
+
+# -- the recording ---------------------------------------------------------------------------------------------------
+
 
 ITEM: Final = "item"
 UNIT_BYTES: Final = 12 << 20
@@ -46,7 +466,7 @@ def is_episodes(schema: pa.Schema) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
-class _Plan(NamedTuple):
+class _EpisodesPlan(NamedTuple):
     """What holds for all units."""
 
     parquet: ParquetFiles
@@ -55,9 +475,9 @@ class _Plan(NamedTuple):
     schema: Schema
 
 
-class _Unit(NamedTuple):
+class _EpisodesUnit(NamedTuple):
     documents: Sequence[At]
-    plan: _Plan
+    plan: _EpisodesPlan
 
 
 class RLlibEpisodes(FileFormat):
@@ -89,7 +509,7 @@ class RLlibEpisodes(FileFormat):
         if not documents:
             raise DataError(f"{self.files[0]}: holds no episodes: it has 0 rows. Record some, or give another folder.")
         plan, header = _described(parquet, documents, len(copies))
-        units = [Unit(k, None, data=_Unit(own, plan)) for k, own in enumerate(documents)]
+        units = [Unit(k, None, data=_EpisodesUnit(own, plan)) for k, own in enumerate(documents)]
         return Contents(header, list(plan.schema), units, self.files, copies)
 
     # -- reading -----------------------------------------------------------------------------------------------
@@ -161,7 +581,7 @@ def _units_of(parquet: ParquetFiles, copies: list[Problem]) -> Iterator[list[At]
         yield unit
 
 
-def _described(parquet: ParquetFiles, units: Sequence[Sequence[At]], num_copies: int) -> tuple[_Plan, Header]:
+def _described(parquet: ParquetFiles, units: Sequence[Sequence[At]], num_copies: int) -> tuple[_EpisodesPlan, Header]:
     """Spaces and columns from the first episode with steps that can be read."""
     error: DataError | None = None
     reader = DocumentReader()
@@ -184,9 +604,9 @@ def _described_from(
     parquet: ParquetFiles,
     units: Sequence[Sequence[At]],
     reader: DocumentReader,
-    episodes: list[Episode],
+    episodes: list[AgentEpisode],
     num_copies: int,
-) -> tuple[_Plan, Header]:
+) -> tuple[_EpisodesPlan, Header]:
     first, inferred, given = episodes[0], list[str](), dict[str, Any]()
     for root in (col.OBS, col.ACTION):
         found = [episode.space(root) for episode in episodes]
@@ -210,7 +630,7 @@ def _described_from(
     dropped = sorted(info_names(first.buffers.get(col.INFO)) - set(schema))
     meta |= {"inferred": inferred} if inferred else {}
     meta |= {"dropped": dropped} if dropped else {}
-    return _Plan(parquet, reader, spaces, schema), Header(given[col.OBS], given[col.ACTION], None, meta)
+    return _EpisodesPlan(parquet, reader, spaces, schema), Header(given[col.OBS], given[col.ACTION], None, meta)
 
 
 def _inferred(parquet: ParquetFiles, units: Sequence[Sequence[At]], reader: DocumentReader, root: str) -> Space:
@@ -230,7 +650,7 @@ def _inferred(parquet: ParquetFiles, units: Sequence[Sequence[At]], reader: Docu
 # -- reading ---------------------------------------------------------------------------------------------------
 
 
-def _read(parquet: ParquetFiles, reader: DocumentReader, at: At) -> list[Episode]:
+def _read(parquet: ParquetFiles, reader: DocumentReader, at: At) -> list[AgentEpisode]:
     group, row = at
     try:
         return reader.read(parquet.read(group, [ITEM])[ITEM][row].as_py() or b"")
@@ -238,7 +658,7 @@ def _read(parquet: ParquetFiles, reader: DocumentReader, at: At) -> list[Episode
         raise DataError(f"{parquet.place(group, row)}, column `{ITEM}`: {error}. {_REMEDY}") from error
 
 
-def _piece(plan: _Plan, episode: Episode, names: Sequence[str], at: At) -> Piece | None:
+def _piece(plan: _EpisodesPlan, episode: AgentEpisode, names: Sequence[str], at: At) -> Piece | None:
     """An episode's columns; None where it has no steps."""
     try:
         if not num_steps(episode):
@@ -276,7 +696,7 @@ def _joined(pieces: list[Piece], names: Sequence[str], schema: Schema) -> Experi
 # -- problems --------------------------------------------------------------------------------------------------
 
 
-def _notes(parquet: ParquetFiles, episode: Episode, piece: Piece | None, at: At) -> Iterator[Problem]:
+def _notes(parquet: ParquetFiles, episode: AgentEpisode, piece: Piece | None, at: At) -> Iterator[Problem]:
     """What is odd about an agent's episode, but does no harm."""
     who = _who(episode)
     for kind, what in episode.notes:
@@ -304,7 +724,7 @@ def _note(parquet: ParquetFiles, kind: str, what: str, at: At) -> Problem:
 _REMEDY: Final = "Leave this row out, or write the recording again"
 
 
-def _who(episode: Episode) -> str:
+def _who(episode: AgentEpisode) -> str:
     agent = _text(episode.plain.get("agent_id"))
     return f"episode {episode.id!r}" + (f", agent {agent!r}" if agent is not None else "")
 

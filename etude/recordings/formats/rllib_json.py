@@ -6,6 +6,7 @@ order of ``t`` where it is there. An agent's rows that are written again on a la
 ``header.meta["duplicates"]``. A part is some lines; an episode that goes on in the next part is cut there.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -20,11 +21,226 @@ from etude.files import AnyPath
 from etude.recordings.format import MAX_ROWS, Contents, FileFormat, Place, Problem, Unit, UnreadableError
 from etude.recordings.formats import rllib_columns as words
 from etude.recordings.formats.inferring import Range, described, inferred_space, widen
-from etude.recordings.formats.rllib_batches import Batch, batches_of, column, flags, is_float32, roots
-from etude.recordings.formats.rllib_rows import hashes_of
-from etude.recordings.formats.rllib_segments import Rows, segments_of
-from etude.recordings.formats.rllib_trajectories import Trajectories
+from etude.recordings.formats.packed import PACKED, unpack
+from etude.recordings.formats.rllib_columns import flat_entries, flat_whole, numbers, own_name
+from etude.recordings.formats.rllib_rows import SegmentedRows, hashes_of, segments_of
 from etude.recordings.layout import Header
+
+# -- one line --------------------------------------------------------------------------------------------------------
+
+
+ENDS: Final = ("terminateds", "truncateds", "dones")
+KEYS: Final = ("eps_id", "agent_index", "t")
+_OWN: Final = {"obs": col.OBS, "new_obs": col.NEXT_OBS, "actions": col.ACTION, "rewards": col.REWARD}
+_REQUIRED: Final = ("obs", "actions", "rewards")
+_LEFT_OUT: Final = ("type", "count", "infos", *KEYS, *ENDS)
+
+
+class LineBatch(NamedTuple):
+    """Rows of one policy on one line, as the line has them."""
+
+    policy: str | None
+    columns: dict[str, Any]
+    num: int
+
+
+def batches_of(line: bytes) -> list[LineBatch]:
+    """The batches on one line.
+
+    Raises:
+        DataError: it is not JSON, or not of RLlib's layouts.
+    """
+    try:
+        data = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"is not whole JSON ({str(error)[:100]}): the line was cut off or overwritten") from error
+    if not isinstance(data, dict):
+        raise DataError("is not a JSON object, as RLlib's batches and steps are")
+    if data.get("type") == "MultiAgentBatch" or "policy_batches" in data:
+        policies = data.get("policy_batches")
+        if not isinstance(policies, dict):
+            raise DataError("is a MultiAgentBatch without `policy_batches`")
+        named = [(None if policy == "default_policy" else str(policy), batch) for policy, batch in policies.items()]
+        return [_batch(policy, batch) for policy, batch in named]
+    if data.get("type") not in (None, "SampleBatch"):
+        raise DataError(f"is of the type {str(data['type'])[:40]!r}, not SampleBatch or MultiAgentBatch")
+    if data.get("type") is None and not isinstance(data.get("rewards"), list | str):
+        return [_batch(None, {name: [value] for name, value in data.items()})]
+    return [_batch(None, data)]
+
+
+def _batch(policy: str | None, columns: Any) -> LineBatch:
+    if not isinstance(columns, dict):
+        raise DataError("holds a batch that is not an object of columns")
+    missing = [name for name in _REQUIRED if name not in columns]
+    if missing:
+        raise DataError(f"has no column `{missing[0]}`; it has {', '.join(list(columns)[:20])}")
+    if not any(name in columns for name in ENDS):
+        raise DataError("has no `terminateds`, `truncateds` or `dones`, one of which tells where episodes end")
+    rewards = column(columns["rewards"], col.REWARD)[col.REWARD]
+    if rewards.ndim != 1:
+        raise DataError(f"`rewards` has the shape {list(rewards.shape)}, not one number a step")
+    return LineBatch(policy, columns, len(rewards))
+
+
+def roots(columns: Mapping[str, Any]) -> dict[str, str]:
+    """The names of a batch's columns that become step columns, and ours."""
+    return {name: _OWN.get(name) or own_name(name) for name in columns if name not in _LEFT_OUT}
+
+
+def column(value: Any, root: str) -> Columns:
+    """A column of a batch, plain or packed, as flat columns ``[rows, ...]`` under ``root``.
+
+    Raises:
+        DataError: it holds no numbers, or rows of different shapes.
+    """
+    if isinstance(value, str):
+        if not value.startswith(PACKED):
+            raise DataError(f"`{root}` is the text {value[:24]!r}, neither a list nor a packed array")
+        return flat_whole(unpack(value), None, root)
+    if not isinstance(value, list):
+        raise DataError(f"`{root}` is neither a list nor a packed array")
+    try:
+        return flat_entries([_unpacked(v) for v in value], None, root)
+    except DataError:
+        parts = value[0] if value and isinstance(value[0], list) else []
+        if not parts or not all(isinstance(v, list) and len(v) == len(parts) for v in value):
+            raise
+        tuples = [column([v[i] for v in value], f"{root}/{i}") for i in range(len(parts))]
+        return {name: part for columns in tuples for name, part in columns.items()}
+
+
+def _unpacked(value: Any) -> Any:
+    return unpack(value) if isinstance(value, str) and value.startswith(PACKED) else value
+
+
+def flags(batch: LineBatch) -> dict[str, NDArray[np.bool_]]:
+    """``terminated`` and ``truncated`` of each row; ``dones`` count as terminated."""
+    found = {name: _vector(batch, name).astype(bool) for name in ENDS if name in batch.columns}
+    nothing = np.zeros(batch.num, bool)
+    ended = found.get("terminateds", found.get("dones", nothing) & ~found.get("truncateds", nothing))
+    return {"terminated": ended, "truncated": found.get("truncateds", nothing)}
+
+
+def integers(batch: LineBatch, name: str) -> NDArray[Any] | None:
+    """A key column: the integers of ``t`` or ``agent_index``, or the names in ``eps_id``, if it is there."""
+    if name not in batch.columns:
+        return None
+    value = batch.columns[name]
+    if isinstance(value, list) and name == "eps_id":
+        if len(value) != batch.num:
+            raise DataError(f"`{name}` has {len(value)} entries for {batch.num} rewards")
+        return np.array([str(v) for v in value], object)
+    return _vector(batch, name)
+
+
+def _vector(batch: LineBatch, name: str) -> NDArray[Any]:
+    columns = column(batch.columns[name], name)
+    values = numbers(columns.get(name, []), name)
+    if values.shape != (batch.num,):
+        raise DataError(f"`{name}` has the shape {list(values.shape)} for {batch.num} rewards")
+    if name not in ENDS and values.dtype.kind not in "iu":
+        raise DataError(f"`{name}` holds {values.dtype}, not integers")
+    return values
+
+
+def is_float32(values: NDArray[Any]) -> bool:
+    """Whether numbers read from text are those of float32, all of them."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(((values.astype(np.float32) == values) | np.isnan(values)).all())
+
+
+# -- which rows belong together --------------------------------------------------------------------------------------
+
+
+class Trajectories:
+    """The trajectories found so far, each with a number, its code, and the steps of it that were seen."""
+
+    def __init__(self) -> None:
+        self.names: list[tuple[str, str | None, str | None]] = []
+        """The episode, agent and module of each code."""
+        self.repeated = 0
+        """Rows that were seen before."""
+        self._codes: dict[tuple[str, int, str | None], int] = {}
+        # By code, ranges of steps, and what they hold as numbers.
+        self._seen: list[list[tuple[int, int, list[NDArray[np.uint64]]]]] = []
+        self._lives: dict[tuple[str, int, str | None], int] = {}  # how often an id without steps ended
+
+    def rows_of(
+        self, batch: LineBatch, content: NDArray[np.uint64], place: str
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+        """The code and step of each row of a batch, and whether it is seen for the first time.
+
+        A row of a step that was seen before, but that holds something else, counts as new: both can't be right, and
+        the reader of the episodes looks for steps that are there twice.
+
+        Args:
+            batch: The rows.
+            content: ``[rows]``: numbers that are equal for rows of equal content.
+            place: A name for rows that have none: each stretch up to an end is an episode of its own.
+
+        Raises:
+            DataError: a key column has other rows than the rewards, or holds no integers.
+        """
+        done = np.logical_or(*flags(batch).values())
+        episodes, agents, t = (integers(batch, name) for name in ("eps_id", "agent_index", "t"))
+        if agents is None:
+            agents = np.zeros(batch.num, np.int64)
+        if episodes is None:
+            number = np.cumsum(done) - done
+            episodes = np.array([f"{place}-{batch.policy or 0}-{n}" for n in number.tolist()], object)
+            t = None
+        if t is not None and len(t) and not 0 <= int(t.min()) <= int(t.max()) < 2**62:
+            odd = int(t.min()) if t.min() < 0 else int(t.max())
+            raise DataError(f"`t` is {odd} in one row; steps count from 0")
+        new = np.ones(batch.num, bool)
+        new[1:] = (episodes[1:] != episodes[:-1]) | (agents[1:] != agents[:-1]) | done[:-1]
+        if t is not None:
+            new[1:] |= t[1:] != t[:-1] + 1
+        code, steps, keep = np.zeros(batch.num, np.int64), np.zeros(batch.num, np.int64), np.ones(batch.num, bool)
+        starts = np.flatnonzero(new)
+        for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), batch.num], strict=True):
+            key = (str(episodes[start]), int(agents[start]), batch.policy)
+            own = self._code_of(key, t is not None)
+            first = int(t[start]) if t is not None else self._seen[own][-1][1] if self._seen[own] else 0
+            code[start:stop] = own
+            steps[start:stop] = np.arange(first, first + stop - start)
+            keep[start:stop] = self._unseen(own, first, content[start:stop])
+            if t is None and done[stop - 1]:
+                self._lives[key] = self._lives.get(key, 0) + 1
+        self.repeated += int((~keep).sum())
+        return code, steps, keep
+
+    def _code_of(self, key: tuple[str, int, str | None], has_t: bool) -> int:
+        life = 0 if has_t else self._lives.get(key, 0)
+        episode, agent, policy = key
+        named = f"{episode}-{life}" if life else episode
+        code = self._codes.setdefault((named, agent, policy), len(self._codes))
+        if code == len(self.names):
+            is_many = policy is not None or agent != 0
+            self.names.append((named, str(agent) if is_many else None, policy))
+            self._seen.append([])
+        return code
+
+    def _unseen(self, code: int, start: int, content: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """bool ``[rows]``: which of these steps were not seen before with this content; now they all are."""
+        stop, unseen = start + len(content), np.ones(len(content), bool)
+        seen = self._seen[code]
+        for a, b, known in seen:
+            low, high = max(a, start), min(b, stop)
+            if low < high:
+                same = np.concatenate(known)[low - a : high - a] == content[low - start : high - start]
+                unseen[low - start : high - start] &= ~same
+        if seen and seen[-1][1] == start:
+            seen[-1][2].append(content)
+            seen[-1] = (seen[-1][0], stop, seen[-1][2])
+        else:
+            seen.append((start, stop, [content]))
+        return unseen
+
+
+# -- the recording ---------------------------------------------------------------------------------------------------
+
 
 _HEAD: Final = 1 << 16
 _REMEDY: Final = "Leave this line out, or restore the file from a copy"
@@ -44,7 +260,7 @@ class _Line(NamedTuple):
     keep: NDArray[np.bool_]
 
 
-class _Plan(NamedTuple):
+class _JsonPlan(NamedTuple):
     """What holds for all units."""
 
     files: Sequence[AnyPath]
@@ -53,11 +269,11 @@ class _Plan(NamedTuple):
     has_next_obs: bool
 
 
-class _Unit(NamedTuple):
+class _JsonUnit(NamedTuple):
     lines: Sequence[_Line]
     names: Mapping[int, tuple[str, str | None, str | None]]
     """Episode, agent and module, by code."""
-    plan: _Plan
+    plan: _JsonPlan
 
 
 class RLlibJson(FileFormat):
@@ -95,7 +311,9 @@ class RLlibJson(FileFormat):
         for lines in _parts_of(scan.lines):
             codes = np.unique(np.concatenate([line.code for line in lines])).tolist()
             names = {code: scan.trajectories.names[code] for code in codes}
-            units.append(Unit(len(units), sum(int(line.keep.sum()) for line in lines), data=_Unit(lines, names, plan)))
+            units.append(
+                Unit(len(units), sum(int(line.keep.sum()) for line in lines), data=_JsonUnit(lines, names, plan))
+            )
         return Contents(header, list(plan.schema), units, self.files, [*scan.problems, *scan.repeated()])
 
     # -- reading -----------------------------------------------------------------------------------------------
@@ -170,7 +388,7 @@ class _Scan:
             code, t, keep = (np.concatenate(parts) for parts in zip(*found, strict=True))
             self.lines.append(_Line(file, number, start, len(line), code, t, keep))
 
-    def _columns(self, batch: Batch) -> Columns:
+    def _columns(self, batch: LineBatch) -> Columns:
         """The step columns and ``next_obs`` of a batch; those of the first line that hold no numbers are left out."""
         if "infos" in batch.columns:
             self._dropped.add("infos")
@@ -204,7 +422,7 @@ class _Scan:
         for root in (col.OBS, col.NEXT_OBS, col.ACTION):
             widen(self._ranges, col.subtree(columns, root))
 
-    def described(self) -> tuple[_Plan, Header]:
+    def described(self) -> tuple[_JsonPlan, Header]:
         """What holds for the whole."""
         steps = {name: c for name, c in self._shapes.items() if not col.is_under(name, col.NEXT_OBS)}
         obs, action = (
@@ -220,7 +438,7 @@ class _Scan:
         header = Header(obs, action, None, meta)
         leaves = {**header.obs_leaves(), **header.action_leaves()}
         schema = {n: (words.schema_dtype(n, c.dtype, leaves.get(n)), c.shape[1:]) for n, c in steps.items()}
-        return _Plan(self.files, schema, self._dropped, len(steps) < len(self._shapes)), header
+        return _JsonPlan(self.files, schema, self._dropped, len(steps) < len(self._shapes)), header
 
     def repeated(self) -> Iterator[Problem]:
         """Rows written again."""
@@ -245,7 +463,7 @@ def _parts_of(lines: Sequence[_Line]) -> Iterator[list[_Line]]:
     yield part
 
 
-def _columns(batch: Batch, dropped: set[str], wanted: set[str] | None = None) -> Columns:
+def _columns(batch: LineBatch, dropped: set[str], wanted: set[str] | None = None) -> Columns:
     """The step columns and ``next_obs`` of a batch."""
     out: Columns = {}
     for name, root in roots(batch.columns).items():
@@ -262,7 +480,7 @@ def _columns(batch: Batch, dropped: set[str], wanted: set[str] | None = None) ->
 # -- reading ---------------------------------------------------------------------------------------------------
 
 
-def _loaded(unit: _Unit, names: Sequence[str]) -> tuple[Experience, NDArray[np.int64]]:
+def _loaded(unit: _JsonUnit, names: Sequence[str]) -> tuple[Experience, NDArray[np.int64]]:
     """A unit, and for each of its rows the index of its line."""
     lines, plan = unit.lines, unit.plan
     obs = [name for name in names if col.is_under(name, col.OBS)]
@@ -277,7 +495,7 @@ def _loaded(unit: _Unit, names: Sequence[str]) -> tuple[Experience, NDArray[np.i
     order = order[np.lexsort((t[order], code[order]))]
     if len(order) < len(code) or (np.diff(order) != 1).any():
         whole = {name: values[order] for name, values in whole.items()}
-    rows = Rows(code[order], t[order], whole.pop("terminated"), whole.pop("truncated"))
+    rows = SegmentedRows(code[order], t[order], whole.pop("terminated"), whole.pop("truncated"))
     rows.cut_where_time_jumps()
     last = rows.offsets[1:] - 1
     segments = segments_of(rows, unit.names.__getitem__, plan.has_next_obs)
@@ -288,7 +506,7 @@ def _loaded(unit: _Unit, names: Sequence[str]) -> tuple[Experience, NDArray[np.i
     return Experience({name: whole[name] for name in names}, rows.offsets, segments, ends), at[order]
 
 
-def _decoded(plan: _Plan, line: _Line, names: list[str]) -> list[Columns]:
+def _decoded(plan: _JsonPlan, line: _Line, names: list[str]) -> list[Columns]:
     where = plan.files[line.file]
     try:
         with where.open("rb") as file:
@@ -299,7 +517,7 @@ def _decoded(plan: _Plan, line: _Line, names: list[str]) -> list[Columns]:
         raise DataError(f"{where}: line {line.number}: {error}. {_REMEDY}.") from error
 
 
-def _as_elsewhere(plan: _Plan, batch: Batch, names: list[str]) -> Columns:
+def _as_elsewhere(plan: _JsonPlan, batch: LineBatch, names: list[str]) -> Columns:
     found = _columns(batch, plan.dropped, {name.split(col.SEPARATOR)[0] for name in names} | set(names))
     out: Columns = dict(flags(batch))
     for name in names:
@@ -310,7 +528,7 @@ def _as_elsewhere(plan: _Plan, batch: Batch, names: list[str]) -> Columns:
     return out
 
 
-def _content(batch: Batch, columns: Columns) -> NDArray[np.uint64]:
+def _content(batch: LineBatch, columns: Columns) -> NDArray[np.uint64]:
     """A number for what each row of a batch holds, whatever its dtypes are on this line."""
     roots = (col.OBS, col.ACTION, col.REWARD)
     kept = {name: values for name, values in columns.items() if any(col.is_under(name, root) for root in roots)}

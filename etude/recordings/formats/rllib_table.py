@@ -4,13 +4,20 @@
 Rows of one ``eps_id`` become an episode, in order of ``t`` where that column is there, else as their observations
 chain: what was observed after one row is what the next one begins with. Files are taken in the order of their full
 paths, which is RLlib's order of time. Without ``eps_id`` every row is a segment of its own.
+
+Columns are tensors of Ray Data, structs, lists, numbers, packed and pickled values. Ray's extension types are taken by
+their storage and by what the field says of itself, so that Ray is not needed. Their metadata is JSON, or, from some
+versions of Ray, a pickle, which is not read: the shape then follows from the lengths.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from etude import columns as col
@@ -23,12 +30,386 @@ from etude.files import AnyPath
 from etude.recordings import footers
 from etude.recordings.format import MAX_ROWS, Contents, FileFormat, Place, Problem, Unit
 from etude.recordings.formats import rllib_columns as words
-from etude.recordings.formats.inferring import described, inferred_space, needs_range
-from etude.recordings.formats.rllib_rows import Run, without_copies
-from etude.recordings.formats.rllib_segments import Rows, in_time, segments_of
-from etude.recordings.formats.rllib_table_files import ENDS, KEYS, OWN, Naming, TableFiles
+from etude.recordings.formats.arrow import one_array
+from etude.recordings.formats.inferring import Range, described, inferred_space, needs_range, widen
+from etude.recordings.formats.packed import unpack, unpack_rows, unpickle
+from etude.recordings.formats.parquet_files import ParquetFiles
+from etude.recordings.formats.rllib_columns import flat_entries
+from etude.recordings.formats.rllib_rows import (
+    Run,
+    SegmentedRows,
+    hashes_of,
+    in_time,
+    rounds_of,
+    runs_of,
+    segments_of,
+    without_copies,
+)
 from etude.recordings.layout import Header
 from etude.spaces import Space
+
+# -- the encodings of a column ---------------------------------------------------------------------------------------
+
+
+_TENSORS: Final = ("ray.data.arrow_tensor", "ray.data.arrow_tensor_v2", "arrow.fixed_shape_tensor")
+_VARIABLE: Final = "ray.data.arrow_variable_shaped_tensor"
+_PICKLED: Final = "ray.data.arrow_pickled_object"
+
+
+class RowError(DataError):
+    """A row of a column can't be read; ``row`` counts from 0 in what was given."""
+
+    def __init__(self, row: int, message: str) -> None:
+        super().__init__(message)
+        self.row = row
+
+
+def columns_of(values: pa.ChunkedArray, field: pa.Field, root: str) -> Columns:
+    """A column as flat NumPy columns ``[N, ...]`` under ``root``.
+
+    Raises:
+        DataError: it holds no numbers, or rows of different shapes; a `RowError` where one row is the reason.
+    """
+    name, metadata = _extension(field)
+    array = one_array(values)
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    if array.null_count:
+        row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
+        raise RowError(row, f"`{root}` is empty in this row")
+    if name in _TENSORS:
+        return {root: _tensor(array, _shape(metadata), root)}
+    if name == _VARIABLE:
+        return {root: _variable(array, root)}
+    if name == _PICKLED:
+        return flat_entries(_each(array, unpickle, root), None, root)
+    return _plain(array, root)
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _extension(field: pa.Field) -> tuple[str, bytes]:
+    """The name of a field's extension type and what it says of itself; empty where it has none."""
+    if isinstance(field.type, pa.FixedShapeTensorType):
+        return field.type.extension_name, json.dumps({"shape": field.type.shape}).encode()
+    if isinstance(field.type, pa.ExtensionType):
+        return field.type.extension_name, field.type.__arrow_ext_serialize__()
+    metadata = field.metadata or {}
+    name = metadata.get(b"ARROW:extension:name", b"").decode("utf-8", "replace")
+    return name, metadata.get(b"ARROW:extension:metadata", b"")
+
+
+def _shape(metadata: bytes) -> tuple[int, ...] | None:
+    """The shape of one row, or None where it is not said in JSON."""
+    try:
+        data = json.loads(metadata)
+    except (ValueError, UnicodeDecodeError, RecursionError):
+        return None
+    shape = data.get("shape") if isinstance(data, dict) else data
+    if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
+        return None
+    return tuple(shape)
+
+
+def _tensor(array: pa.Array, shape: tuple[int, ...] | None, root: str) -> NDArray[Any]:
+    flat = _plain(array, root)[root]
+    if shape is None:
+        return flat
+    if math.prod(shape) != math.prod(flat.shape[1:]) and len(flat):
+        raise DataError(f"`{root}` has {math.prod(flat.shape[1:])} numbers a row, but its shape is {list(shape)}")
+    return flat.reshape(len(flat), *shape)
+
+
+def _variable(array: pa.Array, root: str) -> NDArray[Any]:
+    if not pa.types.is_struct(array.type) or {"data", "shape"} - {f.name for f in array.type}:
+        raise DataError(f"`{root}` is said to be a tensor of variable shape, but is {array.type}")
+    if not len(array):
+        return np.zeros(0, np.float32)
+    shapes = _plain(array.field("shape"), root)[root]
+    different = (shapes != shapes[0]).any(axis=1)
+    if different.any():
+        row = int(different.argmax())
+        raise RowError(
+            row, f"`{root}` has the shape {shapes[row].tolist()} in this row, but {shapes[0].tolist()} before"
+        )
+    if (shapes[0] < 0).any():
+        raise DataError(f"`{root}` has the shape {shapes[0].tolist()}")
+    return _tensor(array.field("data"), tuple(shapes[0].tolist()), root)
+
+
+def _plain(array: pa.Array, root: str) -> Columns:
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        array, kind = array.dictionary_decode(), kind.value_type
+    if pa.types.is_struct(kind):
+        out: Columns = {}
+        for i in range(kind.num_fields):
+            child = pa.chunked_array([array.field(i)])
+            out |= columns_of(child, kind.field(i), f"{root}/{kind.field(i).name}")
+        return out
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return {root: _lists(array, root)}
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or _is_bytes(kind):
+        return flat_entries(_packed(array, root), None, root)
+    if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return {root: np.asarray(array.to_numpy(zero_copy_only=False))}
+    raise DataError(f"`{root}` is of the type {kind}, which holds no numbers")
+
+
+def _lists(array: pa.Array, root: str) -> NDArray[Any]:
+    lengths = pc.list_value_length(array).to_numpy(zero_copy_only=False)
+    if len(lengths) and lengths.min() != lengths.max():
+        row = int((lengths != lengths[0]).argmax())
+        raise RowError(row, f"`{root}` has {lengths[row]} entries in this row, but {lengths[0]} before")
+    inner = array.flatten()
+    if inner.null_count:
+        row = int(np.flatnonzero(inner.is_null().to_numpy(zero_copy_only=False))[0]) // int(lengths[0])
+        raise RowError(row, f"`{root}` has an empty entry in this row")
+    flat = _plain(inner, root)
+    if list(flat) != [root]:
+        raise DataError(f"`{root}` is a list of {inner.type}, which is no array")
+    values = flat[root]
+    return values.reshape(len(array), int(lengths[0]) if len(lengths) else 0, *values.shape[1:])
+
+
+def _packed(array: pa.Array, root: str) -> list[Any]:
+    texts = array.to_pylist()
+    try:
+        return unpack_rows(texts)
+    except DataError:
+        return _each(array, unpack, root)
+
+
+def _each(array: pa.Array, decode: Any, root: str) -> list[Any]:
+    values = []
+    for row, value in enumerate(array.to_pylist()):
+        try:
+            values.append(decode(value))
+        except DataError as error:
+            raise RowError(row, f"`{root}`: {error}") from error
+    return values
+
+
+# -- the files: their columns, and which rows are of which episode ---------------------------------------------------
+
+
+ENDS: Final = ("terminateds", "truncateds", "dones")
+KEYS: Final = ("eps_id", "agent_id", "module_id", "t")
+REQUIRED: Final = ("obs", "actions", "rewards")
+OWN: Final = {"obs": col.OBS, "actions": col.ACTION, "rewards": col.REWARD}
+_OTHERS: Final = {"new_obs": col.NEXT_OBS, "infos": col.INFO}
+Naming: TypeAlias = tuple[str, str | None, str | None]
+"""Episode, agent and module."""
+REMEDY: Final = "Leave this row out, or write the recording again"
+
+
+class TableFiles:
+    """The files of one recording.
+
+    Raises:
+        DataError: a file is not whole, lacks a column that is needed, or one that the first file has.
+    """
+
+    def __init__(self, paths: Sequence[AnyPath]) -> None:
+        self.paths = list(paths)
+        self.parquet = ParquetFiles(paths)
+        self.fields = self._checked_fields()
+        """The columns of the first file, by their names in it."""
+
+    def _checked_fields(self) -> dict[str, pa.Field]:
+        first = self.parquet.schema(0)
+        for i, path in enumerate(self.paths):
+            names = self.parquet.schema(i).names
+            missing = [name for name in REQUIRED if name not in names]
+            if missing:
+                listed = ", ".join(names[:20])
+                raise DataError(
+                    f"{path}: has no column `{missing[0]}`, which a table of steps needs; it has {listed}. If another "
+                    "column holds it, read the file as a table with a schema of your own."
+                )
+            lost = [name for name in first.names if name not in names]
+            if lost:
+                raise DataError(
+                    f"{path}: has no column `{lost[0]}`, but {self.paths[0]} has. A recording has the same columns "
+                    "everywhere: move one of them to a folder of its own."
+                )
+        twice = [name for name in first.names if first.names.count(name) > 1]
+        if twice:
+            raise DataError(f"{self.paths[0]}: has the column `{twice[0]}` more than once. Leave one of them out.")
+        return {name: first.field(name) for name in first.names}
+
+    @property
+    def has_t(self) -> bool:
+        """Rows say which step of their episode they are."""
+        return "t" in self.fields and pa.types.is_integer(self.fields["t"].type)
+
+    def scan(self) -> tuple[dict[int, list[Run]], list[Naming]]:
+        """The runs of every episode, in the order in which the episodes come first; and what each of them is called."""
+        episodes: dict[int, list[Run]] = {}
+        if "eps_id" not in self.fields:
+            return episodes, []
+        codes: dict[tuple[str, str | None], int] = {}
+        modules: dict[int, str | None] = {}
+        wanted = [n for n in (*KEYS, *ENDS) if n in self.fields and not pa.types.is_null(self.fields[n].type)]
+        for group in range(len(self.parquet.groups)):
+            table = self.parquet.read(group, wanted, text_codes=[n for n in KEYS[:3] if n in wanted])
+            try:
+                own = self._codes(table, codes, modules, group)
+            except (pa.ArrowException, UnicodeDecodeError) as error:
+                where = self.parquet.place(group, 0)
+                raise DataError(
+                    f"{where} or a later one: its `eps_id` can't be decoded ({error}). {REMEDY}."
+                ) from error
+            done = np.zeros(table.num_rows, bool)
+            for name in ENDS:
+                if name in wanted:
+                    done |= self.column(table, name, group, 0)[name].astype(bool)
+            t = self.column(table, "t", group, 0)["t"].astype(np.int64) if self.has_t else None
+            for code, run in runs_of(group, own, done, t):
+                episodes.setdefault(code, []).append(run)
+        return episodes, [(*name, modules[code]) for name, code in codes.items()]
+
+    def _codes(
+        self, table: pa.Table, codes: dict[tuple[str, str | None], int], modules: dict[int, str | None], group: int
+    ) -> NDArray[np.int64]:
+        """int64 ``[rows]``: the episode and agent of each row, as a number."""
+        texts: list[tuple[NDArray[np.int32], list[str | None]]] = []
+        for name in KEYS[:3]:
+            if name not in table.schema.names or (name != "eps_id" and table[name].null_count == table.num_rows):
+                texts.append((np.zeros(table.num_rows, np.int32), [None]))
+                continue
+            coded = one_array(table[name])
+            coded = coded if pa.types.is_dictionary(coded.type) else coded.dictionary_encode()
+            if coded.null_count and name == "eps_id":
+                row = int(np.flatnonzero(coded.is_null().to_numpy(zero_copy_only=False))[0])
+                raise DataError(f"{self.parquet.place(group, row)}: column `eps_id` is empty. {REMEDY}.")
+            coded.validate(full=True)
+            index = coded.indices.fill_null(-1) if coded.null_count else coded.indices
+            texts.append(
+                (index.to_numpy().astype(np.int32, copy=False), [*(str(v) for v in coded.dictionary.to_pylist()), None])
+            )
+        (eps, eps_names), (agent, agent_names), (module, module_names) = texts
+        if not len(eps):
+            return np.zeros(0, np.int64)
+        new = eps[1:] != eps[:-1]
+        if len(agent_names) > 1:
+            new |= agent[1:] != agent[:-1]
+        heads = np.append(0, np.flatnonzero(new) + 1)
+        both = eps[heads].astype(np.int64) * len(agent_names) + agent[heads] % len(agent_names)
+        distinct, first, inverse = np.unique(both, return_index=True, return_inverse=True)
+        own = np.empty(len(distinct), np.int64)
+        for i in np.argsort(first):
+            row = heads[first[i]]
+            own[i] = codes.setdefault((str(eps_names[eps[row]]), agent_names[agent[row]]), len(codes))
+            modules.setdefault(int(own[i]), module_names[module[row]])
+        return np.repeat(own[inverse.reshape(-1)], np.diff(heads, append=len(eps)))
+
+    def not_the_same(self, episodes: dict[int, list[Run]]) -> list[int]:
+        """Those of these episodes, of which rows are there twice, in which these are not the same rows again.
+
+        With steps, rows of one step are compared; without, the rows up to each end.
+        """
+        rows = self._hashes([run for runs in episodes.values() for run in runs])
+        is_alike = _alike_by_t if self.has_t else _alike_by_end
+        return [code for code, runs in episodes.items() if not is_alike(runs, rows)]
+
+    def _hashes(self, runs: Iterable[Run]) -> dict[Run, NDArray[np.uint64]]:
+        """A number for the content of each row of some runs."""
+        rows: dict[Run, NDArray[np.uint64]] = {}
+        by_group: dict[int, list[Run]] = {}
+        for run in runs:
+            by_group.setdefault(run.group, []).append(run)
+        names = [name for name in ("obs", "new_obs", "actions", "rewards") if name in self.fields]
+        for group, own in sorted(by_group.items()):
+            table = self.parquet.read(group, names)
+            hashes = hashes_of({k: c for name in names for k, c in self.column(table, name, group, 0).items()})
+            rows |= {run: hashes[run.start : run.stop] for run in own}
+        return rows
+
+    def column(
+        self, table: pa.Table, name: str, group: int, first: int, index: NDArray[np.int64] | None = None
+    ) -> Columns:
+        """One column of some rows of a row group, flat and under our name.
+
+        Args:
+            table: The rows.
+            name: The column's name in the file.
+            group: The row group, for errors.
+            first: The first row of ``table`` in it, for errors.
+            index: The rows of ``table`` in it, where they do not stand next to each other.
+
+        Raises:
+            DataError: it can't be read as numbers; the file and row are named.
+        """
+        root = OWN.get(name) or _OTHERS.get(name) or (name if name in (*KEYS, *ENDS) else None)
+        try:
+            return columns_of(table[name], table.schema.field(name), root or words.own_name(name))
+        except DataError as error:
+            row = error.row if isinstance(error, RowError) else 0
+            place = self.parquet.place(group, int(index[row]) if index is not None else first + row)
+            raise DataError(f"{place}, column `{name}`: {error}. {REMEDY}.") from error
+        except (pa.ArrowException, ValueError, TypeError, OverflowError, MemoryError) as error:
+            file = self.paths[self.parquet.groups[group][0]]
+            raise DataError(f"{file}: column `{name}` can't be decoded ({str(error)[:200]}).") from error
+
+    def ranges(self, name: str, root: str) -> dict[str, Range]:
+        """The smallest and largest numbers of the integers in a column, over all rows, by our names under ``root``."""
+        found: dict[str, Range] = {}
+        for own in (name, "new_obs") if name == "obs" and "new_obs" in self.fields else (name,):
+            for group in range(len(self.parquet.groups)):
+                if not self._from_statistics(group, own, root, found):
+                    widen(found, self.column(self.parquet.read(group, [own]), own, group, 0))
+        return found
+
+    def _from_statistics(self, group: int, name: str, root: str, found: dict[str, Range]) -> bool:
+        """Widen ``found`` by the footer's minimum and maximum; False where it does not tell."""
+        kind = self.fields[name].type
+        if not (pa.types.is_integer(kind) or pa.types.is_struct(kind)):
+            return False
+        file, own = self.parquet.groups[group]
+        metadata = self.parquet.metadata[file]
+        self.parquet.check(group, name)
+        for i in range(metadata.num_columns):
+            try:
+                path = metadata.schema.column(i).path.replace(".", col.SEPARATOR)
+            except UnicodeDecodeError:
+                return False
+            if not col.is_under(path, name):
+                continue
+            leaf, column = root + path[len(name) :], metadata.row_group(own).column(i)
+            if column.physical_type not in ("INT32", "INT64"):
+                continue
+            if metadata.schema.column(i).max_repetition_level:  # lists: what is at each place, it does not tell
+                if root == col.ACTION:
+                    return False
+                continue
+            if not column.is_stats_set or not column.statistics.has_min_max:
+                return False
+            low, high = np.int64(column.statistics.min), np.int64(column.statistics.max)
+            if leaf in found:
+                low, high = min(low, found[leaf][0]), max(high, found[leaf][1])
+            found[leaf] = (low, high)
+        return True
+
+
+def _alike_by_t(runs: Sequence[Run], rows: Mapping[Run, NDArray[np.uint64]]) -> bool:
+    t = np.concatenate([np.arange(run.t, run.t + run.stop - run.start) for run in runs])
+    content = np.stack([np.concatenate([rows[run] for run in runs]), np.zeros(len(t), np.uint64)], axis=1)
+    content[np.cumsum([run.stop - run.start for run in runs]) - 1, 1] = [run.done for run in runs]
+    order = np.argsort(t, kind="stable")
+    twice = t[order][1:] == t[order][:-1]
+    return bool((content[order][1:] == content[order][:-1])[twice].all())
+
+
+def _alike_by_end(runs: Sequence[Run], rows: Mapping[Run, NDArray[np.uint64]]) -> bool:
+    first, *others = [np.concatenate([rows[run] for run in part]) for part in rounds_of(list(runs))]
+    return all(np.array_equal(first, other) for other in others)
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+
 
 Schema = Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
 
@@ -39,7 +420,7 @@ def is_table(schema: pa.Schema) -> bool:
     return {"eps_id", "obs"} <= names or ({"obs", "actions", "rewards"} <= names and bool(names & {*ENDS, "new_obs"}))
 
 
-class _Plan(NamedTuple):
+class _TablePlan(NamedTuple):
     """What holds for all units."""
 
     table: TableFiles
@@ -48,14 +429,14 @@ class _Plan(NamedTuple):
     schema: Schema
 
 
-class _Unit(NamedTuple):
+class _TableUnit(NamedTuple):
     runs: Sequence[tuple[int, Run]]
     """Each with the code of its episode."""
     names: Mapping[int, Naming]
     """By code."""
     suspect: set[int]
     """Episodes of which rows may still be there twice."""
-    plan: _Plan
+    plan: _TablePlan
 
 
 class RLlibTable(FileFormat):
@@ -92,7 +473,7 @@ class RLlibTable(FileFormat):
             rows = None if own else sum(run.stop - run.start for _, run in runs)
             first = runs[0][1]
             file, row = table.parquet.file_of(first.group), table.parquet.file_row(first.group, first.start)
-            units.append(Unit(k, rows, file, row, _Unit(runs, named, own, plan)))
+            units.append(Unit(k, rows, file, row, _TableUnit(runs, named, own, plan)))
         problems = []
         for code, run in copies:
             count = run.stop - run.start
@@ -146,7 +527,7 @@ def _parts_of(
     return parts
 
 
-def _described(table: TableFiles, first: Run, num_copies: int) -> tuple[_Plan, Header]:
+def _described(table: TableFiles, first: Run, num_copies: int) -> tuple[_TablePlan, Header]:
     names = sorted(name for name in table.fields if name not in KEYS)  # as `read` reads them: they are kept
     sample = table.parquet.read(first.group, names).slice(first.start, min(1000, first.stop - first.start))
     flat: Columns = {}
@@ -174,7 +555,7 @@ def _described(table: TableFiles, first: Run, num_copies: int) -> tuple[_Plan, H
     header = Header(obs, action, None, meta | ({"dropped": dropped} if dropped else {}))
     leaves = {**header.obs_leaves(), **header.action_leaves()}
     schema = {n: (words.schema_dtype(n, column.dtype, leaves.get(n)), column.shape[1:]) for n, column in flat.items()}
-    return _Plan(table, sources, schema), header
+    return _TablePlan(table, sources, schema), header
 
 
 def _num_copies(copies: Sequence[tuple[int, Run]]) -> int:
@@ -193,7 +574,7 @@ def _inferred(table: TableFiles, flat: Columns, name: str, root: str) -> Space:
 # -- reading ---------------------------------------------------------------------------------------------------
 
 
-def _loaded(unit: _Unit, names: Sequence[str]) -> tuple[Experience, Rows]:
+def _loaded(unit: _TableUnit, names: Sequence[str]) -> tuple[Experience, SegmentedRows]:
     runs, plan, fields = unit.runs, unit.plan, unit.plan.table.fields
     order_needs_obs = not plan.table.has_t and "eps_id" in fields and "new_obs" in fields
     obs = [name for name in plan.schema if col.is_under(name, col.OBS)]
@@ -204,7 +585,7 @@ def _loaded(unit: _Unit, names: Sequence[str]) -> tuple[Experience, Rows]:
     steps, ends = _gathered(plan, runs, [*sources, *(n for n in ENDS if n in fields)])
     next_obs = col.renamed(steps, col.NEXT_OBS, col.OBS)
     lengths = np.array([run.stop - run.start for _, run in runs])
-    rows = Rows(
+    rows = SegmentedRows(
         code=np.repeat([code for code, _ in runs], lengths),
         t=ranges(np.array([run.t for _, run in runs], np.int64), lengths),
         **ends,
@@ -223,14 +604,14 @@ def _loaded(unit: _Unit, names: Sequence[str]) -> tuple[Experience, Rows]:
     return Experience(kept, rows.offsets, segments, finals), rows
 
 
-def _naming(unit: _Unit) -> Any:
+def _naming(unit: _TableUnit) -> Any:
     if unit.names:
         return unit.names.__getitem__
     path = unit.plan.table.parquet.file_of(unit.runs[0][1].group)
     return lambda row: (f"{path.stem}-{row}", None, None)
 
 
-def _gathered(plan: _Plan, part: Sequence[tuple[int, Run]], sources: list[str]) -> tuple[Columns, dict[str, Any]]:
+def _gathered(plan: _TablePlan, part: Sequence[tuple[int, Run]], sources: list[str]) -> tuple[Columns, dict[str, Any]]:
     """The columns of a unit's rows, in the order of its runs, and the flags."""
     by_group: dict[int, list[int]] = {}
     for i, (_, run) in enumerate(part):
@@ -252,7 +633,7 @@ def _gathered(plan: _Plan, part: Sequence[tuple[int, Run]], sources: list[str]) 
     return whole, {"terminated": flags["terminateds"] | flags["dones"], "truncated": flags["truncateds"]}
 
 
-def _rows_of(plan: _Plan, group: int, runs: list[Run], sources: list[str]) -> Columns:
+def _rows_of(plan: _TablePlan, group: int, runs: list[Run], sources: list[str]) -> Columns:
     table = plan.table.parquet.read(group, sorted(sources))
     starts, lengths = np.array([run.start for run in runs]), np.array([run.stop - run.start for run in runs])
     first = int(starts[0])
@@ -270,7 +651,7 @@ def _rows_of(plan: _Plan, group: int, runs: list[Run], sources: list[str]) -> Co
     return out
 
 
-def _as_elsewhere(plan: _Plan, name: str, column: NDArray[Any], group: int) -> NDArray[Any]:
+def _as_elsewhere(plan: _TablePlan, name: str, column: NDArray[Any], group: int) -> NDArray[Any]:
     like = col.OBS + name[len(col.NEXT_OBS) :] if col.is_under(name, col.NEXT_OBS) else name
     try:
         if like not in plan.schema:
@@ -284,7 +665,7 @@ def _as_elsewhere(plan: _Plan, name: str, column: NDArray[Any], group: int) -> N
 # -- problems --------------------------------------------------------------------------------------------------
 
 
-def _notes(unit: _Unit, exp: Experience, rows: Rows) -> Iterator[Problem]:
+def _notes(unit: _TableUnit, exp: Experience, rows: SegmentedRows) -> Iterator[Problem]:
     table = unit.plan.table
     if rows.repeated:
         what = f"{rows.repeated} rows are there twice; they are read once"
@@ -298,7 +679,7 @@ def _notes(unit: _Unit, exp: Experience, rows: Rows) -> Iterator[Problem]:
         yield _note(table, "not_done", what, run, "terminateds")
 
 
-def _run_of(rows: Rows, runs: Sequence[tuple[int, Run]], row: int) -> Run:
+def _run_of(rows: SegmentedRows, runs: Sequence[tuple[int, Run]], row: int) -> Run:
     """The rows from one of a unit on, as they stand in their row group."""
     starts = offsets_of(np.array([run.stop - run.start for _, run in runs]))
     at = int(rows.order[row])

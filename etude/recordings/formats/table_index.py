@@ -2,8 +2,8 @@
 """Rows of a table put in order and cut into segments, from their key columns alone."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -12,15 +12,17 @@ from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.errors import DataError
-from etude.recordings.formats.grouping import cut_long, grouped
+from etude.recordings.format import cut_long, grouped
+from etude.recordings.formats.arrow import Place, is_text, numbers, one_array, strings
 from etude.recordings.formats.source import DONE, FLAGS, KEYS
-from etude.recordings.formats.table_values import Place, is_text, numbers, strings
 
 Ints = NDArray[np.int64]
+Groups: TypeAlias = Callable[[], Iterable[tuple[int, Mapping[str, pa.ChunkedArray]]]]
+"""Gives one group of rows after the other: how many there are, and their key columns. It may be called many times."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Index:
+class TableIndex:
     """Where segments stand. A position is a place in the order of time; ``order`` gives the row that stands there."""
 
     order: Ints | None
@@ -41,16 +43,9 @@ class Index:
     is_clock: bool
     """``t`` holds points in time in the table."""
 
-    def row_at(self, position: int) -> int:
-        """The row at a position."""
-        return position if self.order is None else int(self.order[position])
 
-
-def index_of(
-    keys: Mapping[str, pa.ChunkedArray], num_rows: int, has_next: bool, place: Place, *, by_one: bool = False
-) -> Index:
-    """Put ``num_rows`` rows in order, from those of ``episode_id agent_id module_id t terminated truncated done``
-    that are there.
+def index_of(groups: Groups, has_next: bool, place: Place, *, by_one: bool = False) -> TableIndex:
+    """Put rows in order, from those of ``episode_id agent_id module_id t terminated truncated done`` that are there.
 
     With ``t``, rows are sorted by it within each agent of each episode; without an episode's id, an episode ends where
     a flag is set or ``t`` does not rise. If ``t`` holds points in time, they only sort: steps are then numbered from 0,
@@ -58,108 +53,236 @@ def index_of(
     is a segment of its own where the next observation is known, else rows stand in order and flags end episodes. With
     ``by_one``, ``t`` counts each step: where it rises by more, steps are missing.
 
+    Where rows stand in order already, no more than the keys of one group are in memory at a time.
+
+    Args:
+        groups: See `Groups`.
+        has_next: Whether the next observation is known.
+        place: Names a row in errors.
+        by_one: See above.
+
     Raises:
         DataError: a key is empty or ill-typed, or nothing says where episodes end; ``place`` names the row.
     """
-    terminated, truncated = _ends(keys, num_rows, place)
-    done = terminated | truncated
-    t = _time(keys[col.T_INDEX], place) if col.T_INDEX in keys else None
-    is_clock = t is not None and is_time(keys[col.T_INDEX].type)
-    if col.EPISODE_ID not in keys:
-        for name in (col.AGENT_ID, col.MODULE_ID):
-            if name in keys:
-                raise DataError(f"`{name}` is mapped, but `{col.EPISODE_ID}` is not: map it, to tell episodes apart.")
-        codes, names = [_episodes_by(t, done, has_next, num_rows, keys)], {}
-    else:
-        coded = {name: _codes(keys[name], name, place) for name in KEYS if name in keys}
-        codes, names = [c for c, _ in coded.values()], {name: strings for name, (_, strings) in coded.items()}
-    groups = [c for c, name in zip(codes, names or [col.EPISODE_ID], strict=True) if name != col.MODULE_ID]
-    order = _order(groups, t)
-    if order is not None:
-        codes, groups = [c[order] for c in codes], [c[order] for c in groups]
-        terminated, truncated, done = terminated[order], truncated[order], done[order]
-        t = None if t is None else t[order]
-    return _cut(codes, groups, names, t, is_clock, terminated, truncated, order, by_one=by_one)
+    stride = 0
+    while True:
+        reader, cut = _KeyReader(has_next, place), _Cut(1 if by_one else stride, by_one=by_one)
+        for rows, columns in groups():
+            keys = reader.read(rows, columns)
+            if not cut.is_followed_by(keys):
+                return _sorted_index(groups, _KeyReader(has_next, place), by_one=by_one)
+            cut.add(keys)
+            if cut.is_of_other_stride:
+                break
+        else:
+            return cut.index(reader, None)
+        stride = cut.found  # in the rows before, ``t`` counted by more: once more from the first row on
 
 
-def _cut(
-    codes: list[Ints],
-    groups: list[Ints],
-    names: Mapping[str, NDArray[np.object_]],
-    t: Ints | None,
-    is_clock: bool,
-    terminated: NDArray[np.bool_],
-    truncated: NDArray[np.bool_],
-    order: Ints | None,
-    *,
-    by_one: bool,
-) -> Index:
-    num = len(terminated)
-    done = (terminated | truncated)[:-1]
-    same = np.ones(max(0, num - 1), bool)
-    for c in groups:
-        same &= c[1:] == c[:-1]
-    heads = np.flatnonzero(np.append(True, ~same)) if num else np.zeros(0, np.int64)
-    stride = 1
-    if t is None or is_clock:
-        counted = np.arange(num) if t is None else np.cumsum(np.append(0, np.diff(t) != 0))[:num]
-        t = counted - np.repeat(counted[heads], np.diff(np.append(heads, num)))
-    elif not by_one:
-        rises = np.diff(t)[same]
-        stride = max(1, int(np.gcd.reduce(rises)) if len(rises) else 1)
-        if stride > 1:
-            first = np.repeat(t[heads], np.diff(np.append(heads, num)))
-            t = (t - first) // stride + first // stride
-    breaks = ~same | (np.diff(t) != 1) | done
-    for c in codes:
-        breaks |= c[1:] != c[:-1]
-    offsets = np.flatnonzero(np.concatenate([[True], breaks, [True]])) if num else np.zeros(1, np.int64)
-    parent, start, stop = cut_long(offsets)
-    if names:
-        ids = {name: strings[c[start]] for (name, strings), c in zip(names.items(), codes, strict=True)}
-    else:
-        ids = {col.EPISODE_ID: codes[0][start].astype(str).astype(object)}
-    return Index(
-        order=order,
-        offsets=np.append(start, num).astype(np.int64),
-        goes_on=stop != offsets[1:][parent],
-        t_start=t[start],
-        ids=ids,
-        terminated=terminated[stop - 1],
-        truncated=truncated[stop - 1],
-        parts=grouped(stop - start),
-        stride=stride,
-        is_clock=is_clock,
-    )
+def _sorted_index(groups: Groups, reader: "_KeyReader", *, by_one: bool) -> TableIndex:
+    """The same of rows in any order; the keys of all are in memory."""
+    keys = _Keys.concatenated([reader.read(rows, columns) for rows, columns in groups()])
+    order = np.lexsort(keys.sorted_by()[::-1]).astype(np.int64)
+    cut = _Cut(1 if by_one else 0, by_one=by_one)
+    cut.add(keys.at(order))
+    return cut.index(reader, order)
 
 
-def _order(groups: list[Ints], t: Ints | None) -> Ints | None:
-    """The rows in order, those of an episode's agent next to each other; None where they are already."""
-    keys = [*groups, *([] if t is None else [t])]
-    risen = np.zeros(max(0, len(keys[0]) - 1), bool)  # is the row behind the one before it, by the keys so far?
-    equal = ~risen
-    for key in keys:
-        risen |= equal & (key[1:] > key[:-1])
-        equal &= key[1:] == key[:-1]
-    if (risen | equal).all():
-        return None
-    return np.lexsort(keys[::-1]).astype(np.int64)
+@dataclasses.dataclass(frozen=True)
+class _Keys:
+    """The keys of some rows."""
+
+    codes: Sequence[Ints]
+    """Of the episode, and of the agent and the module where they are told; numbers for their names."""
+    num_tracks: int
+    """How many of ``codes`` tell whose steps follow each other: those of the episode and of the agent."""
+    t: Ints | None
+    is_clock: bool
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+
+    @property
+    def arrays(self) -> list[NDArray[Any]]:
+        """All of them."""
+        return [*self.codes, *([] if self.t is None else [self.t]), self.terminated, self.truncated]
+
+    def with_arrays(self, arrays: Sequence[NDArray[Any]]) -> "_Keys":
+        """The same with other rows."""
+        *codes, terminated, truncated = arrays
+        t = None if self.t is None else codes.pop()
+        return _Keys(codes, self.num_tracks, t, self.is_clock, terminated, truncated)
+
+    def at(self, rows: Ints | slice) -> "_Keys":
+        """Those of some rows."""
+        return self.with_arrays([array[rows] for array in self.arrays])
+
+    @staticmethod
+    def concatenated(parts: "Sequence[_Keys]") -> "_Keys":
+        """Those of all rows."""
+        return parts[0].with_arrays([np.concatenate(a) for a in zip(*(part.arrays for part in parts), strict=True)])
+
+    def sorted_by(self) -> list[Ints]:
+        """What rows are sorted by: first by the first."""
+        return [*self.codes[: self.num_tracks], *([] if self.t is None else [self.t])]
 
 
-def _episodes_by(
-    t: Ints | None, done: NDArray[np.bool_], has_next: bool, num_rows: int, keys: Mapping[str, Any]
-) -> Ints:
-    """The number of each row's episode, where the table has no id for it."""
-    if t is not None:
-        return np.append(0, np.cumsum((np.diff(t) <= 0) | done[:-1]))[:num_rows]
-    if has_next:
-        return np.arange(num_rows)
-    if not any(name in keys for name in FLAGS):
-        raise DataError(
-            f"nothing says where episodes begin and end: map `{col.EPISODE_ID}` (and `{col.T_INDEX}`), or "
-            f"`{col.NEXT_OBS}` for steps that stand alone, or `{col.TERMINATED}` and `{col.TRUNCATED}`."
+class _Cut:
+    """Rows that stand in order, cut into segments.
+
+    Args:
+        stride: By how much ``t`` rises from step to step; 0: as the first rows say.
+        by_one: ``t`` rises by one, and where it rises by more, steps are missing.
+    """
+
+    def __init__(self, stride: int, *, by_one: bool) -> None:
+        self.stride, self.found = max(1, stride), stride
+        """`found` is by how much it rises in the rows that were added; 0: it does not."""
+        self._by_one = by_one
+        self._last: _Keys | None = None  # the row before
+        self._t = self._first = self._num = 0  # its step, the ``t`` that its track begins with; the rows so far
+        self._starts: list[Ints] = []
+        self._firsts: list[Ints] = []
+        self._codes: list[Sequence[Ints]] = []
+        self._ends: list[tuple[NDArray[np.bool_], NDArray[np.bool_]]] = []  # flags of the rows before those
+
+    @property
+    def is_of_other_stride(self) -> bool:
+        """Whether rows before were cut wrong: the first ones did not tell by how much ``t`` rises."""
+        return self.stride != max(1, self.found)
+
+    def is_followed_by(self, keys: _Keys) -> bool:
+        """Whether these rows stand in order, and behind those before."""
+        after = keys.sorted_by() if self._last is None else _Keys.concatenated([self._last, keys]).sorted_by()
+        risen = np.zeros(max(0, len(after[0]) - 1), bool)  # is the row behind the one before it, by the keys so far?
+        equal = ~risen
+        for key in after:
+            risen |= equal & (key[1:] > key[:-1])
+            equal &= key[1:] == key[:-1]
+        return bool((risen | equal).all())
+
+    def add(self, keys: _Keys) -> None:
+        """Cut some more rows, which stand behind those before."""
+        num = len(keys.terminated)
+        if not num:
+            return
+        is_first = self._last is None
+        both = _Keys.concatenated([keys.at(slice(0, 1)) if self._last is None else self._last, keys])
+        same = np.ones(num, bool)
+        for code in both.codes[: keys.num_tracks]:
+            same &= code[1:] == code[:-1]
+        same[0] &= not is_first
+        head = np.maximum.accumulate(np.where(same, -1, np.arange(num)))  # -1: it is in the rows before
+        t = self._steps(keys, both, same, head)
+        breaks = ~same | (np.diff(t, prepend=self._t) != 1) | (both.terminated | both.truncated)[:-1]
+        for code in both.codes[keys.num_tracks :]:
+            breaks |= code[1:] != code[:-1]
+        breaks[0] |= is_first
+        starts = np.flatnonzero(breaks)
+        self._starts.append(starts + self._num)
+        self._firsts.append(t[starts])
+        self._codes.append([code[starts] for code in keys.codes])
+        self._ends.append((both.terminated[starts], both.truncated[starts]))
+        self._last, self._t, self._num = keys.at(slice(num - 1, num)), int(t[-1]), self._num + num
+
+    def _steps(self, keys: _Keys, both: _Keys, same: NDArray[np.bool_], head: Ints) -> Ints:
+        """The step of each row: ``t`` where it counts them, else counted from the row where its track begins."""
+        before, num = head < 0, len(same)
+        if keys.t is None or keys.is_clock:
+            rises = np.ones(num, np.int64) if both.t is None else (np.diff(both.t) != 0).astype(np.int64)
+            counted = np.cumsum(rises)
+            return np.where(before, self._t + counted, counted - counted[head])
+        if self._by_one:
+            return keys.t
+        assert both.t is not None
+        rises = np.diff(both.t)[same]
+        self.found = int(np.gcd.reduce(rises, initial=self.found))
+        if not self._num:
+            self.stride = max(1, self.found)
+        first = np.where(before, self._first, keys.t[head])
+        self._first = int(first[-1])
+        return keys.t if self.stride == 1 else (keys.t - first) // self.stride + first // self.stride
+
+    def index(self, reader: "_KeyReader", order: Ints | None) -> TableIndex:
+        """The segments of all rows."""
+        assert self._last is not None  # there are rows
+        offsets = np.append(np.concatenate(self._starts), self._num).astype(np.int64)
+        parent, start, stop = cut_long(offsets)
+        goes_on = stop != offsets[1:][parent]
+        ends = [np.concatenate(flags) for flags in zip(*self._ends, strict=True)]
+        last = self._last.terminated, self._last.truncated
+        terminated, truncated = (np.append(e[1:], own)[parent] & ~goes_on for e, own in zip(ends, last, strict=True))
+        codes = [np.concatenate(own)[parent] for own in zip(*self._codes, strict=True)]
+        return TableIndex(
+            order=order,
+            offsets=np.append(start, self._num).astype(np.int64),
+            goes_on=goes_on,
+            t_start=np.concatenate(self._firsts)[parent] + start - offsets[:-1][parent],
+            ids=reader.names_of(codes),
+            terminated=terminated,
+            truncated=truncated,
+            parts=grouped(stop - start),
+            stride=self.stride,
+            is_clock=self._last.is_clock,
         )
-    return np.append(0, np.cumsum(done[:-1]))[:num_rows]
+
+
+class _KeyReader:
+    """Reads the keys of groups of rows, one after the other: what has the same name has the same code in all."""
+
+    def __init__(self, has_next: bool, place: Place) -> None:
+        self._has_next, self._place = has_next, place
+        self._known: dict[str, dict[str | None, int]] = {}
+        self._rows = 0
+        self._episode, self._t, self._done = 0, 0, False  # of the row before, where episodes have no names
+
+    def read(self, num: int, columns: Mapping[str, pa.ChunkedArray]) -> _Keys:
+        """The keys of the next ``num`` rows; see `index_of`."""
+        first = self._rows
+
+        def place(row: int) -> str:
+            return self._place(first + row)
+
+        terminated, truncated = _ends(columns, num, place)
+        t = _time(columns[col.T_INDEX], place) if col.T_INDEX in columns else None
+        is_clock = t is not None and is_time(columns[col.T_INDEX].type)
+        if col.EPISODE_ID in columns:
+            names = [name for name in KEYS if name in columns]
+            codes = [self._coded(columns[name], name, place) for name in names]
+        else:
+            names, codes = [col.EPISODE_ID], [self._numbered(t, terminated | truncated, columns)]
+        self._rows += num
+        return _Keys(codes, len([n for n in names if n != col.MODULE_ID]), t, is_clock, terminated, truncated)
+
+    def names_of(self, codes: Sequence[Ints]) -> dict[str, NDArray[np.object_]]:
+        """What codes stand for, by key."""
+        if not self._known:
+            return {col.EPISODE_ID: codes[0].astype(str).astype(object)}
+        words = {name: np.array([*known, None], object)[:-1] for name, known in self._known.items()}
+        return {name: own[code] for (name, own), code in zip(words.items(), codes, strict=True)}
+
+    def _coded(self, column: pa.ChunkedArray, name: str, place: Place) -> Ints:
+        codes, words = _codes(column, name, place)
+        known = self._known.setdefault(name, {})
+        return np.array([known.setdefault(word, len(known)) for word in words], np.int64)[codes]
+
+    def _numbered(self, t: Ints | None, done: NDArray[np.bool_], columns: Mapping[str, Any]) -> Ints:
+        """The number of each row's episode, where the table has no id for it."""
+        for name in (col.AGENT_ID, col.MODULE_ID):
+            if name in columns:
+                raise DataError(f"`{name}` is mapped, but `{col.EPISODE_ID}` is not: map it, to tell episodes apart.")
+        if t is None and self._has_next:
+            return np.arange(self._rows, self._rows + len(done))
+        if t is None and not any(name in columns for name in FLAGS):
+            raise DataError(
+                f"nothing says where episodes begin and end: map `{col.EPISODE_ID}` (and `{col.T_INDEX}`), or "
+                f"`{col.NEXT_OBS}` for steps that stand alone, or `{col.TERMINATED}` and `{col.TRUNCATED}`."
+            )
+        begins = np.append(self._done, done[:-1])
+        if t is not None:
+            begins |= np.diff(t, prepend=self._t if self._rows else t[:1] - 1) <= 0
+        episode = self._episode + np.cumsum(begins)
+        self._episode, self._t, self._done = int(episode[-1]), 0 if t is None else int(t[-1]), bool(done[-1])
+        return episode
 
 
 def _ends(
@@ -177,7 +300,7 @@ def _ends(
 
 
 def _flag(column: pa.ChunkedArray, name: str, place: Place) -> NDArray[np.bool_]:
-    array = _one(column)
+    array = one_array(column)
     if is_text(array.type):
         raise DataError(f"{place(0)}: the column of `{name}` is of type {array.type}, not true or false. Convert it.")
     values = numbers(array, name, place)
@@ -194,7 +317,7 @@ def is_time(kind: pa.DataType) -> bool:
 
 
 def _time(column: pa.ChunkedArray, place: Place) -> Ints:
-    array = _one(column)
+    array = one_array(column)
     if is_time(array.type):
         array = array.cast({32: pa.int32(), 64: pa.int64()}[array.type.bit_width])
     elif is_text(array.type):
@@ -222,7 +345,7 @@ def _time(column: pa.ChunkedArray, place: Place) -> Ints:
 
 def _codes(column: pa.ChunkedArray, name: str, place: Place) -> tuple[Ints, NDArray[np.object_]]:
     """A key as numbers, in the order in which its values come first, and what they stand for as text."""
-    array = _one(column)
+    array = one_array(column)
     if array.null_count == len(array) and name != col.EPISODE_ID:
         return np.zeros(len(array), np.int64), np.array([None], object)
     if array.null_count and (name == col.EPISODE_ID or pa.types.is_dictionary(array.type)):
@@ -240,10 +363,3 @@ def _codes(column: pa.ChunkedArray, name: str, place: Place) -> tuple[Ints, NDAr
         rank[seen] = np.arange(len(seen))
         codes, words = rank[codes], words[seen]
     return codes, words
-
-
-def _one(column: pa.ChunkedArray) -> pa.Array:
-    array = column.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):
-        array = array.chunk(0) if array.num_chunks else pa.array([], column.type)
-    return array

@@ -3,22 +3,22 @@
 
 import abc
 import dataclasses
-import io
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet as pq
 
 from etude.errors import DataError
-from etude.files import AnyPath, RemotePath, Systems, expanded, input_file, input_stream, shown
+from etude.files import AnyPath, RemotePath, Systems, expanded, input_file, shown
 from etude.recordings import footers
 from etude.recordings.format import MAX_ROWS
+from etude.recordings.formats import text_tables
+from etude.recordings.formats.arrow import check_names
 from etude.recordings.formats.source import is_paths
+from etude.urls import first_line
 
 SUFFIXES: Final = {
     **dict.fromkeys((".parquet", ".pq"), "parquet"),
@@ -27,8 +27,9 @@ SUFFIXES: Final = {
     **dict.fromkeys((".arrow", ".ipc", ".feather"), "ipc"),
 }
 MAGIC: Final = {b"PAR1": "parquet", b"ARROW1": "ipc"}
-MOST_OPENED: Final = 500
-"""A line of JSON with more brackets is looked at before Arrow reads it."""
+IN_MEMORY: Final = 64 * 2**20
+"""Text files of so many bytes together are held in memory; larger ones are converted to Arrow files in the cache."""
+_COMPRESSED: Final = (".gz", ".bz2", ".zst")
 BROKEN: Final = (pa.ArrowException, OSError, ValueError, TypeError, KeyError, IndexError, RecursionError)
 
 
@@ -52,7 +53,7 @@ class Group(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class _RowGroup(Group):
+class _ParquetGroup(Group):
     """Of a Parquet file."""
 
     metadata: pq.FileMetaData
@@ -68,15 +69,18 @@ class _RowGroup(Group):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Batch(Group):
-    """A record batch of an Arrow file."""
+class _RecordBatch(Group):
+    """A record batch of an Arrow file, or of what a text file was converted to."""
 
     index: int
+    text: tuple[str, str] | None = None
+    """Of a text file: its kind, and the cache's key."""
 
     def read(self, names: Sequence[str]) -> pa.Table:
         assert self.file is not None
+        path = text_tables.converted(self.file, *self.text) if self.text else self.file
         options = pa.ipc.IpcReadOptions(included_fields=[self.schema.get_field_index(name) for name in names])
-        with input_file(self.file, mapped=True) as source:
+        with input_file(path, mapped=True) as source:
             batch = pa.ipc.open_file(source, options=options).get_batch(self.index)
             batch.validate(full=True)
             return pa.Table.from_batches([batch]).select(list(names))
@@ -108,7 +112,10 @@ def groups_of(data: Any, filesystem: Any = None) -> Sequence[Group]:
     several = data if isinstance(data, list | tuple) else [data]
     files = [file for place in several for file in _files(place, filesystem, known)]
     list(footers.footers([file for file in files if isinstance(file, RemotePath) and _kind(file) == "parquet"]))
-    return [group for file in files for group in _file_groups(file)]
+    kinds = {file: _known_kind(file) for file in files}
+    texts = [file for file, kind in kinds.items() if kind in ("csv", "json")]
+    in_memory = sum(file.stat().st_size * (8 if file.suffix in _COMPRESSED else 1) for file in texts) <= IN_MEMORY
+    return [group for file in files for group in _file_groups(file, kinds[file], in_memory=in_memory)]
 
 
 def _files(given: Any, filesystem: Any, known: Systems) -> list[AnyPath]:
@@ -126,7 +133,7 @@ def _files(given: Any, filesystem: Any, known: Systems) -> list[AnyPath]:
 
 
 def _kind(path: AnyPath) -> str | None:
-    suffixes = [s for s in path.suffixes if s not in (".gz", ".bz2", ".zst")]
+    suffixes = [s for s in path.suffixes if s not in _COMPRESSED]
     kind = SUFFIXES.get(suffixes[-1]) if suffixes else None
     if kind is None:
         with path.open("rb") as file:
@@ -135,32 +142,36 @@ def _kind(path: AnyPath) -> str | None:
     return kind
 
 
-def _file_groups(path: AnyPath) -> Iterator[Group]:
+def _file_groups(path: AnyPath, kind: str, *, in_memory: bool) -> Iterator[Group]:
     try:
-        kind = _kind(path)
         if kind == "parquet":
             yield from _parquet_groups(path)
         elif kind == "ipc":
             yield from _ipc_groups(path)
-        elif kind is not None:
-            yield from _table_groups(_text_table(path, kind), path)
+        elif in_memory:
+            yield from _table_groups(text_tables.read(path, kind), path)
+        else:
+            text = (kind, text_tables.key_of(path, kind))
+            yield from _batches(text_tables.converted(path, *text), path, text)
+    except BROKEN as error:
+        raise unreadable(path, error) from error
+
+
+def _known_kind(path: AnyPath) -> str:
+    try:
+        kind = _kind(path)
     except BROKEN as error:
         raise unreadable(path, error) from error
     if kind is None:
         raise DataError(f"{path}: what kind of table this is can't be told. Known are {', '.join(SUFFIXES)}.")
-
-
-def check_names(fields: Iterable[pa.Field]) -> None:
-    """Raise a UnicodeDecodeError where the name of a column, or of a member of a struct, is not text."""
-    for field in fields:
-        _ = field.name
-        check_names(field.type.field(i) for i in range(field.type.num_fields))
+    return kind
 
 
 def unreadable(path: AnyPath | None, error: BaseException) -> DataError:
     """What to say where bytes make no sense."""
-    first = (str(error).splitlines() or [type(error).__name__])[0]
-    return DataError(f"{path or 'the table'}: can't be read ({first}). Restore it from a copy, or leave it out.")
+    return DataError(
+        f"{path or 'the table'}: can't be read ({first_line(error, None)}). Restore it from a copy, or leave it out."
+    )
 
 
 def _parquet_groups(path: AnyPath) -> Iterator[Group]:
@@ -170,7 +181,7 @@ def _parquet_groups(path: AnyPath) -> Iterator[Group]:
     first = 0
     for k in range(metadata.num_row_groups):
         rows = metadata.row_group(k).num_rows
-        yield _RowGroup(schema, rows, path, first, metadata, k)
+        yield _ParquetGroup(schema, rows, path, first, metadata, k)
         first += rows
 
 
@@ -184,70 +195,19 @@ def _ipc_groups(path: AnyPath) -> Iterator[Group]:
         check_names(table.schema)
         yield from _table_groups(table, path)
         return
-    with input_file(path, mapped=True) as source:
+    yield from _batches(path, path, None)
+
+
+def _batches(arrow: AnyPath, path: AnyPath, text: tuple[str, str] | None) -> Iterator[Group]:
+    with input_file(arrow, mapped=True) as source:
         reader = pa.ipc.open_file(source)
         schema, num = reader.schema, reader.num_record_batches
         check_names(schema)
         sizes = [reader.get_batch(k).num_rows for k in range(num)]
     first = 0
     for k, rows in enumerate(sizes):
-        yield _Batch(schema, rows, path, first, k)
+        yield _RecordBatch(schema, rows, path, first, k, text)
         first += rows
-
-
-def _text_table(path: AnyPath, kind: str) -> pa.Table:
-    if kind == "csv":
-        return _csv(path)
-    with input_stream(path) as file:
-        head = file.read(256)
-        if head.lstrip().startswith(b"["):
-            return pa.Table.from_pylist(json.loads(head + file.read()))
-    size = min(max(path.stat().st_size, 2**20), 2**26)
-    _check_depth(path)
-    try:
-        return pa.json.read_json(_input(path), read_options=pa.json.ReadOptions(block_size=size))
-    except pa.ArrowInvalid:
-        _check_lines(path)
-        raise
-
-
-def _check_depth(path: AnyPath) -> None:
-    """Raise a RecursionError or ValueError where a line is nested so deep that Arrow would end the process."""
-    with input_stream(path) as file:
-        lines = io.BufferedReader(file)
-        while chunk := lines.read(2**23) + lines.readline():
-            data = np.frombuffer(chunk, np.uint8)
-            ends = np.append(np.flatnonzero(data == ord("\n")) + 1, len(data))
-            opened = np.searchsorted(np.flatnonzero((data == ord("[")) | (data == ord("{"))), ends)
-            for i in np.flatnonzero(np.diff(opened, prepend=0) > MOST_OPENED).tolist():
-                json.loads(chunk[ends[i - 1] if i else 0 : ends[i]])
-
-
-def _csv(path: AnyPath) -> pa.Table:
-    parse = pa.csv.ParseOptions(delimiter="\t" if ".tsv" in path.suffixes else ",")
-    try:
-        return pa.csv.read_csv(_input(path), parse_options=parse)
-    except pa.ArrowInvalid:
-        # Types are taken from the first block, but numbers that are whole at first may have a fraction later: once more
-        # in one block. What is broken is so again, and without threads its row is known.
-        size = min(max(path.stat().st_size * 20, 2**20), 2**31 - 1)
-        options = pa.csv.ReadOptions(block_size=size, use_threads=False)
-        return pa.csv.read_csv(_input(path), read_options=options, parse_options=parse)
-
-
-def _input(path: AnyPath) -> Any:
-    """What Arrow's readers of text take."""
-    return input_stream(path) if isinstance(path, RemotePath) else path
-
-
-def _check_lines(path: AnyPath) -> None:
-    """Raise a ValueError that names the first line that is not JSON; Arrow counts from the last block."""
-    with input_stream(path) as file:
-        for number, line in enumerate(io.BufferedReader(file), 1):
-            try:
-                json.loads(line)
-            except ValueError as error:
-                raise ValueError(f"line {number} is not JSON: {error}") from error
 
 
 def _table(data: Any) -> pa.Table:

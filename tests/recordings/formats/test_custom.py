@@ -17,10 +17,17 @@ from PIL import Image
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience, Segments
 from etude.recordings import Recording, validate
-from etude.recordings.formats import custom_rows
-from etude.recordings.formats.custom import read_binary, read_text
-from etude.recordings.formats.custom_columns import Fitter
-from etude.recordings.formats.custom_rows import LineCounts, decoded, parts_of, spans_of, text_rows
+from etude.recordings.formats import custom
+from etude.recordings.formats.custom import (
+    Fitter,
+    LineCounts,
+    decoded,
+    parts_of,
+    read_binary,
+    read_text,
+    spans_of,
+    text_rows,
+)
 
 NUMBERS, CHOICES = spaces.Box(-9, 9, (2,), np.float32), spaces.Discrete(3)
 SPACES = {"obs_space": NUMBERS, "action_space": CHOICES}
@@ -64,7 +71,7 @@ def test_lines_become_episodes_in_order(tmp_path: Path) -> None:
 @given(st.lists(st.text(st.sampled_from("aé\r\n"), max_size=9), max_size=20), st.integers(1, 9), st.randoms())
 def test_lines_are_cut_as_python_cuts_them_whatever_the_parts(texts: list[str], budget: int, random: Any) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(custom_rows, "_BLOCK", 4)
+        patch.setattr(custom, "_BLOCK", 4)
         path = Path(folder) / "text"
         path.write_bytes("".join(texts).encode())
         parts = parts_of(spans_of([path], "line"), budget, cut=True)

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from etude.errors import DataError
 from etude.experience import Experience
 from etude.recordings import Recording
-from etude.recordings.formats.hdf5 import D4RLHdf5
-from etude.recordings.formats.npz import D4RLNpz
+from etude.recordings.formats.d4rl import D4RLHdf5, D4RLNpz
 
 Arrays = dict[str, NDArray[Any]]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from etude.errors import DataError
-from etude.recordings.formats.hdf5 import D4RLHdf5
+from etude.recordings.formats.d4rl import D4RLHdf5
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

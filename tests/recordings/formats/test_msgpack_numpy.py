@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from some_rllib import coded, mutated
 
 from etude.errors import DataError
-from etude.recordings.formats.msgpack_numpy import Reader, unpack
+from etude.recordings.formats.msgpack_numpy import MsgpackReader, unpack
 
 ARRAYS = [
     np.arange(6, dtype="<f4").reshape(2, 3),
@@ -53,7 +53,7 @@ ENTRY = st.sampled_from(
 def test_lists_read_as_columns_hold_what_the_values_are(make, num):
     values = [make(i) for i in range(num)]
     data = msgpack.packb([coded(values), "after"])
-    reader = Reader(data)
+    reader = MsgpackReader(data)
     assert reader.list_size() == 2
     got, _ = reader.entries()
     assert reader.scalar() == "after"
@@ -69,7 +69,7 @@ def test_lists_read_as_columns_hold_what_the_values_are(make, num):
 
 
 def test_a_template_that_no_longer_fits_is_left():
-    reader = Reader(msgpack.packb([coded([np.zeros(3)] * 4), coded([np.ones(2)] * 3), [1, "a"]]))
+    reader = MsgpackReader(msgpack.packb([coded([np.zeros(3)] * 4), coded([np.ones(2)] * 3), [1, "a"]]))
     reader.list_size()
     first, template = reader.entries()
     second, other = reader.entries(template)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from some_rllib import coded
 
-from etude.recordings.formats.msgpack_writer import entries, list_header, list_of, map_header, packed
+from etude.recordings.formats.msgpack_numpy import entries, list_header, list_of, map_header, packed
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8", "i4", "i8", "u1", "i1", "bool", "f2"])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrow columns as NumPy arrays, a row a step, by the place of whatever is wrong in them."""
+"""Arrow columns as NumPy arrays, a row a step; what is wrong in them is told by its row."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -18,12 +18,15 @@ Place: TypeAlias = Callable[[int], str]
 """A row in words, for errors."""
 
 
-def one_array(table: pa.Table, name: str) -> pa.Array:
-    """A column as one array, its storage where it is of an extension type, decoded where it is a dictionary."""
-    column = table[name]
-    array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):
-        array = array.chunk(0) if array.num_chunks else pa.array([], column.type)
+def one_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """A column as one array; copied only where it is in several pieces."""
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    if column.num_chunks == 1:  # combining them would copy it
+        return column.chunk(0)
+    array = column.combine_chunks()
+    if isinstance(array, pa.ChunkedArray):  # no chunks, or too many bytes for one
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], column.type)
     return array
 
 
@@ -150,3 +153,10 @@ def _width(array: pa.Array, name: str, place: Place) -> int:
     if not width and len(array):
         raise DataError(f"{place(0)}: column `{name}` holds lists of no numbers. Leave it out.")
     return width
+
+
+def check_names(fields: Iterable[pa.Field]) -> None:
+    """Raise a UnicodeDecodeError where the name of a column, or of a member of a struct, is not text."""
+    for field in fields:
+        _ = field.name
+        check_names(field.type.field(i) for i in range(field.type.num_fields))

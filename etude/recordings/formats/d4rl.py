@@ -2,18 +2,24 @@
 """Recordings that are long arrays, a row a step, in D4RL's names (Fu et al. 2020, https://arxiv.org/abs/2004.07219).
 
 ``observations``, ``actions``, ``rewards``, ``terminals``, ``timeouts``, and where they are there ``next_observations``
-and ``infos/...``. Episodes stand one after the other and end where a flag is set. Without ``next_observations``, what
-was observed after the last step of an episode is not known. Rewards, flags and whole-number actions may be of shape
-``[N, 1]``.
+and ``infos/...``, in an HDF5 or a NumPy ``.npz`` file. Episodes stand one after the other and end where a flag is set.
+Without ``next_observations``, what was observed after the last step of an episode is not known. Rewards, flags and
+whole-number actions may be of shape ``[N, 1]``.
 """
 
 import abc
 import dataclasses
 import itertools
+import math
+import struct
+import tokenize
+import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import IO, Any, Final, NamedTuple, Protocol
 
 import numpy as np
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from etude import columns as col
@@ -22,11 +28,12 @@ from etude.errors import DataError
 from etude.experience import Experience, Segments
 from etude.experience.experience import offsets_of
 from etude.files import AnyPath
-from etude.recordings.format import Contents, FileFormat, Place, Problem, Unit
-from etude.recordings.formats.grouping import cut_long, grouped
+from etude.recordings.format import Contents, FileFormat, Place, Problem, Unit, cut_long, grouped
+from etude.recordings.formats.hdf5_files import Opener, names_of, opened
 from etude.recordings.formats.inferring import Range, inferred_space, needs_range, reserved, widen
 from etude.recordings.layout import Header
 from etude.spaces import Space, leaf_dtype, leaves
+from etude.urls import first_line
 
 ROOTS: Final = {
     "observations": col.OBS,
@@ -52,14 +59,14 @@ class ArrayFile(Protocol):
         """Some rows of an array."""
 
 
-class _Column(NamedTuple):
+class _ArrayColumn(NamedTuple):
     stored: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Pieces:
+class _SegmentTable:
     """Segments of one file, one behind the other, cut where they are too long for a unit; an array of each."""
 
     start: NDArray[np.int64]
@@ -72,16 +79,16 @@ class _Pieces:
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
 
-    def __getitem__(self, which: slice) -> "_Pieces":
-        return _Pieces(**{name: array[which] for name, array in vars(self).items()})
+    def __getitem__(self, which: slice) -> "_SegmentTable":
+        return _SegmentTable(**{name: array[which] for name, array in vars(self).items()})
 
 
-class _Unit(NamedTuple):
+class _ArrayUnit(NamedTuple):
     file: ArrayFile
     prefix: str
     """Of episode ids, where there are several files."""
-    pieces: _Pieces
-    columns: Mapping[str, _Column]
+    pieces: _SegmentTable
+    columns: Mapping[str, _ArrayColumn]
 
 
 class FlatArrays(FileFormat):
@@ -98,7 +105,7 @@ class FlatArrays(FileFormat):
         Raises:
             DataError: a file can't be read, its arrays do not go together, or they are not those of the first file.
         """
-        found = _Description([self.opened(path) for path in self.files])
+        found = _ArrayDescription([self.opened(path) for path in self.files])
         columns = [name for name in found.columns if not col.is_under(name, col.NEXT_OBS)]
         units: list[Unit] = []
         for f, (file, pieces) in enumerate(zip(found.files, found.pieces, strict=True)):
@@ -107,13 +114,13 @@ class FlatArrays(FileFormat):
             for first, stop in itertools.pairwise(bounds):
                 own = pieces[first:stop]
                 row = int(own.start[0])
-                data = _Unit(file, prefix, own, found.columns)
+                data = _ArrayUnit(file, prefix, own, found.columns)
                 units.append(Unit(len(units), int(own.stop[-1]) - row, file.path, row, data))
         return Contents(found.header(), columns, units, self.files)
 
     def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
         """Whole episodes, or pieces of those that are longer than a unit."""
-        own: _Unit = unit.data
+        own: _ArrayUnit = unit.data
         pieces = own.pieces
         steps = {name: _rows(own, name, int(pieces.start[0]), int(pieces.stop[-1])) for name in columns}
         offsets = offsets_of(pieces.stop - pieces.start)
@@ -134,7 +141,7 @@ class FlatArrays(FileFormat):
         return Place(f"{unit.file}, row {row}", str(unit.file), row)
 
 
-class _Description:
+class _ArrayDescription:
     """What files say of themselves."""
 
     def __init__(self, files: Sequence[ArrayFile]) -> None:
@@ -144,13 +151,13 @@ class _Description:
         self._num_rows = [self._check(file) for file in files]
         self.pieces = [self._pieces(file, rows) for file, rows in zip(files, self._num_rows, strict=True)]
 
-    def _found(self, file: ArrayFile, dropped: dict[str, str]) -> dict[str, _Column]:
+    def _found(self, file: ArrayFile, dropped: dict[str, str]) -> dict[str, _ArrayColumn]:
         arrays = file.arrays()
         for name in ("observations", "actions"):
             if not any(col.is_under(stored, name) for stored in arrays):
                 raise DataError(f"{file.path}: there is no array `{name}`; there are {', '.join(arrays) or 'none'}.")
         lengths = [f[0][0] for stored, f in arrays.items() if col.is_under(stored, "actions") and f and f[0]]
-        out: dict[str, _Column] = {}
+        out: dict[str, _ArrayColumn] = {}
         for stored, found in arrays.items():
             root, _, rest = stored.partition(SEPARATOR)
             name = SEPARATOR.join(filter(None, (ROOTS.get(root, root), rest)))
@@ -166,13 +173,13 @@ class _Description:
             else:
                 # d3rlpy and Stable-Baselines3 keep one choice a step as [N, 1].
                 is_choice = name == col.ACTION and found[0][1:] == (1,) and found[1].kind in "iub"
-                out[name] = _Column(stored, () if is_choice else found[0][1:], found[1].newbyteorder("="))
+                out[name] = _ArrayColumn(stored, () if is_choice else found[0][1:], found[1].newbyteorder("="))
         if col.REWARD in out:
             reward = out[col.REWARD]
             if reward.shape not in ((), (1,)):
                 raise DataError(f"{file.path}: `rewards` has rows of shape {list(reward.shape)}, not one number each.")
             dtype = reward.dtype if reward.dtype.kind == "f" else np.dtype(np.float64)
-            out[col.REWARD] = _Column(reward.stored, (), dtype)
+            out[col.REWARD] = _ArrayColumn(reward.stored, (), dtype)
         self._check_next(file, out)
         return out
 
@@ -186,7 +193,7 @@ class _Description:
             "row a step: cut the longer."
         )
 
-    def _check_next(self, file: ArrayFile, found: Mapping[str, _Column]) -> None:
+    def _check_next(self, file: ArrayFile, found: Mapping[str, _ArrayColumn]) -> None:
         own = {name[len(col.OBS) :]: column for name, column in found.items() if col.is_under(name, col.OBS)}
         after = {n[len(col.NEXT_OBS) :]: column for n, column in found.items() if col.is_under(n, col.NEXT_OBS)}
         same = {k: c[1:] for k, c in own.items()} == {k: c[1:] for k, c in after.items()}
@@ -233,7 +240,7 @@ class _Description:
             raise DataError(f"{file.path}, row {row}: `{stored}` is {values[row]}, not 0 or 1.")
         return values.astype(bool)
 
-    def _pieces(self, file: ArrayFile, rows: int) -> _Pieces:
+    def _pieces(self, file: ArrayFile, rows: int) -> _SegmentTable:
         """The segments of a file."""
         terminated, truncated = self._flags_of(file, rows)
         ends = np.flatnonzero(terminated | truncated) + 1
@@ -241,7 +248,7 @@ class _Description:
         parent, start, stop = cut_long(offsets)
         is_last = stop == offsets[1:][parent]
         flags = terminated[stop - 1], truncated[stop - 1]
-        return _Pieces(start, stop, start - offsets[:-1][parent], parent, is_last, *flags)
+        return _SegmentTable(start, stop, start - offsets[:-1][parent], parent, is_last, *flags)
 
     def header(self) -> Header:
         """What holds for the whole; dtypes of columns are as in the spaces then."""
@@ -273,14 +280,14 @@ class _Description:
         return inferred_space({name: (c.dtype, c.shape) for name, c in found.items()}, root, ranges)
 
 
-def _rows(unit: _Unit, name: str, start: int, stop: int) -> NDArray[Any]:
+def _rows(unit: _ArrayUnit, name: str, start: int, stop: int) -> NDArray[Any]:
     column = unit.columns[name]
     values = unit.file.read(column.stored, start, stop)
     return values.astype(column.dtype, copy=False).reshape(stop - start, *column.shape)
 
 
 def _final_obs(
-    unit: _Unit, names: Sequence[str], steps: Mapping[str, Any], offsets: NDArray[np.int64]
+    unit: _ArrayUnit, names: Sequence[str], steps: Mapping[str, Any], offsets: NDArray[np.int64]
 ) -> tuple[dict[str, NDArray[Any]], NDArray[np.bool_]]:
     """What was observed after each segment: from the next observations, or the next row of the same episode."""
     pieces = unit.pieces
@@ -301,5 +308,172 @@ def _final_obs(
     return out, known
 
 
-def _listed(columns: Mapping[str, _Column]) -> str:
+def _listed(columns: Mapping[str, _ArrayColumn]) -> str:
     return ", ".join(f"{c.stored} {c.dtype}{list(c.shape)}" for c in columns.values())
+
+
+# -- HDF5 ------------------------------------------------------------------------------------------------------------
+
+
+SUFFIXES: Final = (".hdf5", ".h5")
+DEEPEST: Final = 8
+"""Groups in groups that are looked into; links may make circles."""
+
+
+class D4RLHdf5(FlatArrays):
+    """HDF5 files in the manner of D4RL."""
+
+    name = "d4rl-hdf5"
+
+    @staticmethod
+    def detect(path: AnyPath) -> bool:
+        """Whether ``path`` is an HDF5 file that holds ``observations`` and ``actions`` at its top."""
+        if not path.is_file() or path.suffix not in SUFFIXES:
+            return False
+        try:
+            with opened(path) as root:
+                return b"observations" in root and b"actions" in root
+        except DataError:
+            return False
+
+    @staticmethod
+    def opened(path: AnyPath) -> ArrayFile:
+        """See `FlatArrays.opened`."""
+        return _Hdf5File(path)
+
+
+class _Hdf5File:
+    def __init__(self, path: AnyPath) -> None:
+        self.path = path
+        self._opener = Opener(path)
+        self._arrays: dict[str, tuple[tuple[int, ...], np.dtype[Any]] | None] = {}
+        with opened(path) as root:
+            self._look(root, "", 0)
+
+    def _look(self, group: Any, prefix: str, depth: int) -> None:
+        for name in names_of(group):
+            where = f"{prefix}{name}"
+            try:
+                if self._opener.is_group(group, name, where):
+                    if depth < DEEPEST:
+                        self._look(self._opener.group(group, name, where), f"{where}/", depth + 1)
+                else:
+                    _, shape, dtype = self._opener.dataset(group, name, where)
+                    self._arrays[where] = shape, dtype
+            except DataError:
+                if where.split("/")[0] in ("observations", "actions", "rewards", "terminals", "timeouts"):
+                    raise
+                self._arrays[where] = None
+
+    def arrays(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]] | None]:
+        """Shape and dtype by name."""
+        return self._arrays
+
+    def read(self, name: str, start: int, stop: int) -> NDArray[Any]:
+        """Some rows of an array."""
+        with opened(self.path) as root:
+            group, *_ = root, None
+            *parents, member = name.split("/")
+            for parent in parents:
+                group = self._opener.group(group, parent, name)
+            dataset, shape, dtype = self._opener.dataset(group, member, name)
+            if self._arrays[name] != (shape, dtype):
+                raise DataError(f"{self.path}: `{name}` has changed while it was read. Open it again.")
+            out = np.empty((stop - start, *shape[1:]), dtype)
+            self._opener.read(dataset, out, None if (start, stop) == (0, shape[0]) else start)
+        return out
+
+
+# -- NPZ -------------------------------------------------------------------------------------------------------------
+
+
+MOST_PACKED: Final = 1100
+"""How many times larger than its bytes in the file an array can be; deflate reaches 1,032."""
+
+_BROKEN = (
+    *(OSError, EOFError, ValueError, KeyError, NotImplementedError, RuntimeError, SyntaxError, TypeError, MemoryError),
+    *(zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError, OverflowError, IndexError, RecursionError),
+)
+
+
+class D4RLNpz(FlatArrays):
+    """NumPy ``.npz`` files in the manner of D4RL. An array is held whole: compressed files have no rows."""
+
+    name = "npz"
+
+    @staticmethod
+    def detect(path: AnyPath) -> bool:
+        """Whether ``path`` is an ``.npz`` file that holds ``observations`` and ``actions``."""
+        if not path.is_file() or path.suffix != ".npz":
+            return False
+        try:
+            with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+                roots = {name.removesuffix(".npy").split("/")[0] for name in archive.namelist()}
+        except _BROKEN:
+            return False
+        return {"observations", "actions"} <= roots
+
+    @staticmethod
+    def opened(path: AnyPath) -> ArrayFile:
+        """See `FlatArrays.opened`."""
+        return _NpzFile(path)
+
+
+class _NpzFile:
+    def __init__(self, path: AnyPath) -> None:
+        self.path = path
+        self._members: dict[str, tuple[tuple[int, ...], np.dtype[Any]] | None] = {}
+        self._loaded: dict[str, NDArray[Any]] = {}
+        size = path.stat().st_size
+        try:
+            with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+                for info in archive.infolist():
+                    if info.filename.endswith(".npy"):
+                        name = info.filename.removesuffix(".npy")
+                        if info.file_size > size * MOST_PACKED:
+                            raise ValueError(f"`{name}` claims {info.file_size:,} bytes; the file has {size:,}")
+                        with archive.open(info) as stream:
+                            self._members[name] = _header(stream, info.file_size)
+        except _BROKEN as error:
+            raise self._unreadable(error) from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_loaded": {}}
+
+    def _unreadable(self, error: BaseException) -> DataError:
+        return DataError(f"{self.path}: can't be read as .npz ({first_line(error)}). Restore it from a copy.")
+
+    def arrays(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]] | None]:
+        """Shape and dtype by name."""
+        return self._members
+
+    def read(self, name: str, start: int, stop: int) -> NDArray[Any]:
+        """Some rows of an array."""
+        if name not in self._loaded:
+            try:
+                with (
+                    self.path.open("rb") as file,
+                    zipfile.ZipFile(file) as archive,
+                    archive.open(f"{name}.npy") as stream,
+                ):
+                    self._loaded[name] = npy.read_array(stream, allow_pickle=False)
+            except _BROKEN as error:
+                raise self._unreadable(error) from error
+            found = self._loaded[name]
+            if self._members[name] != (found.shape, found.dtype):
+                raise DataError(f"{self.path}: `{name}` has changed while it was read. Open it again.")
+        return self._loaded[name][start:stop]
+
+
+def _header(stream: IO[bytes], size: int) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
+    """Shape and dtype from the head of an ``.npy`` file of ``size`` bytes; None for other than plain numbers."""
+    version = npy.read_magic(stream)
+    if version not in ((1, 0), (2, 0)):
+        return None  # 3.0 is for names of fields
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, _, dtype = read(stream)
+    if dtype.kind not in "biuf" or dtype.itemsize > 8:
+        return None
+    if math.prod(shape) * dtype.itemsize > size:
+        raise ValueError(f"an array claims {list(shape)} of {dtype}, but has only {size:,} bytes")
+    return shape, dtype

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A folder on this machine for what was made of other tools' files, so that it is made once.
+
+It is ``$ETUDE_CACHE``, or ``etude`` in the user's cache folder (``$XDG_CACHE_HOME``, ``~/.cache``). All of it can be
+removed at any time: what is asked for again is made again. Entries that were not used for longest go first where it
+would hold more than ``$ETUDE_CACHE_BYTES`` (20 GB).
+"""
+
+import contextlib
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+from uuid import uuid4
+
+from etude.errors import DataError, SettingsError
+from etude.files import AnyPath, RemotePath, absolute, as_os_error
+from etude.urls import first_line
+
+MAX_BYTES: Final = 20 * 10**9
+"""The most that it holds, where ``$ETUDE_CACHE_BYTES`` does not say."""
+_ABANDONED: Final = 24 * 3600
+"""Seconds after which what is still being made was left by a process that was killed."""
+
+
+def folder() -> Path:
+    """Where the cache is; it need not exist."""
+    given = os.environ.get("ETUDE_CACHE")
+    root = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "etude"
+    return root.absolute() / "recordings"
+
+
+def max_bytes() -> int:
+    """How many bytes it may hold.
+
+    Raises:
+        SettingsError: ``$ETUDE_CACHE_BYTES`` is no whole number.
+    """
+    given = os.environ.get("ETUDE_CACHE_BYTES", "").replace("_", "")
+    if given and not given.isdecimal():
+        raise SettingsError(f"ETUDE_CACHE_BYTES is {given!r}: give a number of bytes, such as 20000000000.")
+    return int(given) if given else MAX_BYTES
+
+
+def key_of(files: Sequence[AnyPath], *made_by: object) -> str:
+    """A name for what is made of ``files`` as they are now: of their paths, sizes and times of change.
+
+    Args:
+        files: The files.
+        made_by: What else it depends on: the name and the version of what makes it, and its options.
+
+    Raises:
+        DataError: a file can't be looked at.
+    """
+    words = [repr(made_by)]
+    for file in files:
+        try:
+            words.append(repr((str(absolute(str(file))), file.stat().st_size, _changed(file))))
+        except OSError as error:
+            raise DataError(f"{file}: can't be read ({error.strerror or error}).") from error
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:32]
+
+
+def _changed(file: AnyPath) -> object:
+    """When a file was changed last; where nothing tells, what is made of it is not found again."""
+    if not isinstance(file, RemotePath):
+        return file.stat().st_mtime_ns
+    with as_os_error():
+        return file.system.get_file_info(file.inner).mtime_ns or uuid4()
+
+
+def entry(key: str, make: Callable[[Path], None]) -> Path:
+    """The folder of the entry ``key``, which is there, and counts as used now.
+
+    Processes that make one at the same time both end well: one of the two is kept.
+
+    Args:
+        key: From `key_of`.
+        make: Fills the new folder that it gets; called only where the entry is not there.
+
+    Raises:
+        DataError: there is no room for it, or no right to write.
+    """
+    path = folder() / key
+    aside = path.with_name(f".{key}.{os.getpid()}-{uuid4().hex[:8]}")
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(path)
+            return path
+        aside.mkdir(parents=True)
+        make(aside)
+        try:
+            aside.rename(path)
+        except OSError:
+            if not path.is_dir():  # else another process was faster: its entry is the same
+                raise
+        _make_room(path)
+    except OSError as error:
+        raise DataError(
+            f"{aside.parent}: can't be written ({first_line(error)}). Etude keeps there what it has converted of other "
+            "tools' files: make room, or name another folder in ETUDE_CACHE."
+        ) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return path
+
+
+def entries() -> list[tuple[Path, int, float]]:
+    """The path of each entry, its bytes, and when it was used last, the one that was not used for longest first."""
+    found = []
+    with contextlib.suppress(FileNotFoundError):
+        for path in folder().iterdir():
+            with contextlib.suppress(FileNotFoundError):  # it has just been removed
+                found.append((path, sum(file.stat().st_size for file in path.iterdir()), path.stat().st_mtime))
+    return sorted(found, key=lambda one: one[2])
+
+
+def clear() -> int:
+    """Remove all entries; gives their bytes. Recordings that are being read make what they need again."""
+    found = [one for one in entries() if not one[0].name.startswith(".")]  # else it is being made
+    for path, _, _ in found:
+        shutil.rmtree(path, ignore_errors=True)
+    return sum(size for _, size, _ in found)
+
+
+def _make_room(new: Path) -> None:
+    """Remove what was not used for longest, but not ``new``, until no more is there than may be."""
+    found = entries()
+    size, most, now = sum(size for _, size, _ in found), max_bytes(), time.time()
+    for path, own, used in found:
+        is_being_made = path.name.startswith(".")
+        if path != new and (now - used > _ABANDONED if is_being_made else size > most):
+            shutil.rmtree(path, ignore_errors=True)
+            size -= own

@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writers of what RLlib reads: Parquet files with a msgpack document an episode, or with a row a step.
+
+What a module put out goes under RLlib's names (``logp`` is ``action_logp``), and infos to where RLlib has them.
+Documents (``input_read_episodes=True``) are as RLlib's own recorder writes them: a list with an entry for each step. In
+a table, arrays are tensors as Ray Data stores them, so that Ray is not needed; the parts of a Dict are an Arrow struct.
+The column ``t``, which RLlib does not record but knows, says which step of its episode a row is.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from etude import columns as col
+from etude.columns import Columns
+from etude.errors import DataError
+from etude.experience import Experience
+from etude.experience.ids import Ids
+from etude.recordings.formats.msgpack_numpy import entries, list_header, list_of, map_header, packed
+from etude.recordings.formats.parquet_files import ParquetFolder
+from etude.recordings.formats.rllib_columns import NAMES, map_of
+from etude.recordings.layout import Header
+from etude.spaces import Nester, Space, leaves
+
+# -- Etude's columns in RLlib's words --------------------------------------------------------------------------------
+
+
+_EXTRA: Final = "extra"
+_OWN: Final = {own: name for name, own in NAMES.items()}
+
+
+def rllib_name(root: str) -> str:
+    """RLlib's name for one of our columns; the inverse of `etude.recordings.formats.rllib_columns.own_name`."""
+    return _OWN.get(root, root)
+
+
+def extras(names: Iterable[str], spaces: Mapping[str, Space]) -> list[str]:
+    """The columns that are neither observation, action, reward nor info: what a module put out, in the main."""
+    own = {name for root, space in spaces.items() for name in leaves(space, root)}
+    return [n for n in names if n not in own and n != col.REWARD and not col.is_under(n, col.INFO)]
+
+
+def nested(columns: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """Columns by path as maps in maps: ``{"state_out/h": h}`` becomes ``{"state_out": {"h": h}}``."""
+    out: dict[str, Any] = {}
+    for name, column in columns.items():
+        *path, last = name.split(col.SEPARATOR)
+        inner = out
+        for key in path:
+            inner = inner.setdefault(key, {})
+            if not isinstance(inner, dict):
+                raise DataError(f"column `{name}` is a part of a column that has numbers itself. Rename one of them.")
+        inner[last] = column
+    return out
+
+
+def infos_of(columns: Columns) -> dict[str, Any]:
+    """The infos as maps in maps of arrays, without the ``info`` before their names; empty where there are none."""
+    found = nested(col.subtree(columns, col.INFO)).get(col.INFO, {})
+    return found if isinstance(found, dict) else {col.INFO: found}
+
+
+def outputs(columns: Columns) -> dict[str, Any]:
+    """Columns that are RLlib's extra model outputs, by its names: arrays, or maps of them."""
+    found = nested(columns)
+    others = found.pop(_EXTRA, {})  # names that would be words of ours, see `own_name`
+    out = {rllib_name(root): value for root, value in found.items()}
+    return out | (others if isinstance(others, dict) else {_EXTRA: others})
+
+
+# -- episodes --------------------------------------------------------------------------------------------------------
+
+
+ITEM: Final = "item"
+GROUP_BYTES: Final = 8 << 20
+"""Documents of about this size make a row group, which Ray reads whole."""
+
+
+class RLlibEpisodesWriter:
+    """Writes whole episodes that are done, a segment each: RLlib refuses others.
+
+    Args:
+        folder: Where to; it is there.
+        header: What is written.
+        columns: The step columns; all of numbers.
+    """
+
+    whole_episodes = True
+    keeps_time = True
+    needs_final_obs = True
+
+    def __init__(self, folder: Path, header: Header, columns: list[str]) -> None:
+        self.notes: list[str] = []
+        self._files = ParquetFolder(folder)
+        self._nesters = {
+            col.OBS: Nester(header.obs_space, col.OBS),
+            col.ACTION: Nester(header.action_space, col.ACTION),
+        }
+        by_root = {col.OBS: header.obs_space, col.ACTION: header.action_space}
+        self._extras = extras(columns, by_root)
+        self._spaces = {root: packed(map_of(space)) for root, space in by_root.items()}
+        self._reward_space = packed(map_of(_REWARDS))
+        self._documents: list[bytes] = []
+        self._size = 0
+
+    def write(self, exp: Experience) -> None:
+        """Take these episodes."""
+        for document in self._documents_of(exp):
+            self._documents.append(document)
+            self._size += len(document)
+            if self._size >= GROUP_BYTES:
+                self._flush()
+
+    def close(self) -> None:
+        """Put everything on the disk."""
+        self._flush()
+        self._files.close()
+
+    def _flush(self) -> None:
+        if self._documents:
+            self._files.add(pa.table({ITEM: pa.array(self._documents, pa.binary())}))
+            self._documents, self._size = [], 0
+
+    def _documents_of(self, exp: Experience) -> Iterator[bytes]:
+        obs = entries(self._nesters[col.OBS](_with_finals(exp)))
+        actions = entries(self._nesters[col.ACTION](exp.steps))
+        rewards = entries(exp.steps[col.REWARD], plain=True)
+        infos = infos_of(exp.steps)
+        after = entries(infos) if infos else None
+        more = {name: entries(tree) for name, tree in outputs({n: exp.steps[n] for n in self._extras}).items()}
+        for i in range(exp.num_segments):
+            start, stop = int(exp.offsets[i]), int(exp.offsets[i + 1])
+            own = slice(start, stop)
+            extra = map_header(len(more)) + b"".join(
+                packed(name) + _buffer(list_of(rows[own]), _NOTHING) for name, rows in more.items()
+            )
+            said = [b"\x80"] * (stop - start) if after is None else [after[own].tobytes()]
+            yield b"".join(
+                [
+                    _start_of(exp, i),
+                    packed("observations") + _buffer(list_of(obs[start + i : stop + i + 1]), self._spaces[col.OBS]),
+                    packed("actions") + _buffer(list_of(actions[own]), self._spaces[col.ACTION]),
+                    packed("rewards") + _buffer(list_of(rewards[own]), self._reward_space),
+                    packed("infos") + _buffer(b"".join([list_header(stop - start + 1), b"\x80", *said]), _NOTHING),
+                    packed("extra_model_outputs") + (extra if more else _NOTHING),
+                    _end_of(exp, i),
+                    packed("_observation_space") + self._spaces[col.OBS],
+                    packed("_action_space") + self._spaces[col.ACTION],
+                    _CLOSING,
+                ]
+            )
+
+
+def _start_of(exp: Experience, i: int) -> bytes:
+    segments = exp.segments
+    head = {
+        "id_": segments.episode_id[i],
+        "agent_id": segments.agent_id[i],
+        "module_id": segments.module_id[i],
+        "multi_agent_episode_id": None,
+    }
+    return map_header(18) + _items(head)
+
+
+def _end_of(exp: Experience, i: int) -> bytes:
+    segments = exp.segments
+    t_start = int(segments.t_start[i])
+    tail = {
+        "is_terminated": segments.terminated[i],
+        "is_truncated": segments.truncated[i],
+        "t_started": t_start,
+        "t": t_start + int(exp.lengths[i]),
+    }
+    return _items(tail)
+
+
+def _items(values: dict[str, Any]) -> bytes:
+    return b"".join(packed(key) + packed(value) for key, value in values.items())
+
+
+_NOTHING: Final = packed(None)
+_CLOSING: Final = _items({"_start_time": 0.0, "_last_step_time": 0.0, "custom_data": {}})
+_REWARDS: Final = spaces.Box(-np.inf, np.inf, (), np.float32)
+"""RLlib's space of rewards."""
+
+
+def _buffer(data: bytes, space: bytes) -> bytes:
+    """A list of an episode as RLlib keeps it; ``data`` and ``space`` are msgpack already."""
+    return map_header(4) + packed("data") + data + _items({"lookback": 0, "finalized": False}) + packed("space") + space
+
+
+def _with_finals(exp: Experience) -> Columns:
+    """The observations of each episode and the one after its last step: ``[num_steps + num_segments, ...]``."""
+    rows = exp.num_steps + exp.num_segments
+    ends = exp.offsets[1:] + np.arange(exp.num_segments)
+    inside = np.ones(rows, bool)
+    inside[ends] = False
+    out: Columns = {}
+    for name, final in exp.final_obs.items():
+        column: NDArray[Any] = np.empty((rows, *final.shape[1:]), final.dtype)
+        column[inside], column[ends] = exp.steps[name], final
+        out[name] = column
+    return out
+
+
+# -- tables ----------------------------------------------------------------------------------------------------------
+
+
+Fields = dict[str, tuple[pa.Field, pa.Array]]
+
+
+class RLlibTableWriter:
+    """Writes steps, in any order of their episodes.
+
+    Args:
+        folder: Where to; it is there.
+        header: What is written.
+        columns: The step columns; all of numbers.
+
+    Raises:
+        DataError: a space has a Tuple in it, or a Dict with arrays of several axes.
+    """
+
+    whole_episodes = False
+    keeps_time = True
+    needs_final_obs = True
+
+    def __init__(self, folder: Path, header: Header, columns: list[str]) -> None:
+        by_root = {col.OBS: header.obs_space, col.ACTION: header.action_space}
+        for root, space in by_root.items():
+            _check(space, root)
+        self.notes: list[str] = []
+        self._files = ParquetFolder(folder)
+        self._nesters = {root: Nester(space, root) for root, space in by_root.items()}
+        self._extras = extras(columns, by_root)
+
+    def write(self, exp: Experience) -> None:
+        """Take these steps."""
+        segments = exp.segments
+        fields: Fields = {
+            "eps_id": _text("eps_id", segments.episode_id, exp.lengths),
+            "agent_id": _text("agent_id", segments.agent_id, exp.lengths),
+            "module_id": _text("module_id", segments.module_id, exp.lengths),
+            "t": _column("t", exp.t()),
+            "obs": _column("obs", self._nesters[col.OBS](exp.steps)),
+            "actions": _column("actions", self._nesters[col.ACTION](exp.steps)),
+            "rewards": _column("rewards", exp.steps[col.REWARD]),
+            "new_obs": _column("new_obs", self._nesters[col.OBS](exp.next_obs())),
+            "terminateds": _column("terminateds", exp.at_ends(segments.terminated)),
+            "truncateds": _column("truncateds", exp.at_ends(segments.truncated)),
+        }
+        infos = self._flat(infos_of(exp.steps), "infos")
+        fields |= {"infos": _column("infos", infos)} if infos else {}
+        for name, tree in outputs({name: exp.steps[name] for name in self._extras}).items():
+            kept = tree if isinstance(tree, np.ndarray) else self._flat(tree, name)
+            fields |= {name: _column(name, kept)} if len(kept) else {}
+        pairs = list(fields.values())
+        schema = pa.schema([field for field, _ in pairs])
+        self._files.add(pa.Table.from_arrays([array for _, array in pairs], schema=schema))
+
+    def _flat(self, tree: Mapping[str, Any], path: str) -> dict[str, Any]:
+        """The same without arrays of several axes, whose shape would be lost."""
+        out: dict[str, Any] = {}
+        for key, value in tree.items():
+            name = f"{path}/{key}"
+            if isinstance(value, np.ndarray) and value.ndim > 2:
+                note = f"`{name}` has several axes and is a part of another column, where Ray loses its shape: left out"
+                self.notes += [note] if note not in self.notes else []
+                continue
+            kept = value if isinstance(value, np.ndarray) else self._flat(value, name)
+            out |= {key: kept} if len(kept) else {}
+        return out
+
+    def close(self) -> None:
+        """Put everything on the disk."""
+        self._files.close()
+
+
+def _check(space: Space, root: str, *, inside: bool = False) -> None:
+    """Raise a DataError where RLlib would read something else than is written."""
+    if isinstance(space, spaces.Tuple):
+        raise DataError(
+            f"`{root}` has a Tuple space, {space}: RLlib's tables hold those as pickles, which Ray does not read. "
+            "Write `rllib-episodes` instead."
+        )
+    if inside and len(space.shape or ()) > 1:
+        raise DataError(
+            f"`{root}` has the shape {list(space.shape or ())} inside of a Dict: Ray does not keep the shape of arrays "
+            "of several axes there. Write `rllib-episodes` instead."
+        )
+    for key, part in space.spaces.items() if isinstance(space, spaces.Dict) else ():
+        _check(part, f"{root}/{key}", inside=True)
+
+
+def _text(name: str, values: Ids, lengths: NDArray[np.int64]) -> tuple[pa.Field, pa.Array]:
+    array = pa.array(values.repeat(lengths), pa.string())
+    return pa.field(name, array.type), array
+
+
+def _column(name: str, tree: NDArray[Any] | Mapping[str, Any]) -> tuple[pa.Field, pa.Array]:
+    if isinstance(tree, Mapping):
+        array = _nested(tree)
+        return pa.field(name, array.type), array
+    if tree.ndim == 1:
+        array = pa.array(tree)
+        return pa.field(name, array.type), array
+    flat = np.ascontiguousarray(tree).reshape(-1)
+    width = int(np.prod(tree.shape[1:]))
+    array = pa.LargeListArray.from_arrays(np.arange(len(tree) + 1) * width, pa.array(flat))
+    metadata = {
+        b"ARROW:extension:name": b"ray.data.arrow_tensor_v2",
+        b"ARROW:extension:metadata": json.dumps(list(tree.shape[1:])).encode(),
+    }
+    return pa.field(name, array.type, metadata=metadata), array
+
+
+def _nested(tree: NDArray[Any] | Mapping[str, Any]) -> pa.Array:
+    """Structs of plain numbers and lists: RLlib writes no tensors inside of a struct."""
+    if isinstance(tree, Mapping):
+        parts = {str(key): _nested(value) for key, value in tree.items()}
+        return pa.StructArray.from_arrays(list(parts.values()), names=list(parts))
+    array = pa.array(np.ascontiguousarray(tree).reshape(-1))
+    if tree.ndim == 1:
+        return array
+    offsets = pa.array(np.arange(len(tree) + 1) * tree.shape[1], pa.int32())
+    return pa.ListArray.from_arrays(offsets, array)

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is converted of other tools' files: once, to the same numbers, and within the room that there is."""
+
+import gzip
+import json
+import os
+import pickle
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from etude.errors import DataError, SettingsError
+from etude.recordings import Recording, cache, validate
+from etude.recordings.formats import table_inputs, text_tables
+from etude.recordings.formats.source import Source
+
+COLUMNS = {"obs": ["x", "y"], "action": "a", "reward": "r", "episode_id": "e", "t": "t", "terminated": "end"}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache that is empty, and that every text file is converted into, in blocks of a few lines."""
+    monkeypatch.setenv("ETUDE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(table_inputs, "IN_MEMORY", 0)
+    monkeypatch.setattr(text_tables, "_BLOCK", 400)
+    return tmp_path / "cache" / "recordings"
+
+
+@pytest.fixture
+def conversions(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The files that are converted."""
+    found: list[Path] = []
+    real = text_tables._convert
+
+    def counted(path: Path, kind: str, target: Path) -> None:
+        found.append(path)
+        real(path, kind, target)
+
+    monkeypatch.setattr(text_tables, "_convert", counted)
+    return found
+
+
+def rows_of(num: int = 60) -> list[dict[str, Any]]:
+    """Rows whose types are only known once all are seen."""
+    rows = []
+    for i in range(num):
+        row: dict[str, Any] = {"x": i if i < 50 else i + 0.5, "y": -1.5 * i, "a": i % 3, "r": float(i)}
+        row |= {"e": f"{i // 7}" if i < 40 else f"late-{i // 7}", "t": i % 7, "end": i % 7 == 6}
+        row |= {"note": "2026-01-01" if i < 45 else "no date", "seldom": None if i < 55 else i}
+        rows.append(row)
+    return rows
+
+
+def csv(rows: list[dict[str, Any]], separator: str = ",") -> str:
+    texts = [["" if v is None else str(v) for v in row.values()] for row in rows]
+    return "\n".join(separator.join(row) for row in [list(rows[0]), *texts]) + "\n"
+
+
+def lines(rows: list[dict[str, Any]]) -> str:
+    whole = [{k: v for k, v in row.items() if v is not None} for row in rows]
+    return "\n".join(map(json.dumps, whole)) + "\n"
+
+
+def zipped(text: str) -> bytes:
+    return gzip.compress(text.encode())
+
+
+KINDS: dict[str, Callable[[Any], str | bytes]] = {
+    "a.csv": csv,
+    "a.tsv": lambda rows: csv(rows, "\t"),
+    "a.csv.gz": lambda rows: zipped(csv(rows)),
+    "a.jsonl": lines,
+    "a.jsonl.gz": lambda rows: zipped(lines(rows)),
+    "a.json": json.dumps,
+}
+
+
+def written(path: Path, made: str | bytes) -> Path:
+    path.write_bytes(made if isinstance(made, bytes) else made.encode())
+    return path
+
+
+def opened(path: Path) -> Recording:
+    return Recording.open(Source(path, columns=COLUMNS), on_bad=None)
+
+
+def sent(recording: Recording) -> Recording:
+    """As another process gets it."""
+    copy: Recording = pickle.loads(pickle.dumps(recording))  # noqa: S301
+    return copy
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_converted_text_is_what_it_is_in_memory(tmp_path: Path, monkeypatch: Any, conversions: Any, name: str) -> None:
+    path = written(tmp_path / name, KINDS[name](rows_of()))
+    found = opened(path)
+    assert conversions == [path]
+    exp = found.read()
+    monkeypatch.setattr(table_inputs, "IN_MEMORY", 2**30)
+    wanted = opened(path)
+    assert conversions == [path]
+    assert found.columns == wanted.columns
+    assert found.obs_space == wanted.obs_space
+    assert exp.segments.episode_id.tolist() == wanted.read().segments.episode_id.tolist()
+    for column, values in wanted.read().steps.items():
+        assert exp.steps[column].dtype == values.dtype
+        np.testing.assert_array_equal(exp.steps[column], values)
+    np.testing.assert_array_equal(exp.steps["obs"][:, 0], [row["x"] for row in rows_of()])
+
+
+def test_faults_are_named_where_the_text_has_them(tmp_path: Path) -> None:
+    rows = rows_of()
+    rows[17]["y"] = float("inf")
+    path = written(tmp_path / "a.csv", csv(rows))
+    problem = next(one for one in validate(Source(path, columns=COLUMNS)).problems if one.kind == "nan")
+    assert (problem.kind, problem.file, problem.row, problem.column) == ("nan", str(path), 17, "obs")
+    assert f"{path}, row 17: " in problem.message
+
+
+def test_json_whose_lines_have_other_members(tmp_path: Path, monkeypatch: Any) -> None:
+    rows = [{"o": {"p": i, **({"q": 0.5} if i else {"q": 0})}, "a": i % 2, "e": i // 30} for i in range(60)]
+    path = written(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)))
+    source = Source(path, columns={"obs": "o", "action": "a", "episode_id": "e"})
+    exp = Recording.open(source, on_bad=None).read()
+    np.testing.assert_array_equal(exp.steps["obs/p"], np.arange(60))
+    np.testing.assert_array_equal(exp.steps["obs/q"], [0.0] + [0.5] * 59)
+
+
+def test_a_file_is_converted_once(tmp_path: Path, conversions: list[Path], own_cache: Path) -> None:
+    path = written(tmp_path / "a.csv", csv(rows_of()))
+    first, second = opened(path), opened(path)
+    copy, other = sent(second), sent(second)
+    assert len(pickle.dumps(second)) < 20_000
+    assert copy.read().steps["reward"].tolist() == first.read().steps["reward"].tolist()
+    assert conversions == [path]
+    assert len(list(own_cache.iterdir())) == 1
+
+    cache.clear()  # what is being read is made again
+    assert other.part(0).num_steps > 0
+    assert conversions == [path, path]
+
+    written(path, csv(rows_of(61)))
+    assert opened(path).num_steps == 61
+    assert conversions == [path, path, path]
+    cache.clear()
+    with pytest.raises(DataError, match=r"a\.csv: has changed since it was opened"):
+        sent(first).part(0)
+
+
+def test_broken_text_is_named_and_leaves_nothing(tmp_path: Path, own_cache: Path) -> None:
+    text = csv(rows_of())
+    path = written(tmp_path / "a.csv", text + "1,2\n")
+    with pytest.raises(DataError, match=r"a\.csv: can't be read .*Expected 9 columns, got 2"):
+        opened(path)
+    path = written(tmp_path / "a.jsonl", lines(rows_of()) + "{\n")
+    with pytest.raises(DataError, match=r"a\.jsonl: can't be read \(line 61 is not JSON"):
+        opened(path)
+    assert list(own_cache.iterdir()) == []
+
+
+def test_who_makes_an_entry_at_the_same_time_ends_well(own_cache: Path) -> None:
+    barrier, found = threading.Barrier(3), []
+
+    def make(folder: Path) -> None:
+        (folder / "a").write_text("made")
+        barrier.wait(60)
+
+    threads = [threading.Thread(target=lambda: found.append(cache.entry("key", make))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == [own_cache / "key"] * 3
+    assert [path.name for path in own_cache.iterdir()] == ["key"]
+    assert (own_cache / "key" / "a").read_text() == "made"
+
+
+def test_what_was_not_used_for_longest_goes_first(own_cache: Path, monkeypatch: Any) -> None:
+    def make(folder: Path) -> None:
+        (folder / "a").write_bytes(bytes(1000))
+
+    monkeypatch.setenv("ETUDE_CACHE_BYTES", "3_500")
+    for i, name in enumerate("abc"):
+        os.utime(cache.entry(name, make), (i, i))
+    left = own_cache / ".d.1-abc"  # by a process that was killed
+    left.mkdir()
+    os.utime(left, (0, 0))
+    cache.entry("a", make)  # used now
+    cache.entry("e", make)
+    assert sorted(path.name for path in own_cache.iterdir()) == ["a", "c", "e"]
+    monkeypatch.setenv("ETUDE_CACHE_BYTES", "1")
+    cache.entry("f", make)
+    assert [path.name for path, _, _ in cache.entries()] == ["f"]
+    assert cache.clear() == 1000
+    assert cache.entries() == []
+    monkeypatch.setenv("ETUDE_CACHE_BYTES", "20 GB")
+    with pytest.raises(SettingsError, match="ETUDE_CACHE_BYTES is '20 GB'"):
+        cache.max_bytes()
+
+
+def test_a_cache_that_can_not_be_written_is_named(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("ETUDE_CACHE", str(written(tmp_path / "file", "")))
+    with pytest.raises(DataError, match=r"file/recordings: can't be written .* ETUDE_CACHE"):
+        opened(written(tmp_path / "a.csv", csv(rows_of())))
+
+
+def test_arrow_types_of_csv_are_those_that_arrow_finds(tmp_path: Path) -> None:
+    texts = {
+        "whole": ["1", "2", "3.5"], "truth": ["true", "false", "maybe"], "day": ["2026-01-01", "2026-01-02", "never"],
+        "moment": ["2026-01-01 00:00:00", "2026-01-01 00:00:01", "2026-01-01 00:00:00.5"], "none": ["", "", "1"],
+        "name": ["001", "002", "x3"], "flag": ["0", "1", "true"],
+    }  # fmt: skip
+    names = list(texts)
+    path = tmp_path / "a.csv"
+    rows = [[texts[name][0 if i < 60 else 1 if i < 90 else 2] for name in names] for i in range(100)]
+    written(path, "\n".join(map(",".join, [names, *rows])) + "\n")
+    target = tmp_path / "a.arrow"
+    text_tables._convert(path, "csv", target)
+    with pa.memory_map(str(target)) as file:
+        found = pa.ipc.open_file(file).read_all()
+    wanted = text_tables.read(path, "csv")
+    assert found.schema == wanted.schema
+    assert found.equals(wanted)
