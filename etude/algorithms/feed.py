@@ -33,7 +33,7 @@ from etude.recordings.pipeline import Cuts, DataPipeline, Flow, Job, Steps
 from etude.recordings.preparation import Preparation
 from etude.recordings.where import RowFilter
 from etude.runners import Episode, ModuleOf
-from etude.spaces import Space, leaf_dtype, leaf_shape, leaves
+from etude.spaces import Space, Spaces, leaf_dtype, leaf_shape, leaves
 
 _FEW = 0.1
 """A learner that waits for less of its time than this is itself the slowest."""
@@ -306,7 +306,7 @@ class Opening:
             select = SegmentsOf(name, self.module_ids, config.module_of)
         where = None if config.filter is None else RowFilter(config.filter)
         prepare = Preparation(policy.connectors, Pipeline(early), select=select, where=where, own=config.prelearner)
-        held = self._held(config, fresh)
+        held = self._held(config, fresh, policy.module)
         make, size = self._made(config, policy.module, fresh)
         columns = self._columns(config, (*policy.connectors.connectors, *learner.connectors.connectors), early)
         source = self._source(config, columns, held if loads_here else "nothing")
@@ -366,7 +366,7 @@ class Opening:
             return tuple(root for root in wanted if col.under(there, root))
         return tuple(wanted)
 
-    def _held(self, config: OfflineConfig, fresh: list[Connector]) -> Held:
+    def _held(self, config: OfflineConfig, fresh: list[Connector], module: Module) -> Held:
         if config.mode == "materialize_mapped_data" and fresh:
             raise SettingsError(
                 f"`mode` is materialize_mapped_data, but {fresh[0].name} asks the module, which changes while it "
@@ -374,15 +374,19 @@ class Opening:
             )
         match config.mode:
             case "auto":
-                return "prepared" if self._fits_in_memory() else "nothing"
+                if self._fits_in_memory((module.obs_space, module.action_space)):
+                    return "prepared"
+                own = (self.recording.obs_space, self.recording.action_space)
+                return "recorded" if self._fits_in_memory(own) else "nothing"
             case "stream":
                 return "nothing"
             case "materialize_data":
                 return "recorded"
         return "prepared"
 
-    def _fits_in_memory(self) -> bool:
-        parts = leaves(Tuple((self.recording.obs_space, self.recording.action_space)), "row").values()
+    def _fits_in_memory(self, row_spaces: Spaces) -> bool:
+        """Whether so many steps do, with observations and actions of these spaces."""
+        parts = leaves(Tuple(row_spaces), "row").values()
         row = sum(int(np.prod(leaf_shape(leaf))) * leaf_dtype(leaf).itemsize for leaf in parts)
         most = MEMORY_LIMIT // (row + 64)
         return self.recording.rows_up_to(most) <= most

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The policies of an algorithm, and the learner of each: how they are made from the settings."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,19 +25,21 @@ def make_policy(
     make_module: Callable[[Space, Space], Module],
     spaces: Spaces,
     seed: np.random.SeedSequence,
+    own: Iterable[Any] = (),
 ) -> Policy:
-    """Make a module, and the connectors of the settings before it.
+    """Make a module, and before it the connectors of the settings and of the algorithm.
 
     Args:
         config: The settings.
         make_module: Makes it for the spaces of what it sees and of what it chooses.
         spaces: On the env's side.
         seed: Of the weights.
+        own: The connectors of the algorithm.
 
     Raises:
         SettingsError: a connector stands in the wrong place.
     """
-    connectors = Pipeline(config.connectors).copy()  # ones in the config may be used by others, too
+    connectors = Pipeline([*config.connectors, *own]).copy()  # ones in the config may be used by others, too
     if not any(isinstance(c, ClipAction | RescaleAction) for c in connectors.connectors):
         connectors.add(ClipAction(), at=0)  # a Gaussian does not know the bounds of its Box
     for connector in connectors.connectors:
