@@ -6,8 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from etude.algorithms.config import AlgorithmConfig, ModuleLike, schedules_in
-from etude.connectors import GAE, ClipAction, LiftAdvantages, NormalizeAdvantages, Pipeline, RescaleAction, VTrace
+from etude.algorithms.config import ActingConfig, AlgorithmConfig, ModuleLike, schedules_in
+from etude.connectors import (
+    GAE,
+    ClipAction,
+    LiftAdvantages,
+    NormalizeAdvantages,
+    Pipeline,
+    RescaleAction,
+    ReturnToGo,
+    VTrace,
+)
 from etude.envs import Arena
 from etude.errors import SettingsError
 from etude.learners import Schedule, seeded
@@ -47,6 +56,11 @@ def make_policy(
             raise SettingsError(
                 f"`connectors` stand between env and module, where {connector.name} has nothing to do: an "
                 "algorithm names it in its learner_connectors()."
+            )
+        if isinstance(connector, ReturnToGo) and isinstance(config, ActingConfig):
+            raise SettingsError(
+                "return_to_go says what was earned until an episode ended, which only a recording knows: offline "
+                "algorithms take it."
             )
     with seeded(int(seed.generate_state(1)[0]), "cpu"):
         seen, acted = connectors.spaces(*spaces)

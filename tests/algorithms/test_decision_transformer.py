@@ -245,6 +245,14 @@ def test_a_network_of_ones_own_learns_the_newest_step() -> None:
     torch.testing.assert_close(algorithm.loss(algorithm.module, batch).parts["policy"], expected)
 
 
+def test_other_algorithms_take_its_connectors(data: str) -> None:
+    """BC, given the return."""
+    algorithm = etude.BC(etude.BCConfig(data=data, connectors=("return_to_go",), updates_per_iteration=2, seed=0))
+    algorithm.train()
+    assert algorithm.connectors.metrics() == {"return_to_go/target": 2.0, "return_to_go/scale": 2.0}
+    assert algorithm.evaluate(2, env=Alternates, seed=0).episodes == 2
+
+
 # -- in an env --------------------------------------------------------------------------------------------------------
 
 
@@ -420,5 +428,7 @@ def test_bad_settings(name: str, value: Any, rule: str) -> None:
 def test_what_can_not_be_is_refused() -> None:
     with pytest.raises(ModuleError, match="observations have no part `return_to_go`, which return_to_go and history"):
         ReturnTransformer(LINE, CHOICE, DecisionTransformerConfig(data="data"))
+    with pytest.raises(SettingsError, match="return_to_go says what was earned until an episode ended"):
+        etude.PPO(etude.PPOConfig(env=Alternates, connectors=("return_to_go",)))
     with pytest.raises(SettingsError, match="no return to aim at: set a target"):
         made(env=Alternates).evaluate(1)
