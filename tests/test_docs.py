@@ -147,6 +147,7 @@ def helps(preloaded: Preloaded) -> dict[str, str]:
         "train awac",
         "train cql",
         "train td3_bc",
+        "train decision_transformer",
         "train dqn",
         "train qr_dqn",
         "train sac",

@@ -389,6 +389,13 @@ def td3_bc(data: Path) -> Trace:
     return offline("TD3BC", data / "box")
 
 
+@case
+def decision_transformer(data: Path) -> Trace:
+    """Decision Transformer."""
+    small: dict[str, Any] = {"embedding_size": 16, "num_layers": 1, "context_length": 4}
+    return offline("DecisionTransformer", data / "box", **small)
+
+
 # -- both sides --------------------------------------------------------------------------------------------------
 
 

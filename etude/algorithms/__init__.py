@@ -53,6 +53,10 @@ from etude.algorithms.iql import IQL as IQL, IQLConfig as IQLConfig
 from etude.algorithms.awac import AWAC as AWAC, AWACConfig as AWACConfig
 from etude.algorithms.cql import CQL as CQL, CQLConfig as CQLConfig, PenaltyConfig as PenaltyConfig
 from etude.algorithms.td3_bc import TD3BC as TD3BC, TD3BCConfig as TD3BCConfig
+from etude.algorithms.decision_transformer import (
+    DecisionTransformer as DecisionTransformer,
+    DecisionTransformerConfig as DecisionTransformerConfig,
+)
 
 ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     cls.name: cls

@@ -195,7 +195,9 @@ class Algorithm(Generic[C]):
             weights, learner = spawned(weights, name), spawned(learner, name)
         with self.settings_of(name):
             make = partial(self.make_module, given)
-            policy = self.policies[name] = make_policy(self.config, make, self.spaces[name], weights)
+            policy = self.policies[name] = make_policy(
+                self.config, make, self.spaces[name], weights, self.module_connectors()
+            )
             self.learner.add_module(name, self._new_learner(name, policy.module, learner))
         return policy
 
@@ -279,6 +281,10 @@ class Algorithm(Generic[C]):
 
     def learner_connectors(self) -> list[Any]:
         """Connectors that add to the experience what the loss needs, such as `GAE`; none by default."""
+        return []
+
+    def module_connectors(self) -> list[Any]:
+        """Connectors that the algorithm puts between env and module, behind those of the settings; none by default."""
         return []
 
     def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:

@@ -31,7 +31,7 @@ from etude.recordings.layers import CONNECTORS, READ, SHUFFLE, Spent
 from etude.recordings.pipeline import PIECE_ROWS, Cuts, DataPipeline, Flow, InMemory, Job, Parted, Preparation, Steps
 from etude.recordings.where import RowFilter
 from etude.runners import Episode, ModuleOf
-from etude.spaces import Space, leaf_dtype, leaf_shape, leaves
+from etude.spaces import Space, Spaces, leaf_dtype, leaf_shape, leaves
 
 _FEW = 0.1
 """A learner that waits for less of its time than this is itself the slowest."""
@@ -304,7 +304,7 @@ class Opening:
             select = SegmentsOf(name, self.module_ids, config.agents.module_of)
         where = None if config.filter is None else RowFilter(config.filter)
         prepare = Preparation(policy.connectors, Pipeline(early), select=select, where=where, own=config.prelearner)
-        held = self._held(config, fresh)
+        held = self._held(config, fresh, policy.module)
         make, size = self._made(config, policy.module, fresh)
         columns = self._columns(config, (*policy.connectors.connectors, *learner.connectors.connectors), early)
         source = self._source(config, columns, held if loads_here else "nothing")
@@ -364,7 +364,7 @@ class Opening:
             return tuple(root for root in wanted if col.under(there, root))
         return tuple(wanted)
 
-    def _held(self, config: OfflineConfig, fresh: list[Connector]) -> Held:
+    def _held(self, config: OfflineConfig, fresh: list[Connector], module: Module) -> Held:
         if config.reading.mode == "materialize_mapped_data" and fresh:
             raise SettingsError(
                 f"`reading.mode` is materialize_mapped_data, but {fresh[0].name} asks the module, which changes while "
@@ -372,15 +372,19 @@ class Opening:
             )
         match config.reading.mode:
             case "auto":
-                return "prepared" if self._fits_in_memory() else "nothing"
+                if self._fits_in_memory((module.obs_space, module.action_space)):
+                    return "prepared"
+                own = (self.recording.obs_space, self.recording.action_space)
+                return "recorded" if self._fits_in_memory(own) else "nothing"
             case "stream":
                 return "nothing"
             case "materialize_data":
                 return "recorded"
         return "prepared"
 
-    def _fits_in_memory(self) -> bool:
-        parts = leaves(Tuple((self.recording.obs_space, self.recording.action_space)), "row").values()
+    def _fits_in_memory(self, row_spaces: Spaces) -> bool:
+        """Whether so many steps do, with observations and actions of these spaces."""
+        parts = leaves(Tuple(row_spaces), "row").values()
         row = sum(int(np.prod(leaf_shape(leaf))) * leaf_dtype(leaf).itemsize for leaf in parts)
         most = MEMORY_LIMIT // (row + 64)
         return self.recording.rows_up_to(most) <= most

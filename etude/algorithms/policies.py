@@ -2,14 +2,23 @@
 """The policies of an algorithm, and the learner of each: how they are made from the settings."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from etude.algorithms.config import AlgorithmConfig, schedules_in
+from etude.algorithms.config import ActingConfig, AlgorithmConfig, schedules_in
 from etude.algorithms.nested import ModuleLike
-from etude.connectors import GAE, ClipAction, LiftAdvantages, NormalizeAdvantages, Pipeline, RescaleAction, VTrace
+from etude.connectors import (
+    GAE,
+    ClipAction,
+    LiftAdvantages,
+    NormalizeAdvantages,
+    Pipeline,
+    RescaleAction,
+    ReturnToGo,
+    VTrace,
+)
 from etude.envs import Arena
 from etude.errors import SettingsError
 from etude.learners import Schedule, seeded
@@ -27,19 +36,21 @@ def make_policy(
     make_module: Callable[[Space, Space], Module],
     spaces: Spaces,
     seed: np.random.SeedSequence,
+    own: Iterable[Any] = (),
 ) -> Policy:
-    """Make a module, and the connectors of the settings before it.
+    """Make a module, and before it the connectors of the settings and of the algorithm.
 
     Args:
         config: The settings.
         make_module: Makes it for the spaces of what it sees and of what it chooses.
         spaces: On the env's side.
         seed: Of the weights.
+        own: The connectors of the algorithm.
 
     Raises:
         SettingsError: a connector stands in the wrong place.
     """
-    connectors = Pipeline(config.connectors).copy()  # ones in the config may be used by others, too
+    connectors = Pipeline([*config.connectors, *own]).copy()  # ones in the config may be used by others, too
     if not any(isinstance(c, ClipAction | RescaleAction) for c in connectors.connectors):
         connectors.add(ClipAction(), at=0)  # a Gaussian does not know the bounds of its Box
     for connector in connectors.connectors:
@@ -47,6 +58,11 @@ def make_policy(
             raise SettingsError(
                 f"`connectors` stand between env and module, where {connector.name} has nothing to do: an "
                 "algorithm names it in its learner_connectors()."
+            )
+        if isinstance(connector, ReturnToGo) and isinstance(config, ActingConfig):
+            raise SettingsError(
+                "return_to_go says what was earned until an episode ended, which only a recording knows: offline "
+                "algorithms take it."
             )
     with seeded(int(seed.generate_state(1)[0]), "cpu"):
         seen, acted = connectors.spaces(*spaces)

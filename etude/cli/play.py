@@ -3,6 +3,7 @@
 
 import shlex
 import shutil
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -45,6 +46,9 @@ class Play:
     max_steps: int | None = None
     """Steps after which an episode is truncated, at least 1; none: as in training."""
 
+    set: Mapping[str, str] | None = None
+    """Settings to be other than they were saved, such as `target_return=400`."""
+
     trust: bool = False
     """Import and call whatever the checkpoint names: this runs code from the file."""
 
@@ -66,7 +70,7 @@ class Play:
         saved = meta.get("config") if isinstance(meta, dict) else None
         saved = saved if isinstance(saved, dict) else {}
         # One process plays, wherever it was trained.
-        given: dict[str, Any] = {"engine": "local", "callbacks": (), "modules_to_train": None}
+        given: dict[str, Any] = {**(self.set or {}), "engine": "local", "callbacks": (), "modules_to_train": None}
         given |= {"prelearner": None} if "prelearner" in saved else {}
         if self.env is not None or (not plays and saved and (saved.get("data") is not None or "data" not in saved)):
             given["env"] = self.env

@@ -4,6 +4,7 @@
 from etude.connectors.actions import ClipAction, RescaleAction
 from etude.connectors.advantages import GAE, AdvantageWeights, LiftAdvantages, NormalizeAdvantages, VTrace
 from etude.connectors.connector import Connector, FunctionConnector, Inputs
+from etude.connectors.history import History, ReturnToGo
 from etude.connectors.observations import Drop, FrameStack, NormalizeObs, PrevActionReward
 from etude.connectors.pipeline import Connect, Pipeline, PreLearner, PreLearnerLike, connector_from, overrides
 from etude.connectors.rewards import ClipReward, NextObs, NormalizeReward, NStep
@@ -18,6 +19,7 @@ __all__ = [
     "Drop",
     "FrameStack",
     "FunctionConnector",
+    "History",
     "Inputs",
     "LiftAdvantages",
     "NStep",
@@ -30,6 +32,7 @@ __all__ = [
     "PreLearnerLike",
     "PrevActionReward",
     "RescaleAction",
+    "ReturnToGo",
     "VTrace",
     "connector_from",
     "overrides",

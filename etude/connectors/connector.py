@@ -4,9 +4,10 @@
 import copy
 import dataclasses
 import inspect
+import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from gymnasium import spaces
@@ -18,7 +19,7 @@ from etude.errors import DataError, SpaceError
 from etude.experience import Experience
 from etude.experience.arrays import Array, host, host_columns
 from etude.modules.module import Module
-from etude.spaces import Flattener, Nester, Space, leaf_dtype, leaf_shape
+from etude.spaces import Flattener, Nester, Space, leaf_dtype, leaf_shape, leaves
 
 
 @dataclasses.dataclass(slots=True)
@@ -165,6 +166,25 @@ def map_leaves(space: Space, change: Callable[[str, Space], Space], root: str) -
     return change(root, space)
 
 
+def with_parts(obs_space: Space, parts: Mapping[str, Space], who: str) -> Space:
+    """The observation space as a Dict with more ``parts``; one that is no Dict becomes the part ``obs``.
+
+    Raises:
+        SpaceError: it has a part of that name already; ``who`` adds one.
+    """
+    there = dict(obs_space.spaces) if isinstance(obs_space, spaces.Dict) else {col.OBS: obs_space}
+    for key in parts:
+        if key in there:
+            raise SpaceError(f"{who} adds the key {key!r}, but the observation has it: rename the env's.")
+    return spaces.Dict([*there.items(), *parts.items()])
+
+
+def with_part_columns(obs: Columns, parts: Columns, *, wraps: bool) -> Columns:
+    """Observation columns with those of more ``parts``; ``wraps`` where the observation was no Dict before."""
+    there = col.renamed(obs, col.OBS, f"{col.OBS}{SEPARATOR}{col.OBS}") if wraps else obs
+    return {**there, **{f"{col.OBS}{SEPARATOR}{key}": column for key, column in parts.items()}}
+
+
 def replace_obs(exp: Experience, obs: Columns, final_obs: Columns) -> Experience:
     """``exp`` with all its observation columns replaced; everything else is shared."""
     others = {name: column for name, column in exp.steps.items() if not col.is_under(name, col.OBS)}
@@ -189,6 +209,56 @@ def array_column(exp: Experience, name: str, who: str) -> Array:
     if name not in exp.steps:
         raise DataError(f"{who} needs the column `{name}`, but the experience has only {', '.join(exp.steps)}.")
     return exp.steps[name]
+
+
+PREV_ACTION: Final = "prev_action"
+"""The part of an observation that says what was done before it."""
+
+
+class ActionCodes:
+    """Actions as numbers ``[rows, width]``: one-hot for choices, else as they are, flattened; all columns in a row.
+
+    Args:
+        action_space: Whose columns these are; None: of none yet.
+    """
+
+    def __init__(self, action_space: Space | None = None) -> None:
+        found = {} if action_space is None else leaves(action_space, col.ACTION)
+        self._codes = {name: _ActionCode(leaf) for name, leaf in found.items()}
+        self.names = list(self._codes)
+        """The columns."""
+        self.width = sum(code.width for code in self._codes.values())
+        """How many numbers an action becomes."""
+
+    def write(self, action: Columns, out: NDArray[np.float32]) -> None:
+        """Write the numbers into the first columns of ``out`` ``[rows, at least width]``."""
+        at = 0
+        for name, code in self._codes.items():
+            out[:, at : at + code.width] = code(action[name])
+            at += code.width
+
+
+class _ActionCode:
+    """One action column as numbers."""
+
+    def __init__(self, leaf: Space) -> None:
+        self._components = self.width = math.prod(leaf_shape(leaf))
+        self._is_choice = isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete)
+        if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete):
+            sizes = np.reshape(leaf.n if isinstance(leaf, spaces.Discrete) else leaf.nvec, -1)
+            starts = np.reshape(leaf.start, -1)
+            self._component = np.repeat(np.arange(len(sizes)), sizes)  # of each number
+            self._choice = np.concatenate([first + np.arange(n) for first, n in zip(starts, sizes, strict=True)])
+            self.width = len(self._choice)
+
+    def __call__(self, action: NDArray[Any]) -> NDArray[Any]:
+        flat = action.reshape(len(action), self._components)
+        if not self._is_choice:
+            return flat
+        hot: NDArray[np.bool_] = np.equal(
+            flat if self._components == 1 else flat.take(self._component, axis=1), self._choice
+        )
+        return hot
 
 
 _PROBES = 2

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.columns import SEPARATOR, Columns
 from etude.connectors.connector import (
+    PREV_ACTION,
+    ActionCodes,
     Connector,
     Inputs,
     ObservationMap,
@@ -20,8 +22,10 @@ from etude.connectors.connector import (
     map_leaves,
     observations,
     replace_obs,
+    with_part_columns,
+    with_parts,
 )
-from etude.errors import CheckpointError, SettingsError, SpaceError
+from etude.errors import CheckpointError, SettingsError
 from etude.experience import Experience
 from etude.experience.arrays import Array, Constant, cast, clip_in_place, host
 from etude.modules.module import Module
@@ -316,30 +320,7 @@ def _is_float(leaf: Space) -> bool:
     return isinstance(leaf, spaces.Box) and leaf_dtype(leaf).kind == "f"
 
 
-_ACTION, _REWARD = "prev_action", "prev_reward"
-
-
-class _ActionCode:
-    """One action column as numbers ``[rows, width]``: one-hot for choices, else as it is, flattened."""
-
-    def __init__(self, leaf: Space) -> None:
-        self._components = self.width = math.prod(leaf_shape(leaf))
-        self._is_choice = isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete)
-        if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete):
-            sizes = np.reshape(leaf.n if isinstance(leaf, spaces.Discrete) else leaf.nvec, -1)
-            starts = np.reshape(leaf.start, -1)
-            self._component = np.repeat(np.arange(len(sizes)), sizes)  # of each number
-            self._choice = np.concatenate([first + np.arange(n) for first, n in zip(starts, sizes, strict=True)])
-            self.width = len(self._choice)
-
-    def __call__(self, action: NDArray[Any]) -> NDArray[Any]:
-        flat = action.reshape(len(action), self._components)
-        if not self._is_choice:
-            return flat
-        hot: NDArray[np.bool_] = np.equal(
-            flat if self._components == 1 else flat.take(self._component, axis=1), self._choice
-        )
-        return hot
+_REWARD = "prev_reward"
 
 
 class PrevActionReward(Connector):
@@ -355,49 +336,36 @@ class PrevActionReward(Connector):
     needs = (col.OBS, col.ACTION, col.REWARD)
 
     def __init__(self) -> None:
-        self._codes: dict[str, _ActionCode] = {}
-        self._width = 0
+        self._codes = ActionCodes()
         self._vector_dtype: np.dtype[Any] | None = None
         """Of the one Box that all is joined into; None where the observation is a Dict."""
         self._wraps = False
 
     def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
-        self._codes = {name: _ActionCode(leaf) for name, leaf in leaves(action_space, col.ACTION).items()}
-        self._width = sum(code.width for code in self._codes.values())
+        self._codes = ActionCodes(action_space)
+        width = self._codes.width
         is_vector = isinstance(obs_space, spaces.Box) and len(obs_space.shape) == 1
         self._vector_dtype = leaf_dtype(obs_space) if is_vector and leaf_dtype(obs_space).kind == "f" else None
         self._wraps = self._vector_dtype is None and not isinstance(obs_space, spaces.Dict)
         if isinstance(obs_space, spaces.Box) and self._vector_dtype is not None:
-            unbounded = np.full(self._width + 1, np.inf, self._vector_dtype)
+            unbounded = np.full(width + 1, np.inf, self._vector_dtype)
             low, high = np.append(obs_space.low, -unbounded), np.append(obs_space.high, unbounded)
             return spaces.Box(low, high, dtype=self._vector_dtype.type), action_space
-        parts = dict(obs_space.spaces) if isinstance(obs_space, spaces.Dict) else {col.OBS: obs_space}
-        for key, width in ((_ACTION, self._width), (_REWARD, 1)):
-            if key in parts:
-                raise SpaceError(
-                    f"PrevActionReward adds the key {key!r}, but the observation has it: rename the env's."
-                )
-            parts[key] = spaces.Box(-np.inf, np.inf, (width,), np.float32)
-        return spaces.Dict(list(parts.items())), action_space
+        added = {key: spaces.Box(-np.inf, np.inf, (n,), np.float32) for key, n in ((PREV_ACTION, width), (_REWARD, 1))}
+        return with_parts(obs_space, added, "PrevActionReward"), action_space
 
     def _extended(
         self, obs: Columns, action: Columns, reward: NDArray[Any], first: NDArray[np.bool_] | None
     ) -> Columns:
         """``obs`` with the step before; ``first`` None is no row."""
-        before = np.empty((len(reward), self._width + 1), np.float32)
-        at = 0
-        for name, code in self._codes.items():
-            before[:, at : at + code.width] = code(action[name])
-            at += code.width
-        before[:, at] = reward
+        before = np.empty((len(reward), self._codes.width + 1), np.float32)
+        self._codes.write(action, before)
+        before[:, -1] = reward
         if first is not None and first.any():
             before[first] = 0
         if self._vector_dtype is not None:
             return {col.OBS: np.concatenate([obs[col.OBS], before], axis=1, dtype=self._vector_dtype)}
-        out = col.renamed(obs, col.OBS, f"{col.OBS}{SEPARATOR}{col.OBS}") if self._wraps else dict(obs)
-        out[f"{col.OBS}{SEPARATOR}{_ACTION}"] = before[:, :-1]
-        out[f"{col.OBS}{SEPARATOR}{_REWARD}"] = before[:, -1:]
-        return out
+        return with_part_columns(obs, {PREV_ACTION: before[:, :-1], _REWARD: before[:, -1:]}, wraps=self._wraps)
 
     def online(self, inputs: Inputs) -> Inputs:
         """Adds the step before to each row."""
@@ -406,7 +374,7 @@ class PrevActionReward(Connector):
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
         """Adds the step before to each step, and the last step to ``final_obs``."""
         who = "PrevActionReward"
-        action = {name: column(exp, name, who) for name in self._codes}
+        action = {name: column(exp, name, who) for name in self._codes.names}
         reward = column(exp, col.REWARD, who)
         obs, final_obs = observations(exp)
         # rows are shifted by one over the borders of segments, where `first` then clears them

@@ -15,6 +15,7 @@ from etude.columns import Columns
 from etude.connectors.actions import ClipAction, RescaleAction
 from etude.connectors.advantages import GAE, LiftAdvantages, NormalizeAdvantages, VTrace
 from etude.connectors.connector import Connector, FunctionConnector, Inputs, snake_case
+from etude.connectors.history import History, ReturnToGo
 from etude.connectors.observations import Drop, FrameStack, NormalizeObs, PrevActionReward
 from etude.connectors.rewards import ClipReward, NormalizeReward
 from etude.errors import CheckpointError, DataError, SettingsError
@@ -48,10 +49,9 @@ PreLearnerLike: TypeAlias = PreLearner | Callable[[Experience, Connect], Experie
 """A `PreLearner`, or a function that is called as one."""
 
 
-_BUILT_IN = (ClipAction, ClipReward, Drop, FrameStack, GAE, LiftAdvantages, NormalizeAdvantages, NormalizeObs)
-BY_NAME: dict[str, type[Connector]] = {
-    snake_case(cls.__name__): cls for cls in (*_BUILT_IN, NormalizeReward, PrevActionReward, RescaleAction, VTrace)
-}
+_BUILT_IN = (ClipAction, ClipReward, Drop, FrameStack, GAE, History, LiftAdvantages, NormalizeAdvantages)
+_AND_THESE = (NormalizeObs, NormalizeReward, PrevActionReward, RescaleAction, ReturnToGo, VTrace)
+BY_NAME: dict[str, type[Connector]] = {snake_case(cls.__name__): cls for cls in (*_BUILT_IN, *_AND_THESE)}
 """The connectors that come with Etude."""
 
 ConnectorLike: TypeAlias = str | type[Connector] | Connector | Callable[[Any], Any]

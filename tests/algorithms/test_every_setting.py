@@ -241,6 +241,14 @@ CASES: dict[str, Case] = {
     "policy_delay": Case(3),
     "target_noise": Case(0.9),
     "target_noise_clip": Case(0.01),
+    "context_length": Case(2),
+    "target_return": Case(50.0, EVALUATED),
+    "return_scale": Case(7.0),
+    "embedding_size": Case(4),
+    "num_layers": Case(2),
+    "num_heads": Case(2),
+    "dropout": Case(0.5),
+    "max_timestep": Case(2),
     # tasks
     "num_samples": Case(3),
     "stride": Case(1, {"num_samples": 2}),
@@ -278,6 +286,8 @@ ALGORITHMS: dict[type[etude.Algorithm[Any]], dict[str, Any]] = {
     etude.AWAC: OFFLINE,
     etude.CQL: OFFLINE,
     etude.TD3BC: OFFLINE,
+    etude.DecisionTransformer: OFFLINE
+    | {"network": NetworkConfig(), "embedding_size": 8, "num_layers": 1, "context_length": 3},
 }
 
 OWN: dict[tuple[type[etude.Algorithm[Any]], str], Case] = {
@@ -291,6 +301,12 @@ OWN: dict[tuple[type[etude.Algorithm[Any]], str], Case] = {
     (etude.CQL, "network.separate"): Case(True, {"dueling": True, "data": "CHOICES"}),
     (Taught, "trajectories.max_length"): Case(4, {"num_samples": 3}),
     (etude.CQL, "dueling"): Case(True, {"data": "CHOICES"}),
+    (etude.DecisionTransformer, "network.conv"): Case(
+        ((4, 3, 1),), {"env": Camera, "network": NetworkConfig(conv=((2, 3, 1),), conv_width=4)}
+    ),
+    (etude.DecisionTransformer, "network.conv_width"): Case(
+        8, {"env": Camera, "network": NetworkConfig(conv=((2, 3, 1),), conv_width=4)}
+    ),
 }
 """Of single algorithms."""
 

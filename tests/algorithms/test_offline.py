@@ -236,6 +236,18 @@ def test_critics_can_look_several_rewards_ahead(algorithm: Any, config: Any, mod
     assert {tuple(round(x, 3) for x in row) for row in seen} == expected
 
 
+@pytest.mark.parametrize(("bytes_", "held"), [(200_000, "prepared"), (60_000, "recorded"), (10_000, "nothing")])
+def test_auto_holds_what_fits(bytes_: int, held: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """480 steps are 39 kB as recorded, and 177 kB as 38 frames of them, with 64 bytes for each step's other columns."""
+    monkeypatch.setattr("etude.algorithms.feed.MEMORY_LIMIT", bytes_)
+    data = written(tmp_path, shouting())
+    algorithm = BC(BCConfig(data=data, seed=0, connectors=("frame_stack:38",), updates_per_iteration=1))
+    learner = algorithm.learner.modules["main"]
+    assert algorithm.opening().plan("main", algorithm.policy, learner, algorithm.config).held == held
+    algorithm.train()
+    algorithm.close()
+
+
 # -- a step of one's own ----------------------------------------------------------------------------------------------
 
 

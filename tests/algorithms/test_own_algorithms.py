@@ -40,6 +40,7 @@ OF_ALL: dict[Any, dict[str, Any]] = {
     own.MyAWAC: OFFLINE,
     own.MyCQL: OFFLINE,
     own.MyTD3BC: OFFLINE,
+    own.MyDecisionTransformer: OFFLINE,
 }
 
 

@@ -35,6 +35,22 @@ def test_another_env(run, capsys):
     assert json.loads(capsys.readouterr().out)["length_mean"] <= 20
 
 
+def test_settings_can_be_others_than_they_were_saved(run, tmp_path, capsys):
+    data, out = str(tmp_path / "data"), str(tmp_path / "out")
+    assert main(["record", str(run), "--episodes", "2", "--to", data, "--quiet"]) == 0
+    tiny = ["--embedding-size", "8", "--num-layers", "1", "--context-length", "2", "--updates-per-iteration", "1"]
+    words = ["train", "decision_transformer", "--data", data, "--env", "CartPole-v1", "--evaluation-interval", "0"]
+    assert main([*words, *tiny, "--stop.updates", "1", "--out", out, "--quiet"]) == 0
+    capsys.readouterr()
+    play = ["evaluate", out, "--episodes", "1", "--json", "--set"]
+    assert main([*play, "target_return=5", "return_scale=10"]) == 0
+    assert json.loads(capsys.readouterr().out)["episodes"] == 1
+    assert main([*play, "return_scale=0"]) == 2
+    assert "`return_scale` is 0.0, but must be above 0, or none" in capsys.readouterr().err
+    assert main([*play, "target=5"]) == 2
+    assert "no setting `target`" in capsys.readouterr().err
+
+
 def test_episodes_that_never_end_are_truncated_where_that_is_asked_for(run, tmp_path, capsys):
     args = [str(run), "--env", "cli_runs:endless_env", "--episodes", "2", "--max-steps", "30", "--json"]
     for command in (["evaluate"], ["record", "--to", str(tmp_path / "data")]):

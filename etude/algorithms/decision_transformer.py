@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decision Transformer (Chen et al. 2021, "Decision Transformer: reinforcement learning via sequence modeling", arXiv
+2106.01345), learning from a recording."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from etude import columns as col
+from etude.algorithms.config import OfflineConfig
+from etude.algorithms.nested import ModuleLike, OptimizerConfig
+from etude.algorithms.offline import OfflineAlgorithm
+from etude.connectors import Connector, History, ReturnToGo
+from etude.connectors.connector import PREV_ACTION, column, map_leaves
+from etude.connectors.history import ATTENTION_MASK, RETURN_TO_GO, T, one_step, windows
+from etude.errors import ModuleError
+from etude.experience import Experience
+from etude.learners import Batch, Loss, Schedule
+from etude.modules import Module, NetworkConfig, Output, make_module
+from etude.modules.distributions import distribution_for
+from etude.modules.network import ObsEncoder
+from etude.settings import settings
+from etude.spaces import Flattener, Space, leaf_shape, leaves
+
+_WINDOW = f"window{col.SEPARATOR}"
+"""What stands before the names of the actions of a window, ``[rows, k, ...]``."""
+
+_BESIDE = (RETURN_TO_GO, PREV_ACTION, T, ATTENTION_MASK)
+"""The parts of an observation that are not the env's."""
+
+_NO_SUCH = "the built-in network is a transformer, which has a shape of its own"
+
+
+@settings
+class DecisionTransformerConfig(OfflineConfig):
+    """Settings of Decision Transformer. The recording needs rewards, and episodes with their ends."""
+
+    everyday: ClassVar[tuple[str, ...]] = ("context_length", "target_return")
+
+    context_length: int = 20
+    """Steps that the policy sees, the present one among them, at least 1. Default: Chen et al. 2021 for locomotion."""
+
+    target_return: float | None = None
+    """The return to aim at where it acts, in units of reward; None: that of the best recorded episode. A run that is
+    loaded to play can be given another."""
+
+    return_scale: float | None = None
+    """What returns are divided by before the network sees them, above 0; None: the largest magnitude of a recorded
+    episode's return."""
+
+    embedding_size: int = 128
+    """Width of the transformer, at least 1, a multiple of `num_heads`. Default: Chen et al. 2021 for locomotion."""
+
+    num_layers: int = 3
+    """Layers of the transformer, at least 1. Default: Chen et al. 2021 for locomotion."""
+
+    num_heads: int = 1
+    """Attention heads of each layer, at least 1. Default: Chen et al. 2021 for locomotion."""
+
+    dropout: float = 0.1
+    """The share of activations that is dropped while learning, at least 0 and below 1. Default: Chen et al. 2021."""
+
+    max_timestep: int = 1000
+    """Steps of an episode that have an embedding of their own, at least 1; later ones share the last. Default: Chen et
+    al. 2021, the longest episode of their tasks."""
+
+    lr: Schedule = 1e-4
+    """Learning rate of Adam; or a schedule of it: points of (gradient steps, rate) with straight lines between.
+    Default: Chen et al. 2021, who reach it in the first 100,000 steps."""
+
+    optimizer: OptimizerConfig = OptimizerConfig(grad_clip=0.25)
+    """How gradients become steps. Default of `grad_clip`: Chen et al. 2021."""
+
+    batch_size: int = 64
+    """Windows of `context_length` steps in a gradient step, at least 1. Default: Chen et al. 2021."""
+
+    updates_per_iteration: int = 1000
+    """Gradient steps between two results, at least 1."""
+
+    unused: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        (
+            *("network.hidden", "network.activation", "network.separate", "network.log_std_init"),
+            *("network.state_dependent_std", "network.recurrent", "network.recurrent_size"),
+        ),
+        _NO_SUCH,
+    ) | dict.fromkeys(("sequences.max_len", "sequences.burn_in"), "it learns from windows of `context_length` steps")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check(
+            context_length=(self.context_length >= 1, "at least 1"),
+            return_scale=(self.return_scale is None or self.return_scale > 0, "above 0, or none"),
+            num_heads=(self.num_heads >= 1, "at least 1"),
+            embedding_size=(
+                self.embedding_size >= 1 and self.embedding_size % max(1, self.num_heads) == 0,
+                "at least 1, and a multiple of `num_heads`",
+            ),
+            num_layers=(self.num_layers >= 1, "at least 1"),
+            dropout=(0 <= self.dropout < 1, "at least 0 and below 1"),
+            max_timestep=(self.max_timestep >= 1, "at least 1"),
+        )
+
+
+class DecisionTransformer(OfflineAlgorithm[DecisionTransformerConfig]):
+    """Imitates what was done, given what was earned after it; then it acts as those did who earned the target."""
+
+    name = "decision_transformer"
+    Config = DecisionTransformerConfig
+
+    def module_connectors(self) -> list[Any]:
+        """What is left to earn, and the last steps."""
+        config = self.config
+        return [ReturnToGo(config.target_return, config.return_scale), History(config.context_length)]
+
+    def learner_connectors(self) -> list[Any]:
+        """The actions of each window."""
+        return [ActionWindows(self.config.context_length)]
+
+    def make_module(self, given: ModuleLike | None, obs_space: Space, action_space: Space) -> Module:
+        """A `ReturnTransformer`, unless the user gives another network."""
+        make = given if given is not None else partial(ReturnTransformer, config=self.config)
+        return make_module(make, obs_space, action_space, squash=bool(self.config.network.squash))
+
+    def loss(self, module: Module, batch: Batch) -> Loss:
+        """The log-likelihood of the recorded actions, a mean over all steps of the windows.
+
+        Of a network of the user's, it is over the newest step of each window.
+        """
+        names = list(leaves(module.action_space, col.ACTION))
+        if not isinstance(module.net, ReturnTransformer) or any(_WINDOW + name not in batch for name in names):
+            return Loss(policy=-batch.forward(module).logp(batch.action).mean())
+        inputs = module.net.dist_inputs(batch.obs).flatten(0, 1)
+        action = {name: batch[_WINDOW + name].flatten(0, 1) for name in names}
+        there = batch.obs[ATTENTION_MASK].flatten()
+        return Loss(policy=-(module.dist.logp(inputs, action) * there).sum() / there.sum())
+
+
+class ActionWindows(Connector):
+    """Adds the actions of the last ``k`` steps for the loss, the newest last: ``window/action...`` ``[rows, k, ...]``.
+
+    Before the episode begins, its first action is repeated.
+
+    Args:
+        k: How many steps, at least 1.
+    """
+
+    needs = (col.ACTION,)
+
+    def __init__(self, k: int) -> None:
+        self.k = k
+        self.context = k - 1
+
+    def offline(self, exp: Experience, module: Module | None = None) -> Experience:
+        """Looks back, within segments."""
+        starts = exp.offsets[:-1].repeat(exp.lengths)
+        names = col.under(exp.steps, col.ACTION)
+        return exp.with_steps(**{_WINDOW + n: windows(column(exp, n, "ActionWindows"), starts, self.k) for n in names})
+
+
+class ReturnTransformer(nn.Module):
+    """A transformer over the last steps, each of three tokens: the action before it, the return to go, the observation.
+
+    What an observation's token becomes says what to do there; it sees no later token, and none from before the episode.
+    An embedding of the step's index in the episode is added to its tokens.
+
+    Args:
+        obs_space: As `History` gives it, behind `ReturnToGo`.
+        action_space: What it chooses from.
+        config: The shape.
+
+    Raises:
+        ModuleError: the observations are others.
+    """
+
+    def __init__(self, obs_space: Space, action_space: Space, config: DecisionTransformerConfig) -> None:
+        super().__init__()
+        parts = dict(obs_space.spaces) if isinstance(obs_space, spaces.Dict) else {}
+        if missing := [name for name in _BESIDE if name not in parts]:
+            raise ModuleError(f"observations have no part `{missing[0]}`, which return_to_go and history give.")
+        width, dist = config.embedding_size, distribution_for(action_space, squash=bool(config.network.squash))
+        own = {name: part for name, part in parts.items() if name not in _BESIDE}
+        one = map_leaves(spaces.Dict(list(own.items())), lambda name, leaf: one_step(leaf), col.OBS)
+        self._flatten = Flattener(one, col.OBS)
+        network: NetworkConfig = config.network
+        self.encoder = ObsEncoder(one, network.conv, network.conv_width)
+        self.observation = nn.Linear(self.encoder.width, width)
+        self.action = nn.Linear(leaf_shape(parts[PREV_ACTION])[-1], width)
+        self.return_to_go = nn.Linear(1, width)
+        self.timestep = nn.Embedding(config.max_timestep, width)
+        nn.init.normal_(self.timestep.weight, std=0.02)  # a step that no recorded episode reached is nearly like others
+        self.norm, self.dropout = nn.LayerNorm(width), nn.Dropout(config.dropout)
+        layer = nn.TransformerEncoderLayer(
+            width,
+            config.num_heads,
+            4 * width,
+            config.dropout,
+            "relu",
+            batch_first=True,
+            norm_first=True,
+        )
+        self.layers = nn.TransformerEncoder(layer, config.num_layers, nn.LayerNorm(width), enable_nested_tensor=False)
+        self.head = nn.Linear(width, dist.num_inputs)
+        self.heads = config.num_heads
+
+    def forward(self, obs: Any) -> Output:
+        """What to do at the newest step: ``dist_inputs`` ``[B, n]``."""
+        return Output(self.dist_inputs(obs)[:, -1])
+
+    def dist_inputs(self, obs: Any) -> Tensor:
+        """``[B, k, n]``: what to do at each step; tensors nested as in the observation space, ``[B, ...]``."""
+        there = obs[ATTENTION_MASK].bool()
+        size, k = there.shape
+        time = self.timestep(obs[T].clamp(max=self.timestep.num_embeddings - 1).long())
+        encoded = self.encoder(self._flatten({name: part for name, part in obs.items() if name not in _BESIDE}))
+        tokens = [self.action(obs[PREV_ACTION]), self.return_to_go(obs[RETURN_TO_GO]), self.observation(encoded)]
+        x = torch.stack([token + time for token in tokens], 2).reshape(size, 3 * k, -1)
+        x = self.layers(self.dropout(self.norm(x)), self._hidden(there))
+        out: Tensor = self.head(x[:, 2::3])
+        return out
+
+    def _hidden(self, there: Tensor) -> Tensor:
+        """bool ``[B * heads, 3k, 3k]``: which tokens (last axis) each token must not see; each sees itself."""
+        length = 3 * there.shape[1]
+        later = torch.ones(length, length, dtype=torch.bool, device=there.device).triu(1)
+        itself = torch.eye(length, dtype=torch.bool, device=there.device)
+        hidden = (later | ~there.repeat_interleave(3, 1)[:, None]) & ~itself
+        return hidden.repeat_interleave(self.heads, 0)

@@ -1,0 +1,377 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a policy sees of its episode beyond the present: what is left to earn, and the last steps with a mask."""
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from etude import columns as col
+from etude.columns import SEPARATOR, Columns
+from etude.connectors.connector import (
+    PREV_ACTION,
+    ActionCodes,
+    Connector,
+    Inputs,
+    column,
+    map_leaves,
+    observations,
+    replace_obs,
+    with_part_columns,
+    with_parts,
+)
+from etude.errors import CheckpointError, SettingsError, SpaceError
+from etude.experience import Experience, returns
+from etude.experience.arrays import Index
+from etude.modules.module import Module
+from etude.settings import check_range
+from etude.spaces import Space, leaf_dtype, leaf_shape, leaves
+
+RETURN_TO_GO: Final = "return_to_go"
+T: Final = "t"
+ATTENTION_MASK: Final = "attention_mask"
+"""The parts of an observation that connectors of this file add, beside `PREV_ACTION`."""
+
+
+class _Piece(NamedTuple):
+    """A segment that is not a whole episode, as far as its rewards matter."""
+
+    start: int
+    """``t`` of its first row."""
+    stop: int
+    """``t`` after its last row."""
+    total: float
+    """The sum of its rewards."""
+    sums: tuple[float, ...]
+    """The sums of its first rewards, of none to all of its lookback: rows that an earlier piece may have, too."""
+    done: bool
+    """The episode ends with it."""
+
+
+class ReturnToGo(Connector):
+    """Adds what is left to earn in the episode, as the part ``return_to_go`` ``[1]`` of the observation (float32).
+
+    While acting it begins with ``target``, and falls by what each step earns. In a recording it is what was earned from
+    the step on until the episode ended (Chen et al. 2021, "Decision Transformer"). An observation that is no Dict
+    becomes the part ``obs``.
+
+    `update` is given all segments of a recording before the first is learned from. Where an episode is in pieces, it
+    remembers what each earned, so that a piece knows what came after it. Steps whose episode has no end in the
+    recording, or lacks steps, have no known return: their segments become lookback, which is not learned from.
+
+    Args:
+        target: The return to aim at while acting, in units of reward; None: that of the best recorded episode.
+        scale: What returns are divided by, above 0; None: the largest magnitude of a recorded episode's return.
+    """
+
+    needs = (col.OBS, col.REWARD)
+
+    def __init__(self, target: float | None = None, scale: float | None = None) -> None:
+        check_range("ReturnToGo", scale=(scale is None or scale > 0, f"above 0, not {scale}"))
+        self.target, self.scale = target, scale
+        self._wraps = False
+        self._left = np.zeros(0)
+        self._pieces: dict[tuple[str, str | None], list[_Piece]] = {}
+        """Of each episode and agent, in order of time."""
+        self._best: float | None = None
+        self._largest = 0.0
+
+    def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
+        """A Dict with the part ``return_to_go``."""
+        self._wraps = not isinstance(obs_space, spaces.Dict)
+        added = {RETURN_TO_GO: spaces.Box(-np.inf, np.inf, (1,), np.float32)}
+        return with_parts(obs_space, added, "ReturnToGo"), action_space
+
+    def start(self, num_slots: int) -> None:
+        """Slots that have not begun an episode yet."""
+        self._left = np.zeros(num_slots)
+
+    def _added(self, obs: Columns, left: NDArray[Any]) -> Columns:
+        scaled = (left / self._divisor()).astype(np.float32)[:, None]
+        return with_part_columns(obs, {RETURN_TO_GO: scaled}, wraps=self._wraps)
+
+    def _divisor(self) -> float:
+        return (self._largest or 1.0) if self.scale is None else self.scale
+
+    def online(self, inputs: Inputs) -> Inputs:
+        """The target where an episode begins, else what was left before, less what the last step earned.
+
+        Raises:
+            SettingsError: there is no target, and no recording has been learned from.
+        """
+        target = self._best if self.target is None else self.target
+        if target is None:
+            raise SettingsError("there is no return to aim at: set a target, or learn from a recording first.")
+        left = np.where(inputs.first, target, self._left[inputs.slots] - inputs.prev_reward)
+        self._left[inputs.slots] = left
+        return inputs.with_obs(self._added(inputs.obs, left))
+
+    def offline(self, exp: Experience, module: Module | None = None) -> Experience:
+        """What was earned from each step on; segments of which that is not known become lookback."""
+        reward = column(exp, col.REWARD, "ReturnToGo").astype(np.float64)
+        after = np.zeros(exp.num_segments)
+        names = _names(exp)
+        for i in np.flatnonzero(~exp.segments.done).tolist():
+            after[i] = self._after(names[i], int(exp.segments.t_start[i] + exp.lengths[i]))
+        unknown = np.isnan(after)
+        after[unknown] = 0.0
+        left = returns.discounted_returns(reward, after, exp.offsets, 1.0)
+        obs, final_obs = observations(exp)
+        exp = replace_obs(exp, self._added(obs, left), self._added(final_obs, after))
+        if not unknown.any():
+            return exp
+        lookback = np.where(unknown, exp.lengths, exp.segments.lookback)
+        return Experience(exp.steps, exp.offsets, exp.segments.replace(lookback=lookback), exp.final_obs)
+
+    def update(self, exp: Experience) -> None:
+        """Takes in what each segment earned."""
+        segments, lengths = exp.segments, exp.lengths
+        reward = column(exp, col.REWARD, "ReturnToGo").astype(np.float64)
+        sums = np.concatenate([np.zeros(1), np.cumsum(reward)])
+        begins, stops = exp.offsets[:-1], segments.t_start + lengths
+        totals = sums[exp.offsets[1:]] - sums[begins]
+        whole = segments.done & (segments.t_start == 0)
+        for total in totals[whole].tolist():
+            self._note(total)
+        names = _names(exp)
+        for i in np.flatnonzero(~whole & (lengths > 0)).tolist():
+            first = sums[begins[i] : begins[i] + min(segments.lookback[i], lengths[i]) + 1] - sums[begins[i]]
+            own = _Piece(
+                int(segments.t_start[i]),
+                int(stops[i]),
+                float(totals[i]),
+                tuple(first.tolist()),
+                bool(segments.done[i]),
+            )
+            pieces = self._pieces.setdefault(names[i], [])
+            pieces.append(own)
+            pieces.sort()
+            if pieces[0].start == 0 and not np.isnan(rest := self._after(names[i], pieces[0].stop)):
+                self._note(pieces[0].total + rest)
+
+    def _note(self, total: float) -> None:
+        """The return of a whole episode."""
+        self._best = total if self._best is None else max(self._best, total)
+        self._largest = max(self._largest, abs(total))
+
+    def _after(self, name: tuple[str, str | None], stop: int) -> float:
+        """What an agent earned in its episode from ``stop`` on, until the end; NaN where that is not known."""
+        earned = 0.0
+        for piece in self._pieces.get(name, ()):
+            if piece.stop > stop:
+                known = stop - piece.start  # rows that were counted before
+                if not 0 <= known < len(piece.sums):
+                    return np.nan
+                earned += piece.total - piece.sums[known]
+                stop = piece.stop
+            if piece.done and piece.stop == stop:
+                return earned
+        return np.nan
+
+    def metrics(self) -> dict[str, float]:
+        """``target``, where there is one, and ``scale``."""
+        target = self._best if self.target is None else self.target
+        return ({} if target is None else {"target": float(target)}) | {"scale": self._divisor()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """``left``: what each slot has left to earn; ``returns``: the best and the largest; ``pieces`` of episodes."""
+        return {
+            "left": self._left.copy(),
+            "returns": [] if self._best is None else [self._best, self._largest],
+            "pieces": [[*name, [list(piece) for piece in pieces]] for name, pieces in self._pieces.items()],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on with these; the target and the scale that were given stay."""
+        self._left = np.array(state["left"], np.float64)
+        self._best, self._largest = state["returns"] or (None, 0.0)
+        self._pieces = {
+            (episode, agent): [
+                _Piece(int(start), int(stop), float(total), tuple(map(float, sums)), bool(done))
+                for start, stop, total, sums, done in pieces
+            ]
+            for episode, agent, pieces in state["pieces"]
+        }
+
+
+def _names(exp: Experience) -> list[tuple[str, str | None]]:
+    """The episode and the agent of each segment."""
+    return list(zip(exp.segments.episode_id.tolist(), exp.segments.agent_id.tolist(), strict=True))
+
+
+class History(Connector):
+    """The last ``k`` steps of the episode, the newest last, with what was done before each, and a padding mask.
+
+    The observation becomes a Dict. Each of its parts gains an axis of steps in front, ``[k, *shape]`` (Discrete becomes
+    MultiDiscrete); one that is no Dict is the part ``obs``. An `action_mask` stays that of the newest step. Added are
+
+    - ``prev_action``, float32 ``[k, width]``: what was done before each step; one-hot for choices, zeros before the
+      first step of the episode;
+    - ``t``, int64 ``[k]``: the index of each step in its episode;
+    - ``attention_mask``, int8 ``[k]``: 1 where there is such a step, 0 before the episode began. There, the first
+      observation is repeated.
+
+    Args:
+        k: How many steps, 1 or more.
+    """
+
+    needs = (col.OBS, col.ACTION)
+
+    def __init__(self, k: int = 20) -> None:
+        check_range("History", k=(isinstance(k, int) and k >= 1, f"a whole number of at least 1, not {k!r}"))
+        self.k = k
+        self.context = k  # the action before the oldest step
+        self._codes = ActionCodes()
+        self._wraps = False
+        self._forms: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+        """The shape and dtype of one step of each column that is remembered."""
+        self._windows: Columns = {}
+
+    def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
+        """A Dict with the steps of each part, ``prev_action``, ``t`` and ``attention_mask``."""
+        self._codes, k = ActionCodes(action_space), self.k
+        self._wraps = not isinstance(obs_space, spaces.Dict)
+        added: dict[str, Space] = {
+            PREV_ACTION: spaces.Box(-np.inf, np.inf, (k, self._codes.width), np.float32),
+            T: spaces.Box(0, np.iinfo(np.int64).max, (k,), np.int64),
+            ATTENTION_MASK: spaces.MultiBinary(k),
+        }
+        whole = with_parts(obs_space, added, "History")
+        assert isinstance(whole, spaces.Dict)
+        own = with_parts(obs_space, {}, "History")
+        self._forms = {
+            name: (leaf_shape(leaf), leaf_dtype(leaf)) for name, leaf in leaves(own, col.OBS).items() if _is_kept(name)
+        }
+        self._forms[_column(PREV_ACTION)] = ((self._codes.width,), np.dtype(np.float32))
+        self._forms[_column(T)] = ((), np.dtype(np.int64))
+        stacked = map_leaves(own, lambda name, leaf: over_steps(leaf, k) if _is_kept(name) else leaf, col.OBS)
+        assert isinstance(stacked, spaces.Dict)
+        return spaces.Dict([*stacked.spaces.items(), *((key, whole[key]) for key in added)]), action_space
+
+    def start(self, num_slots: int) -> None:
+        """Slots that have not begun an episode yet."""
+        self._windows = {
+            name: np.zeros((num_slots, self.k, *shape), dtype) for name, (shape, dtype) in self._forms.items()
+        }
+        self._windows[_column(ATTENTION_MASK)] = np.zeros((num_slots, self.k), np.int8)
+
+    def _steps(self, obs: Columns, action: Columns, first: NDArray[np.bool_], t: NDArray[Any]) -> Columns:
+        """One step of each column that is remembered, ``[rows, ...]``, and others that stay as they are."""
+        before = np.zeros((len(first), self._codes.width), np.float32)
+        self._codes.write(action, before)
+        before[first] = 0
+        return with_part_columns(obs, {PREV_ACTION: before, T: t}, wraps=self._wraps)
+
+    def online(self, inputs: Inputs) -> Inputs:
+        """Puts each row's step behind those of its slot."""
+        slots, first = inputs.slots, inputs.first
+        t = np.where(first, 0, self._windows[_column(T)][slots, -1] + 1)
+        steps = self._steps(inputs.obs, inputs.prev_action, first, t)
+        steps[_column(ATTENTION_MASK)] = np.ones(len(slots), np.int8)
+        out = {}
+        for name, step in steps.items():
+            if name not in self._windows:
+                out[name] = step
+                continue
+            window = np.empty((len(slots), self.k, *step.shape[1:]), self._windows[name].dtype)
+            window[:, :-1] = self._windows[name][slots, 1:]
+            if first.any():
+                window[first, :-1] = 0 if name == _column(ATTENTION_MASK) else step[first, None]
+            window[:, -1] = step
+            self._windows[name][slots] = window
+            out[name] = window
+        return inputs.with_obs(out)
+
+    def offline(self, exp: Experience, module: Module | None = None) -> Experience:
+        """Looks the steps up, within segments."""
+        action = {name: column(exp, name, "History") for name in self._codes.names}
+        obs, final_obs = observations(exp)
+        starts, ends = exp.offsets[:-1], exp.offsets[1:]
+        first = np.zeros(exp.num_steps, bool)
+        first[starts[exp.lengths > 0]] = True
+        before = np.maximum(np.arange(exp.num_steps) - 1, 0)
+        steps = self._steps(obs, {name: values.take(before, axis=0) for name, values in action.items()}, first, exp.t())
+        last = {name: values.take(ends - 1, axis=0) for name, values in action.items()}
+        nowhere = np.zeros(exp.num_segments, bool)
+        final = self._steps(final_obs, last, nowhere, exp.segments.t_start + exp.lengths)
+        start_of_row, rows = np.repeat(starts, exp.lengths), np.arange(exp.num_steps)
+        for name in self._forms:
+            window = windows(steps[name], start_of_row, self.k)
+            ended = np.empty((exp.num_segments, self.k, *window.shape[2:]), window.dtype)
+            for lag in range(1, self.k):
+                ended[:, self.k - 1 - lag] = steps[name].take(np.maximum(ends - lag, starts), axis=0)
+            ended[:, -1] = final[name]
+            steps[name], final[name] = window, ended
+        lags = np.arange(self.k)[::-1]
+        steps[_column(ATTENTION_MASK)] = (rows[:, None] - lags >= start_of_row[:, None]).astype(np.int8)
+        final[_column(ATTENTION_MASK)] = (ends[:, None] - lags >= starts[:, None]).astype(np.int8)
+        return replace_obs(exp, steps, final)
+
+    def state_dict(self) -> dict[str, Any]:
+        """``windows``: for each column, ``[num_slots, k, *shape]``."""
+        return {"windows": {name: window.copy() for name, window in self._windows.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on with these steps, and as many slots."""
+        given: Mapping[str, Any] = state["windows"]
+        here = {name: (self.k, *shape) for name, (shape, _) in self._forms.items()}
+        here[_column(ATTENTION_MASK)] = (self.k,)
+        there = {name: np.shape(window)[1:] for name, window in given.items()}
+        if there and here != there:
+            raise CheckpointError(
+                f"the steps of history are {there} in the checkpoint, but {here} here: it is of another env, or of "
+                f"another k than {self.k}."
+            )
+        self.start(max((len(window) for window in given.values()), default=0))
+        for name, window in given.items():
+            self._windows[name][...] = window
+
+
+def windows(values: NDArray[Any], start_of_row: Index, k: int) -> NDArray[Any]:
+    """``[rows, k, ...]``: the last ``k`` of ``values`` up to each row, none from before ``start_of_row`` ``[rows]``.
+
+    What would be from before is the value at the start, again.
+    """
+    out: NDArray[Any] = np.empty((len(values), k, *values.shape[1:]), values.dtype)
+    rows = np.arange(len(values))
+    for lag in range(k):
+        out[:, k - 1 - lag] = values.take(np.maximum(rows - lag, start_of_row), axis=0) if lag else values
+    return out
+
+
+def _column(key: str) -> str:
+    return f"{col.OBS}{SEPARATOR}{key}"
+
+
+def _is_kept(name: str) -> bool:
+    return name != col.OBS_MASK
+
+
+def over_steps(leaf: Space, k: int) -> Space:
+    """The space of ``k`` values of a simple space."""
+    if isinstance(leaf, spaces.Box):
+        return spaces.Box(np.stack([leaf.low] * k), np.stack([leaf.high] * k), dtype=leaf_dtype(leaf).type)
+    if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete):
+        sizes = leaf.n if isinstance(leaf, spaces.Discrete) else leaf.nvec
+        dtype: Any = leaf_dtype(leaf).type
+        return spaces.MultiDiscrete(np.stack([sizes] * k), dtype, start=np.stack([leaf.start] * k))
+    return spaces.MultiBinary([k, *leaf_shape(leaf)])
+
+
+def one_step(leaf: Space) -> Space:
+    """The space of one of the values that a space from `over_steps` is of.
+
+    Raises:
+        SpaceError: it is of none.
+    """
+    if isinstance(leaf, spaces.Box) and leaf.shape:
+        return spaces.Box(leaf.low[0], leaf.high[0], leaf.shape[1:], leaf_dtype(leaf).type)
+    if isinstance(leaf, spaces.MultiDiscrete) and leaf.nvec.ndim == 1:
+        return spaces.Discrete(leaf.nvec[0], start=leaf.start[0])
+    if isinstance(leaf, spaces.MultiDiscrete):
+        return spaces.MultiDiscrete(leaf.nvec[0], leaf_dtype(leaf).type, start=leaf.start[0])
+    if isinstance(leaf, spaces.MultiBinary):
+        return spaces.MultiBinary(leaf.shape[1] if len(leaf.shape) == 2 else list(leaf.shape[1:]))
+    raise SpaceError(f"{leaf} is not of several steps: History, which the network needs, does not stand before it.")
