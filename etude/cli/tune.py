@@ -77,7 +77,7 @@ class TuneOptions(RunOptions):
     max_failures: int = 0
     """How often a trial that failed goes on again from its newest checkpoint."""
 
-    address: str | None = None
+    cluster: str | None = None
     """The Ray cluster: `auto`, `host:port`. None: the one that RAY_ADDRESS names, else one of this machine alone."""
 
 
@@ -92,7 +92,7 @@ class Resume:
     trust: bool = False
     """The folder is your own: load its pickles, and import whatever they name."""
 
-    address: str | None = None
+    cluster: str | None = None
     """The Ray cluster, as for a new tuning."""
 
     quiet: bool = False
@@ -114,7 +114,7 @@ class Resume:
             )
         import_from_here()
         with _told(quiet=self.quiet):
-            found = resume_tuning(self.resume, address=self.address)
+            found = resume_tuning(self.resume, address=self.cluster)
         return report(found, as_json=self.json)
 
 
@@ -128,9 +128,10 @@ def main(command: str, args: list[str]) -> int:
     config, space, options = asked(cls, args)
     from etude.ray import tune
 
-    same = ("stop", "metric", "resources", "max_concurrent", "out", "save_interval", "keep", "max_failures", "address")
+    same = ("stop", "metric", "resources", "max_concurrent", "out", "save_interval", "keep", "max_failures")
     how: dict[str, Any] = {name: getattr(options, name) for name in same}
-    how |= {"num_samples": options.samples, "mode": options.best_is, "verbose": 0 if options.quiet else 1}
+    how |= {"num_samples": options.samples, "mode": options.best_is, "address": options.cluster}
+    how["verbose"] = 0 if options.quiet else 1
     with _told(quiet=options.quiet):
         found = tune(config, space, algorithm=cls, **how)
     return report(found, as_json=options.json)

@@ -205,7 +205,7 @@ def test_on_the_command_line(pendulum: str, tmp_path: Path) -> None:
     ],
 )
 def test_bad_settings(name: str, value: Any, rule: str) -> None:
-    with pytest.raises(SettingsError, match=f"`{name}` is {value}, but must be {rule}"):
+    with pytest.raises(SettingsError, match=rf"`(\w+\.)?{name}` is {value}, but must be {rule}"):
         TD3BCConfig(data="data", **{name: value})
 
 
