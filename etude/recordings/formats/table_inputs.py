@@ -79,11 +79,14 @@ class _RecordBatch(Group):
     def read(self, names: Sequence[str]) -> pa.Table:
         assert self.file is not None
         path = text_tables.converted(self.file, *self.text) if self.text else self.file
-        options = pa.ipc.IpcReadOptions(included_fields=[self.schema.get_field_index(name) for name in names])
+        fields = [self.schema.get_field_index(name) for name in names]
+        if self.text:  # with fields to read, Arrow copies all; without, it takes what it needs from the mapped file
+            fields = []
         with input_file(path, mapped=True) as source:
-            batch = pa.ipc.open_file(source, options=options).get_batch(self.index)
+            options = pa.ipc.IpcReadOptions(included_fields=fields)
+            batch = pa.ipc.open_file(source, options=options).get_batch(self.index).select(list(names))
             batch.validate(full=True)
-            return pa.Table.from_batches([batch]).select(list(names))
+            return pa.Table.from_batches([batch])
 
 
 @dataclasses.dataclass(frozen=True)
