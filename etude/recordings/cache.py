@@ -22,6 +22,8 @@ from etude.urls import first_line
 
 MAX_BYTES: Final = 20 * 10**9
 """The most that it holds, where ``$ETUDE_CACHE_BYTES`` does not say."""
+LEAST_BYTES: Final = 64 * 2**20
+"""Files of fewer bytes together are not kept here but held in memory, where they can't be read from the middle."""
 _ABANDONED: Final = 24 * 3600
 """Seconds after which what is still being made was left by a process that was killed."""
 

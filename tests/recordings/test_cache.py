@@ -16,7 +16,7 @@ import pytest
 
 from etude.errors import DataError, SettingsError
 from etude.recordings import Recording, cache, validate
-from etude.recordings.formats import table_inputs, text_tables
+from etude.recordings.formats import text_tables
 from etude.recordings.formats.source import Source
 
 COLUMNS = {"obs": ["x", "y"], "action": "a", "reward": "r", "episode_id": "e", "t": "t", "terminated": "end"}
@@ -26,7 +26,7 @@ COLUMNS = {"obs": ["x", "y"], "action": "a", "reward": "r", "episode_id": "e", "
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache that is empty, and that every text file is converted into, in blocks of a few lines."""
     monkeypatch.setenv("ETUDE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(table_inputs, "IN_MEMORY", 0)
+    monkeypatch.setattr(cache, "LEAST_BYTES", 0)
     monkeypatch.setattr(text_tables, "_BLOCK", 400)
     return tmp_path / "cache" / "recordings"
 
@@ -101,7 +101,7 @@ def test_converted_text_is_what_it_is_in_memory(tmp_path: Path, monkeypatch: Any
     found = opened(path)
     assert conversions == [path]
     exp = found.read()
-    monkeypatch.setattr(table_inputs, "IN_MEMORY", 2**30)
+    monkeypatch.setattr(cache, "LEAST_BYTES", 2**30)
     wanted = opened(path)
     assert conversions == [path]
     assert found.columns == wanted.columns
@@ -161,6 +161,33 @@ def test_broken_text_is_named_and_leaves_nothing(tmp_path: Path, own_cache: Path
     with pytest.raises(DataError, match=r"a\.jsonl: can't be read \(line 61 is not JSON"):
         opened(path)
     assert list(own_cache.iterdir()) == []
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_large_npz_files_are_unpacked(tmp_path: Path, monkeypatch: Any, own_cache: Path, save: Any) -> None:
+    rng = np.random.default_rng(0)
+    arrays = {
+        "observations": np.asfortranarray(rng.normal(size=(300, 4))), "actions": rng.integers(0, 3, (300, 1)),
+        "rewards": rng.normal(size=300).astype(">f4"), "terminals": np.arange(300) % 50 == 49,
+    }  # fmt: skip
+    save(tmp_path / "a.npz", **arrays)
+    recording = Recording.open(tmp_path / "a.npz")
+    found = sent(recording).read()
+    assert len(list(own_cache.iterdir())) == 1
+    monkeypatch.setattr(cache, "LEAST_BYTES", 2**30)
+    wanted = Recording.open(tmp_path / "a.npz").read()
+    for name, values in wanted.steps.items():
+        np.testing.assert_array_equal(found.steps[name], values)
+    np.testing.assert_array_equal(found.steps["obs"], arrays["observations"])
+    assert found.lengths.tolist() == [50] * 6
+
+    damaged = bytearray((tmp_path / "a.npz").read_bytes())
+    damaged[1000] ^= 1
+    (tmp_path / "a.npz").write_bytes(damaged)
+    monkeypatch.setattr(cache, "LEAST_BYTES", 0)
+    with pytest.raises(DataError, match=r"a\.npz: can't be read as \.npz"):
+        Recording.open(tmp_path / "a.npz").read()
+    assert len(list(own_cache.iterdir())) == 1
 
 
 def test_who_makes_an_entry_at_the_same_time_ends_well(own_cache: Path) -> None:

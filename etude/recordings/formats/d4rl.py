@@ -8,14 +8,17 @@ whole-number actions may be of shape ``[N, 1]``.
 """
 
 import abc
+import contextlib
 import dataclasses
 import itertools
 import math
+import shutil
 import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -28,6 +31,7 @@ from etude.errors import DataError
 from etude.experience import Experience, Segments
 from etude.experience.experience import offsets_of
 from etude.files import AnyPath
+from etude.recordings import cache
 from etude.recordings.format import Contents, FileFormat, Place, Problem, Unit, cut_long, grouped
 from etude.recordings.formats.hdf5_files import Opener, names_of, opened
 from etude.recordings.formats.inferring import Range, inferred_space, needs_range, reserved, widen
@@ -45,6 +49,12 @@ ROOTS: Final = {
 TERMINATED: Final = ("terminals", "terminations", "terminated")
 TRUNCATED: Final = ("timeouts", "truncations", "truncated")
 DONE: Final = ("dones", "done")
+
+
+_RANGE_ROWS: Final = 2**20
+"""Rows that are looked at together for the smallest and the largest number."""
+_NPZ_VERSION: Final = 1
+"""Of what is unpacked of NPZ files; a change of it makes the cache's entries anew."""
 
 
 class ArrayFile(Protocol):
@@ -276,7 +286,9 @@ class _ArrayDescription:
         for name, column in {**found, **{name: self.columns[name] for name in nexts}}.items():
             if needs_range(name, column.dtype, column.shape):
                 for file, rows in zip(self.files, self._num_rows, strict=True):
-                    widen(ranges, {name: file.read(column.stored, 0, rows).reshape(rows, *column.shape)})
+                    for start in range(0, rows, _RANGE_ROWS):
+                        values = file.read(column.stored, start, min(rows, start + _RANGE_ROWS))
+                        widen(ranges, {name: values.reshape(len(values), *column.shape)})
         return inferred_space({name: (c.dtype, c.shape) for name, c in found.items()}, root, ranges)
 
 
@@ -397,7 +409,10 @@ _BROKEN = (
 
 
 class D4RLNpz(FlatArrays):
-    """NumPy ``.npz`` files in the manner of D4RL. An array is held whole: compressed files have no rows."""
+    """NumPy ``.npz`` files in the manner of D4RL.
+
+    Compressed arrays have no rows: small files are held in memory, large ones are unpacked into the cache.
+    """
 
     name = "npz"
 
@@ -424,7 +439,7 @@ class _NpzFile:
         self.path = path
         self._members: dict[str, tuple[tuple[int, ...], np.dtype[Any]] | None] = {}
         self._loaded: dict[str, NDArray[Any]] = {}
-        size = path.stat().st_size
+        size, unpacked = path.stat().st_size, 0
         try:
             with path.open("rb") as file, zipfile.ZipFile(file) as archive:
                 for info in archive.infolist():
@@ -434,8 +449,10 @@ class _NpzFile:
                             raise ValueError(f"`{name}` claims {info.file_size:,} bytes; the file has {size:,}")
                         with archive.open(info) as stream:
                             self._members[name] = _header(stream, info.file_size)
+                        unpacked += info.file_size
         except _BROKEN as error:
             raise self._unreadable(error) from error
+        self._key = self._new_key() if unpacked >= cache.LEAST_BYTES else None
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_loaded": {}}
@@ -449,20 +466,37 @@ class _NpzFile:
 
     def read(self, name: str, start: int, stop: int) -> NDArray[Any]:
         """Some rows of an array."""
-        if name not in self._loaded:
-            try:
-                with (
-                    self.path.open("rb") as file,
-                    zipfile.ZipFile(file) as archive,
-                    archive.open(f"{name}.npy") as stream,
-                ):
-                    self._loaded[name] = npy.read_array(stream, allow_pickle=False)
-            except _BROKEN as error:
-                raise self._unreadable(error) from error
-            found = self._loaded[name]
-            if self._members[name] != (found.shape, found.dtype):
-                raise DataError(f"{self.path}: `{name}` has changed while it was read. Open it again.")
-        return self._loaded[name][start:stop]
+        if name in self._loaded:
+            return self._loaded[name][start:stop]
+        try:
+            if self._key is None:
+                with self._member(name) as stream:
+                    found = self._loaded[name] = npy.read_array(stream, allow_pickle=False)
+            else:
+                place = cache.entry(self._key, self._unpack) / f"{list(self._members).index(name)}.npy"
+                found = np.load(place, mmap_mode="r", allow_pickle=False)
+        except _BROKEN as error:
+            raise self._unreadable(error) from error
+        if self._members[name] != (found.shape, found.dtype):
+            raise DataError(f"{self.path}: `{name}` has changed while it was read. Open it again.")
+        return found[start:stop] if self._key is None else np.array(found[start:stop])
+
+    @contextlib.contextmanager
+    def _member(self, name: str) -> Iterator[IO[bytes]]:
+        with self.path.open("rb") as file, zipfile.ZipFile(file) as archive, archive.open(f"{name}.npy") as stream:
+            yield stream
+
+    def _unpack(self, folder: Path) -> None:
+        """Put all arrays of plain numbers into ``folder``, each as a file that is called by its place among all."""
+        if self._new_key() != self._key:
+            raise DataError(f"{self.path}: has changed since it was opened. Open it again.")
+        for i, (name, kind) in enumerate(self._members.items()):
+            if kind is not None:
+                with self._member(name) as stream, open(folder / f"{i}.npy", "wb") as out:
+                    shutil.copyfileobj(stream, out, 2**20)
+
+    def _new_key(self) -> str:
+        return cache.key_of([self.path], "members of npz", _NPZ_VERSION)
 
 
 def _header(stream: IO[bytes], size: int) -> tuple[tuple[int, ...], np.dtype[Any]] | None:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from etude.errors import DataError
 from etude.files import AnyPath, RemotePath, Systems, expanded, input_file, shown
-from etude.recordings import footers
+from etude.recordings import cache, footers
 from etude.recordings.format import MAX_ROWS
 from etude.recordings.formats import text_tables
 from etude.recordings.formats.arrow import check_names
@@ -27,8 +27,6 @@ SUFFIXES: Final = {
     **dict.fromkeys((".arrow", ".ipc", ".feather"), "ipc"),
 }
 MAGIC: Final = {b"PAR1": "parquet", b"ARROW1": "ipc"}
-IN_MEMORY: Final = 64 * 2**20
-"""Text files of so many bytes together are held in memory; larger ones are converted to Arrow files in the cache."""
 _COMPRESSED: Final = (".gz", ".bz2", ".zst")
 BROKEN: Final = (pa.ArrowException, OSError, ValueError, TypeError, KeyError, IndexError, RecursionError)
 
@@ -79,11 +77,14 @@ class _RecordBatch(Group):
     def read(self, names: Sequence[str]) -> pa.Table:
         assert self.file is not None
         path = text_tables.converted(self.file, *self.text) if self.text else self.file
-        options = pa.ipc.IpcReadOptions(included_fields=[self.schema.get_field_index(name) for name in names])
+        fields = [self.schema.get_field_index(name) for name in names]
+        if self.text:  # with fields to read, Arrow copies all; without, it takes what it needs from the mapped file
+            fields = []
         with input_file(path, mapped=True) as source:
-            batch = pa.ipc.open_file(source, options=options).get_batch(self.index)
+            options = pa.ipc.IpcReadOptions(included_fields=fields)
+            batch = pa.ipc.open_file(source, options=options).get_batch(self.index).select(list(names))
             batch.validate(full=True)
-            return pa.Table.from_batches([batch]).select(list(names))
+            return pa.Table.from_batches([batch])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +115,9 @@ def groups_of(data: Any, filesystem: Any = None) -> Sequence[Group]:
     list(footers.footers([file for file in files if isinstance(file, RemotePath) and _kind(file) == "parquet"]))
     kinds = {file: _known_kind(file) for file in files}
     texts = [file for file, kind in kinds.items() if kind in ("csv", "json")]
-    in_memory = sum(file.stat().st_size * (8 if file.suffix in _COMPRESSED else 1) for file in texts) <= IN_MEMORY
+    in_memory = (
+        sum(file.stat().st_size * (8 if file.suffix in _COMPRESSED else 1) for file in texts) < cache.LEAST_BYTES
+    )
     return [group for file in files for group in _file_groups(file, kinds[file], in_memory=in_memory)]
 
 

@@ -22,7 +22,7 @@ VERSION: Final = 1
 """Of what is converted; a change of it makes the cache's entries anew."""
 MOST_OPENED: Final = 500
 """A line of JSON with more brackets is looked at before Arrow reads it."""
-_BLOCK: Final = 2**24
+_BLOCK: Final = 2**22
 """Bytes that are decoded at one time."""
 _TABLE: Final = "table.arrow"
 _KINDS: Final = (
