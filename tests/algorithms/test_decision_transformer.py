@@ -425,10 +425,12 @@ def test_bad_settings(name: str, value: Any, rule: str) -> None:
         DecisionTransformerConfig(data="data", **{name: value})
 
 
-def test_what_can_not_be_is_refused() -> None:
+def test_what_can_not_be_is_refused(data: str) -> None:
     with pytest.raises(ModuleError, match="observations have no part `return_to_go`, which return_to_go and history"):
         ReturnTransformer(LINE, CHOICE, DecisionTransformerConfig(data="data"))
-    with pytest.raises(SettingsError, match="return_to_go says what was earned until an episode ended"):
+    with pytest.raises(SettingsError, match="return_to_go says of each step what is known only when"):
         etude.PPO(etude.PPOConfig(env=Alternates, connectors=("return_to_go",)))
+    with pytest.raises(SettingsError, match=r"can't be said of recorded episodes: .* \(return_to_go\) shows there"):
+        etude.evaluate_on(made(), data, methods=("fqe",))
     with pytest.raises(SettingsError, match="no return to aim at: set a target"):
         made(env=Alternates).evaluate(1)
