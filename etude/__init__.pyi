@@ -10,6 +10,7 @@ from etude.connectors import (
     Connector as Connector,
     Drop as Drop,
     FrameStack as FrameStack,
+    History as History,
     LiftAdvantages as LiftAdvantages,
     NStep as NStep,
     NextObs as NextObs,
@@ -20,6 +21,7 @@ from etude.connectors import (
     PreLearner as PreLearner,
     PrevActionReward as PrevActionReward,
     RescaleAction as RescaleAction,
+    ReturnToGo as ReturnToGo,
     VTrace as VTrace,
 )
 from etude.envs import (

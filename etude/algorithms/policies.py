@@ -16,7 +16,6 @@ from etude.connectors import (
     NormalizeAdvantages,
     Pipeline,
     RescaleAction,
-    ReturnToGo,
     VTrace,
 )
 from etude.envs import Arena
@@ -59,10 +58,10 @@ def make_policy(
                 f"`connectors` stand between env and module, where {connector.name} has nothing to do: an "
                 "algorithm names it in its learner_connectors()."
             )
-        if isinstance(connector, ReturnToGo) and isinstance(config, ActingConfig):
+        if connector.hindsight and isinstance(config, ActingConfig):
             raise SettingsError(
-                "return_to_go says what was earned until an episode ended, which only a recording knows: offline "
-                "algorithms take it."
+                f"{connector.name} says of each step what is known only when the episode has ended, as in a recording: "
+                "only offline algorithms take it."
             )
     with seeded(int(seed.generate_state(1)[0]), "cpu"):
         seen, acted = connectors.spaces(*spaces)

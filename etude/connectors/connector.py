@@ -65,6 +65,10 @@ class Connector:
     uses_module: bool = False
     """`offline` asks the module something: where the module learns meanwhile, it is called for each batch anew."""
 
+    hindsight: bool = False
+    """`offline` shows what was known only when an episode had ended, so that it is not what `online` would have shown.
+    Only algorithms that learn from recordings take such a connector."""
+
     takes_tensors: bool = False
     """`online`, `act`, `unact`, `offline` and `update` work on torch tensors, too, and then give tensors on the same
     device, as they do where a vector env gives tensors. Others are refused there."""

@@ -67,6 +67,7 @@ class ReturnToGo(Connector):
     """
 
     needs = (col.OBS, col.REWARD)
+    hindsight = True
 
     def __init__(self, target: float | None = None, scale: float | None = None) -> None:
         check_range("ReturnToGo", scale=(scale is None or scale > 0, f"above 0, not {scale}"))

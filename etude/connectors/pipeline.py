@@ -130,6 +130,7 @@ class Pipeline(Connector):
         """Whether `online` does anything: else the module sees what the env gives."""
         self.acts = bool(self._act)
         """Whether `act` does anything: else the env gets what the module chooses."""
+        self.hindsight = any(connector.hindsight for connector in self.connectors)
         self.takes_tensors = all(connector.takes_tensors for connector in self.connectors)
 
     def __repr__(self) -> str:

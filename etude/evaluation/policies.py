@@ -46,9 +46,18 @@ class TargetPolicy:
         module: What acts.
         connectors: What stands between env and module.
         explore: It draws its actions; else it takes the most likely ones.
+
+    Raises:
+        SettingsError: a connector shows something else in recordings than while acting.
     """
 
     def __init__(self, module: Module, connectors: Pipeline, *, explore: bool) -> None:
+        if connectors.hindsight:
+            raise SettingsError(
+                "what this policy would have done can't be said of recorded episodes: one of its connectors "
+                f"({', '.join(c.name for c in connectors.connectors if c.hindsight)}) shows there what was known only "
+                "when they had ended. Let it play instead."
+            )
         self.module = module
         self.explore = explore
         self._connectors = connectors

@@ -362,17 +362,22 @@ def test_acting_sees_what_learning_saw(data: str, tmp_path: Path) -> None:
             np.testing.assert_allclose(np.stack(shown[name]), seen.steps[name][rows], atol=1e-6, err_msg=name)
 
 
+def in_pieces(path: Path) -> tuple[str, Any]:
+    """A recording of 12 episodes, the last of which has no end, in files that end within episodes; and its rewards."""
+    exp = alternating(12, 1)
+    rewards = np.random.default_rng(0).normal(size=exp.num_steps).round(3)
+    exp = exp.with_steps(reward=rewards, obs=np.arange(exp.num_steps, dtype=np.float32)[:, None])
+    terminated = np.append(np.ones(11, bool), False)
+    exp = Experience(exp.steps, exp.offsets, exp.segments.replace(terminated=terminated), exp.final_obs)
+    with RecordingWriter(path, obs_space=NUMBER, action_space=CHOICE, max_rows_per_file=7) as writer:
+        writer.write(exp)
+    return str(path), rewards
+
+
 @pytest.mark.parametrize("mode", ["auto", "materialize_data", "stream"])
 def test_pieces_of_episodes_are_learned_from_in_every_mode(mode: Any, tmp_path: Path) -> None:
     """Each step once an epoch, with the return of the whole episode; not so those of an episode without an end."""
-    exp = alternating(12, 1)
-    rewards = np.random.default_rng(0).normal(size=exp.num_steps).round(3)
-    obs = np.arange(exp.num_steps, dtype=np.float32)[:, None]
-    exp = exp.with_steps(reward=rewards, obs=obs)
-    terminated = np.append(np.ones(11, bool), False)
-    exp = Experience(exp.steps, exp.offsets, exp.segments.replace(terminated=terminated), exp.final_obs)
-    with RecordingWriter(tmp_path / "data", obs_space=NUMBER, action_space=CHOICE, max_rows_per_file=7) as writer:
-        writer.write(exp)
+    data, rewards = in_pieces(tmp_path / "data")
     seen: dict[float, float] = {}
 
     class Noting(DecisionTransformer):
@@ -381,7 +386,7 @@ def test_pieces_of_episodes_are_learned_from_in_every_mode(mode: Any, tmp_path: 
             seen.update(zip(*now, strict=True))
             return super().loss(module, batch)
 
-    how: Any = {"data": str(tmp_path / "data"), "mode": mode, "batch_size": 11, "updates_per_iteration": 15}
+    how: Any = {"data": data, "mode": mode, "batch_size": 11, "updates_per_iteration": 15}
     algorithm = Noting(DecisionTransformerConfig(seed=0, return_scale=1.0, **TINY | how))
     result = algorithm.train()
     whole = 11 * STEPS
@@ -397,13 +402,15 @@ def test_pieces_of_episodes_are_learned_from_in_every_mode(mode: Any, tmp_path: 
     assert result.metrics["return_to_go/target"] == pytest.approx(best.max())
 
 
-def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(data: str, tmp_path: Path) -> None:
-    config = DecisionTransformerConfig(data=data, updates_per_iteration=4, seed=0, **TINY | {"dropout": 0.1})
+@pytest.mark.parametrize("mode", ["auto", "stream"])
+def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(mode: Any, tmp_path: Path) -> None:
+    how: Any = {"data": in_pieces(tmp_path / "data")[0], "mode": mode, "updates_per_iteration": 4, "batch_size": 8}
+    config = DecisionTransformerConfig(seed=0, **TINY | how | {"dropout": 0.1})
     algorithm = DecisionTransformer(config)
     algorithm.train()
-    algorithm.save(tmp_path)
+    algorithm.save(tmp_path / "run")
     expected = [json.dumps(algorithm.train().losses) for _ in range(2)]
-    resumed = etude.load(tmp_path)
+    resumed = etude.load(tmp_path / "run")
     assert [json.dumps(resumed.train().losses) for _ in range(2)] == expected
     assert resumed.connectors.metrics() == algorithm.connectors.metrics()
 
@@ -425,10 +432,12 @@ def test_bad_settings(name: str, value: Any, rule: str) -> None:
         DecisionTransformerConfig(data="data", **{name: value})
 
 
-def test_what_can_not_be_is_refused() -> None:
+def test_what_can_not_be_is_refused(data: str) -> None:
     with pytest.raises(ModuleError, match="observations have no part `return_to_go`, which return_to_go and history"):
         ReturnTransformer(LINE, CHOICE, DecisionTransformerConfig(data="data"))
-    with pytest.raises(SettingsError, match="return_to_go says what was earned until an episode ended"):
+    with pytest.raises(SettingsError, match="return_to_go says of each step what is known only when"):
         etude.PPO(etude.PPOConfig(env=Alternates, connectors=("return_to_go",)))
+    with pytest.raises(SettingsError, match=r"can't be said of recorded episodes: .* \(return_to_go\) shows there"):
+        etude.evaluate_on(made(), data, methods=("fqe",))
     with pytest.raises(SettingsError, match="no return to aim at: set a target"):
         made(env=Alternates).evaluate(1)

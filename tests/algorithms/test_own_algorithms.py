@@ -40,7 +40,7 @@ OF_ALL: dict[Any, dict[str, Any]] = {
     own.MyAWAC: OFFLINE,
     own.MyCQL: OFFLINE,
     own.MyTD3BC: OFFLINE,
-    own.MyDecisionTransformer: OFFLINE,
+    own.MyDecisionTransformer: {**OFFLINE, "network": etude.NetworkConfig(), "embedding_size": 8, "context_length": 2},
 }
 
 
