@@ -297,7 +297,7 @@ class Unmasked(DecisionTransformer):
 def trained(cls: type[DecisionTransformer], data: str, seed: int) -> tuple[DecisionTransformer, float]:
     """An algorithm that has learned, and its last loss."""
     how: dict[str, Any] = {"env": Alternates, "evaluation_interval": 0, "updates_per_iteration": 200}
-    how |= {"embedding_size": 32, "lr": ((0, 5e-3), (400, 5e-4))}
+    how |= {"embedding_size": 32, "num_layers": 2, "lr": ((0, 3e-3), (400, 5e-4))}
     algorithm = cls(DecisionTransformerConfig(data=data, seed=seed, **TINY | how))
     algorithm.train()
     return algorithm, algorithm.train().losses["policy"]
