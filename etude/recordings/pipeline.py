@@ -42,7 +42,7 @@ R = TypeVar("R")
 WorkerKind = Literal["threads", "processes"]
 
 
-class Workers(Generic[R]):
+class LoadWorkers(Generic[R]):
     """Does a job for one number after the other, several at a time, and gives what comes out in order.
 
     Args:
@@ -357,7 +357,7 @@ class Flow:
 
 
 class Loaders(Protocol):
-    """Those who load parts, as `Workers` do with a `Job`."""
+    """Those who load parts, as `LoadWorkers` do with a `Job`."""
 
     def done(self, numbers: Iterable[int]) -> Iterator[tuple[Any, Spent]]:
         """What comes of the parts of these numbers, in this order; of a part, all, a share, or nothing."""
@@ -432,7 +432,7 @@ class DataPipeline:
         self.source, self._make, self._flow = source, make, flow
         self._size, self._by_segments, self._hold = batch_size, by_segments, hold_prepared
         if crew is None:
-            crew = Workers(Job(source, columns, prepare, make), flow.num_workers, flow.worker_kind)
+            crew = LoadWorkers(Job(source, columns, prepare, make), flow.num_workers, flow.worker_kind)
         self._loading = _Loading(source, crew, by_segments, epoch_size)
         self._to_device = to_device
         self._ahead: Prefetched[Any] | None = None
@@ -491,7 +491,7 @@ class DataPipeline:
 
     def close(self) -> None:
         """End all workers; also done when the pipeline is forgotten."""
-        if not isinstance(self._loading.crew, Workers):  # a thread of this one may wait for it
+        if not isinstance(self._loading.crew, LoadWorkers):  # a thread of this one may wait for it
             self._loading.crew.close()
         for thread in (self._moved, self._ahead):
             if thread is not None:

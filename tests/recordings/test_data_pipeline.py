@@ -23,7 +23,7 @@ from etude.errors import DataError, EtudeError, SettingsError
 from etude.experience import Experience
 from etude.recordings import Recording
 from etude.recordings.files import DataFile
-from etude.recordings.pipeline import Cuts, DataPipeline, Flow, InMemory, Preparation, Steps, Workers, with_context
+from etude.recordings.pipeline import Cuts, DataPipeline, Flow, InMemory, LoadWorkers, Preparation, Steps, with_context
 
 LENGTHS = [1, 9, 30, 4, 200, 17, 2, 60, 33, 120]
 NUM_STEPS = sum(LENGTHS)
@@ -206,10 +206,10 @@ def test_time_is_told_layer_by_layer(recording: Recording) -> None:
 @pytest.mark.parametrize(("workers", "kind"), [(0, "threads"), (3, "threads"), (2, "processes")])
 @pytest.mark.usefixtures("forked_loaders")
 def test_a_crew_gives_everything_in_order_and_errors_where_they_belong(workers: int, kind: Any) -> None:
-    crew = Workers(square, workers, kind)
+    crew = LoadWorkers(square, workers, kind)
     assert list(crew.done(range(20))) == [n * n for n in range(20)]
     crew.close()
-    broken = Workers(fails_at_5, workers, kind)
+    broken = LoadWorkers(fails_at_5, workers, kind)
     found = []
     with pytest.raises(DataError, match="part 5 is broken"):
         found.extend(broken.done(range(9)))
@@ -271,7 +271,7 @@ def test_a_source_that_ends_its_thread_hangs_nobody(recording: Recording) -> Non
 
 @pytest.mark.usefixtures("forked_loaders")
 def test_a_worker_process_that_dies_is_an_error_that_says_so() -> None:
-    crew = Workers(dies_at_5, 2, "processes")
+    crew = LoadWorkers(dies_at_5, 2, "processes")
     with pytest.raises(EtudeError, match="a worker process that loads data has died: it was killed, perhaps for want"):
         list(crew.done(range(9)))
     crew.close()
@@ -284,7 +284,7 @@ def test_a_crew_holds_few_ahead() -> None:
         asked.append(number)
         return number
 
-    crew = Workers(note, 2, "threads")
+    crew = LoadWorkers(note, 2, "threads")
     done = crew.done(range(100))
     assert next(done) == 0
     assert len(asked) <= 4
