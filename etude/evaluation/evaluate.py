@@ -27,10 +27,18 @@ from etude.algorithms.algorithm import Algorithm
 from etude.connectors import Pipeline, overrides
 from etude.errors import DataError, SettingsError
 from etude.evaluation.episodes import HeldOutLike, WholeEpisodes, check_spaces, opened, where
-from etude.evaluation.estimators import PLAYED, VALUING, WEIGHING, collect, estimates_of, notes_on, why_distrusted
+from etude.evaluation.estimators import (
+    PLAYED,
+    VALUING,
+    WEIGHING,
+    OffPolicyEvaluation,
+    collect,
+    estimates_of,
+    notes_on,
+    why_distrusted,
+)
 from etude.evaluation.fqe import FQE, FQEConfig
 from etude.evaluation.policies import Chunks, Floats, TargetPolicy, fitted_behaviour, recorded_logp
-from etude.evaluation.result import OffPolicyEvaluation
 from etude.experience import Experience
 from etude.modules import Module
 from etude.recordings import Recording

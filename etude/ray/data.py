@@ -32,7 +32,7 @@ class RecordingElsewhere:
         self.found: dict[int, Findings] = {}
         self.crew: RayCrew | None = None
 
-    def part(self, k: int, columns: Any = None) -> Experience:
+    def part(self, k: int, columns: Any = None, *, finals: bool = True) -> Experience:
         """None is loaded here."""
         raise NotImplementedError
 

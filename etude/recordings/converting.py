@@ -16,7 +16,7 @@ from etude.experience import Experience
 from etude.experience.arrays import ranges
 from etude.experience.experience import offsets_of, without_lookback
 from etude.files import InUseError, Lock, RemotePath, sync
-from etude.recordings.editing import check_apart, check_free
+from etude.recordings.editing import check_apart, check_free, writer_like
 from etude.recordings.episodes import Assembler
 from etude.recordings.faults import clashes, in_time, span_at, spans_of
 from etude.recordings.formats.lerobot_writer import LeRobotWriter
@@ -24,7 +24,7 @@ from etude.recordings.formats.minari_writer import MinariWriter
 from etude.recordings.formats.rllib_writers import RLlibEpisodesWriter, RLlibTableWriter
 from etude.recordings.pieces import pieces
 from etude.recordings.recording import Recording, recording_of
-from etude.recordings.writer import ROW_GROUP_ROWS, RecordingWriter
+from etude.recordings.writer import ROW_GROUP_ROWS
 from etude.settings import nearest
 from etude.urls import is_url, redacted
 
@@ -132,7 +132,7 @@ def whole_episodes(recording: Recording, found: Survey, max_rows: int) -> Iterat
     assembler = Assembler(lengths=found.parts)
     for exp in recording.stream(max_rows=max_rows):
         exp = without_lookback(exp)
-        is_part = np.isin(exp.segments.episode_id.mapped(hash, np.int64), list(found.parts))
+        is_part = exp.segments.episode_id.mapped(lambda name: hash(name) in found.parts, np.bool_)
         if not is_part.all():
             yield exp.select(~is_part)
         for whole in assembler.add(exp.select(is_part)):
@@ -196,7 +196,7 @@ def exported(recording: Recording, folder: Path, format: str, path: Path, fps: i
         writer = WRITERS[format](folder, recording, columns, path, fps)
     except DataError as error:
         raise DataError(f"{recording.path}: {error}") from error
-    ends, steps = _Ends(), 0
+    ends, steps = _KnownEnds(), 0
     try:
         pieces = (
             _episodes_of(recording, writer, format, notes) if writer.whole_episodes else _steps_of(recording, notes)
@@ -269,7 +269,7 @@ def _without(exp: Experience, names: list[str]) -> Experience:
     return Experience(steps, exp.offsets, exp.segments, exp.final_obs)
 
 
-class _Ends:
+class _KnownEnds:
     """Sees to it that what was observed after the last step of each segment stands there."""
 
     def __init__(self) -> None:
@@ -354,14 +354,7 @@ def convert(
     if first is None:
         raise DataError(f"{recording.path}: holds no steps, so that there is nothing to convert.")
     meta = {"converted_from": {"path": str(recording.path), "format": recording.format}, **recording.meta}
-    with RecordingWriter(
-        path,
-        obs_space=recording.obs_space,
-        action_space=recording.action_space,
-        env=recording.env,
-        meta=meta,
-        columns=recording.columns,  # which may lack some of the spaces
-    ) as writer:
+    with writer_like(recording, path, meta) as writer:
         writer.write(first)
         for exp in found:
             writer.write(exp)

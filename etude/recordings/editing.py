@@ -83,6 +83,16 @@ def columns_of_pass(recording: Recording, needed: Sequence[str], written: Sequen
     return written if recording.leaves_out else needed
 
 
+def writer_like(
+    recording: Recording, path: str | os.PathLike[str], meta: Mapping[str, Any], **changed: Any
+) -> RecordingWriter:
+    """A writer of what ``recording`` holds, but for what is ``changed``."""
+    header = recording.header
+    # columns by name, since a recording may lack some of its spaces
+    how = {"env": header.env, "columns": recording.columns, **changed}
+    return RecordingWriter(path, obs_space=header.obs_space, action_space=header.action_space, meta=meta, **how)
+
+
 @contextmanager
 def told_where(paths: Sequence[str]) -> Iterator[None]:
     """Say in an error within it that what was written until then is there."""
@@ -264,7 +274,7 @@ def sample_recording(
     return _copied(recording, there, {path: kept}, {"how": "sample", **asked, "seed": seed})
 
 
-def _table(recording: Recording, where: Expression | None = None) -> EpisodeTable:
+def _table(recording: Recording, where: Expression | None = None, columns: Sequence[str] | None = None) -> EpisodeTable:
     """The episodes of a recording, in pieces: memory is bounded by these and by a row for each episode.
 
     Raises:
@@ -274,9 +284,11 @@ def _table(recording: Recording, where: Expression | None = None) -> EpisodeTabl
     there = recording.columns
     if where is not None:
         where.check_names([name for name in FIGURES if name != RETURN or col.REWARD in there], there)
-    wanted = {*(where.columns if where is not None else ()), col.REWARD} & set(there)
+    if columns is None:
+        wanted = {*(where.columns if where is not None else ()), col.REWARD} & set(there)
+        columns = columns_of_pass(recording, sorted(wanted), there)
     table = EpisodeTable(where)
-    for exp in recording.stream(columns=columns_of_pass(recording, sorted(wanted), there)):
+    for exp in recording.stream(columns=columns):
         table.add(exp)
     return table
 
@@ -311,19 +323,7 @@ def _copied(
     check_free(list(to))
     meta = {**recording.meta, "edited_from": {"path": str(recording.path), "format": recording.format, **how}}
     with ExitStack() as stack:
-        writers = [
-            stack.enter_context(
-                RecordingWriter(
-                    path,
-                    obs_space=recording.obs_space,
-                    action_space=recording.action_space,
-                    env=recording.env,
-                    meta=meta,
-                    columns=recording.columns,
-                )
-            )
-            for path in to
-        ]
+        writers = [stack.enter_context(writer_like(recording, path, meta)) for path in to]
         with told_where([str(writer.path) for writer in writers]):
             for exp in recording.stream():
                 codes = episodes.codes(exp)
@@ -361,68 +361,45 @@ def merge_recordings(recordings: "Sequence[Recording | DataLike]", path: str | o
     check_apart([path], opened)
     check_free([path])
     dtypes, left_out = _columns(opened)
-    names = _Names()
-    renamings = [names.of(recording, i + 1, list(dtypes)) for i, recording in enumerate(opened)]
-    envs = {recording.env for recording in opened}
-    first = opened[0]
-    written: list[int] = []
+    renamings, episodes = _renamings(opened, list(dtypes))
+    env = opened[0].env if len({recording.env for recording in opened}) == 1 else None
+    steps = 0
     with (
-        RecordingWriter(
-            path,
-            obs_space=first.obs_space,
-            action_space=first.action_space,
-            env=envs.pop() if len(envs) == 1 else None,
-            meta=_meta(opened),
-            columns=list(dtypes),
-        ) as writer,
+        writer_like(opened[0], path, _meta(opened), env=env, columns=list(dtypes)) as writer,
         told_where([str(writer.path)]),
     ):
-        for recording, renamed in zip(opened, renamings, strict=True):
+        for recording, ids in zip(opened, renamings, strict=True):
             for exp in recording.stream(columns=list(dtypes)):
-                writer.write(_fitted(exp, dtypes, renamed.ids))
-                written.append(int(exp.trained().sum()))
+                writer.write(_fitted(exp, dtypes, ids))
+                steps += int(exp.trained().sum())
     notes = [
-        f"{counted(len(renamed.ids), 'episode')} of {recording.path} got other ids, since theirs were there already: "
-        f"{next(iter(renamed.ids.items()))[0]!r} is {next(iter(renamed.ids.values()))!r} now, and so on."
-        for recording, renamed in zip(opened, renamings, strict=True)
-        if renamed.ids
+        f"{counted(len(ids), 'episode')} of {recording.path} got other ids, since theirs were there already: "
+        f"{next(iter(ids))!r} is {next(iter(ids.values()))!r} now, and so on."
+        for recording, ids in zip(opened, renamings, strict=True)
+        if ids
     ]
     notes += [f"left out the column `{name}`, which {where} does not have" for name, where in left_out.items()]
     if len({recording.env for recording in opened}) > 1:
         notes.append(f"the env is not kept: they are of {', '.join(str(r.env) for r in opened)}")
-    total = sum(renamed.episodes for renamed in renamings)
-    return Edited((Part(str(writer.path), total, sum(written)),), notes=tuple(notes))
+    return Edited((Part(str(writer.path), episodes, steps),), notes=tuple(notes))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Renamed:
-    episodes: int
-    """In the recording."""
-    ids: Mapping[str, str]
-    """New ids by those that were there before."""
-
-
-class _Names:
-    """The ids of all episodes until now."""
-
-    def __init__(self) -> None:
-        self._taken: set[str] = set()
-
-    def of(self, recording: Recording, number: int, columns: Sequence[str]) -> _Renamed:
-        """What is to be renamed in the next recording, of which these ``columns`` are written."""
-        table = EpisodeTable()
-        for exp in recording.stream(columns=columns_of_pass(recording, (), columns)):
-            table.add(exp)
-        own = dict.fromkeys(table.ids)
+def _renamings(recordings: Sequence[Recording], columns: Sequence[str]) -> tuple[list[dict[str, str]], int]:
+    """For each recording, the new ids by those that were there before; and how many episodes there are in all."""
+    taken: set[str] = set()
+    renamings = []
+    for number, recording in enumerate(recordings, 1):
+        own = dict.fromkeys(_table(recording, columns=columns_of_pass(recording, (), columns)).ids)
         ids = {}
         for name in own:
-            if name in self._taken:
+            if name in taken:
                 new = f"{name}~{number}"
-                while new in self._taken or new in own:
+                while new in taken or new in own:
                     new += "~"
                 ids[name] = new
-        self._taken.update(ids.get(name, name) for name in own)
-        return _Renamed(len(own), ids)
+        taken.update(ids.get(name, name) for name in own)
+        renamings.append(ids)
+    return renamings, len(taken)
 
 
 def _check_spaces(recordings: Sequence[Recording]) -> None:

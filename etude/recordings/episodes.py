@@ -315,8 +315,8 @@ class Assembler:
         keys = names if self._together else list(zip(names, agents, strict=True))
         touched = dict(zip(keys, names, strict=True))
         for key, name in touched.items():
-            waiting = self.waiting.pop(key) if key in self.waiting else Waiting(self._lengths.get(hash(name)))
-            self.waiting[key] = waiting  # the last to have come
+            held = self.waiting.pop(key) if key in self.waiting else Waiting(self._lengths.get(hash(name)))
+            self.waiting[key] = held
         facts = (s.module_id.tolist(), s.done.tolist(), s.t_start.tolist(), exp.lengths.tolist())
         for i, (key, agent, module, done, first, length) in enumerate(zip(keys, agents, *facts, strict=True)):
             if key not in self.waiting:  # it was whole already, and there is more of it

@@ -241,6 +241,7 @@ class Timeline:
         self._units, self._kinds = units, kinds
         self._spans: dict[int, Spans] = {}  # by part
         self._runs: list[tuple[Index, Index]] = []  # keys, sorted, and the places of their spans
+        self._several = [np.zeros(0, np.int64)]  # the keys of which there are several spans, as they were found
         self._names: dict[int, Experience] = {}  # by part, where something is wrong
         self._told: str | None = None
 
@@ -258,7 +259,9 @@ class Timeline:
         if k not in self._spans:
             spans = self._spans[k] = spans_of(k, exp)
             if self._kinds and self._told is None:
-                found = self._problems(self._suspects(spans), self._kinds)
+                several = self._several_among(spans)
+                self._several.append(several)
+                found = self._problems(self._all_of(several), self._kinds)
                 self._told = next((problem.message for problem in found), None)
         if self._told is not None:
             raise DataError(self._told)
@@ -269,36 +272,41 @@ class Timeline:
 
     def problems(self, kinds: Sequence[str] = KINDS) -> Iterator[Problem]:
         """All clashes of these kinds in what was seen, one for each kind, episode and agent."""
-        for problem in self._problems(self.spans(), kinds):
+        for problem in self._problems(self._all_of(distinct(*self._several)) if self._kinds else self.spans(), kinds):
             remedy = _REMEDIES.get(problem.kind)
             yield dataclasses.replace(problem, message=f"{problem.message} {remedy}") if remedy else problem
 
-    def _suspects(self, spans: Spans) -> Spans:
-        """The spans of episodes and agents of which there are several, ``spans``, which are new, among them."""
+    def _several_among(self, spans: Spans) -> Index:
+        """The keys of ``spans``, which are new, of which there are several spans now."""
         keys = np.ascontiguousarray(spans["key"])
         order = np.argsort(keys, kind="stable")
-        keys = keys[order]
+        keys, places = keys[order], spans["place"][order]
         found = [keys[1:][keys[1:] == keys[:-1]]]
         for known, _ in self._runs:
             found.append(keys[known[np.minimum(np.searchsorted(known, keys), len(known) - 1)] == keys])
-        self._runs.append((keys, spans["place"][order])) if len(keys) else None
-        suspects = np.unique(np.concatenate(found))
-        some = [self._placed(places[_all_of(suspects, known)]) for known, places in self._runs] if len(suspects) else []
-        while len(self._runs) > 1 and len(self._runs[-2][0]) < 2 * len(self._runs[-1][0]):
-            (keys_b, places_b), (keys_a, places_a) = self._runs.pop(), self._runs.pop()
-            both = np.concatenate([keys_a, keys_b])
-            order = np.argsort(both, kind="stable")
-            self._runs.append((both[order], np.concatenate([places_a, places_b])[order]))
-        return in_time(some)
+        while self._runs and len(self._runs[-1][0]) < 2 * len(keys):
+            known, there = self._runs.pop()
+            keys, places = np.concatenate([known, keys]), np.concatenate([there, places])
+            order = np.argsort(keys, kind="stable")
+            keys, places = keys[order], places[order]
+        if len(keys):
+            self._runs.append((keys, places))
+        return distinct(*found)
 
-    def _placed(self, places: Index) -> Spans:
-        """The spans at these places."""
+    def _all_of(self, keys: Index) -> Spans:
+        """The spans of these keys, as `in_time` gives them."""
+        found = [np.zeros(0, np.int64)]
+        for known, places in self._runs if len(keys) else ():
+            starts, stops = (np.searchsorted(known, keys, side=side) for side in ("left", "right"))
+            found.append(places[ranges(starts, stops - starts)])
+        places = np.sort(np.concatenate(found))
         parts = places >> _ROW_BITS
-        out = np.zeros(len(places), _DTYPE)
-        for k in np.unique(parts).tolist():
-            here = np.flatnonzero(parts == k)
-            out[here] = self._spans[k].take(np.searchsorted(self._spans[k]["place"], places[here]))
-        return out
+        heads = np.flatnonzero(parts[1:] != parts[:-1]) + 1
+        runs = []
+        for here in np.split(places, heads) if len(places) else ():
+            spans = self._spans[int(here[0]) >> _ROW_BITS]
+            runs.append(spans.take(np.searchsorted(spans["place"], here)))
+        return in_time(runs)
 
     def _problems(self, spans: Spans, kinds: Sequence[str]) -> Iterator[Problem]:
         """The same as `problems`, of spans as `in_time` gives them, and without what to do."""
@@ -337,7 +345,7 @@ class Timeline:
         return Problem(kind, text, second.file, second.row, col.EPISODE_ID, rows, True, second.row_group, is_gap)
 
 
-def _all_of(keys: Index, known: Index) -> Index:
-    """Where each of ``keys`` is in ``known``, which is sorted: all places."""
-    starts, stops = (np.searchsorted(known, keys, side=side) for side in ("left", "right"))
-    return ranges(starts, stops - starts)
+def distinct(*keys: Index) -> Index:
+    """All keys once, sorted. What NumPy has for that can take minutes for hashes."""
+    found = np.sort(np.concatenate(keys))
+    return found[np.append(True, found[1:] != found[:-1])] if len(found) else found

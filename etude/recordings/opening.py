@@ -21,7 +21,7 @@ from etude.recordings.formats.source import ETUDE, Source
 from etude.recordings.formats.table import Table
 from etude.recordings.layout import HEADER_KEY, MANIFEST, Header
 from etude.recordings.own import OwnFormat, is_in_order
-from etude.recordings.units import Member, Units
+from etude.recordings.units import Described, Units
 from etude.spaces import Space, leaf_dtype, leaf_shape, leaves
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Found:
     """Its folder, or its first file; None where it is described by an object."""
     files: tuple[AnyPath, ...] | None
     """The files of it that were given one by one; None: all under `path`."""
-    open: Callable[[], Member]
+    open: Callable[[], Described]
 
 
 def opened(given: "DataLike", filesystem: Any = None, faults: list[Problem] | None = None) -> tuple[Place, Units]:
@@ -148,8 +148,8 @@ def _of_object(given: Any) -> Found:
     )
 
 
-def _described(format: Format) -> Member:
-    return Member(format, format.describe())
+def _described(format: Format) -> Described:
+    return Described(format, format.describe())
 
 
 def _of_path(path: AnyPath, faults: list[Problem] | None) -> list[Found]:
@@ -157,12 +157,12 @@ def _of_path(path: AnyPath, faults: list[Problem] | None) -> list[Found]:
     if path.exists() and not is_own(path):
         found = foreign(path, faults)
         if found is not None:
-            return [Found(path, None, lambda: Member(*found))]
+            return [Found(path, None, lambda: Described(*found))]
     folders = list(recordings_in(path)) if path.is_dir() else []
     return [Found(folder, None, partial(_own, folder, None, faults)) for folder in folders or [path]]
 
 
-def _own(path: AnyPath, given: Sequence[AnyPath] | None, faults: list[Problem] | None) -> Member:
+def _own(path: AnyPath, given: Sequence[AnyPath] | None, faults: list[Problem] | None) -> Described:
     """A recording in Etude's format. One that another tool has written anew is read as a table.
 
     Raises:
@@ -171,14 +171,14 @@ def _own(path: AnyPath, given: Sequence[AnyPath] | None, faults: list[Problem] |
     own = OwnFormat(path, given)
     files, header = own.files(faults)
     if is_in_order(files):
-        return Member(own, own.contents(files, header))
+        return Described(own, own.contents(files, header))
     paths = [file.path for file in files]
     if header is None:
         return _described(Table(Source(paths, preset=ETUDE)))
     source = Source(paths, {}, ETUDE, header.obs_space, header.action_space, header.env)
     table, contents = _described(Table(source))
     kept = dataclasses.replace(contents.header, meta={**header.meta, **contents.header.meta})
-    return Member(table, dataclasses.replace(contents, header=kept))
+    return Described(table, dataclasses.replace(contents, header=kept))
 
 
 def _of_files(files: Sequence[AnyPath], faults: list[Problem] | None) -> Iterable[Found]:
@@ -195,8 +195,8 @@ def _of_files(files: Sequence[AnyPath], faults: list[Problem] | None) -> Iterabl
             yield Found(alike[0], tuple(alike), partial(_of_kind, kind, alike, faults))
 
 
-def _of_kind(kind: type[FileFormat], files: Sequence[AnyPath], faults: list[Problem] | None) -> Member:
-    return Member(*of_files(kind, files, faults))
+def _of_kind(kind: type[FileFormat], files: Sequence[AnyPath], faults: list[Problem] | None) -> Described:
+    return Described(*of_files(kind, files, faults))
 
 
 def is_own(path: AnyPath) -> bool:
@@ -216,7 +216,7 @@ def is_own(path: AnyPath) -> bool:
 # -- several as one ----------------------------------------------------------------------------------------------
 
 
-def joined(members: Sequence[Member]) -> Units:
+def joined(members: Sequence[Described]) -> Units:
     """The units of all ``members``.
 
     Raises:
@@ -231,7 +231,7 @@ def joined(members: Sequence[Member]) -> Units:
     return Units(members, Header(_space(members, col.OBS), _space(members, col.ACTION), env, _meta(members)))
 
 
-def _check_columns(first: Member, other: Member) -> None:
+def _check_columns(first: Described, other: Described) -> None:
     for has, lacks in ((first, other), (other, first)):
         differ = [name for name in has.contents.columns if name not in lacks.contents.columns]
         if not differ:
@@ -243,7 +243,7 @@ def _check_columns(first: Member, other: Member) -> None:
         )
 
 
-def _space(members: Sequence[Member], root: str) -> Space:
+def _space(members: Sequence[Described], root: str) -> Space:
     """The space of the observations or actions; one that was only inferred from numbers gives way to one recorded.
 
     Where all were inferred, it is the one for the numbers of all.
@@ -264,7 +264,7 @@ def _space(members: Sequence[Member], root: str) -> Space:
     return space
 
 
-def _is_inferred(member: Member, root: str) -> bool:
+def _is_inferred(member: Described, root: str) -> bool:
     told = member.contents.header.meta.get("inferred") or ()
     return "spaces" in told or any(isinstance(name, str) and col.is_under(name, root) for name in told)
 
@@ -273,7 +273,7 @@ def _leaves(space: Space, root: str) -> dict[str, str]:
     return {n: f"{type(s).__name__} {leaf_shape(s)} {leaf_dtype(s)}" for n, s in leaves(space, root).items()}
 
 
-def _meta(members: Sequence[Member]) -> dict[str, object]:
+def _meta(members: Sequence[Described]) -> dict[str, object]:
     """What all have alike; the rest for each, by its number."""
     metas = [dict(member.contents.header.meta) for member in members]
     alike = {key: value for key, value in metas[0].items() if all(key in m and m[key] == value for m in metas)}

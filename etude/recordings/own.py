@@ -28,7 +28,7 @@ _TOLD: Final = {"truncated_file": 0, "missing_file": 1, "other_rows": 3}
 """In which order problems of files are told; all others stand between."""
 
 
-class RowGroup(NamedTuple):
+class GroupOfFile(NamedTuple):
     """What is needed to read a unit."""
 
     file: DataFile
@@ -66,7 +66,7 @@ class OwnFormat(Format):
         units, first = [], {file.path: 0 for file in files}
         for k, (file, group) in enumerate(groups):
             rows = int(file.metadata.row_group(group).num_rows)
-            data = RowGroup(file, group, groups[k + 1] if k + 1 < len(groups) else None)
+            data = GroupOfFile(file, group, groups[k + 1] if k + 1 < len(groups) else None)
             units.append(Unit(k, rows, file.path, first[file.path], data))
             first[file.path] += rows
         names = files[0].schema.names
@@ -154,7 +154,7 @@ class OwnFormat(Format):
             problem = Problem("undecodable", text, str(file.path), None, None, unit.rows or 0, True, group)
             raise UnreadableError(_empty(unit) or problem) from error
 
-    def _read(self, at: RowGroup, columns: Sequence[str], where: pc.Expression | None, finals: bool) -> Experience:
+    def _read(self, at: GroupOfFile, columns: Sequence[str], where: pc.Expression | None, finals: bool) -> Experience:
         file, group, following = at
         names = file.names_for(columns)
         if not finals:

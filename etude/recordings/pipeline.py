@@ -18,7 +18,7 @@ import numpy as np
 
 from etude import columns as col
 from etude.columns import Columns
-from etude.connectors import Connect, Pipeline, PreLearnerLike
+from etude.connectors import Connect, Pipeline, PreLearnerLike, overrides
 from etude.errors import DataError, EtudeError, SettingsError
 from etude.experience import Experience
 from etude.recordings.batches import (
@@ -42,7 +42,7 @@ R = TypeVar("R")
 WorkerKind = Literal["threads", "processes"]
 
 
-class Crew(Generic[R]):
+class LoadWorkers(Generic[R]):
     """Does a job for one number after the other, several at a time, and gives what comes out in order.
 
     Args:
@@ -60,7 +60,7 @@ class Crew(Generic[R]):
         self._ahead = num_workers
         self._executor: Executor | None = None
         self.close: Callable[[], Any] = lambda: None
-        """Ends the workers; those of a crew that is forgotten end, too."""
+        """Ends them; so does forgetting them."""
         if not num_workers:
             return
         if kind == "threads":
@@ -153,7 +153,7 @@ class Parted(Protocol):
     def num_parts(self) -> int:
         """The parts."""
 
-    def part(self, k: int, columns: Sequence[str] | None = None) -> Experience:
+    def part(self, k: int, columns: Sequence[str] | None = None, *, finals: bool = True) -> Experience:
         """Part ``k``: whole segments; see `Recording.part`."""
 
     def counts(self, k: int) -> Any:
@@ -177,7 +177,7 @@ class InMemory:
         """The pieces."""
         return len(self._pieces)
 
-    def part(self, k: int, columns: Sequence[str] | None = None) -> Experience:
+    def part(self, k: int, columns: Sequence[str] | None = None, *, finals: bool = True) -> Experience:
         """Piece ``k``, with all that was read."""
         return self._pieces[k]
 
@@ -210,6 +210,12 @@ class Preparation:
     ) -> None:
         self.connectors, self.to_learner = connectors, to_learner
         self.select, self.where, self.own = select, where, own
+
+    @property
+    def looks_behind(self) -> bool:
+        """Whether it may look at what was observed after segments."""
+        connectors = [c for c in (*self.connectors.connectors, *self.to_learner.connectors) if overrides(c, "offline")]
+        return self.own is not None or any(c.needs is None or col.under(c.needs, col.OBS) for c in connectors)
 
     def chosen(self, exp: Experience) -> Experience:
         """The segments that the module learns from, and of these the steps."""
@@ -272,6 +278,11 @@ class Steps:
             exp, [*self.roots, *(name for name in added if not any(col.is_under(name, root) for root in self.roots))]
         )
 
+    @property
+    def looks_behind(self) -> bool:
+        """Whether it needs what was observed after segments."""
+        return col.NEXT_OBS in self.roots
+
     def rows(self, made: Columns) -> int:
         """How many there are."""
         return rows_of(made)
@@ -283,6 +294,7 @@ class Cuts:
 
     max_len: int
     burn_in: int = 0
+    looks_behind = True
 
     def __call__(self, exp: Experience, added: Sequence[str]) -> Experience:
         """These segments, with all their columns."""
@@ -310,7 +322,8 @@ class Job:
             if not self._is_wanted(k):
                 spent.bad = self.source.counts(k)
                 return None, spent
-            exp = self.source.part(k, self.columns)
+            finals = self.make.looks_behind or self.prepare.looks_behind
+            exp = self.source.part(k, self.columns, finals=finals)
         with spent.on(CONNECTORS):
             chosen = self.prepare.chosen(exp)
             prepared = self.prepare(chosen)
@@ -324,7 +337,7 @@ class Job:
         where = self.prepare.where
         if where is None or self.source.is_in_memory:
             return True
-        return bool(where.holds(self.source.part(k, where.columns_in(self.source.columns))).any())
+        return bool(where.holds(self.source.part(k, where.columns_in(self.source.columns), finals=False)).any())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -344,7 +357,7 @@ class Flow:
 
 
 class Loaders(Protocol):
-    """Those who load parts, as a `Crew` does with a `Job`."""
+    """Those who load parts, as `LoadWorkers` do with a `Job`."""
 
     def done(self, numbers: Iterable[int]) -> Iterator[tuple[Any, Spent]]:
         """What comes of the parts of these numbers, in this order; of a part, all, a share, or nothing."""
@@ -419,7 +432,7 @@ class DataPipeline:
         self.source, self._make, self._flow = source, make, flow
         self._size, self._by_segments, self._hold = batch_size, by_segments, hold_prepared
         if crew is None:
-            crew = Crew(Job(source, columns, prepare, make), flow.num_workers, flow.worker_kind)
+            crew = LoadWorkers(Job(source, columns, prepare, make), flow.num_workers, flow.worker_kind)
         self._loading = _Loading(source, crew, by_segments, epoch_size)
         self._to_device = to_device
         self._ahead: Prefetched[Any] | None = None
@@ -478,7 +491,7 @@ class DataPipeline:
 
     def close(self) -> None:
         """End all workers; also done when the pipeline is forgotten."""
-        if not isinstance(self._loading.crew, Crew):  # a thread of this one may wait for it
+        if not isinstance(self._loading.crew, LoadWorkers):  # a thread of this one may wait for it
             self._loading.crew.close()
         for thread in (self._moved, self._ahead):
             if thread is not None:

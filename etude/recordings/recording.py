@@ -319,17 +319,18 @@ class Recording:
         """The pieces that can be loaded one at a time."""
         return len(self._units)
 
-    def part(self, k: int, columns: Sequence[str] | None = None) -> Experience:
+    def part(self, k: int, columns: Sequence[str] | None = None, *, finals: bool = True) -> Experience:
         """Part ``k``, views: whole segments, but for those that the disk has in pieces.
 
         Args:
             k: Which.
             columns: The step columns, by name or root; None is all.
+            finals: With False, what was observed after segments may be left out; that of images takes long to decode.
 
         Raises:
             DataError: a column does not exist, or the part can't be decoded.
         """
-        return self._screened.load(k, self._names(columns))
+        return self._screened.load(k, self._names(columns), finals=finals)
 
     def validate(self) -> Report:
         """Look at every row and report every problem; see `etude.recordings.screening.validate`."""

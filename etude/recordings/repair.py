@@ -14,7 +14,7 @@ from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.arrays import Index, ranges, take
 from etude.experience.experience import offsets_of
-from etude.recordings.faults import KINDS, Fault, Span, Spans, Timeline, clashes, span_at
+from etude.recordings.faults import KINDS, Fault, Span, Spans, Timeline, clashes, distinct, span_at
 from etude.recordings.pieces import in_order
 from etude.recordings.units import Units
 
@@ -111,7 +111,7 @@ def _finals(exp: Experience, name: str, parent: Index, stop: Index, given: Mask,
 
 
 @dataclasses.dataclass
-class Plan:
+class Changes:
     """What is to be done with the segments of a part."""
 
     left_out: list[tuple[int, int]] = dataclasses.field(default_factory=list)
@@ -137,7 +137,7 @@ class Mending:
         self._units, self._keep_order = units, keep_order
         self._obs: dict[tuple[int, int], dict[str, NDArray[Any]] | None] = {}
         self._rows: list[int] = []  # of each part; 0 where nothing of it can be read
-        self._plans: dict[int, Plan] = defaultdict(Plan)
+        self._plans: dict[int, Changes] = defaultdict(Changes)
         self.left_out: Counter[str] = Counter()
         """Rows, by kind of fault."""
         self.met: Counter[str] = Counter(problem.kind for problem in units.problems)
@@ -180,7 +180,7 @@ class Mending:
         return out
 
     def _settle(self, spans: Sequence[Span], prints: Mapping[Span, Index]) -> None:
-        """Plan what goes and what stays of one agent's episode."""
+        """Changes what goes and what stays of one agent's episode."""
         kept: list[tuple[Span, int]] = []  # with how many of their first steps go
         refused: list[Span] = []
         for span in sorted(spans, key=lambda s: (s.start, not s.known, s.place)):
@@ -212,7 +212,7 @@ class Mending:
                 self._plans[span.part].links.append((last, after.part, after.row + skipped))
 
     def _leave_out(self, span: Span, steps: int, kind: str) -> None:
-        """Plan to leave out the first steps of a span, and what is lookback for them."""
+        """Changes to leave out the first steps of a span, and what is lookback for them."""
         first = span.row - span.lookback if steps else span.row
         self._plans[span.part].left_out.append((first, span.row + steps))
         self.left_out[kind] += span.row + steps - first
@@ -242,7 +242,7 @@ class Mending:
         exp = without(exp, lost, ()) if lost.any() else exp
         return in_order(exp).join() if plan.in_order else exp
 
-    def _linked(self, plan: Plan, exp: Experience, at: Index) -> Experience:
+    def _linked(self, plan: Changes, exp: Experience, at: Index) -> Experience:
         """Final observations that are not known taken from where the episode goes on."""
         segments = exp.segments[np.arange(exp.num_segments)]
         finals = {name: np.array(column) for name, column in exp.final_obs.items()}
@@ -295,12 +295,12 @@ def _ill(spans: Spans) -> tuple[dict[int, list[Span]], list[int]]:
     found = clashes(spans)
     unknown = (spans["key"][:-1] == spans["key"][1:]) & ~spans["known"][:-1]
     at = [found[kind] for kind in KINDS if kind != "gap"]
-    keys = np.unique(spans["key"][np.concatenate([*at, np.flatnonzero(unknown)])])
+    keys = distinct(spans["key"][np.concatenate([*at, np.flatnonzero(unknown)])])
     known = np.ascontiguousarray(spans["key"])
     starts, stops = (np.searchsorted(known, keys, side=side).tolist() for side in ("left", "right"))
     groups = zip(keys.tolist(), starts, stops, strict=True)
     ill = {key: [span_at(spans, i) for i in range(start, stop)] for key, start, stop in groups}
-    return ill, np.unique(spans["key"][found["duplicate"]]).tolist()
+    return ill, distinct(spans["key"][found["duplicate"]]).tolist()
 
 
 def _verdict(

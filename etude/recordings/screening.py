@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from etude.errors import DataError, SettingsError, printable
 from etude.experience import Experience
-from etude.recordings.faults import KINDS, Fault, Timeline, find, problem_of
+from etude.recordings.faults import KINDS, Fault, Timeline, distinct, find, problem_of
 from etude.recordings.format import Problem, UnreadableError
 from etude.recordings.opening import found, joined, place_of
 from etude.recordings.pieces import filtered
@@ -464,7 +464,7 @@ def validate(path: "DataLike", *, filesystem: Any = None) -> Report:
 def _look(units: Units, problems: list[Problem]) -> tuple[int, int]:
     """Look at every unit, and add what is wrong to ``problems``; gives the rows and the episodes."""
     problems += units.problems
-    rows, episodes, timeline = 0, np.zeros(0, np.int64), Timeline(units)
+    rows, episodes, timeline = 0, [np.zeros(0, np.int64)], Timeline(units)
     leaves = {**units.header.obs_leaves(), **units.header.action_leaves()}
     for k in range(len(units)):
         try:
@@ -476,9 +476,9 @@ def _look(units: Units, problems: list[Problem]) -> tuple[int, int]:
         problems += more
         problems += (problem_of(units, k, exp, fault) for fault in find(exp, leaves))
         timeline.add(k, exp)
-        episodes = np.union1d(episodes, exp.segments.episode_id.mapped(hash, np.int64))
+        episodes.append(distinct(exp.segments.episode_id.mapped(hash, np.int64)))
     problems += timeline.problems()
-    return rows, len(episodes)
+    return rows, len(distinct(*episodes))
 
 
 _ABLE = {True: "repairable", False: "not repairable"}

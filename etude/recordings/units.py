@@ -17,7 +17,7 @@ from etude.recordings.own import OwnFormat
 from etude.recordings.pieces import filtered
 
 
-class Member(NamedTuple):
+class Described(NamedTuple):
     """One of the recordings that are read as one."""
 
     format: Format
@@ -40,7 +40,7 @@ class Units:
         header: What holds for all.
     """
 
-    def __init__(self, members: Sequence[Member], header: Header) -> None:
+    def __init__(self, members: Sequence[Described], header: Header) -> None:
         self.members, self.header = tuple(members), header
         names = list(dict.fromkeys(member.format.name for member in members))
         self.format = names[0] if len(names) == 1 else "joined"

@@ -336,7 +336,7 @@ class RecordingWriter:
         self._pending: list[Experience] = []
         self._pending_rows = 0
         self._pending_since = 0.0
-        self._queue: queue.Queue[_Job] = queue.Queue(maxsize=1)
+        self._queue: queue.Queue[_Handover] = queue.Queue(maxsize=1)
         thread = threading.Thread(target=_work, args=(self._queue, self._files), name="etude-writer", daemon=True)
         thread.start()
         # Also on garbage collection and at the interpreter's exit: the thread must not outlive its writer.
@@ -421,7 +421,7 @@ class RecordingWriter:
             self._raise_failure()
 
     def _hand_over(self, *, publish: bool = False, done: threading.Event | None = None) -> None:
-        self._queue.put(_Job(tuple(self._pending), publish, done))
+        self._queue.put(_Handover(tuple(self._pending), publish, done))
         self._pending.clear()
         self._pending_rows = 0
 
@@ -476,7 +476,7 @@ class RecordingWriter:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Job:
+class _Handover:
     """What the thread is asked to do: write a row group, and then perhaps close the file, or end."""
 
     parts: tuple[Experience, ...]
@@ -485,19 +485,19 @@ class _Job:
     last: bool = False
 
 
-_Jobs: TypeAlias = "queue.Queue[_Job]"
+_Queue: TypeAlias = "queue.Queue[_Handover]"
 
 
-def _finish(pending: list[Experience], jobs: _Jobs, thread: threading.Thread, files: FileRoller, owner: int) -> None:
+def _finish(pending: list[Experience], jobs: _Queue, thread: threading.Thread, files: FileRoller, owner: int) -> None:
     if os.getpid() != owner:
         return  # a forked process has no such thread; its parent goes on writing
-    jobs.put(_Job(tuple(pending), publish=True, last=True))
+    jobs.put(_Handover(tuple(pending), publish=True, last=True))
     pending.clear()
     thread.join()
     files.release()
 
 
-def _work(jobs: _Jobs, files: FileRoller) -> None:
+def _work(jobs: _Queue, files: FileRoller) -> None:
     last = False
     while not last:
         job = jobs.get()

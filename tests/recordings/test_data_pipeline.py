@@ -18,11 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from some_recording import ACTION, OBS, numbered, record
 
-from etude.connectors import FrameStack, NormalizeObs, Pipeline
+from etude.connectors import ClipAction, FrameStack, NormalizeObs, Pipeline
 from etude.errors import DataError, EtudeError, SettingsError
 from etude.experience import Experience
 from etude.recordings import Recording
-from etude.recordings.pipeline import Crew, Cuts, DataPipeline, Flow, InMemory, Preparation, Steps, with_context
+from etude.recordings.files import DataFile
+from etude.recordings.pipeline import Cuts, DataPipeline, Flow, InMemory, LoadWorkers, Preparation, Steps, with_context
 
 LENGTHS = [1, 9, 30, 4, 200, 17, 2, 60, 33, 120]
 NUM_STEPS = sum(LENGTHS)
@@ -82,6 +83,28 @@ def test_the_order_depends_on_the_seed_alone(recording: Recording, how: dict[str
     assert steps(taken(make(recording, 20, **how), 50)) == expected
     if "worker_kind" not in how:  # processes take seconds to start
         assert steps(taken(make(recording, 20, seed=4, **how), 50)) != expected
+
+
+@pytest.mark.parametrize(
+    ("roots", "connectors", "wanted"),
+    [
+        (("obs", "action"), [], False),
+        (("obs", "action"), ["clip_action"], False),
+        (("obs", "action"), ["frame_stack"], True),
+        (("obs", "action", "next_obs"), [], True),
+    ],
+)
+def test_what_follows_segments_is_decoded_only_where_it_is_asked_for(
+    recording: Recording, roots: Any, connectors: list[str], wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = collections.Counter[str]()
+    original = DataFile.read_group
+    monkeypatch.setattr(DataFile, "read_group", lambda *args: read.update(args[2]) or original(*args))
+    pipeline = Pipeline([{"frame_stack": FrameStack(2), "clip_action": ClipAction()}[name] for name in connectors])
+    pipeline.spaces(OBS, ACTION)
+    taken(make(recording, 14, Steps(roots), Preparation(pipeline, Pipeline([]))), NUM_STEPS // 14)
+    assert read["obs"] > 0
+    assert (read["final_obs"] > 0) == wanted
 
 
 @pytest.mark.parametrize("hold", [True, False])
@@ -183,10 +206,10 @@ def test_time_is_told_layer_by_layer(recording: Recording) -> None:
 @pytest.mark.parametrize(("workers", "kind"), [(0, "threads"), (3, "threads"), (2, "processes")])
 @pytest.mark.usefixtures("forked_loaders")
 def test_a_crew_gives_everything_in_order_and_errors_where_they_belong(workers: int, kind: Any) -> None:
-    crew = Crew(square, workers, kind)
+    crew = LoadWorkers(square, workers, kind)
     assert list(crew.done(range(20))) == [n * n for n in range(20)]
     crew.close()
-    broken = Crew(fails_at_5, workers, kind)
+    broken = LoadWorkers(fails_at_5, workers, kind)
     found = []
     with pytest.raises(DataError, match="part 5 is broken"):
         found.extend(broken.done(range(9)))
@@ -234,7 +257,7 @@ def test_a_source_that_ends_its_thread_hangs_nobody(recording: Recording) -> Non
     class Source:
         is_in_memory, columns, num_parts = False, recording.columns, 9
 
-        def part(self, k: int, columns: Any = None) -> Experience:
+        def part(self, k: int, columns: Any = None, *, finals: bool = True) -> Experience:
             if k == 4:
                 sys.exit("the plant is closed")
             return recording.part(k, columns)
@@ -248,7 +271,7 @@ def test_a_source_that_ends_its_thread_hangs_nobody(recording: Recording) -> Non
 
 @pytest.mark.usefixtures("forked_loaders")
 def test_a_worker_process_that_dies_is_an_error_that_says_so() -> None:
-    crew = Crew(dies_at_5, 2, "processes")
+    crew = LoadWorkers(dies_at_5, 2, "processes")
     with pytest.raises(EtudeError, match="a worker process that loads data has died: it was killed, perhaps for want"):
         list(crew.done(range(9)))
     crew.close()
@@ -261,7 +284,7 @@ def test_a_crew_holds_few_ahead() -> None:
         asked.append(number)
         return number
 
-    crew = Crew(note, 2, "threads")
+    crew = LoadWorkers(note, 2, "threads")
     done = crew.done(range(100))
     assert next(done) == 0
     assert len(asked) <= 4

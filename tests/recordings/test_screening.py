@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bad data: refused, mended or left out, and always counted."""
 
+import gc
 import shlex
 import threading
+import tracemalloc
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 from some_recording import assert_same, numbered, record
 
 from etude.errors import DataError, SettingsError
-from etude.experience import Experience
+from etude.experience import Experience, Segments
 from etude.recordings import Recording, validate
 from etude.recordings.formats.source import Source
 from etude.recordings.pieces import in_order
@@ -357,3 +359,25 @@ def test_properties(tmp_path_factory: pytest.TempPathFactory, data: Any, rows: i
         record(path / "mended", mended)
         assert validate(path / "mended").ok
         opened(path / "mended", "strict")
+
+
+def test_strict_keeps_little_of_each_segment(tmp_path: Path) -> None:
+    count = 40_000
+    steps = {"obs": np.zeros((count, 3), np.float32), "action": np.zeros(count, np.int64)}
+    steps["reward"] = np.zeros(count, np.float32)
+    segments = Segments.of(count, episode_id=[f"e{i}" for i in range(count)], terminated=True)
+    final_obs = {"obs": np.zeros((count, 3), np.float32)}
+    record(tmp_path, Experience(steps, np.arange(count + 1), segments, final_obs), max_rows_per_file=10_000)
+    recording = Recording.open(tmp_path)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for k in range(recording.num_parts):
+            recording.part(k)
+        gc.collect()
+        kept = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert recording.num_parts > 3
+    assert kept < 60 * count
