@@ -103,8 +103,7 @@ def test_what_was_counted_before_there_was_something_to_tell_is_told() -> None:
 
 def test_a_device_that_learners_do_not_have_is_refused() -> None:
     algorithm = PPO(PPOConfig(**SMALL))
-    algorithm.config = dataclasses.replace(algorithm.config, engine=Ray(num_learners=1))
-    object.__setattr__(algorithm.config, "device", "cuda")  # which can't be set where there is none
+    algorithm.config = dataclasses.replace(algorithm.config, engine=Ray(num_learners=1), device="cuda")
     with pytest.raises(SettingsError, match="`compute.device` is 'cuda', but learners on the cluster have no GPUs"):
         RayEngine(algorithm)
     with pytest.raises(SettingsError, match="ray.backend must be auto or gloo where learners have no whole GPU each"):
