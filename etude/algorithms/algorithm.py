@@ -191,7 +191,7 @@ class Algorithm(Generic[C]):
 
     def _add_policy(self, name: str, given: ModuleLike | None) -> Policy:
         weights, learner = self._seeds
-        if self.config.agents.modules is not None:  # a module has streams of its own, whoever is beside it
+        if self.config.agents.modules is not None:  # the random numbers of a module do not depend on the other modules
             weights, learner = spawned(weights, name), spawned(learner, name)
         with self.settings_of(name):
             make = partial(self.make_module, given)

@@ -156,7 +156,7 @@ class AlgorithmConfig:
     other: objects or classes that inherit from `Callback`, or `module:Class`."""
 
     record: RecordConfig = RecordConfig()
-    """Keep what is lived through in training (offline: in its evaluations) as a recording."""
+    """Keep the steps of training (offline: those of its evaluations) as a recording."""
 
     metrics: MetricsConfig = MetricsConfig()
     """What results say of episodes."""
@@ -248,7 +248,7 @@ class ActingConfig(AlgorithmConfig):
     """Steps collected for each iteration, over all envs, at least 1."""
 
     trajectories: TrajectoryConfig = TrajectoryConfig()
-    """How what is lived through is cut into segments, and counted."""
+    """How collected steps are cut into segments, and counted."""
 
     gamma: float = 0.99
     """Discount of future rewards, 0 to 1. Default: Schulman et al. 2017; Mnih et al. 2015."""

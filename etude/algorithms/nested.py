@@ -177,9 +177,9 @@ class MetricsConfig:
     """Return and length in results are over the last so many episodes, at least 1."""
 
     smoothing: Smoothing = "window"
-    """What results say of episodes: `window`, over the last so many of them; or `ema`, their exponential moving
-    average, in which a new one weighs 2 / (window + 1). Times of a turn are means over the iteration, or such averages
-    of these."""
+    """How returns and lengths of episodes are averaged: `window`, over the last `window` episodes; or `ema`, an
+    exponential moving average in which a new episode weighs 2 / (window + 1). Times of a turn are averaged over the
+    iteration, and with `ema` over iterations in the same way."""
 
     def __post_init__(self) -> None:
         check_rules(self, "metrics", window=(self.window >= 1, "at least 1"))
@@ -187,7 +187,7 @@ class MetricsConfig:
 
 @settings
 class TrajectoryConfig:
-    """How what is lived through is cut into segments, and counted."""
+    """How collected steps are cut into segments, and counted."""
 
     everyday: ClassVar[tuple[str, ...]] = ()
     own_names: ClassVar[Mapping[str, str]] = {

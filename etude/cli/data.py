@@ -72,7 +72,7 @@ class DataCommand:
         return 0
 
     def tell_edited(self, recordings: Sequence["Recording"], done: "Edited") -> int:
-        """Likewise, of new recordings."""
+        """Print what was written, and what was bad in what it was made from."""
         return self.tell(recordings, done.to_json(), str(done))
 
 

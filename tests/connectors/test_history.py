@@ -245,3 +245,9 @@ def test_bad_histories() -> None:
         connector.start(1)
     with pytest.raises(CheckpointError, match="of another k than 3"):
         three.load_state_dict(two.state_dict())
+
+
+@pytest.mark.parametrize("leaf", [spaces.Discrete(3), spaces.Box(0, 1, (), np.float32)])
+def test_a_network_that_needs_history_says_so_where_there_is_none(leaf: spaces.Space[Any]) -> None:
+    with pytest.raises(SpaceError, match="is not of several steps: History, which the network needs, does not stand"):
+        one_step(leaf)
