@@ -171,7 +171,7 @@ def split_recording(
     if not 0 < fraction < 1:
         raise SettingsError(f"`fraction` is {fraction}, but must be between 0 and 1.")
     recording = recording_of(recording)
-    episodes = _table(recording)
+    episodes = episode_table(recording)
     count = len(episodes)
     if count < 2:
         raise DataError(f"{recording.path}: holds {counted(count, 'episode')}, which can't be split in two.")
@@ -217,7 +217,7 @@ def filter_recording(
         raise SettingsError("nothing is said about which episodes to keep: give min_return, max_length, where, ...")
     expression = None if where is None else Expression(where)
     recording = recording_of(recording)
-    episodes = _table(recording, expression)
+    episodes = episode_table(recording, expression)
     kept = np.ones(len(episodes), bool)
     for name, (low, high) in limits.items():
         if name not in episodes.figures:
@@ -259,7 +259,7 @@ def sample_recording(
     if (episodes if episodes is not None else steps or 0) < 1:
         raise SettingsError("`episodes` or `steps` must be at least 1.")
     recording = recording_of(recording)
-    there = _table(recording)
+    there = episode_table(recording)
     order = _shuffled(len(there), seed)
     summed = np.cumsum(there.figures[STEPS][order])
     count = episodes if episodes is not None else int(np.searchsorted(summed, steps or 0)) + 1
@@ -274,7 +274,9 @@ def sample_recording(
     return _copied(recording, there, {path: kept}, {"how": "sample", **asked, "seed": seed})
 
 
-def _table(recording: Recording, where: Expression | None = None, columns: Sequence[str] | None = None) -> EpisodeTable:
+def episode_table(
+    recording: Recording, where: Expression | None = None, columns: Sequence[str] | None = None
+) -> EpisodeTable:
     """The episodes of a recording, in pieces: memory is bounded by these and by a row for each episode.
 
     Raises:
@@ -389,7 +391,7 @@ def _renamings(recordings: Sequence[Recording], columns: Sequence[str]) -> tuple
     taken: set[str] = set()
     renamings = []
     for number, recording in enumerate(recordings, 1):
-        own = dict.fromkeys(_table(recording, columns=columns_of_pass(recording, (), columns)).ids)
+        own = dict.fromkeys(episode_table(recording, columns=columns_of_pass(recording, (), columns)).ids)
         ids = {}
         for name in own:
             if name in taken:

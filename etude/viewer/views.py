@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a page shows of a recording, read when it is asked for: only the parts and columns that it needs."""
+
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from etude import columns as col
+from etude.errors import DataError, SettingsError
+from etude.experience import Experience
+from etude.recordings.editing import episode_table
+from etude.recordings.episodes import LENGTH, RETURN, EpisodeTable
+from etude.recordings.pieces import in_order
+from etude.recordings.recording import Recording
+from etude.recordings.where import Expression
+from etude.settings import choice
+from etude.spaces import leaves
+from etude.viewer import figures
+
+MAX_EPISODES: Final = 5_000
+"""The episodes of a list that are given at once; the list is sorted before it is cut off."""
+MAX_POINTS: Final = 5_000
+"""The points of a curve; longer episodes are drawn with every second step, or third, and so on."""
+SAMPLED_STEPS: Final = 131_072
+"""The steps that figures of a column are made of, where there are more: those of whole parts, spread evenly."""
+
+
+class RecordingView:
+    """A recording as a page shows it. Everything it gives is plain JSON data.
+
+    Args:
+        recording: Of any format.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self._leaves = {
+            **leaves(recording.obs_space, col.OBS),
+            **leaves(recording.action_space, col.ACTION),
+        }
+        self._loaded = lru_cache(4)(self._load)
+
+    # -- the whole -----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def images(self) -> list[str]:
+        """The columns of observations that can be looked at."""
+        return [
+            name for name, leaf in self._leaves.items() if name in self.recording.columns and figures.is_image(leaf)
+        ]
+
+    @cached_property
+    def episodes(self) -> EpisodeTable:
+        """A row of figures for each episode; reads the rewards, and which steps belong together."""
+        return self._places[0]
+
+    @cached_property
+    def _places(self) -> tuple[EpisodeTable, NDArray[np.int64], NDArray[np.int64]]:
+        """The episodes, and which is in which part: ``[n]`` episodes, in order, and ``[n]`` parts."""
+        recording, table = self.recording, EpisodeTable()
+        rewards = [col.REWARD] if col.REWARD in recording.columns else []
+        codes = [np.unique(table.add(recording.part(k, rewards, finals=False))) for k in range(recording.num_parts)]
+        parts = np.repeat(np.arange(len(codes)), [len(some) for some in codes])
+        episodes = np.concatenate([*codes, np.zeros(0, np.int64)])
+        order = np.argsort(episodes, kind="stable")
+        return table, episodes[order], parts[order]
+
+    def summary(self) -> dict[str, Any]:
+        """What it holds, and where it is."""
+        recording, known = self.recording, self.episodes.figures
+        lengths, ended = known[LENGTH], int(known["done"].sum())
+        return {
+            "path": str(recording.path),
+            "format": recording.format,
+            "env": recording.env,
+            "obs": str(recording.obs_space),
+            "action": str(recording.action_space),
+            "episodes": len(self.episodes),
+            "steps": self.episodes.num_steps,
+            "agents": sorted(agent for agent in self.episodes.agents if agent is not None),
+            "terminated": int(known[col.TERMINATED].sum()),
+            "truncated": int(known[col.TRUNCATED].sum()),
+            "unfinished": len(self.episodes) - ended,
+            "return": figures.statistics(known[RETURN]) if RETURN in known else None,
+            "length": figures.statistics(lengths),
+            "columns": recording.columns,
+            "images": self.images,
+            "files": len(recording.files),
+            "bytes": sum(path.stat().st_size for path in recording.files),
+            "left_out": recording.left_out_report(),
+        }
+
+    def list(self, where: str = "", sort: str = "", descending: bool = False) -> dict[str, Any]:
+        """The episodes for which ``where`` holds, as columns; at most `MAX_EPISODES` of them.
+
+        Args:
+            where: An expression over episodes (see `etude.recordings.where`); empty is all.
+            sort: The figure to sort by; empty is the order in which they were recorded.
+            descending: The largest first.
+
+        Raises:
+            SettingsError: ``where`` or ``sort`` can't be used.
+        """
+        table = self.episodes if not where.strip() else episode_table(self.recording, expression := Expression(where))
+        known = self.episodes.figures
+        rows = np.arange(len(self.episodes))
+        if where.strip():
+            rows = np.flatnonzero(expression(table.figures))
+        if sort and sort not in known:
+            raise SettingsError(f"episodes can't be sorted by `{sort}`. {choice(sort, known)}")
+        if sort:
+            keys = known[sort][rows]
+            order = np.argsort(keys.astype(str) if keys.dtype == object else keys, kind="stable")
+            rows = rows[order[::-1] if descending else order]
+        return {"found": len(rows), "of": len(self.episodes), **figures.of_episodes(known, rows[:MAX_EPISODES])}
+
+    def sample(self, name: str) -> NDArray[Any]:
+        """``[steps, ...]``: the values of a column, of about `SAMPLED_STEPS` steps where there are more.
+
+        Raises:
+            DataError: there is no such column, or a part can't be read.
+        """
+        recording, found, rows = self.recording, list[NDArray[Any]](), 0
+        if name in self.episodes.figures and name not in recording.columns:
+            return self.episodes.figures[name]
+        if name not in recording.columns:
+            raise DataError(f"{recording.path}: there is no column `{name}`. {choice(name, recording.columns)}")
+        num = recording.num_parts
+        stride = max(round(self.episodes.num_steps / SAMPLED_STEPS), 1)
+        for k in sorted(range(num), key=lambda k: (k % stride, k)):
+            exp = recording.part(k, [name], finals=False)
+            found.append(np.array(exp.trained_steps()[name]))
+            rows += len(found[-1])
+            if rows >= SAMPLED_STEPS:
+                break
+        return np.concatenate(found) if found else np.zeros(0)
+
+    # -- one episode ---------------------------------------------------------------------------------------------
+
+    def episode(self, episode_id: str) -> dict[str, Any]:
+        """One episode: for each agent its columns as curves, its texts, and how many images there are.
+
+        Raises:
+            DataError: there is no such episode, or it can't be read.
+        """
+        names = tuple(name for name in self.recording.columns if name not in self.images)
+        exp = self._loaded(episode_id, names)
+        return {"id": episode_id, "agents": [self._agent(exp[i]) for i in range(exp.num_segments)]}
+
+    def _agent(self, exp: Experience) -> dict[str, Any]:
+        steps, curves, texts = exp.trained_steps(), dict[str, list[Any]](), dict[str, list[Any]]()
+        num = len(exp.t()[exp.trained()])
+        stride = max(-(-num // MAX_POINTS), 1)
+        for name, values in steps.items():
+            for part, column in figures.scalars(name, np.asarray(values)).items():
+                (texts if column.dtype == object else curves)[part] = figures.plain(column[::stride])
+        segment = exp.segments
+        return {
+            "agent": segment.agent_id[0],
+            "module": segment.module_id[0],
+            "t_start": int(segment.t_start[0] + segment.lookback[0]),
+            "steps": num,
+            "stride": stride,
+            "terminated": bool(segment.terminated[0]),
+            "truncated": bool(segment.truncated[0]),
+            "curves": curves,
+            "texts": texts,
+            "frames": num + bool(segment.has_final_obs[0]),
+        }
+
+    def frame(self, episode_id: str, agent: int, column: str, t: int) -> bytes:
+        """A PNG of the image that an agent observed before its step ``t``; that after its last is the final one.
+
+        Args:
+            episode_id: Of the episode.
+            agent: Which of the agents of `episode`, by number.
+            column: One of `images`.
+            t: From 0, counted from the agent's first step there.
+
+        Raises:
+            DataError: there is no such image.
+        """
+        if column not in self.images:
+            raise DataError(f"{self.recording.path}: `{column}` holds no images. {choice(column, self.images)}")
+        exp = self._loaded(episode_id, (column,))
+        if not 0 <= agent < exp.num_segments:
+            raise DataError(f"{self._named(episode_id)} has {exp.num_segments} agents, so there is no agent {agent}.")
+        one = exp[agent]
+        images = np.asarray(one.trained_steps()[column])
+        if 0 <= t < len(images):
+            return figures.png(images[t])
+        if t == len(images) and one.segments.has_final_obs[0]:
+            return figures.png(np.asarray(one.final_obs[column][0]))
+        raise DataError(f"{self._named(episode_id)} has {len(images)} steps, so there is no step {t}.")
+
+    def _named(self, episode_id: str) -> str:
+        return f"{self.recording.path}: episode {episode_id!r}"
+
+    def _load(self, episode_id: str, names: tuple[str, ...]) -> Experience:
+        """An episode's segments, one for each agent (several where steps are missing), with these columns."""
+        table, episodes, parts = self._places
+        code = self._codes.get(episode_id)
+        if code is None:
+            raise DataError(f"{self.recording.path}: there is no episode {episode_id!r}.")
+        held = parts[np.searchsorted(episodes, code) : np.searchsorted(episodes, code, side="right")]
+        found = []
+        for k in held.tolist():
+            exp = self.recording.part(k, names)
+            found.append(exp.select(np.flatnonzero(table.codes(exp) == code)))
+        return in_order(Experience.concat(found), by_episode=True).join()
+
+    @cached_property
+    def _codes(self) -> dict[str, int]:
+        return {name: code for code, name in enumerate(self.episodes.ids)}
+
+
+def compared(views: Sequence[RecordingView], name: str) -> list[dict[str, Any]]:
+    """Histograms and statistics of a column, or of a figure of episodes, over several recordings.
+
+    Returns:
+        For each number of the column (``obs[0]``, ``obs[1]``): its ``name``, what `figures.histogram` gives, and what
+        `figures.statistics` gives for each recording (None where it has no such column).
+
+    Raises:
+        DataError: no recording has the column, or it can't be read.
+    """
+    has = [name in view.recording.columns or name in view.episodes.figures for view in views]
+    if not any(has):
+        views[0].sample(name)
+    parts = [figures.scalars(name, view.sample(name)) if there else {} for view, there in zip(views, has, strict=True)]
+    out = []
+    for part in dict.fromkeys(part for some in parts for part in some):
+        columns = [some[part] if part in some else np.zeros(0) for some in parts]
+        each = [figures.statistics(some[part]) if part in some else None for some in parts]
+        out.append({"name": part, **figures.histogram(columns), "statistics": each})
+    return out
