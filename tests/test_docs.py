@@ -157,6 +157,7 @@ def helps(preloaded: Preloaded) -> dict[str, str]:
         "watch",
         "evaluate",
         "plot",
+        "show",
         "demo",
         *(f"data {name}" for name in DATA_COMMANDS),
     ]

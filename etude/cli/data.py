@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from etude.cli import flags
-from etude.cli.streams import print_json, show
+from etude.cli.streams import print_json, show, table
 from etude.errors import DataError, SettingsError, printable
 from etude.settings import choice, settings
 
@@ -103,6 +103,49 @@ class Info(DataCommand):
         except DataError:
             return False
         return True
+
+
+@settings
+class Head(DataCommand):
+    """The first steps, a line for each."""
+
+    path: tuple[str, ...]
+    """The recording: a folder, or one file; several are read as one."""
+
+    rows: int = 10
+    """How many, at least 1."""
+
+    columns: tuple[str, ...] = ()
+    """Which columns, by name or root (`obs` is all its parts); without, all."""
+
+    def execute(self) -> int:
+        """Print them."""
+        from etude.viewer.views import first_rows
+
+        if self.rows < 1:
+            raise SettingsError(f"--rows is {self.rows}, but must be at least 1.")
+        recording = self.opened(_one_or_many(self.path))
+        rows = first_rows(recording, self.rows, self.columns or None)
+        cells = [[_cell(value) for value in row.values()] for row in rows]
+        return self.tell([recording], {"rows": rows}, table([list(rows[0]), *cells] if rows else []))
+
+
+@settings
+class Describe(DataCommand):
+    """Each column: how many values there are, are missing and differ; mean, std, min and max."""
+
+    path: tuple[str, ...]
+    """The recording: a folder, or one file; several are read as one."""
+
+    def execute(self) -> int:
+        """Print it."""
+        from etude.viewer import RecordingView
+
+        view = RecordingView(self.opened(_one_or_many(self.path)))
+        found = view.describe()
+        names = ("steps", "missing", "distinct", "mean", "std", "min", "max")
+        rows = [[name, *(_cell(figures.get(figure)) for figure in names)] for name, figures in found.items()]
+        return self.tell([view.recording], {"columns": found}, table([["column", *names], *rows]))
 
 
 @settings
@@ -263,7 +306,7 @@ class Cache:
 
 
 COMMANDS: Mapping[str, type[flags.Command]] = {
-    cls.__name__.lower(): cls for cls in (Info, Convert, Validate, Merge, Split, Filter, Sample, Cache)
+    cls.__name__.lower(): cls for cls in (Info, Head, Describe, Convert, Validate, Merge, Split, Filter, Sample, Cache)
 }
 
 
@@ -281,6 +324,16 @@ def main(command: str, args: list[str]) -> int:
     return flags.run(
         COMMANDS[name], rest, prog=f"etude data {name}", positional={"merge": "paths", "cache": None}.get(name, "path")
     )
+
+
+def _cell(value: Any) -> str:
+    """A value in a table, in a few letters."""
+    if isinstance(value, list):
+        shown = " ".join(_cell(one) for one in value[:4])
+        return f"[{shown}{' …' if len(value) > 4 else ''}]"
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    return "-" if value is None else printable(str(value))
 
 
 def _one_or_many(paths: tuple[str, ...]) -> Any:

@@ -7,7 +7,7 @@ import math
 import os
 import select
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
@@ -43,6 +43,13 @@ def complain(message: str) -> None:
 def show(text: str) -> None:
     """Lines on standard output; names in them, perhaps a stranger's, are made safe to print."""
     sys.stdout.write(printable_lines(text) + "\n")
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells as lines, the columns under each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join(lines)
 
 
 def print_json(value: Mapping[str, Any]) -> None:

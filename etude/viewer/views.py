@@ -15,7 +15,7 @@ from etude.recordings.editing import episode_table
 from etude.recordings.episodes import LENGTH, RETURN, EpisodeTable
 from etude.recordings.pieces import in_order
 from etude.recordings.recording import Recording
-from etude.recordings.where import Expression
+from etude.recordings.where import STEP_FACTS, Expression, step_values
 from etude.settings import choice
 from etude.spaces import leaves
 from etude.viewer import figures
@@ -138,6 +138,15 @@ class RecordingView:
                 break
         return np.concatenate(found) if found else np.zeros(0)
 
+    def describe(self) -> dict[str, dict[str, Any]]:
+        """`figures.statistics` of each column of one value a step (``obs[0]``); of images, of all their pixels."""
+        out = {}
+        for name in self.recording.columns:
+            values = self.sample(name)
+            parts = {name: values.reshape(-1)} if name in self.images else figures.scalars(name, values)
+            out.update({part: figures.statistics(column) for part, column in parts.items()})
+        return out
+
     # -- one episode ---------------------------------------------------------------------------------------------
 
     def episode(self, episode_id: str) -> dict[str, Any]:
@@ -215,6 +224,39 @@ class RecordingView:
     @cached_property
     def _codes(self) -> dict[str, int]:
         return {name: code for code, name in enumerate(self.episodes.ids)}
+
+
+def first_rows(recording: Recording, count: int, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """The first steps of a recording, lookback left out, each as plain JSON data by column.
+
+    Args:
+        recording: Of any format.
+        count: How many steps, at least 1.
+        columns: The step columns, by name or root; None is all.
+
+    Raises:
+        DataError: a column does not exist, or something can't be read.
+    """
+    rows: list[dict[str, Any]] = []
+    for exp in recording.stream(columns=columns, max_rows=max(count, 1024)):
+        facts = step_values(exp, STEP_FACTS)
+        if not any(name is not None for name in exp.segments.agent_id.names):
+            facts = {name: facts[name] for name in facts if name not in (col.AGENT_ID, col.MODULE_ID)}
+        ends = {name: facts.pop(name) for name in (col.TERMINATED, col.TRUNCATED)}
+        there = {col.EPISODE_ID: facts.pop(col.EPISODE_ID), **facts, **exp.steps, **ends}
+        for i in np.flatnonzero(exp.trained())[: count - len(rows)].tolist():
+            rows.append({name: _value(values[i]) for name, values in there.items()})
+        if len(rows) == count:
+            break
+    return rows
+
+
+def _value(value: Any) -> Any:
+    """One value of a step as JSON has it; an image or matrix is its shape, in words."""
+    array = np.asarray(value)
+    if array.ndim > 1:
+        return f"{'x'.join(map(str, array.shape))} {array.dtype}"
+    return figures.plain(array.reshape(-1)) if array.ndim else figures.plain(array.reshape(1))[0]
 
 
 def compared(views: Sequence[RecordingView], name: str) -> list[dict[str, Any]]:
