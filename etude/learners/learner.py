@@ -4,8 +4,8 @@
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cached_property
-from itertools import chain, islice
+from functools import cached_property, partial
+from itertools import chain, filterfalse, islice
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -62,7 +62,7 @@ def mean_of(updates: Sequence[Update]) -> Update:
             metrics.setdefault(name, []).append(value)
     mean = Update({}, {})
     for name, values in losses.items():
-        values = [value for value in values if not math.isnan(value)] or values
+        values = list(filterfalse(math.isnan, values)) or values
         mean.losses[name] = sum(values) / len(values)
     for name, values in metrics.items():
         if name == "skipped_steps":
@@ -198,6 +198,7 @@ class ModuleLearner:
         self._skipped_in_a_row = 0
         self._rng = np.random.default_rng(seed)
         self._last_loss: Loss | None = None
+        self._is_scheduled = bool(self.scheduled)  # something changes with the steps
         self._register_all(parameters, lr)
         self._follow(0)
         if compile and module.recurrent:
@@ -278,6 +279,8 @@ class ModuleLearner:
             lr: Learning rate, or a `Schedule` of it.
         """
         self._optim.register(name, optimizer, params, lr)
+        rates = (*self.schedules.values(), *self.scheduled.values())
+        self._is_scheduled = any(isinstance(rate, tuple) for rate in rates)
         self._are_owners_checked = False
         self._optimizers_changed()
 
@@ -289,14 +292,8 @@ class ModuleLearner:
 
     def set_env_steps(self, env_steps: int) -> None:
         """Set schedules that count env steps to their values after ``env_steps`` over the lifetime of the run."""
-        if self.schedules_by == "env_steps":
+        if self._is_scheduled and self.schedules_by == "env_steps":
             self._follow(env_steps)
-
-    def _follow_updates(self) -> None:
-        for schedule in chain(self._optim.schedules.values(), self.scheduled.values()):
-            if isinstance(schedule, tuple):
-                self._follow(self.updates)
-                return
 
     def _follow(self, at: int) -> None:
         self._optim.follow(at)
@@ -369,7 +366,7 @@ class ModuleLearner:
         Raises:
             ModuleError: the module is recurrent, and a batch is of single steps, which have no order in time.
         """
-        return self._update(batch_from(given, self.module, self.device) for given in batches)
+        return self._update(map(partial(batch_from, module=self.module, device=self.device), batches))
 
     def measure(
         self,
@@ -448,8 +445,8 @@ class ModuleLearner:
     def _plain_step(self, batch: Batch) -> Iterable[str]:
         """Add the gradients of a batch, and make a step where they are enough for one; gives the parts of the loss."""
         rows, team = batch.size, self._team
-        if self.schedules_by == "updates" and not self._gathered:
-            self._follow_updates()
+        if self._is_scheduled and self.schedules_by == "updates" and not self._gathered:
+            self._follow(self.updates)
         loss, result = None, BatchResult(rows, {}, {})
         if rows or team is None:  # else only others of the team have rows of this batch
             with nullcontext() if self.precision == "float32" else self.autocast():
@@ -534,8 +531,8 @@ class ModuleLearner:
 
     def _compiled_step(self, batch: Batch) -> Iterable[str]:
         """As `_plain_step`, compiled as a whole: once the threads are settled, for batches of one size."""
-        if self.schedules_by == "updates":
-            self._follow_updates()
+        if self._is_scheduled and self.schedules_by == "updates":
+            self._follow(self.updates)
         if self._compiled is None and (self.threads is None or self.threads.is_settled):
             changes_gradients = self.on_gradients is not None
             check_compilable(self._optim, accumulate=self.accumulate, changes_gradients=changes_gradients)
