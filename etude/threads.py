@@ -236,14 +236,13 @@ class StepThreads:
     def _most(self) -> int:
         return min(self._load.free_cores(), own_threads())
 
-    @contextmanager
-    def taken(self) -> Iterator[None]:
-        """Let torch compute with these threads within the block."""
-        with held(self.num):
-            yield
+    @property
+    def is_one(self) -> bool:
+        """Whether it is one thread, and stays so."""
+        return self.is_settled and self.num == 1
 
     def step(self, make: Callable[..., T], batch: Any, work: int, *, again: bool = True) -> T:
-        """Make a gradient step within `taken`, timed if that is needed.
+        """Make a gradient step within ``held(self.num)``, timed if that is needed.
 
         Args:
             make: Makes the step.

@@ -22,7 +22,7 @@ from etude import threads
 from etude.errors import SettingsError
 from etude.learners import Batch, Loss, ModuleLearner
 from etude.modules import NetworkConfig, make_module
-from etude.threads import SMALL, Load, StepThreads
+from etude.threads import SMALL, Load, StepThreads, held
 
 ACTING: dict[str, Any] = {"env": "CartPole-v1", "seed": 0, "num_envs": 2, "num_steps": 64}
 
@@ -201,7 +201,7 @@ class Machine:
     def steps(self, count: int, of: StepThreads, work: int = SMALL) -> list[int]:
         """The threads of each of so many steps."""
         self.made = []
-        with of.taken():
+        with held(of.num):
             for _ in range(count):
                 assert of.step(self.make, Batch({}, None, size=100), work) == "made"  # type: ignore[arg-type]
         return self.made

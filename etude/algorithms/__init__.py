@@ -47,8 +47,7 @@ from etude.algorithms.dqn import DQN as DQN, DQNConfig as DQNConfig, QTargetConf
 from etude.algorithms.qr_dqn import QRDQN as QRDQN, QRDQNConfig as QRDQNConfig
 from etude.algorithms.sac import SAC as SAC, SACConfig as SACConfig
 from etude.algorithms.td3 import TD3 as TD3, TD3Config as TD3Config
-from etude.algorithms.bc import BC as BC, BCConfig as BCConfig
-from etude.algorithms.marwil import MARWIL as MARWIL, MARWILConfig as MARWILConfig
+from etude.algorithms.imitation import BC as BC, BCConfig as BCConfig, MARWIL as MARWIL, MARWILConfig as MARWILConfig
 from etude.algorithms.iql import IQL as IQL, IQLConfig as IQLConfig
 from etude.algorithms.awac import AWAC as AWAC, AWACConfig as AWACConfig
 from etude.algorithms.cql import CQL as CQL, CQLConfig as CQLConfig, PenaltyConfig as PenaltyConfig

@@ -189,6 +189,7 @@ class ActingAlgorithm(Algorithm[C]):
         self._set_league(others, module_of, self.spaces)
         del self.policies[module_id]
         self.learner.remove_module(module_id)
+        self._parameters = None
         self._recast()
 
     def _check_league(self, module_id: str, *, is_there: bool) -> None:
@@ -227,22 +228,23 @@ class ActingAlgorithm(Algorithm[C]):
 
         The counts of steps, the figures of episodes and the faulty ones among them follow.
         """
+        runner = self.runner
         with self.timed("sample"), self.threads_held():
-            given = self.runner.collect_each(num_steps=num_steps, whole_episodes=whole_episodes, explore=explore)
+            given = runner.collect_each(num_steps=num_steps, whole_episodes=whole_episodes, explore=explore)
         parts = by_module(given)
         if not self.learns_on_device:
             parts = {name: exp.numpy() for name, exp in parts.items()}
         self.engine.record(parts)
-        self.env_steps, self.agent_steps = self.runner.env_steps, self.runner.agent_steps
-        self.take_finished(self.runner.take_finished())
-        self.figures.add_turns(self.runner.times, self.runner.turns)
-        if not any(exp.num_steps for exp in parts.values()) and self.config.trajectories.min_length > 1:
+        self.env_steps, self.agent_steps = runner.env_steps, runner.agent_steps
+        self.take_finished(runner.take_finished())
+        self.figures.add_turns(runner.times, runner.turns)
+        least = self.config.trajectories.min_length
+        if least > 1 and not any(exp.num_steps for exp in parts.values()):
             raise SettingsError(
-                f"every segment of this iteration was shorter than `trajectories.min_length` "
-                f"({self.config.trajectories.min_length}), so that there is nothing to learn from: lower it, or raise "
-                "`num_steps`, or set `trajectories.whole_episodes`."
+                f"every segment of this iteration was shorter than `trajectories.min_length` ({least}), so that there "
+                "is nothing to learn from: lower it, or raise `num_steps`, or set `trajectories.whole_episodes`."
             )
-        self.counts = self.runner.stats()
+        self.counts = runner.stats()
         self.faulty_episodes += int(self.counts.pop("faulty_episodes", 0))
         if "policy_lag" in self.counts:  # a mean, which is not added up
             self.metrics.log("policy_lag", self.counts.pop("policy_lag"))

@@ -160,6 +160,7 @@ class Algorithm(Generic[C]):
     def _build(self, weights: np.random.SeedSequence, learner: np.random.SeedSequence) -> None:
         config = self.config
         self._seeds = (weights, learner)
+        self._parameters: dict[str, float] | None = None  # how many there are, until modules come or go
         self.policies: dict[str, Policy] = {}
         """What acts: each module with the connectors between it and its envs, by module id."""
         self.learner = Learner(modules_to_train=config.agents.modules_to_train)
@@ -199,6 +200,7 @@ class Algorithm(Generic[C]):
                 self.config, make, self.spaces[name], weights, self.module_connectors()
             )
             self.learner.add_module(name, self._new_learner(name, policy.module, learner))
+        self._parameters = None
         return policy
 
     def _new_learner(self, name: str, module: Module, seed: np.random.SeedSequence) -> ModuleLearner:
@@ -358,52 +360,56 @@ class Algorithm(Generic[C]):
     def train(self) -> Result:
         """One iteration."""
         with self.threads_held():
-            return self._train()
-
-    def _train(self) -> Result:
-        self.prepare()
-        begin, apart = time.perf_counter(), self._seconds_apart
-        self.histograms, self.media = {}, {}
-        before = self._counts()
-        self.learner.set_env_steps(self.env_steps)
-        update = self.training_step()
-        if not self.engine.is_asked:
-            raise SettingsError(
-                f"`engine` has num_learners={learners_of(self.config)}, but {type(self).__name__}.training_step made "
-                "its gradient steps in this process, without asking self.engine: leave `num_learners` out, or call "
-                "super().training_step(), which asks them. Runners work all the same."
-            )
-        self.after_update(self.env_steps)
-        self.iteration += 1
-        self.evaluate_when_due()
-        self.seconds += time.perf_counter() - begin - (self._seconds_apart - apart)
-        result, self._resumed = self._result(update, before), None
-        return result
+            self.prepare()
+            begin, apart = time.perf_counter(), self._seconds_apart
+            self.histograms, self.media = {}, {}
+            before = self._counts()
+            self.learner.set_env_steps(self.env_steps)
+            update = self.training_step()
+            if not self.engine.is_asked:
+                raise SettingsError(
+                    f"`engine` has num_learners={learners_of(self.config)}, but {type(self).__name__}.training_step "
+                    "made its gradient steps in this process, without asking self.engine: leave `num_learners` out, "
+                    "or call super().training_step(), which asks them. Runners work all the same."
+                )
+            self.after_update(self.env_steps)
+            self.iteration += 1
+            self.evaluate_when_due()
+            self.seconds += time.perf_counter() - begin - (self._seconds_apart - apart)
+            result, self._resumed = self._result(update, before), None
+            return result
 
     def _counts(self) -> Counts:
-        trained = {name: learner.steps_trained for name, learner in self.learner.modules.items()}
-        return Counts(self.env_steps, self.agent_steps, trained)
+        counts = Counts(self.env_steps, self.agent_steps, {})
+        for name, learner in self.learner.modules.items():
+            counts.trained[name] = learner.steps_trained
+        return counts
 
     def _result(self, update: Update, before: Counts | None = None) -> Result:
         """What an iteration brought since ``before``; None: how things stand without one."""
         if before is not None:
             log_trained(self.metrics, before, self._counts())
-        logged = self.metrics.peek() if before is None else self.metrics.reduce()
-        times = {name.removeprefix(TIMES): logged.pop(name) for name in list(logged) if name.startswith(TIMES)}
+        times: dict[str, float] = {}
+        logged: dict[str, float] = {}
+        for name, figure in (self.metrics.peek() if before is None else self.metrics.reduce()).items():
+            if name.startswith(TIMES):
+                times[name.removeprefix(TIMES)] = figure
+            else:
+                logged[name] = figure
         sampling = times.get("sample", 0.0)
         sampled = 0 if before is None else self.env_steps - before.env_steps
-        rates = {name: self._rates(name) for name in self.learner.modules}
-        parameters = parameter_counts({name: policy.module for name, policy in self.policies.items()})
+        if self._parameters is None:
+            self._parameters = parameter_counts({name: policy.module for name, policy in self.policies.items()})
         return Result(
             iteration=self.iteration,
             env_steps=self.env_steps,
             agent_steps=self.agent_steps,
-            updates=self.updates,
+            updates=self.learner.updates,
             seconds=self.seconds,
             episodes=self.episodes,
             **self.figures.fields(),
             losses=update.losses,
-            metrics=update.metrics | together(rates, several=len(rates) > 1) | parameters | logged,
+            metrics=update.metrics | self._rates() | self._parameters | logged,
             times=times,
             sample_steps_per_s=sampled / sampling if sampling else 0.0,
             faulty_episodes=self.faulty_episodes,
@@ -413,12 +419,18 @@ class Algorithm(Generic[C]):
             bottleneck=self.bottleneck,
         )
 
-    def _rates(self, name: str) -> dict[str, float]:
-        """Learning rates and other schedules of a module, as they are, and what its connectors say."""
-        learner = self.learner.modules[name]
-        rates = {"lr" if name == "all" else f"lr/{name}": rate for name, rate in learner.lr.items()}
-        schedules = {name: float(learner.module.scheduled[name]) for name in learner.scheduled}
-        return schedules | rates | self.policies[name].connectors.metrics() | learner.connectors.metrics()
+    def _rates(self) -> dict[str, float]:
+        """Learning rates and other schedules of each module, as they are, and what its connectors say."""
+        rates: dict[str, dict[str, float]] = {}
+        for module_id, learner in self.learner.modules.items():
+            own = rates[module_id] = {}
+            for name in learner.scheduled:
+                own[name] = float(learner.module.scheduled[name])
+            for name, rate in learner.lr.items():
+                own["lr" if name == "all" else f"lr/{name}"] = rate
+            own |= self.policies[module_id].connectors.metrics()
+            own |= learner.connectors.metrics()
+        return together(rates, several=len(rates) > 1)
 
     def evaluate_when_due(self) -> None:
         """Called after each iteration: for evaluations during training."""

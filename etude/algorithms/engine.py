@@ -62,7 +62,7 @@ class Collector(Protocol):
         """Close the envs."""
 
 
-class Trained(NamedTuple):
+class OfflineUpdate(NamedTuple):
     """What gradient steps from a recording brought."""
 
     updates: dict[str, Update]
@@ -127,7 +127,7 @@ class Engine(Protocol):
     def feeds(self) -> dict[str, Any]:
         """What feeds each module from the recording, a `Feed` of each, where learners are here."""
 
-    def train(self) -> Trained:
+    def train(self) -> OfflineUpdate:
         """An iteration's gradient steps of each module, from the recording."""
 
     def pull(self) -> None:
@@ -229,10 +229,10 @@ class LocalEngine:
         feeds: dict[str, Any] = self._algorithm.make_feeds()
         return feeds
 
-    def train(self) -> Trained:
+    def train(self) -> OfflineUpdate:
         """See `Engine`."""
-        trained: Trained = self._algorithm.train_on(self._algorithm.opened_feeds())
-        return trained
+        update: OfflineUpdate = self._algorithm.train_on(self._algorithm.opened_feeds())
+        return update
 
     def pull(self) -> None:
         """All is here."""

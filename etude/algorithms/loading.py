@@ -126,7 +126,7 @@ def _config_class(cls: type[Algorithm[Any]], meta: dict[str, Any], *, trust: boo
 _NAME = re.compile(r"checkpoint-(\d{6,})")
 
 
-class Kept(NamedTuple):
+class KeptCheckpoint(NamedTuple):
     """A checkpoint that is kept."""
 
     iteration: int
@@ -181,7 +181,7 @@ class Checkpoints:
         self._has_warned = False
         self._kept = {kept.iteration: kept for kept in self._found()}
 
-    def _found(self) -> list[Kept]:
+    def _found(self) -> list[KeptCheckpoint]:
         """What the folders hold; those that hold no checkpoint are what a killed process left, and are removed."""
         found = []
         for name in names_in(folder_at(self.folder)):
@@ -197,7 +197,7 @@ class Checkpoints:
                     raise CheckpointError(
                         f"{redacted(path)} was saved without a result: take it out of {redacted(self.folder)}."
                     )
-                found.append(Kept(int(match[1]), saved, score_of(result, self.metric), path))
+                found.append(KeptCheckpoint(int(match[1]), saved, score_of(result, self.metric), path))
         return found
 
     def save(self, algorithm: Algorithm[Any], result: Result) -> str:
@@ -245,18 +245,18 @@ class Checkpoints:
                 f"{', '.join(f'metrics/{name}' for name in result.metrics)}.",
                 stacklevel=3,
             )
-        self._kept[result.iteration] = Kept(result.iteration, time.time(), score, path)
+        self._kept[result.iteration] = KeptCheckpoint(result.iteration, time.time(), score, path)
         newest = self.all()[0 if self.keep_last is None else -self.keep_last :]
         for kept in set(self._kept.values()) - {*newest, *self.ranked()[: self.keep_best]}:
             remove_tree(kept.path)
             del self._kept[kept.iteration]
         return path
 
-    def all(self) -> list[Kept]:
+    def all(self) -> list[KeptCheckpoint]:
         """All that there are, the first saved first: a run that went on from an older one may have gone back."""
         return sorted(self._kept.values(), key=lambda kept: (kept.time, kept.iteration))
 
-    def ranked(self) -> list[Kept]:
+    def ranked(self) -> list[KeptCheckpoint]:
         """Those that have a score, the best first."""
         sign = 1 if self.best_is == "max" else -1
         scored = [kept for kept in self._kept.values() if not math.isnan(kept.score)]

@@ -15,7 +15,7 @@ from etude.algorithms.checkpoint import Component
 from etude.algorithms.config import ActingConfig
 from etude.algorithms.nested import MetricsConfig, ReplayConfig, SequenceConfig
 from etude.algorithms.policies import spawned
-from etude.algorithms.results import together
+from etude.algorithms.results import joined, together
 from etude.columns import Columns
 from etude.connectors import Pipeline
 from etude.connectors.pipeline import overrides
@@ -205,13 +205,7 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         updates = {name: mean_of(several) for name, several in done.items()}
         several = len(self.policies) > 1
         sizes = {name: {"replay_steps": float(replay.num_steps)} for name, replay in self.replays.items()}
-        return Update(
-            together({name: update.losses for name, update in updates.items()}, several=several),
-            together({name: update.metrics for name, update in updates.items()}, several=several)
-            | together(sizes, several=several)
-            | dict(counts)
-            | self.engine.stats(),
-        )
+        return joined(updates, together(sizes, several=several), counts, self.engine.stats(), several=several)
 
     def _due(self, before: int) -> dict[str, int]:
         """How many gradient steps of each module the env steps since ``before`` bring."""

@@ -11,10 +11,10 @@ from etude import columns as col
 from etude.algorithms.algorithm import Algorithm
 from etude.algorithms.checkpoint import Component
 from etude.algorithms.config import OfflineConfig
-from etude.algorithms.engine import Trained
+from etude.algorithms.engine import OfflineUpdate
 from etude.algorithms.play import Beside, by_module, dropped_by, runner_for
 from etude.algorithms.policies import modules_given, spaces_in
-from etude.algorithms.results import Evaluation, Stop, together
+from etude.algorithms.results import Evaluation, Stop, joined
 from etude.envs import make_arena
 from etude.errors import DataError, SettingsError
 from etude.files import shown
@@ -133,15 +133,9 @@ class OfflineAlgorithm(Algorithm[C]):
         if self.config.env is not None and interval and (self.iteration + 1) % interval == 0:
             with self.untimed(), self.timed("evaluate"):
                 self._evaluate()
-        several = len(self.policies) > 1
-        return Update(
-            together({name: update.losses for name, update in done.updates.items()}, several=several),
-            together({name: update.metrics for name, update in done.updates.items()}, several=several)
-            | self._left_out()
-            | self.engine.stats(),
-        )
+        return joined(done.updates, self._left_out(), self.engine.stats(), several=len(self.policies) > 1)
 
-    def train_on(self, feeds: "Mapping[str, Feed]") -> Trained:
+    def train_on(self, feeds: "Mapping[str, Feed]") -> OfflineUpdate:
         """An iteration's gradient steps of each module, with what feeds it."""
         from etude.algorithms.feed import report
 
@@ -151,7 +145,7 @@ class OfflineAlgorithm(Algorithm[C]):
                 batches = feed.take(self.config.updates_per_iteration * self.config.optimizer.accumulate)
                 updates[name] = self.engine.update_from_given(name, batches)
         seconds = time.perf_counter() - begin
-        return Trained(updates, *report(feeds, seconds, self.config.reading.num_workers), seconds)
+        return OfflineUpdate(updates, *report(feeds, seconds, self.config.reading.num_workers), seconds)
 
     def _left_out(self) -> dict[str, float]:
         """The steps that could not be learned from, over the lifetime, by kind."""

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from etude.algorithms.acting import ActingAlgorithm
 from etude.algorithms.config import OnPolicyConfig
-from etude.algorithms.results import together
+from etude.algorithms.results import joined
 from etude.algorithms.slips import arguments_checked
 from etude.experience import Experience
 from etude.learners import ModuleLearner, Update
@@ -32,13 +32,7 @@ class OnPolicyAlgorithm(ActingAlgorithm[C]):
             counts.update(self.counts)
             self.before_update(self.env_steps)
             updates = self.engine.update(self.learner.chosen(self.assign(parts)))
-        several = len(self.policies) > 1
-        return Update(
-            together({name: update.losses for name, update in updates.items()}, several=several),
-            together({name: update.metrics for name, update in updates.items()}, several=several)
-            | dict(counts)
-            | self.engine.stats(),
-        )
+        return joined(updates, counts, self.engine.stats(), several=len(self.policies) > 1)
 
     def learn_each(self, parts: Mapping[str, Experience]) -> dict[str, Update]:
         """Let each module learn here from raw experience."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from etude.errors import SettingsError
+from etude.learners import Update
 from etude.metrics import Ema, Metrics, Window
 from etude.metrics.stats import Smoothing
 from etude.modules import Module
@@ -220,36 +221,38 @@ class RunningStats:
             (self.custom, finished.custom),
         ):
             for name, values in found.items():
-                windows.setdefault(name, self._kind(self._size)).add(values)
+                if name not in windows:
+                    windows[name] = self._kind(self._size)
+                windows[name].add(values)
 
     def add_turns(self, times: Mapping[str, float], turns: int) -> None:
         """Take in the seconds that a runner spent in each phase, and its turns, since it was made."""
         count = turns - self._turn_count
         if count:
-            spent = {name: seconds - self._times.get(name, 0.0) for name, seconds in times.items()}
-            self._turn_ms = {name: 1000 * seconds / count for name, seconds in spent.items()}
-            for name, ms in self._turn_ms.items():
-                self._turns.setdefault(name, self._kind(self._size)).add(ms)
+            self._turn_ms = {}
+        for name, seconds in times.items() if count else ():
+            ms = self._turn_ms[name] = 1000 * (seconds - self._times.get(name, 0.0)) / count
+            if name not in self._turns:
+                self._turns[name] = self._kind(self._size)
+            self._turns[name].add(ms)
         self._times, self._turn_count = dict(times), turns
-
-    def turn_ms(self) -> dict[str, float]:
-        """Milliseconds of each phase of a turn: over the last iteration, or its moving average."""
-        if self._kind is Ema:
-            return {name: window.mean for name, window in self._turns.items()}
-        return dict(self._turn_ms)
 
     def fields(self) -> dict[str, Any]:
         """The fields of a `Result` that are about this."""
-        return {
-            **_spread("return", self.returns),
-            **_spread("length", self.lengths),
-            **_spread("duration", self.durations),
-            "returns_counted": len(self.returns),
-            **_spreads("agent_returns", self.agent_returns),
-            **_spreads("module_returns", self.module_returns),
-            "custom": {name: {"mean": w.mean, "min": w.min, "max": w.max} for name, w in self.custom.items()},
-            "turn_ms": self.turn_ms(),
-        }
+        fields: dict[str, Any] = {"returns_counted": self.returns.values.size}
+        for name, window in (("return", self.returns), ("length", self.lengths), ("duration", self.durations)):
+            fields[f"{name}_mean"], fields[f"{name}_min"], fields[f"{name}_max"] = window.spread()
+        for name, windows in (("agent_returns", self.agent_returns), ("module_returns", self.module_returns)):
+            means, least, greatest = fields[name], fields[f"{name}_min"], fields[f"{name}_max"] = {}, {}, {}
+            for key, window in windows.items():
+                means[key], least[key], greatest[key] = window.spread()
+        custom = fields["custom"] = {}
+        for name, window in self.custom.items():
+            custom[name] = dict(zip(("mean", "min", "max"), window.spread(), strict=True))
+        fields["turn_ms"] = dict(self._turn_ms)  # over the last iteration
+        if self._kind is Ema:
+            fields["turn_ms"] = {name: window.mean for name, window in self._turns.items()}
+        return fields
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data and arrays; goes into `load_state_dict`."""
@@ -274,18 +277,6 @@ class RunningStats:
         yield "turns", self._turns
 
 
-def _spread(name: str, window: Window) -> dict[str, float]:
-    return {f"{name}_mean": window.mean, f"{name}_min": window.min, f"{name}_max": window.max}
-
-
-def _spreads(name: str, windows: Mapping[str, Window]) -> dict[str, dict[str, float]]:
-    return {
-        name: {key: window.mean for key, window in windows.items()},
-        f"{name}_min": {key: window.min for key, window in windows.items()},
-        f"{name}_max": {key: window.max for key, window in windows.items()},
-    }
-
-
 class Counts(NamedTuple):
     """Steps over the lifetime."""
 
@@ -300,7 +291,9 @@ def log_trained(metrics: Metrics, before: Counts, now: Counts) -> None:
 
     What is trained on has no env steps of its own: there are as many to an agent's step as were just sampled.
     """
-    new = {name: count - before.trained.get(name, 0) for name, count in now.trained.items()}
+    new: dict[str, int] = {}
+    for name, count in now.trained.items():
+        new[name] = count - before.trained.get(name, 0)
     sampled, since = now.agent_steps - before.agent_steps, before
     if not sampled:  # offline, or replaying: as over the lifetime
         sampled, since = now.agent_steps, Counts(0, 0, {})
@@ -337,6 +330,20 @@ TIMES = "times/"
 
 def together(parts: Mapping[str, Mapping[str, float]], *, several: bool) -> dict[str, float]:
     """Figures by module as one mapping, with the module's id before each name where there are several modules."""
-    if not several:
-        return {name: value for figures in parts.values() for name, value in figures.items()}
-    return {f"{module}/{name}": value for module, figures in parts.items() for name, value in figures.items()}
+    found: dict[str, float] = {}
+    for module, figures in parts.items():
+        for name, value in figures.items():
+            found[f"{module}/{name}" if several else name] = value
+    return found
+
+
+def joined(updates: Mapping[str, Update], *others: Mapping[str, float], several: bool) -> Update:
+    """The updates of all modules as one, named as by `together`, and with ``others`` among its metrics."""
+    losses: dict[str, Mapping[str, float]] = {}
+    metrics: dict[str, Mapping[str, float]] = {}
+    for name, update in updates.items():
+        losses[name], metrics[name] = update
+    update = Update(together(losses, several=several), together(metrics, several=several))
+    for figures in others:
+        update.metrics.update(figures)
+    return update

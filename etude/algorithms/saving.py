@@ -88,7 +88,7 @@ def _is_called(cls: type, name: str) -> bool:
     return cls.__qualname__ == path and (is_etudes or cls.__module__ == module)
 
 
-class Place(NamedTuple):
+class SettingPlace(NamedTuple):
     """Where a value stands in a checkpoint, and what may stand there."""
 
     path: str
@@ -98,7 +98,7 @@ class Place(NamedTuple):
     """The classes in the annotation; ``object`` where that is Any."""
     trust: bool
 
-    def inside(self, key: object) -> "Place":
+    def inside(self, key: object) -> "SettingPlace":
         """Of a part of the value."""
         return self._replace(path=f"{self.path}/{key}")
 
@@ -189,7 +189,7 @@ def _made_again(thing: Any) -> Any:
 # -- and back -----------------------------------------------------------------------------------------------------
 
 
-def from_plain(value: Any, place: Place) -> Any:
+def from_plain(value: Any, place: SettingPlace) -> Any:
     """The inverse of `to_plain` for what stands in a place.
 
     Raises:
@@ -214,7 +214,7 @@ def from_plain(value: Any, place: Place) -> Any:
     return {key: from_plain(item, place.inside(key)) for key, item in value.items()}
 
 
-def _from_text(text: str, place: Place) -> Any:
+def _from_text(text: str, place: SettingPlace) -> Any:
     """Text in a place where it may name code."""
     if place.trust:
         return text
@@ -227,7 +227,7 @@ def _from_text(text: str, place: Place) -> Any:
     return text
 
 
-def _named(name: Any, place: Place) -> Any:
+def _named(name: Any, place: SettingPlace) -> Any:
     if not isinstance(name, str):
         raise place.error(name)
     found = place.class_of(name)
@@ -238,7 +238,7 @@ def _named(name: Any, place: Place) -> Any:
     return found
 
 
-def _remade(value: Mapping[str, Any], place: Place) -> Any:
+def _remade(value: Mapping[str, Any], place: SettingPlace) -> Any:
     name = value[MADE]
     is_source = name in _SOURCES and object in place.kinds
     made = imported(name, place.path) if is_source else _named(name, place)
@@ -260,7 +260,9 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, dict) and not {REF, MADE, UNSAVED} & value.keys()
 
 
-def _settings_from(cls: type, saved: Mapping[str, Any], place: Place, whole: type | None = None) -> dict[str, Any]:
+def _settings_from(
+    cls: type, saved: Mapping[str, Any], place: SettingPlace, whole: type | None = None
+) -> dict[str, Any]:
     """The values of saved settings of ``cls``, by name; of settings inside them, mappings.
 
     Those saved by their own names are moved first, so that each is judged by what may stand in its place. ``whole`` is
@@ -311,7 +313,7 @@ def load_config(cls: type[C], saved: Mapping[str, Any], overrides: Mapping[str, 
         for name in given.keys() & kept.keys() - whole:
             if isinstance(kept[name], dict):
                 kept[name] = {inner: value for inner, value in kept[name].items() if inner not in given[name]}
-        values = _settings_from(cls, kept, Place("config", "", frozenset(), trust))
+        values = _settings_from(cls, kept, SettingPlace("config", "", frozenset(), trust))
         values = typed(cls, values, owner=owner)
         if not overrides:
             return from_dict(cls, values, owner=owner)

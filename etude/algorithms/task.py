@@ -16,7 +16,7 @@ from etude.algorithms.checkpoint import Component
 from etude.algorithms.config import ONE_RATE, ActingConfig, learners_of
 from etude.algorithms.nested import ModuleLike
 from etude.algorithms.policies import spawned
-from etude.algorithms.results import together
+from etude.algorithms.results import joined
 from etude.algorithms.slips import arguments_checked
 from etude.columns import ACTION, Columns
 from etude.envs import EnvLike
@@ -299,11 +299,7 @@ class Task(ActingAlgorithm[C]):
                 updates[name] = self._update(learner, dataset)
             connectors.update(exp)
             learner.connectors.update(seen)
-        several = len(self.policies) > 1
-        return Update(
-            together({name: update.losses for name, update in updates.items()}, several=several),
-            together({name: update.metrics for name, update in updates.items()}, several=several) | self.counts,
-        )
+        return joined(updates, self.counts, several=len(self.policies) > 1)
 
     def _postprocessed(self, exp: Experience) -> Experience:
         own = type(self)

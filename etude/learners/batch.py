@@ -180,14 +180,14 @@ class Batch:
         A recurrent module runs along the sequences that the rows lie in, each from the state that it begins with.
         """
         if self._sequences is None:
-            return module(self.obs)  # type: ignore[no-any-return]
-        return self._sequences.forward(module, self._obs_columns(col.OBS))
+            return module(self._module.obs_from(self._columns_under(col.OBS)))  # type: ignore[no-any-return]
+        return self._sequences.forward(module, self._columns_under(col.OBS))
 
     def forward_next(self, module: Module) -> Output:
         """The same for the observation after each row's reward (after the last reward of n steps)."""
         if self._sequences is None:
             return module(self.next_obs)  # type: ignore[no-any-return]
-        return self._sequences.forward(module, self._obs_columns(col.OBS), self[col.STEPS_AHEAD])
+        return self._sequences.forward(module, self._columns_under(col.OBS), self[col.STEPS_AHEAD])
 
     def encode(self, critic: TwinCritic) -> torch.Tensor:
         """``[B, width]``: each row's observation as ``critic`` encodes it."""
@@ -200,7 +200,7 @@ class Batch:
     def _encoded(self, critic: TwinCritic, root: str) -> torch.Tensor:
         sequences = self._sequences
         if sequences is None:
-            return critic.encode(self._obs_columns(root))[0]
+            return critic.encode(self._columns_under(root))[0]
 
         def walk(obs: Tensors, state: Tensors) -> tuple[Tensors, Tensors]:
             encoded, after = critic.encode(obs, state)
@@ -208,17 +208,22 @@ class Batch:
 
         ahead = self[col.STEPS_AHEAD] if root == col.NEXT_OBS else None
         start = sequences.zeros(critic.initial_state())
-        return sequences.along(walk, self._obs_columns(col.OBS), start, ahead)["encoded"]
+        return sequences.along(walk, self._columns_under(col.OBS), start, ahead)["encoded"]
 
-    def _obs_columns(self, root: str) -> Tensors:
-        parts = col.under(self._columns, root) or [root]
-        return {col.OBS + part[len(root) :]: self[part] for part in parts}
+    def _columns_under(self, root: str, name: str = col.OBS) -> Tensors:
+        """The columns under ``root``, as if they were under ``name``."""
+        if root in self._columns:
+            return {name: self[root]}
+        found = {}
+        for part in col.under(self._columns, root) or [root]:
+            found[name + part[len(root) :]] = self[part]
+        return found
 
     def __getattr__(self, name: str) -> Any:
         if name in (col.OBS, col.NEXT_OBS):
-            return self._module.obs_from(self._obs_columns(name))
+            return self._module.obs_from(self._columns_under(name))
         if name == col.ACTION:
-            return self._module.action_from({part: self[part] for part in col.under(self._columns, name) or [name]})
+            return self._module.action_from(self._columns_under(name, name))
         if name.startswith("_"):
             raise AttributeError(name)
         return self[name]
@@ -241,27 +246,29 @@ class RowsInOrder:
         self, columns: Mapping[str, torch.Tensor], order: Index, sizes: list[int], device: torch.device | str
     ) -> None:
         self.columns = columns
-        self._order = torch.from_numpy(order).to(device)
-        self._sizes = sizes
-        self._parts: dict[str, tuple[torch.Tensor, ...]] = {}
-
-    def part(self, name: str, i: int) -> torch.Tensor:
-        """A column of minibatch i."""
-        if name not in self._parts:
-            gathered = _learnable(self.columns[name].index_select(0, self._order))
-            self._parts[name] = torch.split(gathered, self._sizes)
-        return self._parts[name][i]
+        self.order = torch.from_numpy(order).to(device)
+        self.sizes = sizes
+        self.parts: dict[str, tuple[torch.Tensor, ...]] = {}
+        """By name, what was gathered so far, by minibatch."""
 
 
 class MinibatchColumns(Mapping[str, torch.Tensor]):
-    """The columns of one minibatch, looked up in `RowsInOrder`."""
+    """The columns of minibatch ``i`` of `RowsInOrder`."""
 
     def __init__(self, rows: RowsInOrder, i: int) -> None:
         self._rows = rows
         self._i = i
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        return self._rows.part(name, self._i)
+        rows = self._rows
+        if name not in rows.parts:
+            gathered = rows.columns[name].index_select(0, rows.order)
+            gathered = gathered.float() if gathered.dtype == torch.float64 else gathered  # networks compute in float32
+            rows.parts[name] = torch.split(gathered, rows.sizes)
+        return rows.parts[name][self._i]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._rows.columns
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._rows.columns)
@@ -271,15 +278,13 @@ class MinibatchColumns(Mapping[str, torch.Tensor]):
 
 
 def as_tensors(columns: Mapping[str, Array], device: torch.device | str) -> Tensors:
-    """Columns as tensors on ``device``, sharing memory on the CPU; columns of objects (strings) are left out."""
+    """Columns as tensors on ``device``, sharing memory on the CPU; columns of objects (strings) are left out.
+
+    float64 (rewards, some observations) becomes float32, in which networks compute.
+    """
     tensors = {}
     for name, column in columns.items():
         if column.dtype != object:
-            tensor = torch.from_numpy(column) if isinstance(column, np.ndarray) else column
-            tensors[name] = _learnable(tensor.to(device))
+            tensor = (torch.from_numpy(column) if isinstance(column, np.ndarray) else column).to(device)
+            tensors[name] = tensor.float() if tensor.dtype == torch.float64 else tensor
     return tensors
-
-
-def _learnable(tensor: torch.Tensor) -> torch.Tensor:
-    """The column in float32 if it is float64 (rewards, some observations): networks compute in float32."""
-    return tensor.float() if tensor.dtype == torch.float64 else tensor

@@ -16,7 +16,7 @@ from torch.func import functional_call, grad_and_value
 from etude.errors import EtudeError, SettingsError
 from etude.learners.batch import Batch
 from etude.learners.loss import Figures, Loss
-from etude.learners.optim import Adam, Optimizers
+from etude.learners.optim import Adam, Optimizers, scale_to
 from etude.modules import Module
 
 LossFn: TypeAlias = Callable[[Module, Batch], Loss]
@@ -170,14 +170,15 @@ class CompiledStep:
             if name in resting:
                 continue
             clippings = self._optim.clippings(name, own)
-            norms = [clipping.norm for clipping in clippings]
+            norms = self._optim.norms(clippings)
             figures.update(self._optim.norms_by_name(clippings, norms))
             check = sum(norms, check)
             if self._masks:  # to scale slices in place would be twice as slow
                 norm = norms[0]
                 for mask, other in zip(self._masks, norms[1:], strict=True):
                     norm = torch.lerp(norm, other, mask)
-                own[0] = own[0] * clippings[0].scale(norm)
+                assert clippings[0].limit is not None  # sides have masks only where they are limited
+                own[0] = own[0] * scale_to(norm, clippings[0].limit)
                 continue
             self._optim.clip(clippings, norms)
         is_fine = check.isfinite()

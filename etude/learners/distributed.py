@@ -109,55 +109,6 @@ def dealt(count: int, owned: Sequence[int], rank: int) -> tuple[Index, list[int]
 # -- gradients ----------------------------------------------------------------------------------------------------
 
 
-class MeanGradient(NamedTuple):
-    """The gradient of a step, the same for all of a team."""
-
-    rows: int
-    """Rows that it is made of."""
-    loss: torch.Tensor
-    """Scalar: their mean loss; alone, the loss of the last batch."""
-    resting: frozenset[str]
-    """Optimizers that are not to move, by the loss of the last batch."""
-
-
-class LocalGradients:
-    """The gradients of a learner without a team: they are the step's own.
-
-    Args:
-        optimizers: Whose gradients.
-        accumulate: The number of batches whose mean gradient makes a step.
-    """
-
-    def __init__(self, optimizers: Mapping[str, Optimizer], accumulate: int) -> None:
-        self._optimizers, self._accumulate = optimizers, accumulate
-        self._rows = self._batches = 0
-        self._loss = torch.tensor(math.nan)
-        self._resting: frozenset[str] = frozenset()
-
-    def begin(self) -> None:
-        """Begin a step."""
-        self._rows = self._batches = 0
-
-    def weight(self, rows: int) -> float:
-        """What the loss of a batch of so many rows is multiplied by."""
-        self._rows += rows
-        self._batches += 1
-        return 1.0 / self._accumulate
-
-    def add(self, loss: Loss | None, weight: float) -> None:
-        """Note a batch whose gradients have been added; ``weight`` is what `weight` has returned."""
-        assert loss is not None
-        self._loss, self._resting = loss.total.detach(), loss.resting
-
-    def average(self) -> MeanGradient:
-        """Make the gradients the mean over the batches."""
-        if self._batches < self._accumulate:
-            for optimizer in self._optimizers.values():
-                for grad in optimizer.parameters.grads:
-                    grad.mul_(self._accumulate / self._batches)
-        return MeanGradient(self._rows, self._loss, self._resting)
-
-
 class TeamGradients:
     """The gradients of a learner in a team: the mean, weighted by rows, is that of one learner with all rows.
 
@@ -217,8 +168,13 @@ class TeamGradients:
         for i, name in enumerate(self._names):
             self._numbers[2 + i] = float(name in loss.resting)
 
-    def average(self) -> MeanGradient:
-        """Make the gradients everyone's mean. All learners of the team must call this."""
+    def average(self) -> tuple[int, torch.Tensor, frozenset[str]]:
+        """Make the gradients everyone's mean. All learners of the team must call this.
+
+        Returns:
+            The rows that they are made of, the mean loss of these (a scalar), and the optimizers that are not to move,
+            by the loss of the last batch.
+        """
         for block in self._blocks:
             self._team.sum_(block)
         weight, loss, *rests = self._numbers.tolist()
@@ -226,7 +182,7 @@ class TeamGradients:
             grads.div_(weight)  # by 0 where nobody had a row: not finite, as the loss of no rows is
         rows = self._rows if self._accumulate > 1 else round(weight) if math.isfinite(weight) else 0
         mean = torch.tensor(loss / weight if weight else math.nan, device=self._blocks[0].device)
-        return MeanGradient(rows, mean, frozenset(n for n, rest in zip(self._names, rests, strict=True) if rest))
+        return rows, mean, frozenset(n for n, rest in zip(self._names, rests, strict=True) if rest)
 
 
 def share_buffers(team: Team, module: torch.nn.Module, rows: Sequence[int]) -> None:

@@ -4,8 +4,9 @@
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cached_property
-from itertools import chain, islice
+from functools import cached_property, partial
+from itertools import chain, filterfalse, islice
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -18,21 +19,13 @@ from etude.experience import Experience
 from etude.experience.arrays import Array
 from etude.learners.batch import Batch
 from etude.learners.compiled import CompiledStep, LossFn, check_compilable
-from etude.learners.distributed import (
-    BatchResult,
-    LocalGradients,
-    Team,
-    TeamGradients,
-    blamed,
-    results_of_all,
-    share_buffers,
-)
+from etude.learners.distributed import BatchResult, Team, TeamGradients, blamed, results_of_all, share_buffers
 from etude.learners.loss import Figures, Loss, checked, numbers_of
-from etude.learners.minibatches import Split, batch_from, minibatches
+from etude.learners.minibatches import batch_from, minibatches
 from etude.learners.optim import ClipBy, MakeOptimizer, Optimizer, Optimizers, Schedule, check_owners, value_at
 from etude.modules import Module
 from etude.modules.module import load_weights
-from etude.threads import SMALL, StepThreads, ThreadsLike, for_acting
+from etude.threads import SMALL, StepThreads, ThreadsLike, for_acting, held
 
 T = TypeVar("T")
 
@@ -60,22 +53,25 @@ def mean_of(updates: Sequence[Update]) -> Update:
     step was skipped are NaN; they count only if there are no others.
     """
 
-    def values_of(parts: list[dict[str, float]]) -> dict[str, list[float]]:
-        names = dict.fromkeys(name for part in parts for name in part)
-        return {name: [part[name] for part in parts if name in part] for name in names}
-
-    losses = {
-        name: [value for value in values if not math.isnan(value)] or values
-        for name, values in values_of([update.losses for update in updates]).items()
-    }
-    metrics = values_of([update.metrics for update in updates])
-    others = {"skipped_steps": sum(metrics.pop("skipped_steps"))} if "skipped_steps" in metrics else {}
-    if "threads" in metrics:
-        others["threads"] = metrics.pop("threads")[-1]
-    return Update(
-        {name: sum(values) / len(values) for name, values in losses.items()},
-        {name: sum(values) / len(values) for name, values in metrics.items()} | others,
-    )
+    losses: dict[str, list[float]] = {}
+    metrics: dict[str, list[float]] = {}
+    for update in updates:
+        for name, value in update.losses.items():
+            losses.setdefault(name, []).append(value)
+        for name, value in update.metrics.items():
+            metrics.setdefault(name, []).append(value)
+    mean = Update({}, {})
+    for name, values in losses.items():
+        values = list(filterfalse(math.isnan, values)) or values
+        mean.losses[name] = sum(values) / len(values)
+    for name, values in metrics.items():
+        if name == "skipped_steps":
+            mean.metrics[name] = sum(values)
+        elif name == "threads":
+            mean.metrics[name] = values[-1]
+        else:
+            mean.metrics[name] = sum(values) / len(values)
+    return mean
 
 
 def check_device(device: torch.device | str) -> None:
@@ -194,14 +190,15 @@ class ModuleLearner:
             log_norms=log_grad_norms,
         )
         self._team: Team | None = None
-        self._gradients: LocalGradients | TeamGradients | None = None  # None: to be made anew
+        self._shared: TeamGradients | None = None  # None: to be made anew, where there is a team
         self._compiled: CompiledStep | None = None
         self._are_owners_checked = False
         self._gathered: list[BatchResult] = []  # batches whose gradients are of the step under way
         self._made: list[BatchResult] = []  # batches of steps that were made in the update under way
         self._skipped_in_a_row = 0
         self._rng = np.random.default_rng(seed)
-        self._step = self._compiled_step if compile else self._plain_step
+        self._last_loss: Loss | None = None
+        self._is_scheduled = bool(self.scheduled)  # something changes with the steps
         self._register_all(parameters, lr)
         self._follow(0)
         if compile and module.recurrent:
@@ -233,7 +230,7 @@ class ModuleLearner:
                 "which then can't be compiled as a whole. Leave `compile` out, or take one learner."
             )
         self._team = team
-        self._optim.sides = None
+        self._optim.forget_sides()
         self._optimizers_changed()
 
     # -- optimizers ---------------------------------------------------------------------------------------------
@@ -282,30 +279,21 @@ class ModuleLearner:
             lr: Learning rate, or a `Schedule` of it.
         """
         self._optim.register(name, optimizer, params, lr)
+        rates = (*self.schedules.values(), *self.scheduled.values())
+        self._is_scheduled = any(isinstance(rate, tuple) for rate in rates)
         self._are_owners_checked = False
         self._optimizers_changed()
 
     def _optimizers_changed(self) -> None:
         self._optim.forget_memory()
-        self._gradients = self._compiled = None
-
-    def _check_owners(self) -> None:
-        if not self._are_owners_checked:
-            check_owners(self.module, {name: o.parameters.parameters for name, o in self.optimizers.items()})
-            self._are_owners_checked = True
+        self._shared = self._compiled = None
 
     # -- schedules ----------------------------------------------------------------------------------------------
 
     def set_env_steps(self, env_steps: int) -> None:
         """Set schedules that count env steps to their values after ``env_steps`` over the lifetime of the run."""
-        if self.schedules_by == "env_steps":
+        if self._is_scheduled and self.schedules_by == "env_steps":
             self._follow(env_steps)
-
-    def _follow_updates(self) -> None:
-        if self.schedules_by == "updates":
-            schedules = (*self.schedules.values(), *self.scheduled.values())
-            if any(isinstance(schedule, tuple) for schedule in schedules):
-                self._follow(self.updates)
 
     def _follow(self, at: int) -> None:
         self._optim.follow(at)
@@ -350,12 +338,23 @@ class ModuleLearner:
             DataError: the loss asks for a column that is not there, or a recurrent module for a state.
             EtudeError: `max_skipped` steps in a row were not finite.
         """
-        split = Split(minibatch_size, num_minibatches, max_seq_len, burn_in, sequence_start)
         rng = self._rng
-        if self.team is not None and shuffle:  # all go on with equal streams, whatever each draws
-            rng = np.random.default_rng([int(rng.integers(2**63)), self.team.rank])
-        how: dict[str, Any] = {"epochs": epochs, "rng": rng if shuffle else None, "team": self.team}
-        return self._update(minibatches(exp, split, self.module, self.device, **how))
+        if self._team is not None and shuffle:  # all go on with equal streams, whatever each draws
+            rng = np.random.default_rng([int(rng.integers(2**63)), self._team.rank])
+        batches = minibatches(
+            exp,
+            self.module,
+            self.device,
+            minibatch_size=minibatch_size,
+            num_minibatches=num_minibatches,
+            epochs=epochs,
+            rng=rng if shuffle else None,
+            max_seq_len=max_seq_len,
+            burn_in=burn_in,
+            sequence_start=sequence_start,
+            team=self._team,
+        )
+        return self._update(batches)
 
     def update_from(self, batches: Iterable[Mapping[str, Array] | Experience]) -> Update:
         """Update once from each batch of columns ``[B, ...]``; a generator is resumed after its batch's step is made.
@@ -367,7 +366,7 @@ class ModuleLearner:
         Raises:
             ModuleError: the module is recurrent, and a batch is of single steps, which have no order in time.
         """
-        return self._update(batch_from(given, self.module, self.device) for given in batches)
+        return self._update(map(partial(batch_from, module=self.module, device=self.device), batches))
 
     def measure(
         self,
@@ -375,10 +374,8 @@ class ModuleLearner:
         figures: Callable[[Module, Batch], Figures],
         *,
         chunk_size: int = 2048,
-        max_seq_len: int = 32,
-        burn_in: int = 0,
-        sequence_start: Literal["stored", "zeros"] = "stored",
         sparse: int = 1,
+        **sequences: Any,
     ) -> dict[str, float]:
         """The means of ``figures(module, batch)``, scalars, over the steps of ``exp``, without gradients.
 
@@ -386,95 +383,101 @@ class ModuleLearner:
             exp: The experience.
             figures: Returns scalars by name, each a mean over the rows of the batch.
             chunk_size: Steps in a batch.
-            max_seq_len: For a recurrent module, as in `update`; so are the next two. With equal settings every step has
-                the state that it has in an update.
-            burn_in: Steps before each sequence that the module walks through first.
-            sequence_start: The state it begins with.
             sparse: Measure every so many steps only, or, for a recurrent module, sequences.
+            sequences: For a recurrent module, `max_seq_len`, `burn_in` and `sequence_start` as in `update`. With equal
+                settings every step has the state that it has in an update.
         """
         totals: dict[str, float] = {}
         rows = 0
-        split = Split(chunk_size, None, max_seq_len, burn_in, sequence_start)
         self.module.eval()
         with torch.no_grad(), self.with_threads():
-            for batch in minibatches(exp, split, self.module, self.device, sparse=sparse):
+            how: dict[str, Any] = {"minibatch_size": chunk_size, "sparse": sparse, **sequences}
+            for batch in minibatches(exp, self.module, self.device, **how):
                 rows += batch.size
                 for name, value in figures(self.module, batch).items():
                     totals[name] = totals.get(name, 0.0) + batch.size * float(value)
-        every = [(rows, totals)] if self.team is None else self.team.gathered((rows, totals))
-        rows = sum(own for own, _ in every)
-        names = dict.fromkeys(name for _, own in every for name in own)
-        return {name: sum(own.get(name, 0.0) for _, own in every) / rows for name in names}
+        if self._team is not None:
+            every = self._team.gathered((rows, totals))
+            rows, totals = sum(own for own, _ in every), {}
+            for _, own in every:
+                for name, total in own.items():
+                    totals[name] = totals.get(name, 0.0) + total
+        for name in totals:
+            totals[name] /= rows
+        return totals
 
     def with_threads(self) -> AbstractContextManager[None]:
         """Within it, torch computes with as many CPU threads as gradient steps do."""
-        return nullcontext() if self.threads is None else self.threads.taken()
+        return nullcontext() if self.threads is None else held(self.threads.num)
 
     def _update(self, batches: Iterable[Batch]) -> Update:
         """A gradient step from each batch, or from each `accumulate` of them."""
-        self._check_owners()
+        if not self._are_owners_checked:
+            check_owners(self.module, {name: o.parameters.parameters for name, o in self.optimizers.items()})
+            self._are_owners_checked = True
         self._gathered, self._made = [], []
         parts: dict[str, float] = {}
-        before = self.skipped
-        seed = int(self._rng.integers(2**63)) + (0 if self.team is None else self.team.rank)
+        before, team = self.skipped, self._team
+        seed = int(self._rng.integers(2**63)) + (0 if team is None else team.rank)
         self.module.train()
-        step = self._step if self.threads is None else self._timed_step
+        step = self._compiled_step if self.compile else self._plain_step
+        if self.threads is not None and not self.threads.is_one:
+            step = self._timed_step
         with seeded(seed, self.device), self.with_threads():  # dropout and the like, too
             for batch in batches:
-                parts |= dict.fromkeys(step(batch), math.nan)
+                parts.update(dict.fromkeys(step(batch), math.nan))
             if self._gathered:  # fewer than `accumulate`
                 self._apply(batch)
         results = self._made
-        if self.team is not None:
-            names, results, rows = results_of_all(self.team, list(parts), results)
-            share_buffers(self.team, self.module, rows)
+        if team is not None:
+            names, results, rows = results_of_all(team, list(parts), results)
+            share_buffers(team, self.module, rows)
             parts = dict.fromkeys(names, math.nan)
-        losses, metrics = parts | _means([one.parts for one in results]), _means([one.figures for one in results])
+        update = _means(results)
         if self.skipped > before:
-            metrics["skipped_steps"] = float(self.skipped - before)
+            update.metrics["skipped_steps"] = float(self.skipped - before)
         if self.threads is not None:
-            metrics["threads"] = float(self.threads.num)
-        return Update(losses, metrics)
+            update.metrics["threads"] = float(self.threads.num)
+        return Update(parts | update.losses, update.metrics)
 
     # -- gradient steps -----------------------------------------------------------------------------------------
 
     def _plain_step(self, batch: Batch) -> Iterable[str]:
         """Add the gradients of a batch, and make a step where they are enough for one; gives the parts of the loss."""
-        rows = batch.size
-        if not self._gathered:
-            self._follow_updates()
-        loss = None
-        if rows or self.team is None:
-            with self.autocast():
+        rows, team = batch.size, self._team
+        if self._is_scheduled and self.schedules_by == "updates" and not self._gathered:
+            self._follow(self.updates)
+        loss, result = None, BatchResult(rows, {}, {})
+        if rows or team is None:  # else only others of the team have rows of this batch
+            with nullcontext() if self.precision == "float32" else self.autocast():
                 loss = self.loss(self.module, batch)
+            for name, part in loss.parts.items():
+                result.parts[name] = part.detach()
+            result.figures.update(loss.logged)
         if self._optim.wants_sides:
             self._find_sides(loss)
-        gradients = self._gradients if self._gathered and self._gradients is not None else self._begin()
-        weight = gradients.weight(rows)
-        if loss is None:  # others of the team have rows of this batch
-            result = BatchResult(rows, {}, {})
-            self.kept = {}
-        else:
+        if not self._gathered or (team is not None and self._shared is None):  # the first batch of a step
+            self._zero_gradients()
+        weight = 1.0 / self.accumulate if self._shared is None else self._shared.weight(rows)
+        if loss is not None:
             self._optim.backward(loss, weight)
-            result = BatchResult(rows, {name: part.detach() for name, part in loss.parts.items()}, dict(loss.logged))
-            self.kept = loss.kept
-        gradients.add(loss, weight)
+        if self._shared is not None:
+            self._shared.add(loss, weight)
+        self.kept = {} if loss is None else loss.kept
+        self._last_loss = loss
         self._gathered.append(result)
         if len(self._gathered) == self.accumulate:
             self._apply(batch)
         return result.parts
 
-    def _begin(self) -> LocalGradients | TeamGradients:
-        """Begin a step, whose gradients are 0."""
-        if self._gradients is None:
-            self._optim.forget_memory()
-            if self.team is None:
-                self._gradients = LocalGradients(self.optimizers, self.accumulate)
-            else:
-                self._gradients = TeamGradients(self.team, self.optimizers, self.accumulate, self.device)
-        self._gradients.begin()
-        self._optim.begin()
-        return self._gradients
+    def _zero_gradients(self) -> None:
+        if self._team is not None:
+            if self._shared is None:
+                self._optim.forget_memory()
+                self._shared = TeamGradients(self._team, self.optimizers, self.accumulate, self.device)
+            self._shared.begin()
+        for optimizer in self._optim.by_name.values():
+            optimizer.parameters.attach_grads()
 
     def _find_sides(self, loss: Loss | None) -> None:
         """Find out what the sides of the loss reach; a team agrees on what the first of it has found."""
@@ -483,33 +486,53 @@ class ModuleLearner:
             reached = next((found for found in self.team.gathered(reached) if found is not None), None)
         if reached is not None:
             self._optim.set_sides(reached)
-            self._gradients = None  # further gradients may lie apart
+            self._shared = None  # further gradients may lie apart
 
     def _apply(self, batch: Batch) -> None:
         """Make a step of the gradients, or skip it where they or the loss are not finite; ``batch`` is their last."""
-        assert self._gradients is not None
-        mean = self._gradients.average()
         results, self._gathered = self._gathered, []
+        if self._shared is not None:
+            rows, mean, resting = self._shared.average()
+        else:
+            rows, loss = 0, self._last_loss
+            assert loss is not None
+            for result in results:
+                rows += result.rows
+            mean, resting = loss.total.detach(), loss.resting
+            if len(results) < self.accumulate:
+                for optimizer in self.optimizers.values():
+                    for grad in optimizer.parameters.grads:
+                        grad.mul_(self.accumulate / len(results))
         self.updates += 1
-        self.steps_trained += mean.rows
-        if not self._optim.backs_apart:
-            self._call(self.on_gradients)
-        clippings = self._optim.all_clippings(mean.resting)
-        total, *norms = numbers_of([mean.loss, *(clipping.norm for clipping in clippings)])
+        self.steps_trained += rows
+        sides = self._optim.sides
+        are_apart = sides is not None and sides.backs_apart
+        if self.on_gradients is not None and not are_apart:
+            with torch.no_grad():
+                self.on_gradients(self.module)
+        clippings = self._optim.all_clippings(resting)
+        total, *norms = numbers_of([mean, *self._optim.norms(clippings)])
         results[-1].figures.update(self._optim.norms_by_name(clippings, norms))
-        if not self._note(math.isfinite(total + sum(norms)), results[-1].parts, batch):
+        if not math.isfinite(total + sum(norms)):
+            self._skip(results[-1].parts, batch)
             return
+        self._skipped_in_a_row = 0
         self._optim.clip(clippings, norms)
-        if self._optim.backs_apart:
+        if are_apart:
             self._optim.join_sides()
-            self._call(self.on_gradients)
-        self._optim.step(mean.resting)
-        self._call(self.after_step)
+            if self.on_gradients is not None:
+                with torch.no_grad():
+                    self.on_gradients(self.module)
+        self._optim.step(resting)
+        if self.after_step is not None:
+            with torch.no_grad():
+                self.after_step(self.module)
         self._made += results
 
     def _compiled_step(self, batch: Batch) -> Iterable[str]:
         """As `_plain_step`, compiled as a whole: once the threads are settled, for batches of one size."""
-        self._follow_updates()
+        if self._is_scheduled and self.schedules_by == "updates":
+            self._follow(self.updates)
         if self._compiled is None and (self.threads is None or self.threads.is_settled):
             changes_gradients = self.on_gradients is not None
             check_compilable(self._optim, accumulate=self.accumulate, changes_gradients=changes_gradients)
@@ -520,32 +543,29 @@ class ModuleLearner:
         self.updates += 1
         self.steps_trained += batch.size
         self.kept = done.kept
-        if self._note(done.is_fine, done.parts, batch):
-            self._call(self.after_step)
-            self._made.append(BatchResult(batch.size, done.parts, done.figures))
+        if not done.is_fine:
+            self._skip(done.parts, batch)
+            return done.parts
+        self._skipped_in_a_row = 0
+        if self.after_step is not None:
+            with torch.no_grad():
+                self.after_step(self.module)
+        self._made.append(BatchResult(batch.size, done.parts, done.figures))
         return done.parts
 
-    def _note(self, is_fine: bool, parts: Figures, batch: Batch) -> bool:
+    def _skip(self, parts: Figures, batch: Batch) -> None:
         """Count a step that is skipped, and raise an error where too many are."""
-        if is_fine:
-            self._skipped_in_a_row = 0
-            return True
         self.skipped += 1
         self._skipped_in_a_row += 1
         if self._skipped_in_a_row >= self.max_skipped:
             message = _why_skipped(self.name, self._skipped_in_a_row, parts, batch)
-            raise EtudeError(message if self.team is None else blamed(self.team, message, parts))
-        return False
-
-    def _call(self, hook: Callable[[Module], None] | None) -> None:
-        if hook is not None:
-            with torch.no_grad():
-                hook(self.module)
+            raise EtudeError(message if self._team is None else blamed(self._team, message, parts))
 
     def _timed_step(self, batch: Batch) -> Iterable[str]:
         """A step with the CPU threads that are fastest for it."""
         assert self.threads is not None
-        return self.threads.step(self._step, batch, self._size * batch.size, again=not self.compile)
+        step = self._compiled_step if self.compile else self._plain_step
+        return self.threads.step(step, batch, self._size * batch.size, again=not self.compile)
 
     @cached_property
     def _size(self) -> int:
@@ -618,7 +638,7 @@ class Learner:
     @property
     def updates(self) -> int:
         """Gradient steps over the lifetime, of all modules."""
-        return sum(learner.updates for learner in self.modules.values())
+        return sum(map(attrgetter("updates"), self.modules.values()))
 
     # -- modules ------------------------------------------------------------------------------------------------
 
@@ -744,12 +764,21 @@ def seeded(seed: int, device: torch.device | str) -> Iterator[None]:
         yield
 
 
-def _means(rows: list[Figures]) -> dict[str, float]:
+def _means(results: Sequence[BatchResult]) -> Update:
     """The mean of each figure over the gradient steps that have it; moved to the host at once."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    columns = {name: [row[name] for row in rows if name in row] for name in names}
-    values = iter(numbers_of([value for column in columns.values() for value in column]))
-    return {name: sum(islice(values, len(column))) / len(column) for name, column in columns.items()}
+    losses: dict[str, list[Any]] = {}
+    metrics: dict[str, list[Any]] = {}
+    for result in results:
+        for name, value in result.parts.items():
+            losses.setdefault(name, []).append(value)
+        for name, value in result.figures.items():
+            metrics.setdefault(name, []).append(value)
+    numbers = iter(numbers_of(list(chain(*losses.values(), *metrics.values()))))
+    means = Update({}, {})
+    for own, columns in zip(means, (losses, metrics), strict=True):
+        for name, column in columns.items():
+            own[name] = sum(islice(numbers, len(column))) / len(column)
+    return means
 
 
 def _why_skipped(module_id: str, steps: int, parts: Mapping[str, torch.Tensor], batch: Batch) -> str:

@@ -3,7 +3,8 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import torch
@@ -16,6 +17,9 @@ Figures: TypeAlias = dict[str, Any]
 APART = ("value", "critic")
 """Parts of a loss whose gradients are limited by themselves, and whose parameters can have a learning rate of their
 own; all other parts together are the policy's."""
+
+
+_HAS_GRADIENT = attrgetter("requires_grad")
 
 
 class Loss:
@@ -66,31 +70,40 @@ class Loss:
     @property
     def total(self) -> torch.Tensor:
         """The sum of the parts."""
-        return _sum(self.parts.values())
+        first, *rest = self.parts.values()
+        for part in rest:
+            first = first + part
+        return first
 
     @property
     def sides(self) -> dict[str, torch.Tensor]:
         """The parts ``value`` and ``critic``, if there are any, and ``policy``: the sum of all others."""
-        others = [part for name, part in self.parts.items() if name not in APART]
-        sides = {name: part for name, part in self.parts.items() if name in APART}
-        return ({"policy": _sum(others)} if others else {}) | sides
-
-
-def _sum(parts: Iterable[torch.Tensor]) -> torch.Tensor:
-    first, *rest = parts
-    for part in rest:
-        first = first + part
-    return first
+        policy: torch.Tensor | None = None
+        sides: dict[str, torch.Tensor] = {}
+        for name, part in self.parts.items():
+            if name in APART:
+                sides[name] = part
+            else:
+                policy = part if policy is None else policy + part
+        return sides if policy is None else {"policy": policy, **sides}
 
 
 def numbers_of(scalars: Sequence[torch.Tensor | float]) -> list[float]:
     """Scalars as numbers; a device is waited for once."""
-    tensors = [scalar for scalar in scalars if isinstance(scalar, torch.Tensor)]
-    if all(tensor.device.type == "cpu" for tensor in tensors):
-        found = iter([tensor.item() for tensor in tensors])
-    else:
-        found = iter(torch.stack([tensor.float() for tensor in tensors]).tolist())
-    return [next(found) if isinstance(scalar, torch.Tensor) else scalar for scalar in scalars]
+    found: list[Any] = list(scalars)
+    elsewhere = []
+    for i, scalar in enumerate(scalars):
+        if not isinstance(scalar, torch.Tensor):
+            continue
+        if scalar.device.type == "cpu":
+            found[i] = scalar.item()
+        else:
+            elsewhere.append(i)
+    if elsewhere:
+        moved = torch.stack([found[i].float() for i in elsewhere]).tolist()
+        for i, number in zip(elsewhere, moved, strict=True):
+            found[i] = number
+    return found
 
 
 def loss_from(made: Any, name: str, mean: str = "its rows") -> Loss:
@@ -144,7 +157,7 @@ def checked(loss: Callable[..., Any]) -> Callable[..., Loss]:
     def checked_loss(module: Any, batch: Any) -> Loss:
         made = loss_from(loss(module, batch), name)
         needs_gradient = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        if needs_gradient and not any(part.requires_grad for part in made.parts.values()):
+        if needs_gradient and not any(map(_HAS_GRADIENT, made.parts.values())):
             raise ModuleError(
                 f"no part of what {name} returned has a gradient: compute it from what the module gives for the batch, "
                 "without detach(), item(), numpy() or torch.no_grad()."

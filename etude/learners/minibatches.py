@@ -2,7 +2,6 @@
 """Minibatches of Experience: of rows, or of whole sequences for recurrent modules; for one learner or for a team."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -58,89 +57,66 @@ class Sequences(NamedTuple):
         return Sequences(self.starts[which], self.lengths[which], self.burn_in[which])
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
-    """How the steps of an update are split into minibatches; see `ModuleLearner.update`.
-
-    Minibatches have about ``size`` rows, or there are ``count`` of them: one of the two. The other fields are for
-    recurrent modules.
-
-    Raises:
-        SettingsError: both or neither is given, or it is below 1.
-    """
-
-    size: int | None = None
-    count: int | None = None
-    max_seq_len: int = 32
-    burn_in: int = 0
-    start: Literal["stored", "zeros"] = "stored"
-
-    def __post_init__(self) -> None:
-        given = [number for number in (self.size, self.count) if number is not None]
-        if len(given) != 1 or given[0] < 1:
-            raise SettingsError(
-                f"minibatch_size is {self.size} and num_minibatches {self.count}: give one of them, at least 1."
-            )
-
-    def cut(
-        self, sequences: Sequences, team_has: list[tuple[int, int]] | None, rank: int
-    ) -> tuple[Sequences, list[int]]:
-        """The sequences of the minibatches one after the other, and how many go into each.
-
-        By size, a sequence goes into the minibatch that its first row would be in, were minibatches of exactly that
-        size. By count, or in a team, they are dealt like cards; see `dealt`.
-
-        Args:
-            sequences: Those of this learner.
-            team_has: How many sequences each learner of a team has, and of how many rows; None: there is no team.
-            rank: Of this learner in the team.
-        """
-        if self.size is not None and team_has is None:
-            minibatch_of = (np.cumsum(sequences.lengths) - sequences.lengths) // self.size
-            counts = np.bincount(minibatch_of)
-            return sequences, counts[counts > 0].tolist()
-        every = [(len(sequences.starts), 0)] if team_has is None else team_has
-        owned = [number for number, _ in every]
-        count = self.count
-        if self.size is not None:
-            count = min(sum(owned), -(-sum(rows for _, rows in every) // self.size))
-        which, sizes = dealt(count or 0, owned, rank)
-        return sequences.take(which), sizes
-
-
 def minibatches(
     exp: Experience,
-    split: Split,
     module: Module,
     device: torch.device,
     *,
+    minibatch_size: int | None = None,
+    num_minibatches: int | None = None,
     epochs: int = 1,
-    sparse: int = 1,
     rng: np.random.Generator | None = None,
+    sparse: int = 1,
+    max_seq_len: int = 32,
+    burn_in: int = 0,
+    sequence_start: Literal["stored", "zeros"] = "stored",
     team: Team | None = None,
 ) -> Iterator[Batch]:
     """Batches of the steps of ``exp``, lookback left out; for a recurrent module, of whole sequences.
 
+    A sequence goes into the minibatch that its first row would be in, were minibatches of exactly ``minibatch_size``
+    rows. Given their number, or in a team, sequences are dealt like cards; see `dealt`.
+
     Args:
         exp: The experience.
-        split: How many rows, or sequences, go into a minibatch.
         module: Whose observations, actions and states these are.
         device: Where batches go.
+        minibatch_size: Rows in a minibatch, about; or
+        num_minibatches: how many there are in an epoch. One of the two.
         epochs: How often each step comes.
-        sparse: Of the steps, or sequences, only every so many come.
         rng: Shuffles each epoch; None keeps the order.
+        sparse: Of the steps, or sequences, only every so many come.
+        max_seq_len: See `ModuleLearner.update`; so for the next two.
+        burn_in: Steps before each sequence.
+        sequence_start: The state that it begins with.
         team: The minibatches are of everyone's steps together. A batch has no rows where only others have some.
+
+    Raises:
+        SettingsError: both or neither of ``minibatch_size`` and ``num_minibatches`` is given, or it is below 1.
     """
+    if (minibatch_size is None) == (num_minibatches is None) or (minibatch_size or num_minibatches or 0) < 1:
+        raise SettingsError(
+            f"minibatch_size is {minibatch_size} and num_minibatches {num_minibatches}: give one of them, at least 1."
+        )
     columns = exp.to(device).steps
-    sequences = Sequences.cut(exp, split.max_seq_len, split.burn_in) if module.recurrent else Sequences.rows(exp)
+    sequences = Sequences.cut(exp, max_seq_len, burn_in) if module.recurrent else Sequences.rows(exp)
     if sparse > 1:
         sequences = sequences.take(np.arange(0, len(sequences.starts), sparse))
-    own = (len(sequences.starts), int(sequences.lengths.sum()))
-    team_has, rank = (None, 0) if team is None else (team.gathered(own), team.rank)
+    num_rows = int(sequences.lengths.sum())
+    owned, rank = [len(sequences.starts)], 0
+    if team is not None:
+        every = team.gathered((len(sequences.starts), num_rows))
+        owned, num_rows, rank = [number for number, _ in every], sum(rows for _, rows in every), team.rank
     for _ in range(epochs):
         order = sequences if rng is None else sequences.take(rng.permutation(len(sequences.starts)))
-        order, counts = split.cut(order, team_has, rank)
-        yield from _batches(columns, order, counts, module, device, stored=split.start == "stored")
+        if minibatch_size is not None and team is None:
+            counts = np.bincount((np.cumsum(order.lengths) - order.lengths) // minibatch_size)
+            sizes = counts[counts > 0].tolist()
+        else:
+            count = num_minibatches or min(sum(owned), -(-num_rows // minibatch_size))  # type: ignore[operator]
+            which, sizes = dealt(count, owned, rank)
+            order = order.take(which)
+        yield from _batches(columns, order, sizes, module, device, stored=sequence_start == "stored")
 
 
 def batch_from(given: Mapping[str, Array] | Experience, module: Module, device: torch.device) -> Batch:
@@ -216,7 +192,8 @@ def _batches(
             state = {name: torch.zeros(counts[i], *zeros.shape, device=device) for name, zeros in initial}
         walked: dict[str, torch.Tensor] = {}
         if burn_in[own].any():
-            walked = {name: before.part(name, i) for name in col.under(columns, col.OBS)}
+            burned = MinibatchColumns(before, i)
+            walked = {name: burned[name] for name in col.under(columns, col.OBS)}
         padded = PaddedSequences(lengths[own], state, device, burn_in[own] if walked else None, walked, final_obs)
         yield Batch(MinibatchColumns(rows, i), module, padded, size)
 

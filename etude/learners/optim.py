@@ -133,8 +133,8 @@ class FlatParameters:
 
         Calls such as ``module.zero_grad()`` may have replaced it.
         """
-        for flat in self.grads:
-            flat.zero_()
+        for flat in (self.flat.grad, *self.apart):
+            flat.zero_()  # type: ignore[union-attr]  # there is one
         for parameter, grad in zip(self.parameters, self._grads, strict=True):
             parameter.grad = grad
 
@@ -171,34 +171,34 @@ class Adam:
 
     def step(self, lr: Rates) -> None:
         """One update with learning rate ``lr``."""
+        flat, grad = self.parameters.flat.data, self.parameters.flat.grad
+        assert grad is not None
+        own = (flat, grad, self.first_moment, self.second_moment)
+        pieces: list[tuple[tuple[torch.Tensor, ...], float]] = []
         if isinstance(lr, int | float):
-            self._step(self.parameters.flat.data, self.parameters.grad, self.first_moment, self.second_moment, lr)
-            return
-        before = self.steps.clone()
-        for own, rate in lr:
-            self.steps.copy_(before)  # each call counts a step
-            flat, grad = self.parameters.flat.data[own], self.parameters.grad[own]
-            self._step(flat, grad, self.first_moment[own], self.second_moment[own], rate)
-
-    def _step(
-        self, flat: torch.Tensor, grad: torch.Tensor, first: torch.Tensor, second: torch.Tensor, lr: float
-    ) -> None:
-        adam(
-            [flat],
-            [grad],
-            [first],
-            [second],
-            [],
-            [self.steps],
-            fused=True,
-            lr=lr,
-            beta1=self.betas[0],
-            beta2=self.betas[1],
-            weight_decay=0.0,
-            eps=self.eps,
-            amsgrad=False,
-            maximize=False,
-        )
+            pieces.append((own, lr))
+        else:
+            pieces += [(tuple(tensor[piece] for tensor in own), rate) for piece, rate in lr]
+            before = self.steps.clone()
+        for i, ((flat, grad, first, second), rate) in enumerate(pieces):
+            if i:
+                self.steps.copy_(before)  # each call counts a step
+            adam(
+                [flat],
+                [grad],
+                [first],
+                [second],
+                [],
+                [self.steps],
+                fused=True,
+                lr=rate,
+                beta1=self.betas[0],
+                beta2=self.betas[1],
+                weight_decay=0.0,
+                eps=self.eps,
+                amsgrad=False,
+                maximize=False,
+            )
 
     def traced_step(self, grad: torch.Tensor, lr: torch.Tensor, is_fine: torch.Tensor) -> None:
         """The same update written out, for ``torch.compile`` to fuse with what surrounds it.
@@ -297,34 +297,9 @@ class Clipping(NamedTuple):
     """Flat gradients, or slices of one."""
     limit: float | None
 
-    @property
-    def norm(self) -> torch.Tensor:
-        """Their joint L2 norm."""
-        norms = [torch.linalg.vector_norm(part) for part in self.parts]
-        norm: torch.Tensor = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
-        return norm
 
-    def clip(self, norm: float | torch.Tensor, by: ClipBy) -> None:
-        """Clip them in place, if there is a limit; ``norm`` is their joint norm now."""
-        if self.limit is None:
-            return
-        if by == "value":
-            for part in self.parts:
-                part.clamp_(-self.limit, self.limit)
-        elif by == "norm":
-            for part in self.group.split(self.parts[0]):
-                part.mul_(_scale(torch.linalg.vector_norm(part), self.limit))
-        elif isinstance(norm, torch.Tensor) or norm > self.limit:
-            scale = self.scale(norm)
-            for part in self.parts:
-                part.mul_(scale)
-
-    def scale(self, norm: float | torch.Tensor) -> float | torch.Tensor:
-        """What scales a joint norm of ``norm`` to the limit."""
-        return 1.0 if self.limit is None else _scale(norm, self.limit)
-
-
-def _scale(norm: float | torch.Tensor, limit: float) -> float | torch.Tensor:
+def scale_to(norm: float | torch.Tensor, limit: float) -> float | torch.Tensor:
+    """What scales a norm down to ``limit``; 1 where it is no greater."""
     return limit / (norm.clamp(min=limit) if isinstance(norm, torch.Tensor) else max(norm, limit))
 
 
@@ -433,6 +408,8 @@ class Optimizers:
         self._at = 0  # what schedules count
         self.sides: Sides | None = None
         """Of the loss, where there is one optimizer; None before the first batch, or where nothing asks for them."""
+        self.wants_sides = False
+        """Whether it must be known, and is not yet, which parameters each side of the loss reaches."""
         self._clippings: dict[str, list[Clipping]] | None = None  # as long as gradients lie where they lay
 
     def register(self, name: str, make: MakeOptimizer | None, params: Sequence[nn.Parameter], lr: Schedule) -> None:
@@ -452,7 +429,12 @@ class Optimizers:
         )
         self.schedules[name] = lr
         self.lr[name] = value_at(lr, self._at)
+        self.forget_sides()
+
+    def forget_sides(self) -> None:
+        """Find out anew what the sides of the loss reach."""
         self.sides = None
+        self.wants_sides = list(self.by_name) == ["all"] and (self._limits_sides or bool(self._own_lr))
         self.forget_memory()
 
     def forget_memory(self) -> None:
@@ -474,11 +456,6 @@ class Optimizers:
         return [(own, rate_of[side]) for side, slices in self.sides.slices.items() for own in slices]
 
     # -- sides of the loss --------------------------------------------------------------------------------------
-
-    @property
-    def wants_sides(self) -> bool:
-        """Whether it must be known, and is not yet, which parameters each side of the loss reaches."""
-        return self.sides is None and list(self.by_name) == ["all"] and (self._limits_sides or bool(self._own_lr))
 
     @property
     def _limits_sides(self) -> bool:
@@ -503,7 +480,7 @@ class Optimizers:
             SettingsError: a learning rate is of no parameter.
         """
         optimizer = self.by_name["all"]
-        self.sides = Sides(optimizer.parameters, reached, limited=self._limits_sides)
+        self.sides, self.wants_sides = Sides(optimizer.parameters, reached, limited=self._limits_sides), False
         self.forget_memory()
         rated = {RATE_OF.get(side) for side in self.sides.slices} if len(self.sides.names) > 1 else set()
         for name in sorted(self._own_lr - rated):
@@ -515,17 +492,7 @@ class Optimizers:
         if self._own_lr and not isinstance(optimizer, Adam):
             raise SettingsError("`actor_lr` and `critic_lr` go with Adam: give other optimizers their own parameters.")
 
-    @property
-    def backs_apart(self) -> bool:
-        """Whether each side of the loss has a backward pass and a flat gradient of its own."""
-        return self.sides is not None and self.sides.backs_apart
-
     # -- steps --------------------------------------------------------------------------------------------------
-
-    def begin(self) -> None:
-        """Set all gradients to 0."""
-        for optimizer in self.by_name.values():
-            optimizer.parameters.attach_grads()
 
     def backward(self, loss: Loss, weight: float) -> None:
         """Add the gradients of a loss, times ``weight``."""
@@ -546,21 +513,48 @@ class Optimizers:
         """The same of all optimizers, but those that are ``resting``."""
         if self._clippings is None:
             self._clippings = {n: self.clippings(n, o.parameters.grads) for n, o in self.by_name.items()}
-        return [clipping for name, own in self._clippings.items() if name not in resting for clipping in own]
+        found: list[Clipping] = []
+        for name, own in self._clippings.items():
+            if name not in resting:
+                found += own
+        return found
+
+    def norms(self, clippings: Sequence[Clipping]) -> list[torch.Tensor]:
+        """The joint L2 norm of each."""
+        norms = []
+        for clipping in clippings:
+            parts = list(map(torch.linalg.vector_norm, clipping.parts))
+            norms.append(parts[0] if len(parts) == 1 else torch.linalg.vector_norm(torch.stack(parts)))
+        return norms
 
     def norms_by_name(self, clippings: Sequence[Clipping], norms: Sequence[Any]) -> dict[str, Any]:
         """The norms to be logged; those of several sides of a loss also together: the root of the sum of squares."""
-        if not self.logs_norms:
-            return {}
-        found = dict(zip([clipping.figure for clipping in clippings], norms, strict=True))
-        if len(norms) > 1 and len({id(clipping.group) for clipping in clippings}) == 1:
-            found["grad_norm"] = sum(norm * norm for norm in norms) ** 0.5
+        found: dict[str, Any] = {}
+        if self.logs_norms:
+            squares = 0.0
+            for clipping, norm in zip(clippings, norms, strict=True):
+                found[clipping.figure] = norm
+                squares += norm * norm
+            if len(norms) > 1 and clippings[0].group is clippings[-1].group:
+                found["grad_norm"] = squares**0.5
         return found
 
     def clip(self, clippings: Sequence[Clipping], norms: Sequence[Any]) -> None:
         """Clip gradients in place, given their norms."""
         for clipping, norm in zip(clippings, norms, strict=True):
-            clipping.clip(norm, self._clip_by)
+            limit, by = clipping.limit, self._clip_by
+            if limit is None:
+                continue
+            if by == "value":
+                for part in clipping.parts:
+                    part.clamp_(-limit, limit)
+            elif by == "norm":
+                for part in clipping.group.split(clipping.parts[0]):
+                    part.mul_(scale_to(torch.linalg.vector_norm(part), limit))
+            elif isinstance(norm, torch.Tensor) or norm > limit:
+                scale = scale_to(norm, limit)
+                for part in clipping.parts:
+                    part.mul_(scale)
 
     def join_sides(self) -> None:
         """Add up the gradients of the sides of the loss, where they are apart."""
@@ -571,7 +565,7 @@ class Optimizers:
         """Move the parameters of all optimizers, but those that are ``resting``, along their gradients."""
         for name, optimizer in self.by_name.items():
             if name not in resting:
-                optimizer.step(self.rates(name))
+                optimizer.step(self.rates(name) if self._own_lr else self.lr[name])
 
     def _limit(self, name: str) -> float | None:
         return self._clip.get(name) if isinstance(self._clip, Mapping) else self._clip

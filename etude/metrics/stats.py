@@ -45,6 +45,12 @@ class Window:
     def __len__(self) -> int:
         return len(self.values)
 
+    def spread(self) -> tuple[float, float, float]:
+        """The mean, the minimum and the maximum; NaN if there is no value."""
+        if not self.values.size:
+            return math.nan, math.nan, math.nan
+        return float(self.values.mean()), float(self.values.min()), float(self.values.max())
+
     @property
     def mean(self) -> float:
         """The mean of the values."""
@@ -88,6 +94,11 @@ class Ema(Window):
         weights = left ** np.arange(len(new) - 1, -1, -1)
         self._sum = self._sum * left ** len(new) + float(weights @ new)
         self._weight = self._weight * left ** len(new) + float(weights.sum())
+
+    def spread(self) -> tuple[float, float, float]:
+        """The average, and the minimum and maximum of the last ``size`` values; NaN if there is no value."""
+        _, least, greatest = super().spread()
+        return self.mean, least, greatest
 
     @property
     def mean(self) -> float:
@@ -148,21 +159,19 @@ class _Entry:
     def __init__(self, by: By, window: int) -> None:
         self.by, self.window = by, window
         self.waiting: list[Any] = []
-        self.begin()
-
-    def begin(self) -> None:
         self.stat: Any = RunningStat()
         if self.by in ("window", "ema"):
             self.stat = Window(self.window) if self.by == "window" else Ema(self.window)
 
     def figure(self, seconds: float) -> float | None:
         """The reduced value; None if there are no values to reduce."""
-        if not self.stat and self.by not in ("sum", "throughput", "lifetime"):
-            return None
+        if self.by in ("sum", "lifetime"):
+            return float(self.stat.sum)
         if self.by == "throughput":
             return float(self.stat.sum / seconds) if seconds > 0 else math.nan
-        reading = {"lifetime": "sum", "window": "mean", "ema": "mean"}.get(self.by, self.by)
-        return float(getattr(self.stat, reading))
+        if not self.stat:
+            return None
+        return float(getattr(self.stat, {"window": "mean", "ema": "mean"}.get(self.by, self.by)))
 
 
 class Metrics:
@@ -203,8 +212,12 @@ class Metrics:
             EtudeError: the value is not numeric, ``by`` is unknown, or the name was logged with another ``by``.
         """
         name = self._prefix + name
-        numbers = _numbers(name, value)
-        self._entry(name, by, window).waiting.append(numbers)
+        entry = self._entries.get(name)
+        if entry is None or entry.by != by or (entry.window != window and by in ("window", "ema")):
+            numbers = _numbers(name, value)
+            self._entry(name, by, window).waiting.append(numbers)
+        else:
+            entry.waiting.append(float(value) if isinstance(value, int | float) else _numbers(name, value))
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
@@ -226,8 +239,12 @@ class Metrics:
         """
         self._add_waiting()
         seconds = self._clock() - self._begin[0]
-        found = {name: entry.figure(seconds) for name, entry in self._entries.items()}
-        return {name: figure for name, figure in found.items() if figure is not None}
+        figures: dict[str, float] = {}
+        for name, entry in self._entries.items():
+            figure = entry.figure(seconds)
+            if figure is not None:
+                figures[name] = figure
+        return figures
 
     def reduce(self) -> dict[str, float]:
         """Return the metrics as `peek` does, then reset them, except those that continue (see `Metrics`)."""
@@ -235,7 +252,7 @@ class Metrics:
         self._begin[0] = self._clock()
         for entry in self._entries.values():
             if entry.by not in ("lifetime", "window", "ema"):
-                entry.begin()
+                entry.stat = RunningStat()
         return figures
 
     def state_dict(self) -> dict[str, Any]:
@@ -270,13 +287,23 @@ class Metrics:
 
     def _add_waiting(self) -> None:
         """Add the waiting values to the statistics; tensors are moved to the host."""
-        runs = []
+        others = []
         for entry in self._entries.values():
-            runs += [(entry, kind, list(run)) for kind, run in groupby(entry.waiting, _kind)]
-            entry.waiting = []
-        moved = iter(_on_host([run for _, kind, run in runs if isinstance(kind, tuple)]))
-        for entry, kind, run in runs:
-            entry.stat.add(next(moved) if isinstance(kind, tuple) else np.hstack(run))
+            waiting, entry.waiting = entry.waiting, []
+            if set(map(type, waiting)) == {float}:
+                entry.stat.add(waiting)
+            elif waiting:
+                others.append((entry, waiting))
+        if others:
+            _add_in_runs(others)
+
+
+def _add_in_runs(waiting: Sequence[tuple[_Entry, list[Any]]]) -> None:
+    """Add values to statistics, those of one kind that follow each other together."""
+    runs = [(entry, kind, list(run)) for entry, values in waiting for kind, run in groupby(values, _kind)]
+    moved = iter(_on_host([run for _, kind, run in runs if isinstance(kind, tuple)]))
+    for entry, kind, run in runs:
+        entry.stat.add(next(moved) if isinstance(kind, tuple) else np.hstack(run))
 
 
 def _numbers(name: str, value: Any) -> Any:

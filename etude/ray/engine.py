@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from etude.algorithms.algorithm import Algorithm
-from etude.algorithms.engine import Draw, Learned, LocalEngine, Trained
+from etude.algorithms.engine import Draw, Learned, LocalEngine, OfflineUpdate
 from etude.algorithms.offline import OfflineAlgorithm
 from etude.algorithms.ray_config import Ray
 from etude.algorithms.results import Evaluation
@@ -153,14 +153,14 @@ class RayEngine:
         self._start()
         return open_feeds(self._algorithm, self.settings)
 
-    def train(self) -> Trained:
+    def train(self) -> OfflineUpdate:
         """An iteration's gradient steps of each module, from the recording, which learners read themselves."""
         learners = self.learners
         if learners is None:
             return self._here.train()
         begin = time.perf_counter()
         done = learners.train(self._algorithm.config.updates_per_iteration)
-        return Trained(*done, time.perf_counter() - begin)
+        return OfflineUpdate(*done, time.perf_counter() - begin)
 
     def pull(self) -> None:
         """Have here all that learners know, if some were started."""

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MARWIL: imitation of what turned out well (Wang et al. 2018, "Exponentially weighted imitation learning for batched
-historical data")."""
+"""Imitation: BC, behaviour cloning, and MARWIL, which imitates what turned out well.
 
-from typing import Any
+BC is maximum likelihood of the recorded actions (Pomerleau 1989, "ALVINN"). MARWIL weighs each action by its advantage
+(Wang et al. 2018, "Exponentially weighted imitation learning for batched historical data").
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from torch.nn import functional as F
 
 from etude import columns as col
-from etude.algorithms.config import OfflineConfig
+from etude.algorithms.config import NO_VALUE, ONE_RATE, OfflineConfig
 from etude.algorithms.nested import ModuleLike
 from etude.algorithms.offline import OfflineAlgorithm
 from etude.connectors import GAE, AdvantageWeights
@@ -16,6 +20,36 @@ from etude.learners.optim import Schedule
 from etude.modules import Module, make_module
 from etude.settings import settings
 from etude.spaces import Space
+
+
+@settings
+class BCConfig(OfflineConfig):
+    """Settings of BC."""
+
+    lr: Schedule = 1e-3
+    """Learning rate of Adam, or a schedule of it: points of (gradient steps, rate)."""
+
+    unused: ClassVar[Mapping[str, str]] = NO_VALUE | ONE_RATE
+
+    entropy_weight: Schedule = 0.0
+    """Weight of the entropy, which is added to what is maximised, at least 0: keeps the clone from becoming too sure.
+    Or a schedule of it: points of (gradient steps, weight)."""
+
+
+class BC(OfflineAlgorithm[BCConfig]):
+    """Imitates the recorded actions. No env is needed, and no rewards."""
+
+    name = "bc"
+    Config = BCConfig
+    needs_value = False
+
+    def loss(self, module: Module, batch: Batch) -> Loss:
+        """The negative log-likelihood of the recorded actions."""
+        out = batch.forward(module)
+        imitation = -out.logp(batch.action).mean()
+        if not self.config.entropy_weight:
+            return Loss(imitation=imitation)
+        return Loss(imitation=imitation, entropy=-self.scheduled("entropy_weight", module) * out.entropy().mean())
 
 
 @settings
