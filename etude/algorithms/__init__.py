@@ -16,7 +16,8 @@ from etude.algorithms.config import (
     OnPolicyConfig as OnPolicyConfig,
     RecordConfig as RecordConfig,
 )
-from etude.algorithms.loading import Checkpoints as Checkpoints, load as load
+from etude.algorithms.kept import Checkpoints as Checkpoints
+from etude.algorithms.loading import load as load
 from etude.algorithms.nested import (
     AgentsConfig as AgentsConfig,
     ComputeConfig as ComputeConfig,

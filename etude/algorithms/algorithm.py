@@ -5,10 +5,10 @@ import dataclasses
 import operator
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args
 
 import numpy as np
@@ -30,6 +30,7 @@ from etude.algorithms.checkpoint import (
 )
 from etude.algorithms.config import ActingConfig, AlgorithmConfig, RecordConfig, learners_of
 from etude.algorithms.engine import engine_of
+from etude.algorithms.kept import Checkpoints
 from etude.algorithms.nested import ModuleLike
 from etude.algorithms.play import play, runner_for
 from etude.algorithms.policies import (
@@ -42,6 +43,7 @@ from etude.algorithms.policies import (
     spaces_in,
     spawned,
 )
+from etude.algorithms.progress import View, say
 from etude.algorithms.record import Recorder, learned_by_connectors, record, seed_after
 from etude.algorithms.results import (
     MIN_EPISODES,
@@ -55,11 +57,24 @@ from etude.algorithms.results import (
     parameter_counts,
     together,
 )
+from etude.algorithms.run import (
+    Log,
+    Logs,
+    check_free,
+    check_logs,
+    check_same,
+    claimed,
+    clear,
+    folder_of,
+    is_run_of,
+    opened_logs,
+)
 from etude.algorithms.slips import arguments_checked, how_to_train, no_such_attribute
 from etude.checkpoints import Where
 from etude.connectors import Pipeline
-from etude.envs import EnvLike, env_name
+from etude.envs import EnvLike, env_name, kill_workers
 from etude.errors import SettingsError
+from etude.interruption import INTERRUPTED, Interrupted, Signals
 from etude.learners import Batch, Learner, Loss, ModuleLearner, Schedule, ScheduleBy, Update, check_device
 from etude.learners.compiled import load_triton
 from etude.modules import Module, make_module
@@ -479,16 +494,121 @@ class Algorithm(Generic[C]):
         return stop
 
     @arguments_checked
-    def fit(self, stop: Stop) -> Result:
+    def fit(
+        self,
+        stop: Stop,
+        *,
+        out: str | os.PathLike[str] | None = None,
+        progress: bool = False,
+        overwrite: bool = False,
+        log: Sequence[Log] = ("jsonl", "tensorboard"),
+        checkpoints: Checkpoints | None = None,
+        save_interval: float = 60.0,
+    ) -> Result:
         """Train until ``stop`` says so; gives the last result.
 
+        With ``out``, the run leaves what ``etude train`` leaves: metrics, and a checkpoint from which
+        ``etude.load(out)`` goes on. Ctrl-C then ends the iteration, saves, and raises KeyboardInterrupt. A run that was
+        loaded from ``out`` goes on there.
+
+        Args:
+            stop: When to stop; something must be set.
+            out: The folder of the run, on this machine; None leaves nothing.
+            progress: Show figures and the time left: live in a terminal or a notebook, else as lines on standard error.
+            overwrite: Replace the run that is in ``out``.
+            log: Where metrics go: jsonl, csv, tensorboard (in ``out``), wandb, mlflow.
+            checkpoints: Which others are kept, beside the newest one in ``out``.
+            save_interval: Seconds between checkpoints, at least 0; one is always saved at the end.
+
         Raises:
-            SettingsError: ``stop`` sets nothing, or is no `Stop`.
+            SettingsError: ``stop`` sets nothing or is no `Stop`; ``out`` can't be written, is in use,
+                or has another run.
+            KeyboardInterrupt: it was interrupted; with ``out``, the run is saved.
         """
         if self._a_stop(stop) == Stop():
             raise SettingsError("fit needs to know when to stop: set something in Stop(...), or use iterate().")
-        *_, last = deque(self.iterate(stop), maxlen=1)
-        return last
+        if out is None:
+            with closing(self.view(stop, quiet=not progress)) as view:
+                for result in self.iterate(stop):
+                    view.show(result)
+            return result
+        folder = folder_of(out)
+        check_logs(log)
+        with Signals(quiet=not progress, kill=kill_workers) as signals, claimed(folder):
+            check_free(folder, is_run_of(folder, saving.name_of(type(self)), self.iteration), overwrite=overwrite)
+            self.check_stop(stop)  # before anything is replaced
+            self.prepare()
+            if overwrite:
+                clear(folder)
+            view = self.view(stop, quiet=not progress)
+            result = self.fit_in(folder, stop, signals, view, log, checkpoints, save_interval)
+        if signals.is_set() and not stop.now(result):
+            raise KeyboardInterrupt(f"the run is saved in {folder}")
+        return result
+
+    def view(self, stop: Stop, *, quiet: bool, say: Callable[[str], None] = say) -> View:
+        """What shows results while it trains; ``say`` takes the lines."""
+        env = self.config.env
+        return View(f"{self.name} on {env_name(env)}" if env is not None else self.name, stop, quiet=quiet, say=say)
+
+    def fit_in(
+        self,
+        out: Path,
+        stop: Stop,
+        signals: Signals,
+        view: View,
+        log: Sequence[Log],
+        checkpoints: Checkpoints | None,
+        save_interval: float,
+        *,
+        each: Callable[[Result, Logs], None] = lambda result, log: None,
+        concluded: Callable[[Result], int] = lambda result: INTERRUPTED,
+    ) -> Result:
+        """What `fit` and ``etude train`` do in the folder ``out``, which is claimed; gives the last result.
+
+        Args:
+            out: The folder.
+            stop: When to stop.
+            signals: Watches for signals; the first one ends the run.
+            view: Shows results; is closed.
+            log: Where metrics go.
+            checkpoints: Which are kept beside the newest.
+            save_interval: Seconds between checkpoints.
+            each: Called with each new result, and the logs.
+            concluded: Called if the process is to be ended by force, once the run is saved; gives its exit code.
+        """
+        start, saved, result = self.iteration, time.monotonic(), self.standing()
+
+        def save() -> None:
+            check_same(out, begun)
+            self.save(out, result=result)
+            if checkpoints is not None:
+                checkpoints.add(out, result)
+
+        def conclude() -> int:
+            save()
+            view.close()
+            return concluded(result)
+
+        if self.config.engine != "local":
+            signals.wait()
+        with opened_logs(log, out, start) as logs, closing(view):
+            begun = os.stat(out)
+            signals.conclude = conclude
+            with suppress(Interrupted):  # then the running iteration is lost
+                for result in self.iterate(stop):
+                    if result.iteration > start:  # else there was nothing left to do
+                        logs.write(result, self.histograms, self.media)
+                        each(result, logs)
+                    view.show(result)
+                    if signals.is_set():
+                        break
+                    if time.monotonic() - saved >= save_interval:
+                        save()
+                        saved = time.monotonic()
+            with signals.concluding():
+                save()
+        return result
 
     def timed(self, phase: str) -> AbstractContextManager[None]:
         """Add the time of a ``with`` block to the ``times`` of the running iteration."""

@@ -8,7 +8,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from etude.cli import flags, live
+from etude.algorithms.progress import parts
+from etude.cli import flags
 from etude.cli.streams import print_json, say, show
 from etude.errors import SettingsError
 from etude.settings import defaults, settings
@@ -310,7 +311,7 @@ def summary(found: "Evaluation") -> str:
         f"(std {found.return_std:,.1f}, {found.return_min:,.5g} … {found.return_max:,.5g}), "
         f"mean length {found.length_mean:,.1f}"
     )
-    lines = [whole, *(f"mean returns of {kind}: {returns}" for kind, returns in live.parts(found).items())]
+    lines = [whole, *(f"mean returns of {kind}: {returns}" for kind, returns in parts(found).items())]
     if found.faulty_episodes:
         lines.append(f"{found.faulty_episodes:,} more episodes broke off by an error of the env")
     return "\n".join(lines)

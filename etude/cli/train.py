@@ -1,24 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """``etude train``: an algorithm from flags and files, trained until it is to stop, with all that it leaves behind."""
 
-import contextlib
-import os
 import shlex
-import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from etude.algorithms import ALGORITHMS, Algorithm, Checkpoints, Result, Stop, load
+from etude.algorithms import ALGORITHMS, Algorithm, Checkpoints, Result, Stop, load, run
 from etude.algorithms.clips import check_clips, clip
-from etude.algorithms.loading import check_metric
+from etude.algorithms.kept import check_metric
 from etude.algorithms.saving import name_of, names_code
 from etude.checkpoints import load_meta
-from etude.cli import folders, live, streams
+from etude.cli import streams
 from etude.cli.asked import RunOptions, algorithm_class, ask, config_of, import_from_here
-from etude.envs import env_name, kill_workers
+from etude.envs import kill_workers
 from etude.errors import EtudeError, SettingsError
-from etude.interruption import INTERRUPTED, Interrupted, Signals, interruptible
+from etude.interruption import INTERRUPTED, Signals, interruptible
 from etude.settings import settings, typed
 from etude.urls import redacted
 
@@ -61,7 +58,7 @@ class KeepOptions:
         """What keeps them; None where none are to be kept."""
         if not self.keep_last and not self.keep_best:
             return None
-        last, where = max(1, self.keep_last), out / folders.CHECKPOINTS
+        last, where = max(1, self.keep_last), out / run.CHECKPOINTS
         return Checkpoints(where, keep_last=last, keep_best=self.keep_best, metric=self.metric, best_is=self.best_is)
 
 
@@ -85,7 +82,7 @@ class TrainOptions(RunOptions):
     overwrite: bool = False
     """Replace the run that is in the folder."""
 
-    log: tuple[folders.Log, ...] = ("jsonl", "tensorboard")
+    log: tuple[run.Log, ...] = ("jsonl", "tensorboard")
     """Where metrics go: jsonl (metrics.jsonl), csv (metrics.csv, at the end), tensorboard, wandb, mlflow."""
 
     checkpoints: KeepOptions = KeepOptions()
@@ -109,18 +106,20 @@ def main(command: str, args: list[str]) -> int:
     owner, given, options = ask(cls, TrainOptions, args, "train", (cls.__doc__ or "").partition("\n")[0])
     if options.resume is not None:
         _check_run(cls, options.resume, owner)
-    out = folders.chosen(options.out, options.resume, given.get("env"), owner)
-    folders.check_logs(options.log)
+    asked = options.out if options.out is not None else options.resume
+    out = run.folder_of(asked) if asked is not None else run.new_folder(owner, given.get("env"))
+    run.check_logs(options.log)
     # Claimed before a checkpoint is read: who has the folder may save a newer one meanwhile.
-    with Signals(quiet=options.quiet, kill=kill_workers) as signals, folders.claimed(out):
-        folders.check_free(out, options.resume, overwrite=options.overwrite)
+    with Signals(quiet=options.quiet, kill=kill_workers) as signals, run.claimed(out):
+        goes_on = options.resume is not None and out.resolve() == Path(options.resume).resolve()
+        run.check_free(out, goes_on, overwrite=options.overwrite)
         with closing(_made(cls, owner, given, options)) as algorithm:
             algorithm.check_stop(options.stop)  # before anything is replaced
             algorithm.prepare()
             if options.clip_interval:
                 check_clips(algorithm)
             if options.overwrite:
-                folders.clear(out)
+                run.clear(out)
             return train(algorithm, out, options, signals)
 
 
@@ -147,17 +146,9 @@ def train(algorithm: Algorithm[Any], out: Path, options: TrainOptions, signals: 
     Returns:
         0 where the goal was met or none was set, 3 where a budget ran out before, 130 where it was interrupted.
     """
-    stop, start, saved = options.stop, algorithm.iteration, time.monotonic()
-    kept = options.checkpoints.kept_in(out)
-    result = algorithm.standing()
+    stop = options.stop
 
-    def save() -> None:
-        folders.check_same(out, begun)
-        algorithm.save(out, result=result)
-        if kept is not None:
-            kept.add(out, result)
-
-    def report() -> int:
+    def report(result: Result) -> int:
         met = stop.goals_met(result)
         cut = signals.is_set() and not stop.now(result)
         if not options.quiet:
@@ -167,44 +158,21 @@ def train(algorithm: Algorithm[Any], out: Path, options: TrainOptions, signals: 
             streams.print_json(result.to_dict() | about)
         return INTERRUPTED if cut else 0 if met else GOAL_MISSED
 
-    def conclude() -> int:
-        save()
-        view.close()
-        return report()
+    def film(result: Result, log: run.Logs) -> None:
+        if options.clip_interval and result.iteration % options.clip_interval == 0:
+            _make_clip(algorithm, result, out, log)
 
-    if algorithm.config.engine != "local":
-        signals.wait()
-    env = algorithm.config.env
-    title = f"{algorithm.name} on {env_name(env)}" if env is not None else algorithm.name
     if stop == Stop() and not options.quiet:
         streams.say("nothing says when to stop (--stop....): Ctrl-C saves and ends it")
-    with (
-        folders.opened_logs(options.log, out, start) as log,
-        closing(live.View(title, stop, quiet=options.quiet)) as view,
-    ):
-        begun = os.stat(out)
-        signals.conclude = conclude
-        with contextlib.suppress(Interrupted):  # then the running iteration is lost
-            for result in algorithm.iterate(stop):
-                if result.iteration > start:  # else there was nothing left to do
-                    log.write(result, algorithm)
-                    if options.clip_interval and result.iteration % options.clip_interval == 0:
-                        _make_clip(algorithm, result, out, log)
-                view.show(result)
-                if signals.is_set():
-                    break
-                if time.monotonic() - saved >= options.save_interval:
-                    save()
-                    saved = time.monotonic()
-        with signals.concluding():
-            save()
-    return report()
+    view, kept = algorithm.view(stop, quiet=options.quiet, say=streams.say), options.checkpoints.kept_in(out)
+    settings = (options.log, kept, options.save_interval)
+    return report(algorithm.fit_in(out, stop, signals, view, *settings, each=film, concluded=report))
 
 
 @interruptible
-def _make_clip(algorithm: Algorithm[Any], result: Result, out: Path, log: folders.Logs) -> None:
+def _make_clip(algorithm: Algorithm[Any], result: Result, out: Path, log: run.Logs) -> None:
     """Make a clip of an iteration. That it fails is said, and ends no training."""
-    path = out / folders.CLIPS / f"iteration_{result.iteration:06}.gif"
+    path = out / run.CLIPS / f"iteration_{result.iteration:06}.gif"
     try:
         clip(algorithm, to=path, size=CLIP_SIZE, seed=result.iteration)
     except EtudeError as error:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from etude.algorithms import Algorithm, AlgorithmConfig
-from etude.algorithms.loading import check_metric
+from etude.algorithms.kept import check_metric
 from etude.algorithms.saving import to_plain
 from etude.cli import flags, values
 from etude.cli.asked import CONVERTERS, RunOptions, algorithm_class, ask, config_of, import_from_here

@@ -15,7 +15,7 @@ from toy_envs import Echo
 
 import etude
 from etude.algorithms import PPO, Checkpoints, PPOConfig, Result, loading
-from etude.algorithms.loading import score_of
+from etude.algorithms.kept import score_of
 from etude.checkpoints import load_meta, remove_tree, save_tree
 from etude.errors import CheckpointError, SettingsError
 

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from etude.algorithms import Result, Stop
-from etude.cli import live
+from etude.algorithms import progress as live
 
 
 def result(**values):

@@ -11,8 +11,8 @@ from cli_runs import trained
 from gymnasium.spaces import Box, Discrete
 
 from etude.algorithms import Stop
+from etude.algorithms import progress as live
 from etude.checkpoints import load_tree, save_tree
-from etude.cli import live
 from etude.cli.main import main
 from etude.experience import Experience, Segments
 from etude.recordings import RecordingWriter

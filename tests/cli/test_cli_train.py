@@ -13,7 +13,7 @@ from cli_runs import SMALL, TRAIN, trained
 import etude
 from etude.algorithms import ALGORITHMS
 from etude.algorithms.engine import LocalEngine
-from etude.cli.folders import claimed
+from etude.algorithms.run import claimed
 from etude.cli.main import main
 from etude.errors import SettingsError
 from etude.files import Lock

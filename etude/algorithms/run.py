@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of a run: whose it is, what of it may be removed; and the metrics that go there, or elsewhere."""
+"""The folder of a run: whose it is, what of it may be removed; and the metrics and checkpoints that go there."""
 
 import contextlib
+import logging
 import os
 import shlex
 import shutil
@@ -10,11 +11,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
-from etude.algorithms import Algorithm, Result
-from etude.checkpoints import MANIFEST, remove_tree
-from etude.cli import streams
+from etude.algorithms.results import Result
+from etude.checkpoints import MANIFEST, load_meta, remove_tree
 from etude.errors import EtudeError, SettingsError
 from etude.files import InUseError, Lock
 from etude.metrics import JSONLines, MLflow, TensorBoard, WandB, cut_jsonl, write_csv
@@ -25,23 +25,29 @@ from etude.urls import redacted
 TENSORBOARD = "tensorboard"
 TABLE = "metrics.csv"
 LOCK = ".lock"
+_LOG: Final = logging.getLogger(__name__)
 CLIPS = "clips"
 CHECKPOINTS = "checkpoints"
 
 
-def chosen(out: str | None, resume: str | None, env: Any, owner: str) -> Path:
-    """The folder that is asked for, or else the resumed run's, or else a new one."""
-    if out is not None:
-        if "://" in out:
-            raise SettingsError(
-                f"`out` is {redacted(out)!r}, but a run is written to a folder on this machine: give one. "
-                "Algorithm.save takes URLs, and so does a copy afterwards."
-            )
-        return Path(out)
-    if resume is not None:
-        return Path(resume)
+def new_folder(owner: str, env: Any) -> Path:
+    """A folder for a run of the algorithm ``owner`` that names none."""
     where = str(env).replace(":", "-").replace("/", "-") if env is not None else "offline"
     return Path("runs") / f"{owner}-{where}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def folder_of(out: str | os.PathLike[str]) -> Path:
+    """The folder that ``out`` names.
+
+    Raises:
+        SettingsError: it is a URL.
+    """
+    if "://" in os.fspath(out):
+        raise SettingsError(
+            f"`out` is {redacted(os.fspath(out))!r}, but a run is written to a folder on this machine: give one. "
+            "Algorithm.save takes URLs, and so does a copy afterwards."
+        )
+    return Path(out)
 
 
 @contextmanager
@@ -65,7 +71,7 @@ def claimed(out: Path) -> Iterator[None]:
         except InUseError as owner:
             raise SettingsError(
                 f"{out} is in use: another process is training in it. Wait until it has ended ({owner}), or give "
-                "another --out."
+                "another folder as `out` (--out)."
             ) from None
     try:
         yield
@@ -89,23 +95,22 @@ def check_same(out: Path, begun: os.stat_result) -> None:
         pass
     raise SettingsError(
         f"{out} was removed or moved while the run was writing to it: what is left can't be saved there. Start the run "
-        "again, with another --out if something else removes this one."
+        "again, in another folder if something else removes this one."
     )
 
 
-def check_free(out: Path, resume: str | None, *, overwrite: bool) -> None:
-    """Refuse to mix two runs in one folder."""
-    goes_on = resume is not None and out.resolve() == Path(resume).resolve()
+def check_free(out: Path, goes_on: bool, *, overwrite: bool) -> None:
+    """Refuse to mix two runs in one folder; ``goes_on`` says whether this run is the one that is there."""
     if goes_on and overwrite:
         raise SettingsError(
-            f"{out} can't be both resumed and overwritten: leave out --overwrite, or give another --out."
+            f"{out} can't be both resumed and overwritten: leave out `overwrite`, or give another folder as `out`."
         )
     if goes_on or overwrite:
         return
     if (out / MANIFEST).exists() or any(_holds_something(out / name) for name in (METRICS_FILE, TABLE)):
         raise SettingsError(
-            f"{out} holds a run already. Go on with it (--resume {shlex.quote(str(out))}), replace it (--overwrite), "
-            "or give another --out."
+            f"{out} holds a run already. Go on with it (--resume {shlex.quote(str(out))}; in Python, fit what "
+            "etude.load gives), replace it (--overwrite, overwrite=True), or give another folder (--out)."
         )
 
 
@@ -134,14 +139,22 @@ def _writing(out: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise SettingsError(
-            f"can't write a run to {out}: {error.strerror or error}. Give a folder that can be written to, as --out."
+            f"can't write a run to {out}: {error.strerror or error}. Give a folder that can be written to, as `out`."
         ) from error
+
+
+def is_run_of(out: Path, algorithm: str, iteration: int) -> bool:
+    """Whether the checkpoint in ``out`` is of ``algorithm`` as it was after an iteration, the first or a later one."""
+    if not iteration or not (out / MANIFEST).exists():
+        return False
+    meta = load_meta(out)
+    return isinstance(meta, dict) and (meta.get("algorithm"), meta.get("iteration")) == (algorithm, iteration)
 
 
 # -- metrics ----------------------------------------------------------------------------------------------------------
 
 Log: TypeAlias = Literal["jsonl", "csv", "tensorboard", "wandb", "mlflow"]
-"""A place that metrics can go to."""
+"""A place that metrics can go to: ``metrics.jsonl``, ``metrics.csv`` (at the end), TensorBoard, and others' servers."""
 
 _SINKS: Mapping[Log, Callable[[Path], TensorBoard | WandB | MLflow]] = {
     "tensorboard": lambda out: TensorBoard(out / TENSORBOARD),
@@ -168,7 +181,7 @@ class Logs:
         """Those that take pictures and histograms, too."""
         return [sink for sink in self.sinks if isinstance(sink, TensorBoard)]
 
-    def write(self, result: Result, algorithm: Algorithm[Any]) -> None:
+    def write(self, result: Result, histograms: Mapping[str, Any], media: Mapping[str, Any]) -> None:
         """Record a result and, in TensorBoard, what callbacks logged with it."""
         row, step = result.to_dict(), result.env_steps or result.updates
         if self.lines is not None:
@@ -176,9 +189,9 @@ class Logs:
         for sink in self.sinks:
             _tried(sink.write, row, step)
         for board in self.boards:
-            for name, values in algorithm.histograms.items():
+            for name, values in histograms.items():
                 _tried(board.histogram, f"custom/{name}", values, step)
-            for name, image in algorithm.media.items():
+            for name, image in media.items():
                 _tried(board.image, f"custom/{name}", image, step)
 
     def video(self, path: Path, result: Result) -> None:
@@ -191,7 +204,7 @@ def _tried(write: Callable[..., Any], *given: Any) -> None:
     try:
         write(*given)
     except EtudeError as error:
-        streams.say(f"warning: {error}")
+        _LOG.warning("%s", error)
 
 
 @contextmanager

@@ -1,43 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one sees while it trains: a live picture on a terminal, else a line about once a second. On standard error."""
+"""What one sees while it trains: a live picture in a terminal or a notebook, else a line about once a second."""
 
 import contextlib
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from etude.cli import streams
-from etude.errors import printable
+from etude.algorithms.results import Evaluation, Result, Stop
+from etude.errors import printable, printable_lines
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from etude.algorithms import Evaluation, Result, Stop
-
 _PARTS = 6
 
 
-class View:
-    """Shows results until it is closed; the last one is always shown."""
+def say(text: str) -> None:
+    """A line on standard error; that nobody reads it any more ends no run."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(printable_lines(text) + "\n")
 
-    def __init__(self, title: str, stop: "Stop", *, quiet: bool) -> None:
-        self.title, self.stop, self.quiet = printable(title), stop, quiet
+
+class View:
+    """Shows results until it is closed; the last one is always shown.
+
+    Args:
+        title: What is trained.
+        stop: When it ends, which tells how far it is.
+        quiet: Show nothing.
+        say: Takes the lines.
+    """
+
+    def __init__(self, title: str, stop: Stop, *, quiet: bool, say: Callable[[str], None] = say) -> None:
+        self.title, self.stop, self.quiet, self._say = printable(title), stop, quiet, say
         self._first: Result | None = None
         self._last: Result | None = None
         self._began, self._shown = time.monotonic(), -math.inf
         self._live, self._waits = None, False
-        if not quiet and sys.stderr.isatty():
+        if not quiet and (sys.stderr.isatty() or "ipykernel" in sys.modules):
             from rich.console import Console
             from rich.live import Live
 
-            self._live = Live(get_renderable=self.picture, console=Console(stderr=True), refresh_per_second=2)
+            console = Console(stderr=True) if sys.stderr.isatty() else Console()  # which finds the notebook
+            self._live = Live(get_renderable=self.picture, console=console, refresh_per_second=2)
             self._live.start()
         elif not quiet:
-            streams.say(f"training {self.title}")
+            self._say(f"training {self.title}")
 
-    def show(self, result: "Result") -> None:
+    def show(self, result: Result) -> None:
         """Take note of the newest result; a line of it is written unless there was one a moment ago."""
         self._first, self._last, self._waits = self._first or result, result, True
         if time.monotonic() - self._shown >= 1:
@@ -52,7 +64,7 @@ class View:
 
     def _write(self) -> None:
         if self._last is not None and self._waits and self._live is None and not self.quiet:
-            streams.say("  ".join(f"{name} {text}" for name, text in figures(self._last).items()))
+            self._say("  ".join(f"{name} {text}" for name, text in figures(self._last).items()))
         self._shown, self._waits = time.monotonic(), False
 
     def picture(self) -> "RenderableType":
@@ -77,7 +89,7 @@ class View:
         return Group(Text(self.title, "bold"), table, bar)
 
 
-def figures(result: "Result") -> Mapping[str, str]:
+def figures(result: Result) -> Mapping[str, str]:
     """What is worth showing of a result, by name."""
     shown = {}
     if result.returns_counted:
@@ -101,7 +113,7 @@ def figures(result: "Result") -> Mapping[str, str]:
     return shown
 
 
-def parts(found: "Result | Evaluation") -> dict[str, str]:
+def parts(found: Result | Evaluation) -> dict[str, str]:
     """The mean returns of each module, or of each agent, where there are several; the first few of very many."""
     for kind, returns in (("modules", found.module_returns), ("agents", found.agent_returns)):
         if len(returns) > 1:
@@ -114,7 +126,7 @@ def _few(words: list[str], between: str) -> str:
     return between.join(words[:_PARTS]) + more
 
 
-def _data(result: "Result") -> str:
+def _data(result: Result) -> str:
     """How the data flows."""
     wait, update = result.times.get("wait", 0.0), result.times.get("update", 0.0)
     share = wait / (wait + update) if wait + update else 0.0
@@ -125,7 +137,7 @@ def _data(result: "Result") -> str:
     return f"{read}{share:.0%} waited for, slowest: {result.bottleneck}{told}"
 
 
-def progress(stop: "Stop", first: "Result", last: "Result") -> float | None:
+def progress(stop: Stop, first: Result, last: Result) -> float | None:
     """How near the end is, 0 to 1: what is nearest of the goal and the budgets; None where there is neither."""
     budgets = [(stop.env_steps, last.env_steps), (stop.updates, last.updates), (stop.seconds, last.seconds)]
     shares = [used / limit if limit else 1.0 for limit, used in budgets if limit is not None]

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which checkpoints of a run are kept."""
+
+import dataclasses
+import logging
+import math
+import os
+import re
+import time
+import warnings
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, Protocol
+
+from etude.algorithms.results import Result
+from etude.checkpoints import Where, copy_tree, folder_at, has_manifest, load_meta, remove_tree
+from etude.errors import CheckpointError, SettingsError
+from etude.files import names_in
+from etude.settings import nearest
+from etude.urls import inside, redacted
+
+_log = logging.getLogger("etude.algorithms")
+
+
+_NAME = re.compile(r"checkpoint-(\d{6,})")
+
+
+class Saved(Protocol):
+    """What can be saved: an `Algorithm`."""
+
+    def save(self, path: Where, *, result: Result | None = None) -> None:
+        """Write a checkpoint."""
+
+
+class KeptCheckpoint(NamedTuple):
+    """A checkpoint that is kept."""
+
+    iteration: int
+    """After which it was saved."""
+    time: float
+    """When: seconds since 1970."""
+    score: float
+    """The metric in the result that was saved with it; NaN if there is none."""
+    path: str
+    """Its folder, or its URL: for ``etude.load``."""
+
+
+class Checkpoints:
+    """Checkpoints of a run in ``folder``, as ``checkpoint-000123`` by iteration: the last few and the best few.
+
+    What there is is read from the folders themselves, so there is nothing to get out of step with them: a process that
+    is killed between saving and removing leaves one checkpoint too many, which goes when the next one is saved, or one
+    that is half removed, which counts no more and goes now. One process at a time may save to a folder.
+
+    Args:
+        folder: Where to: a path, or a URL.
+        keep_last: How many of the newest are kept, at least 1; None keeps all.
+        keep_best: How many of those with the best score are kept beside them, at least 0.
+        metric: The field of `Result` that is the score, such as ``return_mean``; ``losses/policy`` is an entry of a
+            field. Where a result has none, or NaN, that checkpoint is none of the best; of equal ones, the newer is the
+            better.
+        best_is: Whether a large score is good, or a small one.
+
+    Raises:
+        SettingsError: a setting is out of range, or `Result` has no such field.
+        CheckpointError: one of the checkpoints there is broken.
+    """
+
+    def __init__(
+        self,
+        folder: Where,
+        *,
+        keep_last: int | None = 3,
+        keep_best: int = 1,
+        metric: str = "return_mean",
+        best_is: Literal["max", "min"] = "max",
+    ) -> None:
+        if keep_last is not None and keep_last < 1:
+            raise SettingsError(f"`keep_last` is {keep_last}, but must be at least 1, or None to keep all.")
+        if keep_best < 0:
+            raise SettingsError(f"`keep_best` is {keep_best}, but must be at least 0.")
+        if best_is not in ("max", "min"):
+            raise SettingsError(f"`best_is` is {best_is!r}, but must be 'max' or 'min'.")
+        check_metric(metric)
+        self.folder, self.keep_last, self.keep_best = os.fspath(folder), keep_last, keep_best
+        self.metric, self.best_is = metric, best_is
+        self._has_warned = False
+        self._kept = {kept.iteration: kept for kept in self._found()}
+
+    def _found(self) -> list[KeptCheckpoint]:
+        """What the folders hold; those that hold no checkpoint are what a killed process left, and are removed."""
+        found = []
+        for name in names_in(folder_at(self.folder)):
+            if match := _NAME.fullmatch(name):
+                path = inside(self.folder, name)
+                if not has_manifest(path):
+                    remove_tree(path)
+                    continue
+                meta = load_meta(path)
+                meta = meta if isinstance(meta, dict) else {}
+                result, saved = meta.get("result"), meta.get("time")
+                if not (isinstance(result, dict) and isinstance(saved, int | float)):
+                    raise CheckpointError(
+                        f"{redacted(path)} was saved without a result: take it out of {redacted(self.folder)}."
+                    )
+                found.append(KeptCheckpoint(int(match[1]), saved, score_of(result, self.metric), path))
+        return found
+
+    def save(self, algorithm: Saved, result: Result) -> str:
+        """Save a checkpoint of ``algorithm``, then remove those that are no longer to be kept; gives its path.
+
+        Args:
+            algorithm: As it is now; a checkpoint of the same iteration is replaced.
+            result: Of its newest iteration.
+
+        Raises:
+            CheckpointError: the checkpoint can't be written, or another not be removed.
+        """
+        path = self._path(result)
+        algorithm.save(path, result=result)
+        return self._keep(path, result)
+
+    def add(self, checkpoint: Where, result: Result) -> str:
+        """Keep a copy of a checkpoint that has been saved elsewhere, as `save` does; gives its path.
+
+        On one disk of this machine, its data is not copied: it is one file under two names, and stays until both are
+        removed.
+
+        Args:
+            checkpoint: Its folder, or its URL.
+            result: That it was saved with.
+
+        Raises:
+            CheckpointError: there is none, the copy can't be written, or another checkpoint not be removed.
+        """
+        path = self._path(result)
+        copy_tree(checkpoint, path)
+        return self._keep(path, result)
+
+    def _path(self, result: Result) -> str:
+        return inside(self.folder, f"checkpoint-{result.iteration:06d}")
+
+    def _keep(self, path: str, result: Result) -> str:
+        """Remove what is no longer to be kept, now that there is a checkpoint at ``path``; gives that path."""
+        score = score_of(result.to_dict(), self.metric)
+        if self.keep_best and math.isnan(score) and "/" in self.metric and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"the result has no `{self.metric}`, so that {redacted(path)} can't be among the best. It has "
+                f"{', '.join(f'losses/{name}' for name in result.losses)} and "
+                f"{', '.join(f'metrics/{name}' for name in result.metrics)}.",
+                stacklevel=3,
+            )
+        self._kept[result.iteration] = KeptCheckpoint(result.iteration, time.time(), score, path)
+        newest = self.all()[0 if self.keep_last is None else -self.keep_last :]
+        for kept in set(self._kept.values()) - {*newest, *self.ranked()[: self.keep_best]}:
+            remove_tree(kept.path)
+            del self._kept[kept.iteration]
+        return path
+
+    def all(self) -> list[KeptCheckpoint]:
+        """All that there are, the first saved first: a run that went on from an older one may have gone back."""
+        return sorted(self._kept.values(), key=lambda kept: (kept.time, kept.iteration))
+
+    def ranked(self) -> list[KeptCheckpoint]:
+        """Those that have a score, the best first."""
+        sign = 1 if self.best_is == "max" else -1
+        scored = [kept for kept in self._kept.values() if not math.isnan(kept.score)]
+        return sorted(scored, key=lambda kept: (sign * kept.score, kept.time), reverse=True)
+
+    def best(self) -> str | None:
+        """The path of the one with the best score; None where none has one."""
+        ranked = self.ranked()
+        return ranked[0].path if ranked else None
+
+    def latest(self) -> str | None:
+        """The path of the newest; None if there is none."""
+        return self.all()[-1].path if self._kept else None
+
+
+def check_metric(metric: str) -> None:
+    """Raise a SettingsError where `Result` has no such field."""
+    fields = [field.name for field in dataclasses.fields(Result)]
+    if metric.partition("/")[0] not in fields:
+        near = nearest(metric, fields)
+        hint = f"Nearest: `{near}`." if near else f"There are {', '.join(fields)}."
+        raise SettingsError(f"`metric` is {metric!r}, but results have no such field. {hint}")
+
+
+def score_of(result: Mapping[str, Any], metric: str) -> float:
+    """A number in a result, as a dict: of a field, or of an entry of one; NaN if there is none."""
+    if isinstance(found := result.get(metric), int | float):
+        return float(found)
+    for name, entries in result.items():
+        if isinstance(entries, Mapping) and metric.startswith(f"{name}/"):
+            return score_of(entries, metric.removeprefix(f"{name}/"))
+    return math.nan

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs from Python leave what runs from the shell leave."""
+
+import json
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+import etude
+from etude.algorithms.run import claimed
+from etude.checkpoints import load_meta
+from etude.errors import SettingsError
+
+SMALL = etude.PPOConfig(env="CartPole-v1", num_envs=2, num_steps=32, minibatch_size=32, epochs=1, seed=1)
+
+
+def rows(out):
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights(algorithm):
+    return np.concatenate([p.detach().numpy().ravel() for p in algorithm.module.parameters()])
+
+
+def test_a_run_leaves_metrics_events_and_a_checkpoint_to_go_on_from(tmp_path):
+    out = tmp_path / "run"
+    algorithm = etude.PPO(SMALL)
+    result = algorithm.fit(etude.Stop(updates=4), out=out)
+    assert [row["iteration"] for row in rows(out)] == [1, 2]
+    assert load_meta(out)["result"]["updates"] == result.updates == 4
+    assert list((out / "tensorboard").iterdir())
+    again = etude.load(out)
+    again.fit(etude.Stop(updates=8), out=out)
+    assert [row["iteration"] for row in rows(out)] == [1, 2, 3, 4]
+    whole = etude.PPO(SMALL)
+    whole.fit(etude.Stop(updates=8))
+    np.testing.assert_array_equal(weights(again), weights(whole))  # as if it had never stopped
+
+
+def test_a_run_is_not_mixed_with_another(tmp_path):
+    out = tmp_path / "run"
+    etude.PPO(SMALL).fit(etude.Stop(updates=2), out=out, log=())
+    other = etude.PPO(SMALL)
+    with pytest.raises(SettingsError, match="holds a run already"):
+        other.fit(etude.Stop(updates=2), out=out)
+    assert other.iteration == 0
+    other.fit(etude.Stop(updates=4), out=out, overwrite=True)
+    assert load_meta(out)["iteration"] == 2
+    with claimed(out), pytest.raises(SettingsError, match="another process is training in it"):
+        other.fit(etude.Stop(updates=6), out=out)
+    with pytest.raises(SettingsError, match="a folder on this machine"):
+        other.fit(etude.Stop(updates=6), out="s3://bucket/run")
+
+
+def test_what_is_logged_and_which_checkpoints_are_kept(tmp_path):
+    out = tmp_path / "run"
+    kept = etude.Checkpoints(out / "checkpoints", keep_last=2, keep_best=0)
+    etude.PPO(SMALL).fit(etude.Stop(updates=8), out=out, log=("csv",), checkpoints=kept, save_interval=0)
+    assert [entry.iteration for entry in kept.all()] == [3, 4]
+    assert len((out / "metrics.csv").read_text().splitlines()) == 5
+    assert not (out / "tensorboard").exists()
+
+
+def test_progress_is_told_on_standard_error(capsys):
+    etude.PPO(SMALL).fit(etude.Stop(updates=2), progress=True)
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert first == "training ppo on CartPole-v1"
+    assert "updates 2" in last
+    etude.PPO(SMALL).fit(etude.Stop(updates=2))
+    assert capsys.readouterr().err == ""
+
+
+class Stopping(etude.Callback):
+    """Interrupts as Ctrl-C does, at the end of the third episode."""
+
+    ended = 0
+
+    def on_episode_end(self, **what):
+        Stopping.ended += 1
+        if Stopping.ended == 3:
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals go to the main thread")
+def test_ctrl_c_saves_and_is_raised(tmp_path):
+    Stopping.ended = 0
+    before = signal.getsignal(signal.SIGINT)
+    algorithm = etude.PPO(etude.PPOConfig(**{**vars_of(SMALL), "callbacks": (Stopping,)}))
+    with pytest.raises(KeyboardInterrupt, match="saved"):
+        algorithm.fit(etude.Stop(env_steps=10**9), out=tmp_path / "run")
+    assert signal.getsignal(signal.SIGINT) is before
+    assert load_meta(tmp_path / "run")["iteration"] == algorithm.iteration >= 1
+    assert len(rows(tmp_path / "run")) == algorithm.iteration
+
+
+def vars_of(config):
+    return {name: getattr(config, name) for name in ("env", "num_envs", "num_steps", "minibatch_size", "epochs", "seed")}
