@@ -13,7 +13,7 @@ from etude.algorithms.run import claimed
 from etude.checkpoints import load_meta
 from etude.errors import SettingsError
 
-SMALL = etude.PPOConfig(env="CartPole-v1", num_envs=2, num_steps=32, minibatch_size=32, epochs=1, seed=1)
+SMALL = etude.PPOConfig(env="CartPole-v1", num_envs=2, num_steps=64, minibatch_size=32, epochs=1, seed=1)
 
 
 def rows(out):
@@ -77,7 +77,7 @@ class Stopping(etude.Callback):
 
     ended = 0
 
-    def on_episode_end(self, **what):
+    def on_episode_end(self, episode):
         Stopping.ended += 1
         if Stopping.ended == 3:
             signal.raise_signal(signal.SIGINT)
@@ -96,4 +96,6 @@ def test_ctrl_c_saves_and_is_raised(tmp_path):
 
 
 def vars_of(config):
-    return {name: getattr(config, name) for name in ("env", "num_envs", "num_steps", "minibatch_size", "epochs", "seed")}
+    return {
+        name: getattr(config, name) for name in ("env", "num_envs", "num_steps", "minibatch_size", "epochs", "seed")
+    }
