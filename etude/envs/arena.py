@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.columns import Columns
 from etude.envs.env_state import order_of
+from etude.experience import arrays
 from etude.spaces import Space, leaves, outside_bounds
 
 if TYPE_CHECKING:
@@ -81,6 +82,22 @@ class Turn:
     slots were shown last: the result of the action that was sent then is lost. None: no slot."""
     infos: Any = None
     """What the envs said beside, in whatever form they are in: `Arena.info_of` reads it."""
+
+    def select(self, rows: Ints) -> "Turn":
+        """A turn with some rows of this one, without what is not about rows: ``over``, ``lost`` and ``infos``."""
+        columns_of = {name: getattr(self, name) for name in _FIELDS if name not in _NOT_ROWS}
+        own: dict[str, Any] = {n: None if column is None else column.take(rows) for n, column in columns_of.items()}
+        taken = None
+        if self.taken is not None and (there := np.isin(self.taken[0], rows)).any():
+            columns: Columns = {name: column[there] for name, column in self.taken[1].items()}
+            taken = (np.searchsorted(rows, self.taken[0][there]), columns)
+        return Turn(
+            obs={name: arrays.take(column, rows) for name, column in self.obs.items()},
+            kind=self.kind,
+            waits=self.waits,
+            taken=taken,
+            **own,
+        )
 
 
 def turn_to_state(turn: Turn) -> dict[str, Any]:
