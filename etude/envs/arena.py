@@ -83,6 +83,13 @@ class Turn:
     infos: Any = None
     """What the envs said beside, in whatever form they are in: `Arena.info_of` reads it."""
 
+    @property
+    def done(self) -> NDArray[np.bool_] | None:
+        """``[n]``: the row ends an episode, either way. None: no row does."""
+        if self.terminated is None or self.truncated is None:
+            return self.truncated if self.terminated is None else self.terminated
+        return self.terminated | self.truncated
+
     def select(self, rows: Ints) -> "Turn":
         """A turn with some rows of this one, without what is not about rows: ``over``, ``lost`` and ``infos``."""
         columns_of = {name: getattr(self, name) for name in _FIELDS if name not in _NOT_ROWS}

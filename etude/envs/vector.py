@@ -157,9 +157,9 @@ class VectorArena:
         given: tuple[Any, dict[str, Any]] = self._call(self.env.reset, options={"reset_mask": rows.copy()})
         return given
 
-    def _step(self, action: Columns) -> Any:
-        """What the env's step gives: five values, of which rewards and flags are NumPy arrays."""
-        return self._call(self.env.step, self._nest_action(action))
+    def _on_host(self, obs: Any, *rest: Any) -> tuple[Any, ...]:
+        """The five values of a step of tensors, with rewards and flags as NumPy arrays."""
+        raise NotImplementedError
 
     def recv(self) -> list[Turn]:
         """See `Arena.recv`."""
@@ -171,10 +171,10 @@ class VectorArena:
 
     def send(self, turn: Turn, action: Columns) -> None:
         """See `Arena.send`."""
-        given = self._step(action)
+        given = self._call(self.env.step, self._nest_action(action))
         if len(given) != 5:
             raise not_five(self.env, given)
-        obs, reward, terminated, truncated, info = given
+        obs, reward, terminated, truncated, info = given if self.device is None else self._on_host(*given)
         if not isinstance(reward, np.ndarray):
             _refuse_tensors(self.env, (obs, reward, terminated, truncated))
             reward = np.asarray(reward)

@@ -13,7 +13,16 @@ from torch import Tensor, nn
 from etude.columns import ACTION, ACTION_MASK, DIST_INPUTS, OBS, SEPARATOR, STATE_IN, STATE_OUT, VALUE, Columns
 from etude.errors import CheckpointError, DataError, ModuleError
 from etude.experience import Experience, arrays
-from etude.modules.acting import CHUNK, Actor, Noise, NumPyActor, NumPyNetwork, as_tensor, logp_of_inputs, runs_in_numpy
+from etude.modules.acting import (
+    CHUNK,
+    Actor,
+    NumPyActor,
+    NumPyNetwork,
+    SamplingActor,
+    as_tensor,
+    logp_of_inputs,
+    runs_in_numpy,
+)
 from etude.modules.distributions import Distribution, Floats, distribution_for
 from etude.modules.mask import action_mask
 from etude.modules.network import Network, NetworkConfig, Output
@@ -365,20 +374,20 @@ def logp_of(module: Module, exp: Experience) -> Floats:
     return logp_of_inputs(module.dist, np.asarray(exp.steps[DIST_INPUTS]), action)
 
 
-class TorchActor:
+class TorchActor(SamplingActor):
     """Acts with any module through torch, on the module's device.
 
     It records ``value`` if the module has one, and the state after each step if the module is recurrent.
     """
 
     def __init__(self, module: Module, *, explore: bool) -> None:
+        super().__init__(module.dist, explore=explore)
         self._module = module
-        self._noise = Noise(module.dist, explore=explore)
         self._device = torch.device("cpu")
 
     def start(self, rng: np.random.Generator, num_rows: int) -> None:
         self._device = self._module.device
-        self._noise.start(rng, num_rows)
+        super().start(rng, num_rows)
 
     def step(
         self, obs: Columns, state: Columns | None = None, *, ends: NDArray[np.bool_] | None = None
@@ -404,16 +413,13 @@ class TorchActor:
                 extras[VALUE] = _numpy(output.value, recurrent)
             extras |= {f"{STATE_OUT}{SEPARATOR}{name}": _numpy(output.state[name]) for name in before}
         inputs = extras[DIST_INPUTS]
-        return module.dist.act(inputs, self._noise.take(len(inputs))), extras
+        return module.dist.act(inputs, self.noise(len(inputs))), extras
 
     def _tensors(self, columns: Columns) -> dict[str, Tensor]:
         tensors = {name: as_tensor(column) for name, column in columns.items()}
         if self._device.type != "cpu":
             tensors = {name: tensor.to(self._device) for name, tensor in tensors.items()}
         return tensors
-
-    def logp(self, dist_inputs: Floats | None, action: Columns) -> Floats | None:
-        return self._noise.logp(dist_inputs, action)
 
 
 def _as_it_is(tensor: Tensor) -> Tensor:

@@ -395,11 +395,6 @@ def _find(name: str) -> Any:
     return found
 
 
-def overrides(callback: Callback, method: str) -> bool:
-    """Whether a callback overrides a method of `Callback`."""
-    return getattr(type(callback), method) is not getattr(Callback, method)
-
-
 class GameReturns(Callback):
     """Logs ``game_return``, the return of a whole game, if an episode is one life, as with some Atari wrappers.
 
@@ -468,7 +463,10 @@ class CallbackRunner:
         rollouts: Mapping[str | None, Rollout],
     ) -> None:
         self._callbacks = list(callbacks)
-        self._calls = {event: [getattr(c, event) for c in callbacks if overrides(c, event)] for event in EVENTS}
+        self._calls = {
+            event: [getattr(c, event) for c in callbacks if getattr(type(c), event) is not getattr(Callback, event)]
+            for event in EVENTS
+        }
         self._arena, self._tracker = arena, tracker
         self.clock = clock
         self.rollouts = rollouts

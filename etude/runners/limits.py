@@ -60,25 +60,25 @@ class StepLimit:
     def __init__(self, tracker: EpisodeTracker, by: CountBy) -> None:
         self._tracker = tracker
         self._by_clock = by == "env_steps" and tracker.named
-        self.steps = self.wanted = 0
+        self.steps = self.wanted = self._before = 0
         self._late: Bools = np.zeros(len(tracker.number), bool)
 
     def start(self, wanted: int, late: int) -> None:
         """Begin a collection of ``wanted`` steps, including ``late`` results that the last collection left over."""
-        self.wanted, self.steps = wanted, int(self._tracker.advance.sum()) if self._by_clock else late
+        self.wanted, self.steps = wanted, late
+        if self._by_clock:
+            self.steps = int(self._tracker.advance.sum())
+            self._before = self.steps - self._tracker.moves
 
     @property
     def is_open(self) -> bool:
         return self.steps < self.wanted
 
     def count(self, turn: Turn, envs: Ints, numbers: Ints) -> None:
-        if not self._by_clock:
-            self.steps += len(turn.slots) - (0 if turn.first is None else int(np.count_nonzero(turn.first)))
-
-    def count_clocks(self) -> None:
-        """Count the env steps of the newest turns."""
         if self._by_clock:
-            self.steps += int(self._tracker.advance.sum())
+            self.steps = self._before + self._tracker.moves
+        else:
+            self.steps += len(turn.slots) - (0 if turn.first is None else int(np.count_nonzero(turn.first)))
 
     def late(self, results: Sequence[Ints]) -> list[Bools]:
         """Which of the newest results, given by slot, exceed the wanted number of steps."""
