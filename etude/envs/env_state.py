@@ -34,6 +34,8 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
+from etude.files import publish_new
+
 Node = dict[str, Any]
 
 _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
@@ -728,10 +730,8 @@ def _secret() -> bytes:
             with open(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
                 file.write(secrets.token_bytes(_SECRET_BYTES))
             try:
-                os.link(new, path)
+                publish_new(new, path)
             except FileExistsError:  # another process was quicker
-                pass
-            finally:
                 new.unlink()
         secret = path.read_bytes()
     except (OSError, RuntimeError) as error:

@@ -374,6 +374,28 @@ def logp_of(module: Module, exp: Experience) -> Floats:
     return logp_of_inputs(module.dist, np.asarray(exp.steps[DIST_INPUTS]), action)
 
 
+def forward_step(module: Module, obs: dict[str, Tensor], state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What a module gives for one step, as float32 columns ``[N, ...]``.
+
+    Args:
+        module: The module.
+        obs: Flat observation columns ``[N, ...]``.
+        state: For a recurrent module: its state before the step, by name.
+
+    Returns:
+        ``dist_inputs``; ``value`` if the module gives one; and ``state_out/...`` if it is recurrent.
+    """
+    if not state:
+        output: Any = module(module.obs_from(obs))
+    else:
+        output = module(module.obs_from({name: tensor.unsqueeze(1) for name, tensor in obs.items()}), state)
+    found = {DIST_INPUTS: output.bound()[1]} | ({} if output.value is None else {VALUE: output.value})
+    if state:
+        found = {name: tensor[:, 0] for name, tensor in found.items()}
+        found |= {f"{STATE_OUT}{SEPARATOR}{name}": output.state[name] for name in state}
+    return {name: tensor.float() for name, tensor in found.items()}
+
+
 class TorchActor(SamplingActor):
     """Acts with any module through torch, on the module's device.
 
@@ -392,26 +414,18 @@ class TorchActor(SamplingActor):
     def step(
         self, obs: Columns, state: Columns | None = None, *, ends: NDArray[np.bool_] | None = None
     ) -> tuple[Columns, Columns]:
-        module, recurrent = self._module, self._module.recurrent
+        module = self._module
         if module.mask is not None:
             module.mask.check(obs, ends)
-        if recurrent and state is None:
+        if module.recurrent and state is None:
             raise ModuleError(
                 f"{type(module.net).__name__} is recurrent: give step() its state, as columns {STATE_IN}/... that hold "
                 f"module.initial_state() at the start of an episode, and then what came as {STATE_OUT}/... ."
             )
         before = module.state_from(state or {})
         with torch.inference_mode():
-            tensors = self._tensors(obs)
-            if recurrent:
-                tensors = {name: tensor.unsqueeze(1) for name, tensor in tensors.items()}
-                output = module(module.obs_from(tensors), self._tensors(before))
-            else:
-                output = module(module.obs_from(tensors))
-            extras = {DIST_INPUTS: _numpy(output.bound()[1], recurrent)}
-            if output.value is not None:
-                extras[VALUE] = _numpy(output.value, recurrent)
-            extras |= {f"{STATE_OUT}{SEPARATOR}{name}": _numpy(output.state[name]) for name in before}
+            found = forward_step(module, self._tensors(obs), self._tensors(before))
+            extras: Columns = {name: tensor.cpu().numpy() for name, tensor in found.items()}
         inputs = extras[DIST_INPUTS]
         return module.dist.act(inputs, self.noise(len(inputs))), extras
 
@@ -424,11 +438,6 @@ class TorchActor(SamplingActor):
 
 def _as_it_is(tensor: Tensor) -> Tensor:
     return tensor
-
-
-def _numpy(tensor: Tensor, has_time: bool = False) -> Floats:
-    array: Floats = (tensor[:, 0] if has_time else tensor).float().cpu().numpy()
-    return array
 
 
 def make_module(
