@@ -122,9 +122,8 @@ def turn_from_state(state: dict[str, Any]) -> Turn:
     Raises:
         ValueError: its columns do not have as many rows as it has slots.
     """
-    orders = state.get("orders", {})
     turn = Turn(**{name: value for name, value in state.items() if name != "orders"})
-    turn.obs = {name: np.array(column, order=orders.get(name, "C")) for name, column in turn.obs.items()}
+    turn.obs = {name: np.array(column, order=state["orders"][name]) for name, column in turn.obs.items()}
     if turn.taken is not None:
         turn.taken = (turn.taken[0], turn.taken[1])
     own = [getattr(turn, name) for name in _FIELDS if name not in _NOT_ROWS]

@@ -129,17 +129,6 @@ def order_of(array: NDArray[Any]) -> Literal["C", "F"]:
     return "F" if array.flags.fnc else "C"
 
 
-_RENAMED = {
-    "etude.envs.copies:GymCopy": "etude.envs.adapters:GymAdapter",
-    "etude.envs.agent_dicts:DictCopy": "etude.envs.multi_agent:DictAdapter",
-    "etude.envs.pettingzoo:ParallelCopy": "etude.envs.multi_agent:ParallelAdapter",
-    "etude.envs.pettingzoo:AECCopy": "etude.envs.multi_agent:AECAdapter",
-    "etude.envs.agents:Agents": "etude.envs.multi_agent:AgentStates",
-    "etude.envs.copies:Row": "etude.envs.adapters:AgentStep",
-}
-"""Classes of Etude's own whose states were stored under other names."""
-
-
 def _class_name(thing: type) -> str:
     return f"{getattr(thing, '__module__', '')}:{thing.__qualname__}"  # classes that SWIG makes may have no module
 
@@ -370,7 +359,7 @@ class _Restore:
         return made
 
     def _check_class(self, current: Any, node: Node, path: str, kind: type = object) -> None:
-        if _class_name(type(current)) != _RENAMED.get(node["class"], node["class"]) or not isinstance(current, kind):
+        if _class_name(type(current)) != node["class"] or not isinstance(current, kind):
             raise CannotRestoreError(f"{path} was a {node['class']}, and a new env has none there to be filled")
 
     def _fill(self, current: Any, node: Node, path: str) -> Any:

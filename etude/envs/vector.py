@@ -272,7 +272,7 @@ class VectorArena:
         self._turns = [turn_from_state(turn) for turn in state["turns"]]
         due = state["reset_due"]
         self._reset_due = None if due is None else np.asarray(due, bool).reshape(self.num_slots)
-        self._t[:] = state.get("t", 0)
+        self._t[:] = state["t"]
         return str(state["how"])
 
     def env_at(self, env: int) -> Any:

@@ -2,8 +2,8 @@
 """Tracks running episodes, and collects the returns and lengths of finished ones."""
 
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,13 +82,6 @@ class _Ends(NamedTuple):
     def select(self, which: NDArray[np.bool_]) -> "_Ends":
         agents = [ends for ends, yes in zip(self.agents, which, strict=True) if yes] if self.agents else []
         return _Ends._make([*(column[which] for column in self[:5]), agents])
-
-
-class Delivers(Protocol):
-    """Decides which finished episodes are returned; see `Limit.delivers`."""
-
-    def __call__(self, envs: Ints, numbers: Ints, *, is_newest: bool = False) -> NDArray[np.bool_]:
-        """``[n]`` booleans; ``is_newest``: the episodes ended with the newest turns."""
 
 
 class EpisodeTracker(Stateful):
@@ -263,8 +256,8 @@ class EpisodeTracker(Stateful):
         ids = [f"{self.prefix}-{env}-{number}" for env, number in zip(envs, numbers.tolist(), strict=True)]
         return Segments.of(len(slots), episode_id=ids, agent_id=self._agent_ids[slots], **columns)
 
-    def settle(self, delivers: Delivers) -> None:
-        """Finish the episodes that have ended and that ``delivers`` selects."""
+    def settle(self, delivers: Callable[..., NDArray[np.bool_]]) -> None:
+        """Finish the episodes that have ended and that ``delivers`` selects, see `Limit.delivers`."""
         waiting = []
         for some, is_newest in ((self._ended[: self._newest], False), (self._ended[self._newest :], True)):
             if some:
