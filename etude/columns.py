@@ -59,17 +59,19 @@ def is_under(name: str, root: str) -> bool:
 
 def under(names: Iterable[str], root: str) -> list[str]:
     """The names among ``names`` that are ``root`` or a part of it, in their order."""
-    return [name for name in names if is_under(name, root)]
+    inner = root + SEPARATOR
+    return [name for name in names if name == root or name.startswith(inner)]
 
 
 def subtree(columns: Mapping[str, T], root: str) -> dict[str, T]:
     """The columns that are ``root`` or a part of it, under their own names."""
-    return {name: value for name, value in columns.items() if is_under(name, root)}
+    inner = root + SEPARATOR
+    return {name: value for name, value in columns.items() if name == root or name.startswith(inner)}
 
 
 def renamed(columns: Mapping[str, T], root: str, new_root: str) -> dict[str, T]:
     """The columns under ``root``, renamed to ``new_root``: ``obs/x`` becomes ``next_obs/x``."""
-    return {new_root + name[len(root) :]: value for name, value in columns.items() if is_under(name, root)}
+    return {new_root + name[len(root) :]: value for name, value in subtree(columns, root).items()}
 
 
 def prefixed(columns: Mapping[str, T], root: str) -> dict[str, T]:

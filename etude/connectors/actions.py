@@ -11,21 +11,20 @@ from etude.experience.arrays import Array, Constant, clip
 from etude.spaces import Space, leaf_dtype, leaves
 
 
-class _BoundedActions(Connector):
+class BoundedActions(Connector):
     """Changes the parts of an action that are bounded Boxes of floats."""
 
     takes_tensors = True
 
     def __init__(self) -> None:
-        self._bounds: dict[str, tuple[Constant, Constant]] = {}
+        self.bounds: dict[str, tuple[Constant, Constant]] = {}
+        """Of each part that is changed: the lowest and the highest values."""
 
     def act(self, action: Columns) -> Columns:
-        if not self._bounds:
-            return action
-        return {n: self._bounded(a, *self._bounds_of(n, a)) if n in self._bounds else a for n, a in action.items()}
+        return {n: self._bounded(a, *self._bounds_of(n, a)) if n in self.bounds else a for n, a in action.items()}
 
     def _bounds_of(self, name: str, action: Array) -> tuple[Array, Array]:
-        low, high = self._bounds[name]
+        low, high = self.bounds[name]
         return low.like(action), high.like(action)
 
     def _bounded(self, action: Array, low: Array, high: Array) -> Array:
@@ -41,20 +40,20 @@ def _float_boxes(action_space: Space) -> dict[str, spaces.Box]:
     return {name: leaf for name, leaf in found.items() if isinstance(leaf, spaces.Box) and leaf_dtype(leaf).kind == "f"}
 
 
-class ClipAction(_BoundedActions):
+class ClipAction(BoundedActions):
     """Gives the env actions clipped to the bounds of its float Boxes; other actions pass as they are."""
 
     def spaces(self, obs_space: Space, action_space: Space) -> tuple[Space, Space]:
         """The module's spaces are the env's."""
         boxes = _float_boxes(action_space).items()
-        self._bounds = {n: _bounds(box) for n, box in boxes if box.bounded_below.any() or box.bounded_above.any()}
+        self.bounds = {n: _bounds(box) for n, box in boxes if box.bounded_below.any() or box.bounded_above.any()}
         return obs_space, action_space
 
     def _bounded(self, action: Array, low: Array, high: Array) -> Array:
         return clip(action, low, high)
 
 
-class RescaleAction(_BoundedActions):
+class RescaleAction(BoundedActions):
     """Lets the module act in [-1, 1], which is stretched to the bounds of the env's float Boxes.
 
     What lies outside [-1, 1] is clipped. Other actions pass as they are.
@@ -73,7 +72,7 @@ class RescaleAction(_BoundedActions):
                     f"RescaleAction can't stretch [-1, 1] to `{name}`, which is not bounded on all sides: {box}. "
                     "Bound it in the env, or leave the connector out."
                 )
-        self._bounds = {name: _bounds(box) for name, box in boxes.items()}
+        self.bounds = {name: _bounds(box) for name, box in boxes.items()}
 
         def change(name: str, leaf: Space) -> Space:
             box = boxes.get(name)
@@ -89,7 +88,7 @@ class RescaleAction(_BoundedActions):
     def unact(self, action: Columns) -> Columns:
         """Shrinks to [-1, 1]; where the bounds of the env's Box coincide, 0."""
         out = dict(action)
-        for name in self._bounds:
+        for name in self.bounds:
             low, high = self._bounds_of(name, action[name])
             is_wide = high > low
             out[name] = (2 * (action[name] - low) / (high - low + ~is_wide) - 1) * is_wide

@@ -35,7 +35,7 @@ ATTENTION_MASK: Final = "attention_mask"
 """The parts of an observation that connectors of this file add, beside `PREV_ACTION`."""
 
 
-class _Piece(NamedTuple):
+class EpisodePiece(NamedTuple):
     """A segment that is not a whole episode, as far as its rewards matter."""
 
     start: int
@@ -74,7 +74,7 @@ class ReturnToGo(Connector):
         self.target, self.scale = target, scale
         self._wraps = False
         self._left = np.zeros(0)
-        self._pieces: dict[tuple[str, str | None], list[_Piece]] = {}
+        self._pieces: dict[tuple[str, str | None], list[EpisodePiece]] = {}
         """Of each episode and agent, in order of time."""
         self._best: float | None = None
         self._largest = 0.0
@@ -139,7 +139,7 @@ class ReturnToGo(Connector):
         names = _names(exp)
         for i in np.flatnonzero(~whole & (lengths > 0)).tolist():
             first = sums[begins[i] : begins[i] + min(segments.lookback[i], lengths[i]) + 1] - sums[begins[i]]
-            own = _Piece(
+            own = EpisodePiece(
                 int(segments.t_start[i]),
                 int(stops[i]),
                 float(totals[i]),
@@ -190,7 +190,7 @@ class ReturnToGo(Connector):
         self._best, self._largest = state["returns"] or (None, 0.0)
         self._pieces = {
             (episode, agent): [
-                _Piece(int(start), int(stop), float(total), tuple(map(float, sums)), bool(done))
+                EpisodePiece(int(start), int(stop), float(total), tuple(map(float, sums)), bool(done))
                 for start, stop, total, sums, done in pieces
             ]
             for episode, agent, pieces in state["pieces"]

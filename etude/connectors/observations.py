@@ -31,6 +31,7 @@ from etude.experience.arrays import Array, Constant, cast, clip_in_place, host
 from etude.modules.module import Module
 from etude.settings import check_range
 from etude.spaces import Space, leaf_dtype, leaf_shape, leaves, without
+from etude.stateful import Stateful
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -187,8 +188,10 @@ _EPSILON = 1e-8
 """Added to the variance, so that a component that never changes is not divided by 0."""
 
 
-class Moments:
+class Moments(Stateful):
     """Count, mean and variance of every component of one column, over all batches seen."""
+
+    _state = ("count", "mean", "squares")
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.count = 0
@@ -209,8 +212,8 @@ class Moments:
             mean = host(wide.mean(0))
             squares = host((wide - wide.mean(0)).square().sum(0))
         total, shift = self.count + rows, mean - self.mean
-        self.mean = self.mean + shift * (rows / total)
-        self.squares = self.squares + squares + shift * shift * (self.count * rows / total)
+        self.mean = np.asarray(self.mean + shift * (rows / total))
+        self.squares = np.asarray(self.squares + squares + shift * shift * (self.count * rows / total))
         self.count = total
 
     def deviation(self) -> NDArray[np.float64]:
@@ -290,10 +293,7 @@ class NormalizeObs(ObservationMap):
 
     def state_dict(self) -> dict[str, Any]:
         """For each column: ``count``, ``mean`` and ``squares``."""
-        return {
-            name: {"count": moments.count, "mean": moments.mean.copy(), "squares": moments.squares.copy()}
-            for name, moments in self._moments.items()
-        }
+        return {name: moments.state_dict() for name, moments in self._moments.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from these statistics."""
@@ -305,10 +305,7 @@ class NormalizeObs(ObservationMap):
                 "the checkpoint is of another env, or of other connectors before this one."
             )
         for name, values in state.items():
-            moments = self._moments[name]
-            moments.count = int(values["count"])
-            moments.mean = np.array(values["mean"], np.float64)
-            moments.squares = np.array(values["squares"], np.float64)
+            self._moments[name].load_state_dict(values)
         self._freeze()
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from etude.columns import Columns
-from etude.connectors.actions import ClipAction, RescaleAction
+from etude.connectors.actions import BoundedActions, ClipAction, RescaleAction
 from etude.connectors.advantages import GAE, LiftAdvantages, NormalizeAdvantages, VTrace
 from etude.connectors.connector import Connector, FunctionConnector, Inputs, snake_case
 from etude.connectors.history import History, ReturnToGo
@@ -122,10 +122,10 @@ class Pipeline(Connector):
         self._arrange()
 
     def _arrange(self) -> None:
-        # only what is overridden is called at every step
+        # only what does something is called at every step
         self.context = sum(connector.context for connector in self.connectors)
         self._online = [c.online for c in self.connectors if overrides(c, "online")]
-        self._act = [c.act for c in reversed(self.connectors) if overrides(c, "act")]
+        self._act = [c.act for c in reversed(self.connectors) if _changes_actions(c)]
         self.observes = bool(self._online)
         """Whether `online` does anything: else the module sees what the env gives."""
         self.acts = bool(self._act)
@@ -186,6 +186,7 @@ class Pipeline(Connector):
         """What the module sees behind all connectors."""
         for connector in self.connectors:
             obs_space, action_space = connector.spaces(obs_space, action_space)
+        self._arrange()  # now it is known whether there are bounds
         return obs_space, action_space
 
     def start(self, num_slots: int) -> None:
@@ -242,6 +243,10 @@ class Pipeline(Connector):
             )
         for connector, part in zip(self.connectors, state["connectors"], strict=True):
             connector.load_state_dict(part["state"])
+
+
+def _changes_actions(connector: Connector) -> bool:
+    return bool(connector.bounds) if isinstance(connector, BoundedActions) else overrides(connector, "act")
 
 
 def overrides(connector: Connector, method: str) -> bool:

@@ -133,19 +133,12 @@ class NormalizeReward(Connector):
 
     def state_dict(self) -> dict[str, Any]:
         """``count``, ``mean`` and ``squares`` of the returns; ``running``: those of episodes that may go on."""
-        moments = self._moments
-        return {
-            "count": moments.count,
-            "mean": float(moments.mean),
-            "squares": float(moments.squares),
-            "running": [[*name, value] for name, value in self._running.items()],
-        }
+        running = [[*name, value] for name, value in self._running.items()]
+        return self._moments.state_dict() | {"running": running}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on with these statistics."""
-        moments = self._moments
-        moments.count = int(state["count"])
-        moments.mean, moments.squares = np.array(float(state["mean"])), np.array(float(state["squares"]))
+        self._moments.load_state_dict(state)
         self._running = {(episode, agent): float(value) for episode, agent, value in state["running"]}
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from etude import columns as col
 from etude.columns import Columns
 from etude.envs.env_state import order_of
+from etude.experience import arrays
 from etude.spaces import Space, leaves, outside_bounds
 
 if TYPE_CHECKING:
@@ -82,6 +83,29 @@ class Turn:
     infos: Any = None
     """What the envs said beside, in whatever form they are in: `Arena.info_of` reads it."""
 
+    @property
+    def done(self) -> NDArray[np.bool_] | None:
+        """``[n]``: the row ends an episode, either way. None: no row does."""
+        if self.terminated is None or self.truncated is None:
+            return self.truncated if self.terminated is None else self.terminated
+        return self.terminated | self.truncated
+
+    def select(self, rows: Ints) -> "Turn":
+        """A turn with some rows of this one, without what is not about rows: ``over``, ``lost`` and ``infos``."""
+        columns_of = {name: getattr(self, name) for name in _FIELDS if name not in _NOT_ROWS}
+        own: dict[str, Any] = {n: None if column is None else column.take(rows) for n, column in columns_of.items()}
+        taken = None
+        if self.taken is not None and (there := np.isin(self.taken[0], rows)).any():
+            columns: Columns = {name: column[there] for name, column in self.taken[1].items()}
+            taken = (np.searchsorted(rows, self.taken[0][there]), columns)
+        return Turn(
+            obs={name: arrays.take(column, rows) for name, column in self.obs.items()},
+            kind=self.kind,
+            waits=self.waits,
+            taken=taken,
+            **own,
+        )
+
 
 def turn_to_state(turn: Turn) -> dict[str, Any]:
     """A turn as plain data of its own, without ``infos``.
@@ -98,9 +122,8 @@ def turn_from_state(state: dict[str, Any]) -> Turn:
     Raises:
         ValueError: its columns do not have as many rows as it has slots.
     """
-    orders = state.get("orders", {})
     turn = Turn(**{name: value for name, value in state.items() if name != "orders"})
-    turn.obs = {name: np.array(column, order=orders.get(name, "C")) for name, column in turn.obs.items()}
+    turn.obs = {name: np.array(column, order=state["orders"][name]) for name, column in turn.obs.items()}
     if turn.taken is not None:
         turn.taken = (turn.taken[0], turn.taken[1])
     own = [getattr(turn, name) for name in _FIELDS if name not in _NOT_ROWS]

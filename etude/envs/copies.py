@@ -133,10 +133,9 @@ class CopiesArena:
         self.num_slots = slots.size
         self.env_of: NDArray[np.int64] = np.zeros(slots.size, np.int64)
         self.env_of[slots] = np.arange(count)[:, None]
-        self.agents: list[str | None] = [None] * slots.size
-        for row in slots:
-            for slot, agent in zip(row, buffers.layout.seated, strict=True):
-                self.agents[slot] = buffers.layout.agents[agent]
+        names = np.empty(slots.size, object)
+        names[slots] = [buffers.layout.agents[agent] for agent in buffers.layout.seated]
+        self.agents: list[str | None] = names.tolist()
         self._made = TurnBuilder(buffers, infos)
         self._finite = FiniteCheck(buffers)
         self._bounds = BoundsCheck(self.kinds, self.env_of, self.agents, workers.check)

@@ -34,6 +34,8 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
+from etude.files import publish_new
+
 Node = dict[str, Any]
 
 _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
@@ -125,17 +127,6 @@ def _short(path: str) -> str:
 def order_of(array: NDArray[Any]) -> Literal["C", "F"]:
     """How an array lies in memory, which a checkpoint does not keep: products of matrices round differently by it."""
     return "F" if array.flags.fnc else "C"
-
-
-_RENAMED = {
-    "etude.envs.copies:GymCopy": "etude.envs.adapters:GymAdapter",
-    "etude.envs.agent_dicts:DictCopy": "etude.envs.multi_agent:DictAdapter",
-    "etude.envs.pettingzoo:ParallelCopy": "etude.envs.multi_agent:ParallelAdapter",
-    "etude.envs.pettingzoo:AECCopy": "etude.envs.multi_agent:AECAdapter",
-    "etude.envs.agents:Agents": "etude.envs.multi_agent:AgentStates",
-    "etude.envs.copies:Row": "etude.envs.adapters:AgentStep",
-}
-"""Classes of Etude's own whose states were stored under other names."""
 
 
 def _class_name(thing: type) -> str:
@@ -368,7 +359,7 @@ class _Restore:
         return made
 
     def _check_class(self, current: Any, node: Node, path: str, kind: type = object) -> None:
-        if _class_name(type(current)) != _RENAMED.get(node["class"], node["class"]) or not isinstance(current, kind):
+        if _class_name(type(current)) != node["class"] or not isinstance(current, kind):
             raise CannotRestoreError(f"{path} was a {node['class']}, and a new env has none there to be filled")
 
     def _fill(self, current: Any, node: Node, path: str) -> Any:
@@ -728,10 +719,8 @@ def _secret() -> bytes:
             with open(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
                 file.write(secrets.token_bytes(_SECRET_BYTES))
             try:
-                os.link(new, path)
+                publish_new(new, path)
             except FileExistsError:  # another process was quicker
-                pass
-            finally:
                 new.unlink()
         secret = path.read_bytes()
     except (OSError, RuntimeError) as error:

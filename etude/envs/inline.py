@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from etude.envs import env_state
-from etude.envs.adapters import EnvAdapter
 from etude.envs.arena import Ints, turn_from_state, turn_to_state
 from etude.envs.buffers import NO_SEED, StepBuffers
 from etude.envs.copies import CopiesArena
@@ -104,7 +103,9 @@ class InlineArena(CopiesArena):
         if self._error is not None:
             return {"how": "new episodes", "why": str(self._error)}
         turns, worker = self.recv(), self._worker
-        return _capture(worker.adapters()) | {
+        for adapter in worker.adapters():
+            adapter.infos = None  # they may be anything, and were handed on
+        return env_state.capture_env(worker.adapters()) | {
             "turns": [turn_to_state(turn) for turn in turns],
             "shown": self._shown.copy(),
             "waiting": [worker.waiting(env) for env in worker.envs],
@@ -134,15 +135,3 @@ class InlineArena(CopiesArena):
         self._buffers.episode[:], self._made.running[:] = state["episode"], state["running"]
         self._seeds.load_state_dict(state["seeds"])
         return str(state["how"])
-
-
-def _capture(adapters: list[EnvAdapter]) -> dict[str, Any]:
-    """The state of envs; see `env_state.capture_env`. Their infos may be anything, and are not needed."""
-    infos = [adapter.infos for adapter in adapters]
-    try:
-        for adapter in adapters:
-            adapter.infos = None
-        return env_state.capture_env(adapters)
-    finally:
-        for adapter, said in zip(adapters, infos, strict=True):
-            adapter.infos = said

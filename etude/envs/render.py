@@ -3,6 +3,7 @@
 
 import contextlib
 import inspect
+import io
 import math
 import os
 import re
@@ -23,6 +24,7 @@ from etude.errors import DataError, EnvError, EtudeError, SettingsError, describ
 from etude.files import publish
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from PIL.Image import Image
 
 RenderMode = Literal["rgb_array", "human"]
@@ -34,6 +36,10 @@ Frame: TypeAlias = NDArray[np.uint8]
 
 Size: TypeAlias = str | tuple[int, int]
 """Width and height in pixels: ``"480x320"`` or ``(480, 320)``."""
+
+MediaLike: TypeAlias = "NDArray[Any] | Sequence[NDArray[Any]] | Figure"
+"""A frame, ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``; frames, a list of them or ``[T, H, W, C]``; or a figure of
+matplotlib's."""
 
 _MOST_PIXELS = 8192  # to a side
 
@@ -400,27 +406,18 @@ class _GIF:
         self._frames.clear()
 
 
-def write_gif(file: BinaryIO, frames: Sequence[Frame], fps: float) -> None:
-    """Write an endlessly repeated GIF of frames of one shape.
-
-    Every frame has up to 256 colours of its own: all of them where there are no more, else the best ones. Frames that
-    are equal to the one before are shown as one, for as long as all of them.
-
-    Args:
-        file: Where to write.
-        frames: At least one.
-        fps: Frames a second; a GIF counts in hundredths of a second, and shows at most 50 frames in one.
-    """
-    _save_gif(file, [_with_palette(frame) for frame in frames], fps)
-
-
 def _with_palette(frame: Frame) -> "Image":
+    """The frame with up to 256 colours of its own: all of them if there are no more, else the best ones."""
     from PIL import Image
 
     return Image.fromarray(frame).quantize(256, dither=Image.Dither.NONE)
 
 
 def _save_gif(file: BinaryIO, frames: "list[Image]", fps: float) -> None:
+    """Write an endlessly repeated GIF. Frames equal to the one before are shown as one, for as long as all of them.
+
+    A GIF counts in hundredths of a second, and shows at most 50 frames in one second.
+    """
     milliseconds, shown = [], 0
     for count in range(1, len(frames) + 1):
         delay = max(_LEAST_DELAY, round(100 * count / fps) - shown)
@@ -428,6 +425,32 @@ def _save_gif(file: BinaryIO, frames: "list[Image]", fps: float) -> None:
         milliseconds.append(10 * delay)
     first, *rest = frames
     first.save(file, "gif", save_all=True, append_images=rest, duration=milliseconds, loop=0, optimize=False)
+
+
+def encoded(media: MediaLike, fps: float) -> bytes:
+    """A PNG of a frame or a figure, a GIF of frames.
+
+    Raises:
+        DataError: it is none of these.
+    """
+    from PIL import Image
+
+    file = io.BytesIO()
+    if hasattr(media, "savefig"):
+        media.savefig(file, format="png")
+        return file.getvalue()
+    try:
+        if not isinstance(media, list | tuple) and np.ndim(media) != 4:
+            Image.fromarray(standard_frame(media)).save(file, "png")
+            return file.getvalue()
+        frames = [standard_frame(frame) for frame in media]
+    except EnvError as error:
+        raise DataError(str(error).replace("render() gave", "it is", 1)) from error
+    shapes = sorted({frame.shape for frame in frames})
+    if len(shapes) != 1:
+        raise DataError(f"its frames have the shapes {shapes}: give one or more of the same shape.")
+    _save_gif(file, [_with_palette(frame) for frame in frames], fps)
+    return file.getvalue()
 
 
 class _FFmpeg:

@@ -48,11 +48,8 @@ class TensorArena(VectorArena):
         given: tuple[Any, dict[str, Any]] = self._call(self.env.reset, options={"reset_mask": mask})
         return given
 
-    def _step(self, action: Columns) -> Any:
-        given = super()._step(action)
-        if len(given) != 5:
-            return given
-        obs, reward, terminated, truncated, info = given
+    def _on_host(self, obs: Any, *rest: Any) -> tuple[Any, ...]:
+        reward, terminated, truncated, info = rest
         shape = self._slots.shape
         for name, value in ((col.REWARD, reward), (col.TERMINATED, terminated), (col.TRUNCATED, truncated)):
             is_flag = name != col.REWARD

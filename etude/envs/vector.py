@@ -21,7 +21,6 @@ from etude.envs.adapters import OFF_POLICY_ACTION, not_five, reduced_spaces
 from etude.envs.arena import BoundsCheck, Kind, Turn, turn_from_state, turn_to_state
 from etude.envs.registry import env_maker, env_name, make_one, named
 from etude.errors import EnvError, described
-from etude.experience import arrays
 from etude.spaces import Flattener, Nester, check_value, leaf_dtype, leaf_shape
 
 if TYPE_CHECKING:
@@ -158,9 +157,9 @@ class VectorArena:
         given: tuple[Any, dict[str, Any]] = self._call(self.env.reset, options={"reset_mask": rows.copy()})
         return given
 
-    def _step(self, action: Columns) -> Any:
-        """What the env's step gives: five values, of which rewards and flags are NumPy arrays."""
-        return self._call(self.env.step, self._nest_action(action))
+    def _on_host(self, obs: Any, *rest: Any) -> tuple[Any, ...]:
+        """The five values of a step of tensors, with rewards and flags as NumPy arrays."""
+        raise NotImplementedError
 
     def recv(self) -> list[Turn]:
         """See `Arena.recv`."""
@@ -172,10 +171,10 @@ class VectorArena:
 
     def send(self, turn: Turn, action: Columns) -> None:
         """See `Arena.send`."""
-        given = self._step(action)
+        given = self._call(self.env.step, self._nest_action(action))
         if len(given) != 5:
             raise not_five(self.env, given)
-        obs, reward, terminated, truncated, info = given
+        obs, reward, terminated, truncated, info = given if self.device is None else self._on_host(*given)
         if not isinstance(reward, np.ndarray):
             _refuse_tensors(self.env, (obs, reward, terminated, truncated))
             reward = np.asarray(reward)
@@ -208,20 +207,17 @@ class VectorArena:
     def _end(self, turn: Turn, done: NDArray[np.bool_], info: dict[str, Any]) -> Turn:
         """The rows whose episodes ended where the env is reset in the same step, or by us."""
         rows = np.flatnonzero(done)
+        end = turn.select(rows)
+        end.waits, end.infos = False, info
         if self._mode is AutoresetMode.DISABLED:
-            last = {name: arrays.take(column, rows) for name, column in turn.obs.items()}
-        elif "final_obs" in info:
-            last = self._final_columns(info["final_obs"], rows)
-            info = info.get("final_info", {})
-        else:
+            return end
+        if "final_obs" not in info:
             raise EnvError(
                 f"{type(self.env).__name__} resets in the same step, but its info has no 'final_obs' where an episode "
                 f"ended (it has {sorted(info)}): the last observation would be lost."
             )
-        assert turn.terminated is not None
-        assert turn.truncated is not None
-        flags = (turn.terminated.take(rows), turn.truncated.take(rows))
-        return Turn(rows, last, turn.reward.take(rows), *flags, waits=False, taken=_taken_in(turn, rows), infos=info)
+        end.obs, end.infos = self._final_columns(info["final_obs"], rows), info.get("final_info", {})
+        return end
 
     def _begun(self, turn: Turn, done: NDArray[np.bool_], obs: Any) -> Turn:
         """All rows after the episodes that ended were followed by new ones."""
@@ -276,7 +272,7 @@ class VectorArena:
         self._turns = [turn_from_state(turn) for turn in state["turns"]]
         due = state["reset_due"]
         self._reset_due = None if due is None else np.asarray(due, bool).reshape(self.num_slots)
-        self._t[:] = state.get("t", 0)
+        self._t[:] = state["t"]
         return str(state["how"])
 
     def env_at(self, env: int) -> Any:
@@ -328,14 +324,6 @@ def _info_of(infos: dict[str, Any], env: int, num_envs: int) -> dict[str, Any]:
         else:
             info[key] = values[env] if np.ndim(values) and len(values) == num_envs else values
     return info
-
-
-def _taken_in(turn: Turn, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], Columns] | None:
-    """What was taken in ``rows`` of a turn of all slots, counted among these rows."""
-    if turn.taken is None:
-        return None
-    there = np.isin(turn.taken[0], rows)
-    return np.searchsorted(rows, turn.taken[0][there]), {name: c[there] for name, c in turn.taken[1].items()}
 
 
 # -- making vector envs ---------------------------------------------------------------------------------------------

@@ -281,7 +281,7 @@ class EnvWorker:
             self._reward[env] = reward
             self.infos[env] = infos
             return SHOWN | self._keep_taken(env, view, infos.get(OFF_POLICY_ACTION)) if infos else SHOWN
-        adapter.over, adapter.infos = True, infos
+        adapter.over = True
         view.end(env, obs)
         self._end_reward[env] = reward
         cut = not terminated and t >= self._last_step

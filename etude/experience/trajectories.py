@@ -326,7 +326,6 @@ class TrajectoryStore:
                 f"the replay was saved with a capacity of {state['capacity']} steps, but this one has "
                 f"{self.capacity}: make it with the same."
             )
-        state = _from_lanes(state) if "lane" in state else state
         num, trajectory = int(state["num_steps"]), np.asarray(state["trajectory"], np.int32)
         table = {name: np.asarray(column) for name, column in state["table"].items()}
         count, t_next = table["count"].astype(np.int64), table["t_next"].astype(np.int64)
@@ -379,32 +378,3 @@ def _check_first(exp: Experience) -> None:
     for name, final in exp.final_obs.items():
         if not are_alike(final, exp.steps[name]):
             raise DataError(f"final_obs `{name}` is {describe(final)}, but its column is {describe(exp.steps[name])}.")
-
-
-def _from_lanes(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a state of an older format, which stored a lane for each step, and packed ids.
-
-    Of the steps in a lane, in order of age, the first ``count`` belong to its oldest trajectory, and so on.
-    """
-    own, num, capacity = state["chains"], int(state["num_steps"]), int(state["capacity"])
-    count, lane = np.asarray(own["count"], np.int64), np.asarray(state["lane"])
-    if len(lane) != num or count.sum() != num:
-        raise CheckpointError(
-            f"the replay's state is broken: it is of {num} steps, but of {len(lane)} lanes, and its trajectories are "
-            f"of {count.sum()}. Take another checkpoint."
-        )
-    oldest = (int(state["num_added"]) - num) % capacity
-    age = (np.asarray(own["tail"], np.int64) - oldest) % capacity
-    order = np.lexsort((age, np.asarray(own["lane"])))
-    rows = (np.argsort(np.roll(lane, -oldest), kind="stable") + oldest) % capacity
-    trajectory = np.zeros(num, np.int64)
-    trajectory[rows] = np.repeat(order, count[order])
-    packed = own["episode_id"]
-    text = np.asarray(packed["data"], np.uint8).tobytes().decode("utf-8", "surrogatepass")
-    stops = np.cumsum(packed["lengths"], dtype=np.int64).tolist()
-    ids = {"episode_id": [packed["prefix"] + text[a:b] for a, b in zip([0, *stops], stops, strict=False)]}
-    for name in ("agent_id", "module_id"):
-        ids[name] = [own[name]["names"][code] for code in np.asarray(own[name]["code"]).tolist()]
-    names = ("tail", "count", "t_next", "terminated", "truncated", "known", "open")
-    table = {name: own[name] for name in names} | {name: np.array(each, object) for name, each in ids.items()}
-    return {**state, "trajectory": trajectory, "table": table, "final_obs": own["final_obs"]}

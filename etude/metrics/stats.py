@@ -3,7 +3,6 @@
 
 import copy
 import math
-import operator
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from etude.errors import EtudeError
+from etude.stateful import Stateful
 
 if TYPE_CHECKING:
     import torch
@@ -120,8 +120,10 @@ class Ema(Window):
         self._sum, self._weight = float(state["sum"]), float(state["weight"])
 
 
-class RunningStat:
+class RunningStat(Stateful):
     """The number of values, their sum, minimum and maximum; minimum and maximum are NaN if there is no value."""
+
+    _state = ("count", "sum", "min", "max")
 
     def __init__(self) -> None:
         self.count, self.sum, self.min, self.max = 0, 0.0, math.nan, math.nan
@@ -142,15 +144,6 @@ class RunningStat:
     def mean(self) -> float:
         """The mean of the values."""
         return self.sum / self.count if self.count else math.nan
-
-    def state_dict(self) -> dict[str, Any]:
-        """The four numbers, for a checkpoint."""
-        return {"count": self.count, "sum": self.sum, "min": self.min, "max": self.max}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state_dict`."""
-        self.sum, self.min, self.max = (float(state[name]) for name in ("sum", "min", "max"))
-        self.count = operator.index(state["count"])
 
 
 class _Entry:

@@ -33,7 +33,7 @@ def as_tensor(column: Array) -> torch.Tensor:
     """A tensor that shares the array's memory, or a copy if torch can't share it; a tensor is returned as it is."""
     if isinstance(column, torch.Tensor):
         return column
-    if not column.flags.writeable or any(stride < 0 for stride in column.strides):
+    if not column.flags.writeable or min(column.strides, default=0) < 0:
         column = column.copy()
     return torch.from_numpy(column)
 
@@ -74,12 +74,14 @@ class Actor(Protocol):
         """
 
 
-class Noise:
-    """Random numbers for actions, drawn in blocks: one call of the generator for many steps.
+class SamplingActor:
+    """What actors have in common that act in NumPy: random numbers drawn in blocks, and log-probabilities.
+
+    One call of the generator draws for many steps.
 
     Args:
-        dist: The distribution that uses them.
-        explore: Whether to draw any.
+        dist: The distribution of the actions.
+        explore: Sample actions; otherwise take the modes.
     """
 
     def __init__(self, dist: Distribution, *, explore: bool) -> None:
@@ -96,7 +98,7 @@ class Noise:
         self._block = num_rows * min(_NOISE_STEPS, most)
         self._pool, self._next = self._pool[:0], 0
 
-    def take(self, n: int) -> Floats | None:
+    def noise(self, n: int) -> Floats | None:
         """The next random numbers, ``[n, num_noise]``; None without exploration."""
         if not self.explore:
             return None
@@ -110,6 +112,7 @@ class Noise:
         return self._pool[start:stop]
 
     def logp(self, dist_inputs: Floats | None, action: Columns) -> Floats | None:
+        """See `Actor.logp`."""
         if dist_inputs is None:
             return None
         if not self.explore:
@@ -125,7 +128,7 @@ def logp_of_inputs(dist: Distribution, inputs: Floats, action: Columns) -> Float
         return logp
 
 
-class NumPyActor:
+class NumPyActor(SamplingActor):
     """Acts with the built-in network in NumPy. In-place updates of its parameters take effect at once.
 
     It computes only the policy; values are computed by the module, for all steps at once.
@@ -138,14 +141,13 @@ class NumPyActor:
     """
 
     def __init__(self, net: Network, dist: Distribution, mask: ActionMask | None, *, explore: bool) -> None:
+        super().__init__(dist, explore=explore)
         self._net = NumPyNetwork(net)
-        self._dist = dist
         self._mask = mask
-        self._noise = Noise(dist, explore=explore)
 
     def start(self, rng: np.random.Generator, num_rows: int) -> None:
         self._net.refresh()
-        self._noise.start(rng, num_rows)
+        super().start(rng, num_rows)
 
     def step(
         self, obs: Columns, state: Columns | None = None, *, ends: NDArray[np.bool_] | None = None
@@ -153,10 +155,7 @@ class NumPyActor:
         inputs = self._net.dist_inputs(obs)
         if self._mask is not None:
             self._mask.apply_in_place(inputs, obs, ends)
-        return self._dist.act(inputs, self._noise.take(len(inputs))), {DIST_INPUTS: inputs}
-
-    def logp(self, dist_inputs: Floats | None, action: Columns) -> Floats | None:
-        return self._noise.logp(dist_inputs, action)
+        return self._dist.act(inputs, self.noise(len(inputs))), {DIST_INPUTS: inputs}
 
 
 def runs_in_numpy(net: nn.Module) -> bool:
@@ -271,16 +270,16 @@ class NumPyNetwork:
         self._order = None if net.order is None else net.order.cpu().numpy()
         self._width = net.policy_head.out_features
         self.has_value = net.value_head is not None
-        self._pointers: list[int] = []
+        self._where: list[tuple[int, str, torch.dtype]] = []
+        self._is_shared = False
         self.refresh()
 
     def refresh(self) -> None:
         """Take new views or copies of parameters where needed."""
-        pointers = [parameter.data_ptr() for parameter in self._parameters]
-        shared = all(p.device.type == "cpu" and p.dtype == torch.float32 for p in self._parameters)
-        if shared and pointers == self._pointers:
+        where = [(p.data_ptr(), p.device.type, p.dtype) for p in self._parameters]
+        if self._is_shared and where == self._where:
             return
-        self._pointers = pointers
+        self._where, self._is_shared = where, all(of[1:] == ("cpu", torch.float32) for of in where)
         net = self._net
         for layers in (self._policy, self._critic):
             if layers is not None:

@@ -4,7 +4,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from etude.columns import ACTION, Columns
 from etude.errors import ModuleError, SpaceError
-from etude.experience.arrays import Constant, tensor_dtype
+from etude.experience.arrays import Array, Constant, cast, tensor_dtype
 from etude.spaces import Flattener, Space, leaves
 
 Floats: TypeAlias = NDArray[np.float32]
@@ -174,15 +174,11 @@ class Categorical(Distribution):
         return _gumbel_tensor(generator, (rows, self.num_noise))
 
     def act_tensors(self, inputs: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
-        return self._chosen_tensor((inputs if noise is None else inputs + noise).argmax(1))
+        return self._chosen((inputs if noise is None else inputs + noise).argmax(1))
 
-    def _chosen_tensor(self, index: Tensor) -> dict[str, Tensor]:
-        chosen = index.to(tensor_dtype(self._dtype))
-        return {self._name: chosen + self._start if self._start else chosen}
-
-    def _chosen(self, index: NDArray[np.int64]) -> Columns:
+    def _chosen(self, index: Array) -> dict[str, Any]:
         """The actions at these positions of the inputs."""
-        chosen = index.astype(self._dtype) if self._convert else index
+        chosen = cast(index, self._dtype) if self._convert else index
         if self._start:
             chosen += self._start
         return {self._name: chosen}
@@ -247,7 +243,7 @@ class EpsilonGreedy(Categorical):
             which = (noise[:, 1].double() * allowed.sum(1)).long()
             any_of_them = (allowed.cumsum(1) > which[:, None]).int().argmax(1)
             chosen = torch.where(noise[:, 0] < self.epsilon, any_of_them, chosen)
-        return self._chosen_tensor(chosen)
+        return self._chosen(chosen)
 
     def probabilities(self, inputs: Tensor) -> Tensor:
         """``[..., n]``: the probability of each choice."""

@@ -13,7 +13,16 @@ from torch import Tensor, nn
 from etude.columns import ACTION, ACTION_MASK, DIST_INPUTS, OBS, SEPARATOR, STATE_IN, STATE_OUT, VALUE, Columns
 from etude.errors import CheckpointError, DataError, ModuleError
 from etude.experience import Experience, arrays
-from etude.modules.acting import CHUNK, Actor, Noise, NumPyActor, NumPyNetwork, as_tensor, logp_of_inputs, runs_in_numpy
+from etude.modules.acting import (
+    CHUNK,
+    Actor,
+    NumPyActor,
+    NumPyNetwork,
+    SamplingActor,
+    as_tensor,
+    logp_of_inputs,
+    runs_in_numpy,
+)
 from etude.modules.distributions import Distribution, Floats, distribution_for
 from etude.modules.mask import action_mask
 from etude.modules.network import Network, NetworkConfig, Output
@@ -365,46 +374,60 @@ def logp_of(module: Module, exp: Experience) -> Floats:
     return logp_of_inputs(module.dist, np.asarray(exp.steps[DIST_INPUTS]), action)
 
 
-class TorchActor:
+def forward_step(module: Module, obs: dict[str, Tensor], state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What a module gives for one step, as float32 columns ``[N, ...]``.
+
+    Args:
+        module: The module.
+        obs: Flat observation columns ``[N, ...]``.
+        state: For a recurrent module: its state before the step, by name.
+
+    Returns:
+        ``dist_inputs``; ``value`` if the module gives one; and ``state_out/...`` if it is recurrent.
+    """
+    if not state:
+        output: Any = module(module.obs_from(obs))
+    else:
+        output = module(module.obs_from({name: tensor.unsqueeze(1) for name, tensor in obs.items()}), state)
+    found = {DIST_INPUTS: output.bound()[1]} | ({} if output.value is None else {VALUE: output.value})
+    if state:
+        found = {name: tensor[:, 0] for name, tensor in found.items()}
+        found |= {f"{STATE_OUT}{SEPARATOR}{name}": output.state[name] for name in state}
+    return {name: tensor.float() for name, tensor in found.items()}
+
+
+class TorchActor(SamplingActor):
     """Acts with any module through torch, on the module's device.
 
     It records ``value`` if the module has one, and the state after each step if the module is recurrent.
     """
 
     def __init__(self, module: Module, *, explore: bool) -> None:
+        super().__init__(module.dist, explore=explore)
         self._module = module
-        self._noise = Noise(module.dist, explore=explore)
         self._device = torch.device("cpu")
 
     def start(self, rng: np.random.Generator, num_rows: int) -> None:
         self._device = self._module.device
-        self._noise.start(rng, num_rows)
+        super().start(rng, num_rows)
 
     def step(
         self, obs: Columns, state: Columns | None = None, *, ends: NDArray[np.bool_] | None = None
     ) -> tuple[Columns, Columns]:
-        module, recurrent = self._module, self._module.recurrent
+        module = self._module
         if module.mask is not None:
             module.mask.check(obs, ends)
-        if recurrent and state is None:
+        if module.recurrent and state is None:
             raise ModuleError(
                 f"{type(module.net).__name__} is recurrent: give step() its state, as columns {STATE_IN}/... that hold "
                 f"module.initial_state() at the start of an episode, and then what came as {STATE_OUT}/... ."
             )
         before = module.state_from(state or {})
         with torch.inference_mode():
-            tensors = self._tensors(obs)
-            if recurrent:
-                tensors = {name: tensor.unsqueeze(1) for name, tensor in tensors.items()}
-                output = module(module.obs_from(tensors), self._tensors(before))
-            else:
-                output = module(module.obs_from(tensors))
-            extras = {DIST_INPUTS: _numpy(output.bound()[1], recurrent)}
-            if output.value is not None:
-                extras[VALUE] = _numpy(output.value, recurrent)
-            extras |= {f"{STATE_OUT}{SEPARATOR}{name}": _numpy(output.state[name]) for name in before}
+            found = forward_step(module, self._tensors(obs), self._tensors(before))
+            extras: Columns = {name: tensor.cpu().numpy() for name, tensor in found.items()}
         inputs = extras[DIST_INPUTS]
-        return module.dist.act(inputs, self._noise.take(len(inputs))), extras
+        return module.dist.act(inputs, self.noise(len(inputs))), extras
 
     def _tensors(self, columns: Columns) -> dict[str, Tensor]:
         tensors = {name: as_tensor(column) for name, column in columns.items()}
@@ -412,17 +435,9 @@ class TorchActor:
             tensors = {name: tensor.to(self._device) for name, tensor in tensors.items()}
         return tensors
 
-    def logp(self, dist_inputs: Floats | None, action: Columns) -> Floats | None:
-        return self._noise.logp(dist_inputs, action)
-
 
 def _as_it_is(tensor: Tensor) -> Tensor:
     return tensor
-
-
-def _numpy(tensor: Tensor, has_time: bool = False) -> Floats:
-    array: Floats = (tensor[:, 0] if has_time else tensor).float().cpu().numpy()
-    return array
 
 
 def make_module(

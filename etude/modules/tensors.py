@@ -8,11 +8,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from etude.columns import DIST_INPUTS, OBS_MASK, SEPARATOR, STATE_OUT, VALUE, Columns
+from etude.columns import DIST_INPUTS, OBS_MASK, Columns
 from etude.errors import ModuleError
 from etude.experience.arrays import Array, host_columns
 from etude.modules.acting import Actor, as_tensor
-from etude.modules.module import Module
+from etude.modules.module import Module, forward_step
 
 
 def tensor_actor(module: Module, device: torch.device, *, explore: bool) -> Actor:
@@ -63,25 +63,15 @@ class TensorActor:
         self, obs: Columns, state: Columns | None = None, *, ends: NDArray[np.bool_] | None = None
     ) -> tuple[Columns, Columns]:
         """See `Actor.step`."""
-        module, recurrent = self._module, self._module.recurrent
+        module = self._module
         seen: dict[str, Any] = dict(obs)
         if module.mask is not None and bool(module.mask.allows_nothing(seen[OBS_MASK]).any()):
             module.mask.check(host_columns({OBS_MASK: seen[OBS_MASK]}), ends)
         with torch.no_grad():  # not in inference mode: the env may write into its actions
-            if recurrent:
-                output = module(
-                    module.obs_from({name: tensor.unsqueeze(1) for name, tensor in seen.items()}),
-                    module.state_from(state or {}),
-                )
-            else:
-                output = module(module.obs_from(seen))
-            inputs = _of_now(output.bound()[1], recurrent)
+            before: dict[str, Any] = module.state_from(state or {})
+            extras: dict[str, Any] = forward_step(module, seen, before)
+            inputs = extras[DIST_INPUTS]
             action: dict[str, Any] = module.dist.act_tensors(inputs, self._noise(len(inputs)))
-        extras: dict[str, Any] = {DIST_INPUTS: inputs}
-        if output.value is not None:
-            extras[VALUE] = _of_now(output.value, recurrent)
-        if recurrent:
-            extras |= {f"{STATE_OUT}{SEPARATOR}{name}": output.state[name].float() for name in module.initial_state()}
         return action, extras
 
     def _noise(self, rows: int) -> Tensor | None:
@@ -99,10 +89,6 @@ class TensorActor:
             return dist_inputs.new_zeros(len(dist_inputs))
         with torch.no_grad():
             return self._module.dist.logp(dist_inputs, action).float()  # type: ignore[arg-type]
-
-
-def _of_now(tensor: Tensor, has_time: bool) -> Tensor:
-    return (tensor[:, 0] if has_time else tensor).float()
 
 
 class HostActor:

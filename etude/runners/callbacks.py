@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from etude import columns as col
 from etude.envs import Arena, Turn
+from etude.envs.render import MediaLike, encoded
 from etude.errors import DataError, EnvError, EtudeError, SettingsError
 from etude.experience import Experience
 from etude.experience.arrays import host
@@ -20,13 +21,12 @@ from etude.modules import Module
 from etude.runners.episodes import Episode, EpisodeTracker, Finished
 from etude.runners.limits import Limit
 from etude.runners.mapping import Share
-from etude.runners.media import MediaLike, encoded
 from etude.runners.rollout import BLIND, SLOT, Rollout
 from etude.spaces import Nester
 
 
-class _Kept(NamedTuple):
-    """What is kept of an agent after its episode."""
+class AgentFigures(NamedTuple):
+    """The figures of an agent in its episode, as `RunningAgent` has them."""
 
     steps: int
     total: float
@@ -50,7 +50,7 @@ class RunningAgent:
         slot: int,
         agent_id: str | None,
         module_id: str | None,
-        kept: _Kept | None = None,
+        kept: AgentFigures | None = None,
     ) -> None:
         self._source = source
         self._slot = slot
@@ -61,29 +61,33 @@ class RunningAgent:
         """The module that acts for it; None if the module has no id."""
 
     @property
+    def _figures(self) -> AgentFigures:
+        return self._source.figures(self._slot) if self._kept is None else self._kept
+
+    @property
     def steps(self) -> int:
         """The number of its steps in this episode whose results are known."""
-        return int(self._source.figure("steps", self._slot)) if self._kept is None else self._kept.steps
+        return self._figures.steps
 
     @property
     def return_so_far(self) -> float:
         """The sum of the rewards of these steps."""
-        return float(self._source.figure("total", self._slot)) if self._kept is None else self._kept.total
+        return self._figures.total
 
     @property
     def reward(self) -> float:
         """The reward of the last of these steps; 0.0 before the first."""
-        return float(self._source.figure("reward", self._slot)) if self._kept is None else self._kept.reward
+        return self._figures.reward
 
     @property
     def terminated(self) -> bool:
         """Whether the episode ended for it by the env's own rules."""
-        return bool(self._source.figure("terminated", self._slot)) if self._kept is None else self._kept.terminated
+        return self._figures.terminated
 
     @property
     def truncated(self) -> bool:
         """Whether the episode was stopped for it from outside, for example by a time limit."""
-        return bool(self._source.figure("truncated", self._slot)) if self._kept is None else self._kept.truncated
+        return self._figures.truncated
 
     @property
     def obs(self) -> Any:
@@ -103,7 +107,7 @@ class RunningAgent:
 
     def keep(self) -> None:
         """Store the current values: the episode is over for this agent."""
-        self._kept = _Kept(self.steps, self.return_so_far, self.reward, self.terminated, self.truncated)
+        self._kept = self._figures
 
     def state(self) -> list[Any]:
         """Its part of `RunningEpisode.state_dict`."""
@@ -294,9 +298,8 @@ class RunningEpisode:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a `state_dict`."""
         for slot, name, module_id, kept in state["agents"]:
-            self.agents[name] = RunningAgent(
-                self._source, slot, name, module_id, None if kept is None else _Kept(*kept)
-            )
+            figures = None if kept is None else AgentFigures(*kept)
+            self.agents[name] = RunningAgent(self._source, slot, name, module_id, figures)
         self._over = None if state["over"] is None else (state["over"], state["duration"])
         self.values = {name: (total, count) for name, (total, count) in state["values"].items()}
         self.histograms = {name: [values] for name, values in state["histograms"].items()}
@@ -392,11 +395,6 @@ def _find(name: str) -> Any:
     return found
 
 
-def overrides(callback: Callback, method: str) -> bool:
-    """Whether a callback overrides a method of `Callback`."""
-    return getattr(type(callback), method) is not getattr(Callback, method)
-
-
 class GameReturns(Callback):
     """Logs ``game_return``, the return of a whole game, if an episode is one life, as with some Atari wrappers.
 
@@ -465,7 +463,10 @@ class CallbackRunner:
         rollouts: Mapping[str | None, Rollout],
     ) -> None:
         self._callbacks = list(callbacks)
-        self._calls = {event: [getattr(c, event) for c in callbacks if overrides(c, event)] for event in EVENTS}
+        self._calls = {
+            event: [getattr(c, event) for c in callbacks if getattr(type(c), event) is not getattr(Callback, event)]
+            for event in EVENTS
+        }
         self._arena, self._tracker = arena, tracker
         self.clock = clock
         self.rollouts = rollouts
@@ -612,10 +613,10 @@ class CallbackRunner:
 
     # -- for episodes -------------------------------------------------------------------------------------------
 
-    def figure(self, name: str, slot: int) -> Any:
-        """``steps`` or ``total`` of a slot's running episode, or a result of its last step, by name."""
-        values = {"steps": self._tracker.t, "total": self._tracker.total}
-        return (values[name] if name in values else self._last[name])[slot].item()
+    def figures(self, slot: int) -> AgentFigures:
+        """The figures of a slot's agent in its running episode."""
+        tracker, last = self._tracker, self._last.values()
+        return AgentFigures(int(tracker.t[slot]), float(tracker.total[slot]), *(values[slot].item() for values in last))
 
     def t(self, env: int) -> int:
         """The steps of an env in its running episode."""

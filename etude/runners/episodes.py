@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tracks running episodes, and collects the returns and lengths of finished ones."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,13 +84,6 @@ class _Ends(NamedTuple):
         return _Ends._make([*(column[which] for column in self[:5]), agents])
 
 
-class Delivers(Protocol):
-    """Decides which finished episodes are returned; see `Limit.delivers`."""
-
-    def __call__(self, envs: Ints, numbers: Ints, *, is_newest: bool = False) -> NDArray[np.bool_]:
-        """``[n]`` booleans; ``is_newest``: the episodes ended with the newest turns."""
-
-
 class EpisodeTracker(Stateful):
     """Tracks the running episode of each slot, assigns episode ids, and collects finished episodes.
 
@@ -147,7 +141,7 @@ class EpisodeTracker(Stateful):
         Returns:
             The envs whose episode it ends for all agents, and the indices of these episodes.
         """
-        slots, first, terminated, truncated = turn.slots, turn.first, turn.terminated, turn.truncated
+        slots, first, done = turn.slots, turn.first, turn.done
         if slots is self.env_of:  # every slot, in order: indices are not needed, and would cost more than the sums
             self.t += 1
             self.total += turn.reward
@@ -158,13 +152,9 @@ class EpisodeTracker(Stateful):
             self._begin(turn, slots[first], at)
         if turn.env_t is not None:
             self._follow_env(turn)
-        if terminated is None and truncated is None and turn.over is None:
+        if done is None and turn.over is None:
             return _NO_INTS, _NO_INTS
-        if terminated is None or truncated is None:
-            flags = truncated if terminated is None else terminated
-            ended = slots[:0] if flags is None else slots[flags]
-        else:
-            ended = slots[terminated | truncated]
+        ended = slots[:0] if done is None else slots[done]
         if self.named:
             return self._end_for_agents(ended, turn.over, at)
         if not len(ended):
@@ -266,8 +256,8 @@ class EpisodeTracker(Stateful):
         ids = [f"{self.prefix}-{env}-{number}" for env, number in zip(envs, numbers.tolist(), strict=True)]
         return Segments.of(len(slots), episode_id=ids, agent_id=self._agent_ids[slots], **columns)
 
-    def settle(self, delivers: Delivers) -> None:
-        """Finish the episodes that have ended and that ``delivers`` selects."""
+    def settle(self, delivers: Callable[..., NDArray[np.bool_]]) -> None:
+        """Finish the episodes that have ended and that ``delivers`` selects, see `Limit.delivers`."""
         waiting = []
         for some, is_newest in ((self._ended[: self._newest], False), (self._ended[self._newest :], True)):
             if some:
@@ -328,8 +318,8 @@ class EpisodeTracker(Stateful):
 
 
 def _joined(parts: Sequence[_Ends]) -> _Ends:
-    agents = [agents for ends in parts for agents in ends.agents]
-    return _Ends._make([*(np.concatenate([ends[i] for ends in parts]) for i in range(5)), agents])
+    *columns, agents = zip(*parts, strict=True)
+    return _Ends._make([*map(np.concatenate, columns), list(itertools.chain(*agents))])
 
 
 def _plain(ends: _Ends) -> list[Any]:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Limits of a collection: a number of steps, a number of episodes, or whole episodes with a number of steps."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,33 +22,45 @@ MOST_TRIES: Final = 10
 """After this many episodes of an env in a row were cut by failures, one of its episodes is given up."""
 
 
-class Limit(Protocol):
-    """Decides when a collection is complete, and which episodes it returns."""
+class Limit(ABC):
+    """Decides when a collection is complete, and which episodes it returns: those that were chosen."""
 
-    by_episode: bool
+    by_episode = True
     """True: only finished episodes are returned. False: all steps whose results have come."""
 
+    def __init__(self) -> None:
+        self._chosen: list[Ints] = []
+
     @property
+    @abstractmethod
     def is_open(self) -> bool:
         """Whether the collection is incomplete."""
 
+    @abstractmethod
     def count(self, turn: Turn, envs: Ints, numbers: Ints) -> None:
         """Count a turn, which ends the episodes ``numbers`` of ``envs``, at most one per env."""
 
+    @abstractmethod
     def cut(self, envs: Ints, numbers: Ints) -> None:
         """Count episodes that were cut because their env failed."""
 
     def follows(self, env: int) -> bool:
         """Whether the episode that an env begins may be returned."""
+        return True
+
+    def choose(self, envs: Ints, numbers: Ints) -> None:
+        """Let these episodes be returned."""
+        self._chosen.append(envs * (1 << 32) + numbers)
 
     def delivers(self, envs: Ints, numbers: Ints, *, is_newest: bool = False) -> Bools:
         """``[n]``: which of these episodes are returned, whether they have ended or not.
 
         ``is_newest``: they ended with the newest turns.
         """
+        return np.isin(envs * (1 << 32) + numbers, np.concatenate([np.zeros(0, np.int64), *self._chosen]))
 
 
-class StepLimit:
+class StepLimit(Limit):
     """A number of env steps, or of agent steps. With one agent per env, these are the same.
 
     Args:
@@ -58,27 +71,28 @@ class StepLimit:
     by_episode = False
 
     def __init__(self, tracker: EpisodeTracker, by: CountBy) -> None:
+        super().__init__()
         self._tracker = tracker
         self._by_clock = by == "env_steps" and tracker.named
-        self.steps = self.wanted = 0
+        self.steps = self.wanted = self._before = 0
         self._late: Bools = np.zeros(len(tracker.number), bool)
 
     def start(self, wanted: int, late: int) -> None:
         """Begin a collection of ``wanted`` steps, including ``late`` results that the last collection left over."""
-        self.wanted, self.steps = wanted, int(self._tracker.advance.sum()) if self._by_clock else late
+        self.wanted, self.steps = wanted, late
+        if self._by_clock:
+            self.steps = int(self._tracker.advance.sum())
+            self._before = self.steps - self._tracker.moves
 
     @property
     def is_open(self) -> bool:
         return self.steps < self.wanted
 
     def count(self, turn: Turn, envs: Ints, numbers: Ints) -> None:
-        if not self._by_clock:
-            self.steps += len(turn.slots) - (0 if turn.first is None else int(np.count_nonzero(turn.first)))
-
-    def count_clocks(self) -> None:
-        """Count the env steps of the newest turns."""
         if self._by_clock:
-            self.steps += int(self._tracker.advance.sum())
+            self.steps = self._before + self._tracker.moves
+        else:
+            self.steps += len(turn.slots) - (0 if turn.first is None else int(np.count_nonzero(turn.first)))
 
     def late(self, results: Sequence[Ints]) -> list[Bools]:
         """Which of the newest results, given by slot, exceed the wanted number of steps."""
@@ -101,30 +115,12 @@ class StepLimit:
     def cut(self, envs: Ints, numbers: Ints) -> None:
         """Do nothing: the steps of cut episodes are counted already."""
 
-    def follows(self, env: int) -> bool:
-        return True
-
     def delivers(self, envs: Ints, numbers: Ints, *, is_newest: bool = False) -> Bools:
         """See `Limit.delivers`: all episodes except those whose end exceeds the limit."""
         return ~self._late[envs] if is_newest else np.ones(len(envs), bool)
 
 
-class _Chosen:
-    """Finished episodes that are returned, by env and number."""
-
-    by_episode = True
-
-    def __init__(self) -> None:
-        self._chosen: list[Ints] = []
-
-    def choose(self, envs: Ints, numbers: Ints) -> None:
-        self._chosen.append(envs * (1 << 32) + numbers)
-
-    def delivers(self, envs: Ints, numbers: Ints, *, is_newest: bool = False) -> Bools:
-        return np.isin(envs * (1 << 32) + numbers, np.concatenate([np.zeros(0, np.int64), *self._chosen]))
-
-
-class EpisodeLimit(_Chosen):
+class EpisodeLimit(Limit):
     """A number of episodes, assigned to the envs in advance, as evenly as possible.
 
     Taking the first episodes to finish would favour short ones. An episode that was cut because its env failed is not
@@ -157,7 +153,7 @@ class EpisodeLimit(_Chosen):
         self._tries[given_up] = 0
 
 
-class WholeEpisodeLimit(_Chosen):
+class WholeEpisodeLimit(Limit):
     """Episodes as they end, until they have ``wanted`` steps together. Running ones stay for the next collection."""
 
     def __init__(self, tracker: EpisodeTracker, by: CountBy, wanted: int) -> None:
@@ -169,9 +165,6 @@ class WholeEpisodeLimit(_Chosen):
     @property
     def is_open(self) -> bool:
         return self._steps < self._wanted
-
-    def follows(self, env: int) -> bool:
-        return True
 
     def count(self, turn: Turn, envs: Ints, numbers: Ints) -> None:
         if len(envs):

@@ -8,10 +8,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from etude.columns import Columns
 from etude.envs import Arena, Turn
 from etude.errors import EtudeError
-from etude.experience import arrays
 from etude.runners.episodes import Episode, EpisodeTracker
 from etude.runners.rollout import Rollout
 
@@ -101,7 +99,7 @@ class PolicyMapping:
         for i, rollout in enumerate(self._rollouts):
             rows = (of == i).nonzero()[0]
             if len(rows):
-                shares.append(Share(rollout, rows_of(turn, rows), turn, nth, rows))
+                shares.append(Share(rollout, turn.select(rows), turn, nth, rows))
         return shares
 
     def _choose(self, turn: Turn, rows: Ints) -> None:
@@ -151,7 +149,7 @@ class PolicyMapping:
         for each in state["shares"]:
             whole = turns[each["nth"]]
             rows, results = (None if each[name] is None else _ints(each[name]) for name in ("rows", "results"))
-            turn = whole if rows is None else rows_of(whole, rows)
+            turn = whole if rows is None else whole.select(rows)
             rollout = self._rollouts[each["rollout"]]
             shares.append(Share(rollout, turn, whole, each["nth"], rows, int(each["start"]), results))
         return shares
@@ -159,34 +157,6 @@ class PolicyMapping:
 
 def _ints(values: Any) -> Ints:
     return np.asarray(values, np.int64).reshape(-1)
-
-
-def rows_of(turn: Turn, rows: Ints) -> Turn:
-    """A turn with some rows of another; fields that are not about rows are left out."""
-
-    def some(column: NDArray[Any] | None) -> Any:
-        return None if column is None else column.take(rows, axis=0)
-
-    taken = None
-    if turn.taken is not None:
-        there = np.isin(turn.taken[0], rows)
-        if there.any():
-            columns: Columns = {name: column[there] for name, column in turn.taken[1].items()}
-            taken = (np.searchsorted(rows, turn.taken[0][there]), columns)
-    return dataclasses.replace(
-        turn,
-        slots=turn.slots.take(rows),
-        obs={name: arrays.take(column, rows) for name, column in turn.obs.items()},
-        reward=turn.reward.take(rows),
-        taken=taken,
-        over=None,
-        lost=None,
-        infos=None,
-        **{name: some(getattr(turn, name)) for name in _OF_ROWS},
-    )
-
-
-_OF_ROWS = ("terminated", "truncated", "first", "blind", "env_t", "episode")
 
 
 def _names(index: Mapping[str | None, int]) -> list[str]:

@@ -123,7 +123,8 @@ class Rollout:
         """Be ready to act."""
         if explore not in self._actors:
             self._actors[explore] = self._make_actor(explore)
-        self.module.eval()  # nothing is dropped out while acting; the learner goes back to training mode
+        if self.module.training:
+            self.module.eval()  # nothing is dropped out while acting; the learner goes back to training mode
         self._actor = self._actors[explore]
         self._actor.start(rng, len(self._nowhere))
 
@@ -170,6 +171,7 @@ class Rollout:
 
     def act(self, turn: Turn, start: int, times: dict[str, float]) -> Columns:
         """What the env gets for a turn whose rows begin at ``start``; ``times`` counts the seconds by phase."""
+        assert self._actor is not None
         begin = perf_counter()
         seen = turn.obs
         if self.connectors.observes:
@@ -177,7 +179,16 @@ class Rollout:
             shown = perf_counter()
             times["observe"] += shown - begin
             begin = shown
-        action = self._forward(turn, slice(start, start + len(turn.slots)), seen)
+        rows, state = slice(start, start + len(turn.slots)), self._state_in(turn) if self._memory else None
+        action, extras = self._actor.step(seen, state, ends=turn.done if self.module.mask is not None else None)
+        if state is not None:
+            for name, column in self._memory.items():
+                column[turn.slots] = extras.pop(f"{col.STATE_OUT}/{name}")
+            self.rows.write(rows, state)
+        for name, column in self._prev.items():
+            column[turn.slots] = action[name]
+        self.rows.write(rows, action)
+        self.rows.write(rows, extras)
         acted = perf_counter()
         times["infer"] += acted - begin
         if self.connectors.acts:
@@ -196,22 +207,6 @@ class Rollout:
             for column in prev.values():
                 column[first] = 0
         return self.connectors.online(Inputs(slots, turn.obs, first, prev, reward)).obs
-
-    def _forward(self, turn: Turn, rows: slice, seen: Columns) -> Columns:
-        assert self._actor is not None
-        state = self._state_in(turn) if self._memory else None
-        done = [flag for flag in (turn.terminated, turn.truncated) if flag is not None]
-        ends = np.logical_or.reduce(done) if done and self.module.mask is not None else None
-        action, extras = self._actor.step(seen, state, ends=ends)
-        if state is not None:
-            for name, column in self._memory.items():
-                column[turn.slots] = extras.pop(f"{col.STATE_OUT}/{name}")
-            self.rows.write(rows, state)
-        for name, column in self._prev.items():
-            column[turn.slots] = action[name]
-        self.rows.write(rows, action)
-        self.rows.write(rows, extras)
-        return action
 
     def _state_in(self, turn: Turn) -> Columns:
         state = col.prefixed({name: arrays.take(c, turn.slots) for name, c in self._memory.items()}, col.STATE_IN)
@@ -316,7 +311,7 @@ class Rollout:
         names = [name for name in columns if name not in _HIDDEN]
         names.sort(key=lambda name: (_ORDER.get(name.partition(col.SEPARATOR)[0], len(_ORDER)), name == col.LOGP))
         steps = {name: arrays.take(columns[name], answers if name == col.REWARD else rows) for name in names}
-        final_obs = {name: arrays.take(columns[name], last) for name in col.under(columns, col.OBS)}
+        final_obs = {name: arrays.take(column, last) for name, column in col.subtree(columns, col.OBS).items()}
         blind = self.rows.flag(BLIND)[last]
         if blind.any():
             for values in final_obs.values():
@@ -338,20 +333,17 @@ class Rollout:
     def nothing(self) -> Experience:
         """No steps, with all columns."""
         columns = {name: column[:0] for name, column in self.rows.columns.items() if name not in _HIDDEN}
-        final_obs = {name: columns[name] for name in col.under(columns, col.OBS)}
-        return Experience(columns, np.zeros(1, np.int64), Segments.of(0, episode_id=[]), final_obs)
+        return Experience(columns, np.zeros(1, np.int64), Segments.of(0, episode_id=[]), col.subtree(columns, col.OBS))
 
     def _write_logp(self, rows: Any) -> None:
         """Write the log-probabilities of actions, which follow from what was recorded with them."""
-        columns, taken = self.rows.columns, col.under(self.rows.columns, col.ACTION)
-        if (
-            self._actor is None
-            or not taken
-            or (not len(rows) if isinstance(rows, np.ndarray) else rows.start >= rows.stop)
-        ):
+        columns, taken = self.rows.columns, col.subtree(self.rows.columns, col.ACTION)
+        is_empty = not len(rows) if isinstance(rows, np.ndarray) else rows.start >= rows.stop
+        if self._actor is None or not taken or is_empty:
             return
         inputs = columns.get(col.DIST_INPUTS)
-        logp = self._actor.logp(None if inputs is None else inputs[rows], {name: columns[name][rows] for name in taken})
+        action = {name: column[rows] for name, column in taken.items()}
+        logp = self._actor.logp(None if inputs is None else inputs[rows], action)
         if logp is not None:
             if col.LOGP not in columns:
                 columns[col.LOGP] = arrays.zeros(len(columns[SLOT]), logp)

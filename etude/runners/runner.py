@@ -275,7 +275,6 @@ class Runner:
             self._shares += shares
             if callbacks is not None:
                 callbacks.note(turn, shares, ended[0])
-        self._steps.count_clocks()
         self.turns += 1
         self.times["env"] += received - begin
         self.times["note"] += perf_counter() - received

@@ -87,8 +87,7 @@ def test_other_actions_pass_as_they_are(connector: ClipAction | RescaleAction) -
     assert out["action/go"] is go
     np.testing.assert_array_equal(out["action/speed"], [[1]])
     connector.spaces(OBS, spaces.Discrete(3))
-    action = {"action": go}
-    assert connector.act(action) is action
+    assert connector.act({"action": go})["action"] is go
 
 
 def test_rescale_needs_bounds() -> None:

@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A replay that goes on from another's state goes on exactly as that one."""
 
-import base64
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -131,26 +127,3 @@ def test_a_state_of_another_kind_of_replay_is_refused() -> None:
     broken = {**state, "storage": {**state["storage"], "trajectory": np.array([0, 0, 1, 0], np.uint8)}}
     with pytest.raises(CheckpointError, match="is broken: it is of 4 steps"):
         Replay(10).load_state_dict(broken)
-
-
-@pytest.mark.parametrize("kind", ["uniform", "prioritized"])
-def test_a_state_of_the_format_before_goes_on(kind) -> None:
-    """The file holds states as they were saved before, and what was drawn next; written when that was current."""
-    saved = json.loads((Path(__file__).parent / "replay_with_lanes.json").read_text())[kind]
-    arrays = {
-        name: np.frombuffer(base64.b64decode(array["data"]), array["dtype"]).reshape(array["shape"])
-        for name, array in saved["arrays"].items()
-    }
-    state = decode(saved["state"], arrays)
-    replay = Replay(23, n_step=2, priorities=Priorities() if kind == "prioritized" else None)
-    replay.load_state_dict(state)
-    assert replay.num_blind == saved["num_blind"] > 0
-    assert {name: column.tolist() for name, column in replay.sample(12).items()} == saved["sample"]
-    drawn = replay.sample_sequences(6, 3, 1)
-    assert drawn.steps["obs"].tolist() == saved["obs"]
-    assert drawn.final_obs["obs"].tolist() == saved["final_obs"]
-    for name in ("episode_id", "agent_id", "t_start", "lookback"):
-        assert getattr(drawn.segments, name).tolist() == saved[name]
-    state["storage"]["lane"] = state["storage"]["lane"][:-1]
-    with pytest.raises(CheckpointError, match="is broken: it is of 23 steps"):
-        replay.load_state_dict(state)

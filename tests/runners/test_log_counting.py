@@ -92,7 +92,6 @@ class Counter:
         self.tracker.next_turns()
         for each in turns:
             self.limit.count(each, *self.tracker.note(each, 0.0))
-        self.limit.count_clocks()
 
     def late(self, slots: list[Any], wanted: int) -> list[Any]:
         self.limit.wanted = wanted
