@@ -16,7 +16,7 @@ from etude.algorithms.config import (
     OnPolicyConfig as OnPolicyConfig,
     RecordConfig as RecordConfig,
 )
-from etude.algorithms.loading import Checkpoints as Checkpoints, load as load
+from etude.algorithms.loading import Checkpoints as Checkpoints, load as load, load_policy as load_policy
 from etude.algorithms.nested import (
     AgentsConfig as AgentsConfig,
     ComputeConfig as ComputeConfig,
