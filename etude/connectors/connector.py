@@ -112,8 +112,7 @@ class Connector:
     def step(self, inputs: Inputs, state: dict[str, Any]) -> tuple[Inputs, dict[str, Any]]:
         """As `online`, but what is kept from step to step is given and returned, and nothing here changes.
 
-        `Policy.act` calls it. By default, a copy of the connector does the work, which takes longer than a `step` of its
-        own.
+        `Policy.act` calls it. By default, a copy of the connector does the work, which takes longer.
 
         Args:
             inputs: The rows. Those where an episode begins (``first``) don't depend on ``state``.

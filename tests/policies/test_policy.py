@@ -236,7 +236,8 @@ def test_tensors_give_tensors_as_arrays_give_arrays() -> None:
             assert isinstance(found[name], torch.Tensor)
             np.testing.assert_array_equal(found[name].numpy(), wanted[name])
         one = ppo.policy.act({name: tensor[0] for name, tensor in tensors.items()})
-    assert one["go"].shape == () and one["go"] == found["go"][0]
+    assert one["go"].shape == ()
+    assert one["go"] == found["go"][0]
     assert one["push"].dtype == torch.float32
 
 
