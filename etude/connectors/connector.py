@@ -112,7 +112,9 @@ class Connector:
     def step(self, inputs: Inputs, state: dict[str, Any]) -> tuple[Inputs, dict[str, Any]]:
         """As `online`, but what is kept from step to step is given and returned, and nothing here changes.
 
-        `Policy.act` calls it. By default, a copy of the connector does the work, which takes longer.
+        `Policy.act` calls it. By default, a copy of the connector does the work, which takes longer. `Policy.export`
+        needs a `step` of a connector that has a `start`, and of one that does not take tensors: written for NumPy
+        arrays and torch tensors alike, without decisions in Python by their values.
 
         Args:
             inputs: The rows. Those where an episode begins (``first``) don't depend on ``state``.

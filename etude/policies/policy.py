@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Policy: a module with its connectors, which acts on the env's observations."""
 
+import os
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -14,6 +15,7 @@ from etude.connectors import Connector, Inputs, Pipeline
 from etude.errors import SettingsError, SpaceError
 from etude.experience.arrays import host, where_rows
 from etude.modules import Actor, Module
+from etude.policies.export import TracedPolicy, export
 from etude.spaces import Flattener, Nester, Space, alike, leaf_dtype, leaf_shape, leaves
 
 PolicyState: TypeAlias = dict[str, Any]
@@ -199,6 +201,35 @@ class Policy:
             "connectors": kept,
         }
         return chosen, after
+
+    # -- elsewhere ----------------------------------------------------------------------------------------------
+
+    def export(self, path: str | os.PathLike[str]) -> None:
+        """Write the policy to a file that runs without Etude: `act` with ``explore=False``, connectors included.
+
+        The inputs are the columns of observations ``[B, ...]`` (``obs``, or ``obs/camera`` of a Dict), ``reward`` if it
+        is needed, and the state, ``state_in/...``; the outputs are the columns of the action and ``state_out/...``. The
+        metadata ``etude`` of the file are JSON: the spaces, and the state at the start of an episode.
+
+        Args:
+            path: A file ending in ``.onnx``, for runtimes of ONNX (needs ``etude[export]``), or in ``.pt2``, for
+                `torch.export.load`. What is there is replaced.
+
+        Raises:
+            SettingsError: a connector can't be exported, a package is missing, or the path does not fit.
+            ModuleError: torch can't export the network.
+        """
+        takes_reward = bool(self.readers(col.REWARD))
+        traced = TracedPolicy(
+            self.module, self.connectors, self.obs_space, self.initial_state(1), takes_reward=takes_reward
+        )
+
+        def act(obs: Columns) -> Columns:
+            rows = len(next(iter(obs.values())))
+            actions = self.act(Nester(self.obs_space, col.OBS)(obs), self.initial_state(rows))[0]
+            return Flattener(self.action_space, col.ACTION)(actions)
+
+        export(path, traced, (self.obs_space, self.action_space), act)
 
     # -- other envs ---------------------------------------------------------------------------------------------
 
