@@ -60,7 +60,8 @@ def policy_of(obs: Any, action: Any, connectors: list[Any], make: Any = None, **
     module = make_module(None, seen, chosen, **given) if make is None else make(seen, chosen)
     with torch.no_grad():
         for parameter in module.parameters():
-            parameter += 0.3 * torch.randn(parameter.shape)  # no two actions are equally good
+            inputs = max(1, parameter[0].numel()) if parameter.dim() > 1 else 25
+            parameter += torch.randn(parameter.shape) / inputs**0.5  # no two actions are equally good
     return Policy(module, pipeline, obs_space=obs, action_space=action)
 
 
