@@ -19,6 +19,7 @@ ROWS = {
     "sampling": "sampling:rows",
     "ray-sampling": "ray_sampling:rows",
     "recurrent": "recurrent:rows",
+    "act": "act:rows",
     "overhead": "overhead:rows",
     "workers": "workers:rows",
     "agents": "agents:rows",

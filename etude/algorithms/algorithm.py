@@ -210,12 +210,30 @@ class Algorithm(Generic[C]):
         if self.config.agents.modules is not None:  # the random numbers of a module do not depend on the other modules
             weights, learner = spawned(weights, name), spawned(learner, name)
         with self.settings_of(name):
-            make = partial(self.make_module, given)
-            policy = self.policies[name] = make_policy(
-                self.config, make, self.spaces[name], weights, self.module_connectors()
-            )
+            policy = self.policies[name] = self._new_policy(given, self.spaces[name], weights)
             self.learner.add_module(name, self._new_learner(name, policy.module, learner))
         self._parameters = None
+        return policy
+
+    def _new_policy(self, given: ModuleLike | None, spaces: Spaces, weights: np.random.SeedSequence) -> Policy:
+        return make_policy(self.config, partial(self.make_module, given), spaces, weights, self.module_connectors())
+
+    @classmethod
+    def only_policy(cls, config: C, module_id: str, spaces: Spaces, env_steps: int) -> Policy:
+        """One policy of an algorithm with new weights, for `load_policy`: nothing else of the algorithm is made.
+
+        Args:
+            config: The settings.
+            module_id: Of the policy.
+            spaces: On the env's side.
+            env_steps: How many steps the run had sampled, by which it explores.
+        """
+        maker = cls.__new__(cls)
+        maker.config = config
+        with maker.settings_of(module_id):
+            policy = maker._new_policy(modules_given(config)[module_id], spaces, np.random.SeedSequence(0))
+        maker.policies = {module_id: policy}
+        maker.before_collect(env_steps)
         return policy
 
     def _new_learner(self, name: str, module: Module, seed: np.random.SeedSequence) -> ModuleLearner:
@@ -329,6 +347,13 @@ class Algorithm(Generic[C]):
         """The value now of a setting that may be a schedule, for `loss`: a number, or a tensor where it changes."""
         value = getattr(self.config, name)
         return module.scheduled[name] if isinstance(value, tuple) else float(value)
+
+    def before_collect(self, env_steps: int) -> None:
+        """Called before steps are collected by off-policy algorithms: for what changes how the modules explore.
+
+        Args:
+            env_steps: Sampled over the lifetime until now.
+        """
 
     def before_update(self, env_steps: int) -> None:
         """Called before the updates of each iteration, with the steps sampled over the lifetime until then."""

@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a checkpoint back to the algorithm."""
 
+import dataclasses
 import logging
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from etude.algorithms import saving
 from etude.algorithms.algorithm import Algorithm
+from etude.algorithms.checkpoint import MODULES, chosen
 from etude.algorithms.config import AlgorithmConfig
 from etude.algorithms.policies import modules_given
-from etude.checkpoints import Where, load_tree
-from etude.errors import CheckpointError, SpaceError
-from etude.settings import placed
+from etude.checkpoints import Where, load_meta, load_tree
+from etude.errors import CheckpointError, SettingsError, SpaceError
+from etude.learners import check_device, load_weights
+from etude.policies import Policy
+from etude.settings import choice, placed
 from etude.spaces import Spaces, leaves, space_from_json
 from etude.urls import redacted
 
@@ -40,12 +45,8 @@ def load(path: Where, *, trust: bool = False, **overrides: Any) -> Algorithm[Any
     """
     tree, meta = load_tree(path)
     path = redacted(os.fspath(path))  # for messages
-    if not (isinstance(tree, dict) and isinstance(meta, dict) and {"algorithm", "config", "spaces"} <= meta.keys()):
-        raise CheckpointError(f"{path} is a checkpoint, but not of an algorithm.")
-    cls = _algorithm_class(str(meta["algorithm"]), path, trust=trust)
-    saved, spaces, left_out = meta["config"], _spaces(meta["spaces"], path), meta.get("left_out") or {}
-    if not (isinstance(saved, dict) and isinstance(left_out, dict)):
-        raise CheckpointError(f"{path} is broken: its `config` is no mapping of settings, or its `left_out` is none.")
+    cls, saved, spaces = _described(meta if isinstance(tree, dict) else None, path, trust=trust)
+    left_out = meta.get("left_out") or {}
     try:
         config = saving.load_config(_config_class(cls, meta, trust=trust), saved, overrides, trust=trust)
     except CheckpointError as error:
@@ -73,6 +74,99 @@ def load(path: Where, *, trust: bool = False, **overrides: Any) -> Algorithm[Any
         algorithm.close()
         raise
     return algorithm
+
+
+_NOT_OF_POLICIES = ("env", "engine", "data", "prelearner", "callbacks", "record", "workers", "replay", "compute")
+"""Settings that no policy depends on; they may name code, which is not needed then."""
+
+
+def load_policy(
+    path: Where, policy_id: str | None = None, *, device: str = "cpu", trust: bool = False, **overrides: Any
+) -> Policy:
+    """The policy that was saved at ``path``, to act by `Policy.act`: needs no env, optimizer, replay or recording.
+
+    Only the weights and what the connectors have learned are read. Nothing that the checkpoint names is imported or
+    called, as by `load`: a network or connectors of your own are given here, as ``module=...`` or ``connectors=...``.
+
+    Args:
+        path: The folder of a run or of a checkpoint, or its URL.
+        policy_id: Which policy, by its module id; None: the only one.
+        device: Where the module is to compute, such as ``cpu`` or ``cuda:0``.
+        trust: Import and call what the checkpoint names. This runs code from the file: only for checkpoints whose
+            origin you trust as you would trust a program.
+        overrides: Settings to be other than they were saved: ``module``, ``connectors``, or one of those by which a
+            policy acts, such as ``target_return``.
+
+    Raises:
+        CheckpointError: the folder is no checkpoint, is broken, or names what is not given.
+        SettingsError: there are several policies and no id is given, or there is none of this id; or an override is not
+            a setting.
+    """
+    check_device(device)
+    meta = load_meta(path)
+    shown = redacted(os.fspath(path))
+    algorithm, saved, spaces = _described(meta, shown, trust=trust)
+    if policy_id is None and len(spaces) > 1:
+        raise SettingsError(
+            f"{shown} has the policies {', '.join(spaces)}: say which, as "
+            f"etude.load_policy(path, {next(iter(spaces))!r})."
+        )
+    name = next(iter(spaces)) if policy_id is None else policy_id
+    if name not in spaces:
+        raise SettingsError(f"{shown} has no policy {name!r}. {choice(name, spaces)}")
+    cls = _config_class(algorithm, meta, trust=trust)
+    config = _config_of_policy(cls, saved, overrides, name, shown, trust=trust)
+    try:
+        tree, _ = load_tree(path, lambda there: chosen(there, (f"{MODULES}{name}", f"connectors/{name}")))
+    except CheckpointError as error:
+        raise CheckpointError(f"{shown} lacks what a policy needs: {error}") from error
+    with saving.what_fits(shown):
+        policy = algorithm.only_policy(config, name, spaces[name], int(meta.get("env_steps", 0)))
+        load_weights(policy.module, tree[f"{MODULES}{name}"]["weights"])
+        learned = tree[f"connectors/{name}"]["env"]
+        if learned is not None:
+            policy.connectors.load_state_dict(learned)
+    policy.module.to(device).eval()
+    return policy
+
+
+def _config_of_policy(
+    cls: type[AlgorithmConfig],
+    saved: Mapping[str, Any],
+    overrides: Mapping[str, Any],
+    name: str,
+    path: str,
+    *,
+    trust: bool,
+) -> AlgorithmConfig:
+    """The settings that one policy is made by; those that it does not depend on have their defaults."""
+    kept = {key: value for key, value in placed(cls, saved, cls.__name__).items() if key not in _NOT_OF_POLICIES}
+    given = dict(overrides)
+    agents = kept.get("agents")
+    if isinstance(agents, dict):
+        modules, own = agents.get("modules"), (agents.get("overrides") or {}).get(name)
+        kept["agents"] = {} if modules is None else {"modules": [name], "overrides": own and {name: own}}
+        if isinstance(modules, dict):
+            kept["agents"]["modules"] = {name: modules.get(name)}
+        if modules is not None and "module" in given:
+            given["modules"] = {name: given.pop("module")}
+    if "data" in {field.name for field in dataclasses.fields(cls)}:
+        given.setdefault("data", ())  # without it, an env would be asked for
+    try:
+        return saving.load_config(cls, kept, given, trust=trust)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def _described(meta: Any, path: str, *, trust: bool) -> tuple[type[Algorithm[Any]], dict[str, Any], dict[str, Spaces]]:
+    """What a checkpoint says of its algorithm: the class, the saved settings, and the spaces by module."""
+    if not (isinstance(meta, dict) and {"algorithm", "config", "spaces"} <= meta.keys()):
+        raise CheckpointError(f"{path} is a checkpoint, but not of an algorithm.")
+    cls = _algorithm_class(str(meta["algorithm"]), path, trust=trust)
+    saved, spaces = meta["config"], _spaces(meta["spaces"], path)
+    if not (isinstance(saved, dict) and isinstance(meta.get("left_out") or {}, dict)):
+        raise CheckpointError(f"{path} is broken: its `config` is no mapping of settings, or its `left_out` is none.")
+    return cls, saved, spaces
 
 
 def _spaces(saved: Any, path: Where) -> dict[str, Spaces]:

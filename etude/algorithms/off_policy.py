@@ -18,7 +18,7 @@ from etude.algorithms.policies import spawned
 from etude.algorithms.results import joined, together
 from etude.columns import Columns
 from etude.connectors import Pipeline
-from etude.connectors.pipeline import overrides
+from etude.connectors.connector import overrides
 from etude.errors import SettingsError
 from etude.experience import Experience, Segments, returns
 from etude.experience.experience import offsets_of
@@ -168,13 +168,6 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
     def replay(self) -> Replay:
         """That of the only module."""
         return self.replays[self.learner.only.name]
-
-    def before_collect(self, env_steps: int) -> None:
-        """Called before steps are collected: for what changes how the modules explore.
-
-        Args:
-            env_steps: Sampled over the lifetime until now.
-        """
 
     def _told(self, env_steps: int) -> None:
         """Let everything that follows a schedule be as it is to be after ``env_steps``."""

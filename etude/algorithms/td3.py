@@ -111,7 +111,7 @@ class NoisyTanh(SquashedGaussian):
 
     def act_tensors(self, inputs: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
         _, _, low, high = (part.like(inputs) for part in self._range)
-        action = self._drawn(inputs, noise).reshape(len(inputs), *self._shape)
+        action = self._drawn(inputs, noise).reshape(inputs.shape[0], *self._shape)
         return {self._name: action.to(low.dtype).clamp(low, high)}
 
     def _normal(self, inputs: Tensor) -> tuple[Tensor, Tensor]:

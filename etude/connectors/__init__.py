@@ -3,10 +3,10 @@
 
 from etude.connectors.actions import ClipAction, RescaleAction
 from etude.connectors.advantages import GAE, AdvantageWeights, LiftAdvantages, NormalizeAdvantages, VTrace
-from etude.connectors.connector import Connector, FunctionConnector, Inputs
+from etude.connectors.connector import Connector, FunctionConnector, Inputs, overrides
 from etude.connectors.history import History, ReturnToGo
 from etude.connectors.observations import Drop, FrameStack, NormalizeObs, PrevActionReward
-from etude.connectors.pipeline import Connect, Pipeline, PreLearner, PreLearnerLike, connector_from, overrides
+from etude.connectors.pipeline import Connect, Pipeline, PreLearner, PreLearnerLike, connector_from
 from etude.connectors.rewards import ClipReward, NextObs, NormalizeReward, NStep
 
 __all__ = [

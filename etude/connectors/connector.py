@@ -17,7 +17,7 @@ from etude import columns as col
 from etude.columns import SEPARATOR, Columns
 from etude.errors import DataError, SpaceError
 from etude.experience import Experience
-from etude.experience.arrays import Array, host, host_columns
+from etude.experience.arrays import Array, Constant, cast, concat, host, host_columns
 from etude.modules.module import Module
 from etude.spaces import Flattener, Nester, Space, leaf_dtype, leaf_shape, leaves
 
@@ -97,6 +97,43 @@ class Connector:
         """Env → module: what the module sees, for the rows of one turn."""
         return inputs
 
+    def new_state(self, num_rows: int) -> dict[str, Any]:
+        """What `step` is given at the start of an episode, by name; {} if nothing is kept from step to step.
+
+        Where a connector has a `step` of its own, these are zeros ``[num_rows, ...]``. By default, it is what
+        `state_dict` gives after `start`.
+        """
+        if not self._remembers():
+            return {}
+        own = copy.deepcopy(self)
+        own.start(num_rows)
+        return own.state_dict()
+
+    def step(self, inputs: Inputs, state: dict[str, Any]) -> tuple[Inputs, dict[str, Any]]:
+        """As `online`, but what is kept from step to step is given and returned, and nothing here changes.
+
+        `Policy.act` calls it. By default, a copy of the connector does the work, which takes longer. `Policy.export`
+        needs a `step` of a connector that has a `start`, and of one that does not take tensors: written for NumPy
+        arrays and torch tensors alike, without decisions in Python by their values.
+
+        Args:
+            inputs: The rows. Those where an episode begins (``first``) don't depend on ``state``.
+            state: `new_state`, or what the last step returned. It is not written to.
+        """
+        if not self._remembers():
+            return self.online(inputs), state
+        own = copy.deepcopy(self)
+        own.load_state_dict(state)
+        return own.online(inputs), own.state_dict()
+
+    def _remembers(self) -> bool:
+        return overrides(self, "start") and overrides(self, "online")
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "online" in cls.__dict__ and "step" not in cls.__dict__:  # an inherited one would do something else
+            cls.step, cls.new_state = Connector.step, Connector.new_state  # type: ignore[method-assign]
+
     def act(self, action: Columns) -> Columns:
         """Module → env: what the env gets; columns ``[rows, ...]``. Recorded is what the module chose."""
         return action
@@ -135,6 +172,11 @@ class Connector:
         names = inspect.signature(type(self)).parameters
         given = ",".join(f"{name}={getattr(self, name)!r}" for name in names if hasattr(self, name))
         return self.name + (f":{given}" if given else "")
+
+
+def overrides(connector: Connector, method: str) -> bool:
+    """Whether a connector does anything in a method of `Connector`."""
+    return getattr(type(connector), method) is not getattr(Connector, method)
 
 
 class ObservationMap(Connector):
@@ -234,6 +276,10 @@ class ActionCodes:
         self.width = sum(code.width for code in self._codes.values())
         """How many numbers an action becomes."""
 
+    def __call__(self, action: Columns) -> Array:
+        """float32 ``[rows, width]``: the numbers; tensors of tensors."""
+        return concat([cast(code(action[name]), np.float32) for name, code in self._codes.items()], 1)
+
     def write(self, action: Columns, out: NDArray[np.float32]) -> None:
         """Write the numbers into the first columns of ``out`` ``[rows, at least width]``."""
         at = 0
@@ -251,18 +297,17 @@ class _ActionCode:
         if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete):
             sizes = np.reshape(leaf.n if isinstance(leaf, spaces.Discrete) else leaf.nvec, -1)
             starts = np.reshape(leaf.start, -1)
-            self._component = np.repeat(np.arange(len(sizes)), sizes)  # of each number
-            self._choice = np.concatenate([first + np.arange(n) for first, n in zip(starts, sizes, strict=True)])
-            self.width = len(self._choice)
+            self._component = Constant(np.repeat(np.arange(len(sizes)), sizes))  # of each number
+            choices = [first + np.arange(n) for first, n in zip(starts, sizes, strict=True)]
+            self._choice = Constant(np.concatenate(choices))
+            self.width = len(self._choice.value)
 
-    def __call__(self, action: NDArray[Any]) -> NDArray[Any]:
-        flat = action.reshape(len(action), self._components)
+    def __call__(self, action: Array) -> Array:
+        flat = action.reshape(action.shape[0], self._components)
         if not self._is_choice:
             return flat
-        hot: NDArray[np.bool_] = np.equal(
-            flat if self._components == 1 else flat.take(self._component, axis=1), self._choice
-        )
-        return hot
+        each = flat if self._components == 1 else flat[:, self._component.like(flat)]
+        return each == self._choice.like(flat)
 
 
 _PROBES = 2

@@ -24,7 +24,7 @@ from etude.connectors.connector import (
 )
 from etude.errors import CheckpointError, SettingsError, SpaceError
 from etude.experience import Experience, returns
-from etude.experience.arrays import Index
+from etude.experience.arrays import Array, Index, cast, concat, where_rows
 from etude.modules.module import Module
 from etude.settings import check_range
 from etude.spaces import Space, leaf_dtype, leaf_shape, leaves
@@ -33,6 +33,9 @@ RETURN_TO_GO: Final = "return_to_go"
 T: Final = "t"
 ATTENTION_MASK: Final = "attention_mask"
 """The parts of an observation that connectors of this file add, beside `PREV_ACTION`."""
+
+
+_LEFT = "left"
 
 
 class EpisodePiece(NamedTuple):
@@ -89,8 +92,8 @@ class ReturnToGo(Connector):
         """Slots that have not begun an episode yet."""
         self._left = np.zeros(num_slots)
 
-    def _added(self, obs: Columns, left: NDArray[Any]) -> Columns:
-        scaled = (left / self._divisor()).astype(np.float32)[:, None]
+    def _added(self, obs: Columns, left: Array) -> Columns:
+        scaled = cast(left / self._divisor(), np.float32)[:, None]
         return with_part_columns(obs, {RETURN_TO_GO: scaled}, wraps=self._wraps)
 
     def _divisor(self) -> float:
@@ -102,12 +105,20 @@ class ReturnToGo(Connector):
         Raises:
             SettingsError: there is no target, and no recording has been learned from.
         """
+        inputs, after = self.step(inputs, {_LEFT: self._left[inputs.slots]})
+        self._left[inputs.slots] = after[_LEFT]
+        return inputs
+
+    def new_state(self, num_rows: int) -> Columns:
+        return {_LEFT: np.zeros(num_rows)}
+
+    def step(self, inputs: Inputs, state: Columns) -> tuple[Inputs, Columns]:
+        """The state is what is left to earn, in units of reward."""
         target = self._best if self.target is None else self.target
         if target is None:
             raise SettingsError("there is no return to aim at: set a target, or learn from a recording first.")
-        left = np.where(inputs.first, target, self._left[inputs.slots] - inputs.prev_reward)
-        self._left[inputs.slots] = left
-        return inputs.with_obs(self._added(inputs.obs, left))
+        left = where_rows(inputs.first, float(target), state[_LEFT] - inputs.prev_reward)
+        return inputs.with_obs(self._added(inputs.obs, left)), {_LEFT: left}
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
         """What was earned from each step on; segments of which that is not known become lookback."""
@@ -253,10 +264,7 @@ class History(Connector):
 
     def start(self, num_slots: int) -> None:
         """Slots that have not begun an episode yet."""
-        self._windows = {
-            name: np.zeros((num_slots, self.k, *shape), dtype) for name, (shape, dtype) in self._forms.items()
-        }
-        self._windows[_column(ATTENTION_MASK)] = np.zeros((num_slots, self.k), np.int8)
+        self._windows = History.new_state(self, num_slots)
 
     def _steps(self, obs: Columns, action: Columns, first: NDArray[np.bool_], t: NDArray[Any]) -> Columns:
         """One step of each column that is remembered, ``[rows, ...]``, and others that stay as they are."""
@@ -284,6 +292,26 @@ class History(Connector):
             self._windows[name][slots] = window
             out[name] = window
         return inputs.with_obs(out)
+
+    def new_state(self, num_rows: int) -> Columns:
+        zeros = {name: np.zeros((num_rows, self.k, *shape), dtype) for name, (shape, dtype) in self._forms.items()}
+        return zeros | {_column(ATTENTION_MASK): np.zeros((num_rows, self.k), np.int8)}
+
+    def step(self, inputs: Inputs, state: Columns) -> tuple[Inputs, Columns]:
+        """The state are the windows."""
+        first, mask = inputs.first, _column(ATTENTION_MASK)
+        t = where_rows(first, 0, state[_column(T)][:, -1] + 1)
+        before = where_rows(first, 0.0, self._codes(inputs.prev_action))
+        out = with_part_columns(inputs.obs, {PREV_ACTION: before, T: t}, wraps=self._wraps)
+        after = {}
+        for name in self._forms:
+            step = out[name][:, None]
+            after[name] = out[name] = where_rows(
+                first, concat([step] * self.k, 1), concat([state[name][:, 1:], step], 1)
+            )
+        there = cast(t[:, None] >= 0, np.int8)
+        after[mask] = out[mask] = concat([where_rows(first, 0, state[mask][:, 1:]), there], 1)
+        return inputs.with_obs(out), after
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
         """Looks the steps up, within segments."""

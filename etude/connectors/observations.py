@@ -27,7 +27,7 @@ from etude.connectors.connector import (
 )
 from etude.errors import CheckpointError, SettingsError
 from etude.experience import Experience
-from etude.experience.arrays import Array, Constant, cast, clip_in_place, host
+from etude.experience.arrays import Array, Constant, cast, clip_in_place, concat, host, where_rows
 from etude.modules.module import Module
 from etude.settings import check_range
 from etude.spaces import Space, leaf_dtype, leaf_shape, leaves, without
@@ -58,16 +58,16 @@ class _FrameLayout:
         stack = (*frame[:at], k * frame[at], *frame[at + 1 :])
         return cls(k, grows, at + 1, frame[at], stack, leaf_dtype(leaf))
 
-    def frame(self, values: NDArray[Any]) -> NDArray[Any]:
-        return np.expand_dims(values, -1) if self.grows else values
+    def frame(self, values: Array) -> Array:
+        return values[..., None] if self.grows else values
 
     def part(self, first: int, last: int) -> tuple[slice, ...]:
         """The index of the frames ``first`` up to ``last`` of a batch of stacks; the newest is ``k - 1``."""
         return (*(slice(None),) * self.axis, slice(first * self.width, last * self.width))
 
-    def repeated(self, values: NDArray[Any]) -> NDArray[Any]:
+    def repeated(self, values: Array) -> Array:
         """Stacks that hold ``values`` k times."""
-        return np.concatenate([self.frame(values)] * self.k, axis=self.axis)
+        return concat([self.frame(values)] * self.k, self.axis)
 
     def pushed(self, before: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
         """New stacks: those ``before`` without their oldest frame, and ``values``."""
@@ -123,7 +123,7 @@ class FrameStack(Connector):
     def start(self, num_slots: int) -> None:
         """Empty stacks; each slot's first observation fills its own."""
         self._all = np.arange(num_slots)
-        self._frames = {name: np.zeros((num_slots, *at.shape), at.dtype) for name, at in self._layouts.items()}
+        self._frames = FrameStack.new_state(self, num_slots)
         self._lent = False
 
     def online(self, inputs: Inputs) -> Inputs:
@@ -146,6 +146,18 @@ class FrameStack(Connector):
                 frames[slots] = out
             obs[name] = out
         return inputs.with_obs(obs)
+
+    def new_state(self, num_rows: int) -> Columns:
+        return {name: np.zeros((num_rows, *at.shape), at.dtype) for name, at in self._layouts.items()}
+
+    def step(self, inputs: Inputs, state: Columns) -> tuple[Inputs, Columns]:
+        """The state are the stacks."""
+        obs = {}
+        for name, layout in self._layouts.items():
+            values = inputs.obs[name]
+            pushed = concat([state[name][layout.part(1, layout.k)], layout.frame(values)], layout.axis)
+            obs[name] = where_rows(inputs.first, layout.repeated(values), pushed)
+        return inputs.with_obs(obs), obs
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
         """Looks the frames up, within segments."""
@@ -360,13 +372,23 @@ class PrevActionReward(Connector):
         before[:, -1] = reward
         if first is not None and first.any():
             before[first] = 0
+        return self._joined(obs, before)
+
+    def _joined(self, obs: Columns, before: Array) -> Columns:
+        """``obs`` with the numbers of the step before, float32 ``[rows, width + 1]``."""
         if self._vector_dtype is not None:
-            return {col.OBS: np.concatenate([obs[col.OBS], before], axis=1, dtype=self._vector_dtype)}
+            return {col.OBS: concat([cast(obs[col.OBS], self._vector_dtype), cast(before, self._vector_dtype)], 1)}
         return with_part_columns(obs, {PREV_ACTION: before[:, :-1], _REWARD: before[:, -1:]}, wraps=self._wraps)
 
     def online(self, inputs: Inputs) -> Inputs:
         """Adds the step before to each row."""
         return inputs.with_obs(self._extended(inputs.obs, inputs.prev_action, inputs.prev_reward, inputs.first))
+
+    def step(self, inputs: Inputs, state: Columns) -> tuple[Inputs, Columns]:
+        """Nothing is kept here."""
+        reward = cast(inputs.prev_reward, np.float32)[:, None]
+        before = where_rows(inputs.first, 0.0, concat([self._codes(inputs.prev_action), reward], 1))
+        return inputs.with_obs(self._joined(inputs.obs, before)), state
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
         """Adds the step before to each step, and the last step to ``final_obs``."""

@@ -14,7 +14,7 @@ import numpy as np
 from etude.columns import Columns
 from etude.connectors.actions import BoundedActions, ClipAction, RescaleAction
 from etude.connectors.advantages import GAE, LiftAdvantages, NormalizeAdvantages, VTrace
-from etude.connectors.connector import Connector, FunctionConnector, Inputs, snake_case
+from etude.connectors.connector import Connector, FunctionConnector, Inputs, overrides, snake_case
 from etude.connectors.history import History, ReturnToGo
 from etude.connectors.observations import Drop, FrameStack, NormalizeObs, PrevActionReward
 from etude.connectors.rewards import ClipReward, NormalizeReward
@@ -198,6 +198,19 @@ class Pipeline(Connector):
             inputs = online(inputs)
         return inputs
 
+    def new_state(self, num_rows: int) -> dict[str, Any]:
+        """Of each that keeps something, by its index."""
+        states = {str(i): connector.new_state(num_rows) for i, connector in enumerate(self.connectors)}
+        return {i: state for i, state in states.items() if state}
+
+    def step(self, inputs: Inputs, state: dict[str, Any]) -> tuple[Inputs, dict[str, Any]]:
+        after = {}
+        for i, connector in enumerate(self.connectors):
+            inputs, kept = connector.step(inputs, state.get(str(i), {}))
+            if kept:
+                after[str(i)] = kept
+        return inputs, after
+
     def act(self, action: Columns) -> Columns:
         for act in self._act:
             action = act(action)
@@ -247,11 +260,6 @@ class Pipeline(Connector):
 
 def _changes_actions(connector: Connector) -> bool:
     return bool(connector.bounds) if isinstance(connector, BoundedActions) else overrides(connector, "act")
-
-
-def overrides(connector: Connector, method: str) -> bool:
-    """Whether a connector does anything in a method of `Connector`."""
-    return getattr(type(connector), method) is not getattr(Connector, method)
 
 
 def refuse_unready(pipeline: Pipeline) -> None:

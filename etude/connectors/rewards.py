@@ -12,7 +12,7 @@ from etude.connectors.connector import Connector, Inputs, array_column, column
 from etude.connectors.observations import Moments
 from etude.errors import DataError
 from etude.experience import Experience, Segments, returns
-from etude.experience.arrays import Array, Index, clip, ranges, sign
+from etude.experience.arrays import Array, Index, clip, ranges, sign, where_rows
 from etude.modules.module import Module
 from etude.settings import check_range
 
@@ -38,8 +38,7 @@ class ClipReward(Connector):
 
     def online(self, inputs: Inputs) -> Inputs:
         """Clips the reward of the step before."""
-        reward = self._clipped(inputs.prev_reward)
-        reward[inputs.first] = 0
+        reward = where_rows(inputs.first, 0.0, self._clipped(inputs.prev_reward))
         return Inputs(inputs.slots, inputs.obs, inputs.first, inputs.prev_action, reward)
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
@@ -86,6 +85,12 @@ class NormalizeReward(Connector):
         """Scales the reward of the step before."""
         reward = self._scaled(inputs.prev_reward)
         return Inputs(inputs.slots, inputs.obs, inputs.first, inputs.prev_action, reward)
+
+    def new_state(self, num_rows: int) -> dict[str, Any]:
+        return {}  # running episodes matter to `update` alone
+
+    def step(self, inputs: Inputs, state: dict[str, Any]) -> tuple[Inputs, dict[str, Any]]:
+        return self.online(inputs), state
 
     def offline(self, exp: Experience, module: Module | None = None) -> Experience:
         """Scales the column ``reward``."""

@@ -29,15 +29,31 @@ def take(array: Array, index: Index) -> Array:
     return array.index_select(0, torch.from_numpy(index).to(array.device))
 
 
-def concat(arrays: Sequence[Array]) -> Array:
-    """The arrays end to end along the first axis; one array alone is returned as it is."""
+def concat(arrays: Sequence[Array], axis: int = 0) -> Array:
+    """The arrays end to end along an axis; one array alone is returned as it is."""
     if len(arrays) == 1:
         return arrays[0]
     if isinstance(arrays[0], np.ndarray):
-        return np.concatenate(arrays)
+        return np.concatenate(arrays, axis)
     import torch
 
-    return torch.cat(list(arrays))
+    return torch.cat(list(arrays), axis)
+
+
+def where_rows(rows: Array, values: Array, others: Array) -> Array:
+    """``values`` in some rows, and ``others`` in all the rest: arrays ``[N, ...]`` of one dtype, or a number.
+
+    Args:
+        rows: bool ``[N]``: the rows of ``values``.
+        values: An array, or a number.
+        others: An array. It may be returned as it is.
+    """
+    shape = (-1, *(1,) * (others.ndim - 1))
+    if isinstance(others, np.ndarray):
+        return np.where(rows.reshape(shape), values, others) if rows.any() else others
+    import torch
+
+    return torch.where(rows.reshape(shape), values, others)
 
 
 def zeros(rows: int | tuple[int, ...], like: Array) -> Array:

@@ -303,7 +303,7 @@ class MultiCategorical(Distribution):
     def act_tensors(self, inputs: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
         logits = inputs if noise is None else inputs + noise
         chosen = self._grouped(logits, self._place.like(inputs)).argmax(-1)
-        chosen = chosen.reshape(len(inputs), *self._shape) + self._first.like(inputs)
+        chosen = chosen.reshape(inputs.shape[0], *self._shape) + self._first.like(inputs)
         return {self._name: chosen.to(tensor_dtype(self._dtype))}
 
     def _grouped(self, inputs: Tensor, place: Tensor) -> Tensor:
@@ -351,7 +351,7 @@ class Bernoulli(Distribution):
 
     def act_tensors(self, inputs: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
         bits = (inputs > (0.0 if noise is None else noise)).to(tensor_dtype(self._dtype))
-        return {self._name: bits.reshape(len(inputs), *self._shape)}
+        return {self._name: bits.reshape(inputs.shape[0], *self._shape)}
 
     def logp(self, inputs: Tensor, action: Mapping[str, Tensor]) -> Tensor:
         bits = action[self._name].reshape(inputs.shape).to(inputs.dtype)
@@ -409,7 +409,7 @@ class DiagGaussian(Distribution):
         return torch.randn((rows, self._size), generator=generator, device=generator.device)
 
     def act_tensors(self, inputs: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
-        action = self._drawn(inputs, noise).reshape(len(inputs), *self._shape)
+        action = self._drawn(inputs, noise).reshape(inputs.shape[0], *self._shape)
         return {self._name: action.to(tensor_dtype(self._dtype))}
 
     def _drawn(self, inputs: Tensor, noise: Tensor | None) -> Tensor:
@@ -484,7 +484,7 @@ class SquashedGaussian(DiagGaussian):
 
     def act_tensors(self, inputs: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
         middle, half, low, high = (part.like(inputs) for part in self._range)
-        action = (middle + half * torch.tanh(self._drawn(inputs, noise))).reshape(len(inputs), *self._shape)
+        action = (middle + half * torch.tanh(self._drawn(inputs, noise))).reshape(inputs.shape[0], *self._shape)
         return {self._name: action.to(low.dtype).clamp(low, high)}
 
     def _normal(self, inputs: Tensor) -> tuple[Tensor, Tensor]:

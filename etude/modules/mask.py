@@ -9,6 +9,7 @@ from torch import Tensor
 
 from etude.columns import ACTION_MASK, OBS_MASK, Columns
 from etude.errors import EnvError, ModuleError
+from etude.experience.arrays import Constant
 from etude.modules.distributions import FORBIDDEN, Distribution, Floats
 from etude.spaces import Space, leaf_shape
 
@@ -36,12 +37,13 @@ class ActionMask:
         _check_space(space, dist, self.size)
         self._axes = len(leaf_shape(space))
         self._at = np.concatenate([run.start + np.arange(run.copies * run.size) for run in dist.logits])
+        self._at_tensor = Constant(self._at)
         self._whole = len(self._at) == dist.num_inputs
         starts = np.cumsum(sizes) - sizes
         entries = [
             np.tile(start + np.arange(run.size), run.copies) for start, run in zip(starts, dist.logits, strict=True)
         ]
-        self._entries = np.concatenate(entries) if len(self._at) != self.size else None  # of the mask, for each input
+        self._entries = Constant(np.concatenate(entries)) if len(self._at) != self.size else None  # of each input
         self._sizes: list[int] = sizes.tolist()
         self._starts = starts
         self._exclusive = np.array([run.exclusive for run in dist.logits])
@@ -50,10 +52,10 @@ class ActionMask:
         """``inputs`` ``[..., num_inputs]`` masked by ``mask`` ``[..., *shape of its space]``."""
         forbidden = mask.reshape(*mask.shape[: mask.dim() - self._axes], self.size) == 0
         if self._entries is not None:
-            forbidden = forbidden[..., torch.from_numpy(self._entries).to(inputs.device)]
+            forbidden = forbidden[..., self._entries.like(inputs)]
         if not self._whole:
             everywhere = torch.zeros(inputs.shape, dtype=torch.bool, device=inputs.device)
-            everywhere[..., torch.from_numpy(self._at).to(inputs.device)] = forbidden
+            everywhere[..., self._at_tensor.like(inputs)] = forbidden
             forbidden = everywhere
         return inputs.masked_fill(forbidden, FORBIDDEN)
 
@@ -61,7 +63,7 @@ class ActionMask:
         """Mask ``inputs`` in place with NumPy, while acting; raises the errors of `check`."""
         forbidden = self.check(obs, ends)
         if self._entries is not None:
-            forbidden = forbidden[:, self._entries]
+            forbidden = forbidden[:, self._entries.value]
         if self._whole:
             np.putmask(inputs, forbidden, FORBIDDEN)
         else:

@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Policy: a module with its connectors, which acts on the env's observations."""
 
-import copy
+import os
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+import torch
+from numpy.typing import ArrayLike
 
 from etude import columns as col
 from etude.columns import Columns
 from etude.connectors import Connector, Inputs, Pipeline
-from etude.connectors.pipeline import overrides
 from etude.errors import SettingsError, SpaceError
+from etude.experience.arrays import host, where_rows
 from etude.modules import Actor, Module
+from etude.policies.export import TracedPolicy, export
 from etude.spaces import Flattener, Nester, Space, alike, leaf_dtype, leaf_shape, leaves
 
 PolicyState: TypeAlias = dict[str, Any]
@@ -44,11 +47,17 @@ class Policy:
         self._flatten, self._nest = Flattener(self.obs_space, col.OBS), Nester(self.action_space, col.ACTION)
         self._forms = {name: (leaf_shape(leaf), leaf_dtype(leaf)) for name, leaf in self._flatten.leaves.items()}
         self._actors: dict[bool, Actor] = {}
+        self._rng = np.random.default_rng()
 
     @property
     def remembers(self) -> bool:
         """Whether actions depend on earlier steps of the episode, so that `act` needs a state."""
-        return self.module.recurrent or any(map(_has_memory, self.connectors.connectors))
+        return self.module.recurrent or bool(self._remembering)
+
+    @cached_property
+    def _remembering(self) -> list[Connector]:
+        """The connectors that look at earlier steps."""
+        return [c for c in self.connectors.connectors if c.context or c.new_state(1)]
 
     # -- acting by hand -----------------------------------------------------------------------------------------
 
@@ -61,15 +70,17 @@ class Policy:
         if not self.remembers:
             return {}
         rows = 1 if num_rows is None else num_rows
-        actions = leaves(self.module.action_space, col.ACTION)
-        pipeline = self._own_pipeline()
-        pipeline.start(rows)
+        actions = leaves(self.module.action_space, col.ACTION) if self.readers(col.ACTION) else {}
         return {
             "first": np.ones(rows, bool),
             "action": {n: np.zeros((rows, *leaf_shape(leaf)), leaf_dtype(leaf)) for n, leaf in actions.items()},
             "memory": {name: np.repeat(part[None], rows, 0) for name, part in self.module.initial_state().items()},
-            "connectors": _slots_of(pipeline),
+            "connectors": self.connectors.new_state(rows),
         }
+
+    def readers(self, column: str) -> list[str]:
+        """The names of the connectors that need the action or the reward of the last step, by the column's name."""
+        return [c.name for c in self._remembering if column in (c.needs or (col.OBS, col.ACTION))]
 
     def act(
         self,
@@ -81,61 +92,64 @@ class Policy:
         explore: bool = False,
         rng: np.random.Generator | None = None,
     ) -> Any:
-        """The action for an observation, or the actions for a batch of observations, as told by the shapes.
+        """The action for an observation, or the actions for a batch of observations: the shapes decide.
 
         Args:
-            obs: One observation as the env returns it, nested as `obs_space`; or a batch of arrays ``[B, *shape]``.
+            obs: One observation as the env returns it, nested as `obs_space`; or a batch of arrays ``[B, *shape]``, as
+                a vector env returns it. NumPy arrays, or torch tensors on any device.
             state: The state of the episode: `initial_state` at its start, then the state returned with the last action.
                 It is not modified. A policy without state needs none.
-            reward: The reward of the last step, a number or ``[B]``, for policies that use it (`PrevActionReward`).
+            reward: The reward of the last step, a number or ``[B]``, for policies that use it (`PrevActionReward`,
+                `ReturnToGo`).
             first: bool ``[B]``: rows of a batch that begin an episode, as in a vector env; their state is reset.
             explore: Sample the action from the module's distribution; otherwise take the most likely one.
-            rng: The generator to sample with; None: one that is seeded by the operating system.
+            rng: The generator to sample with; None: the policy's own, seeded by the operating system.
 
         Returns:
-            The action, nested as `action_space`; if ``state`` was given, a tuple of the action and the next state.
+            The action, nested as `action_space`: NumPy, or tensors on the device of the observation if that was of
+            tensors. If ``state`` was given, a tuple of the action and the next state, which is always NumPy.
 
         Raises:
             SpaceError: the observation does not fit `obs_space`.
             SettingsError: the policy needs a state, but there is none, or one with another number of rows; or it needs
                 the last reward, but there is none.
         """
-        seen, is_batch = self._columns_of(obs)
+        seen, is_batch, device = self._columns_of(obs)
         rows = len(next(iter(seen.values())))
-        actor, pipeline = self._actor(explore, rng, rows), self.connectors
-        if not self.remembers:
-            if pipeline.observes:
+        actor = self._actor(explore, rng)
+        after: PolicyState = {}
+        if self.remembers:
+            chosen, after = self._acted(actor, seen, state, reward, first)
+        else:
+            if self.connectors.observes:
                 nothing = np.zeros(rows)
-                seen = pipeline.online(Inputs(np.arange(rows), seen, np.ones(rows, bool), {}, nothing)).obs
-            action = self._nested(actor.step(seen)[0], is_batch)
-            return action if state is None else (action, {})
-        inputs, memory, pipeline = self._resumed(seen, state, reward, first)
-        if pipeline.observes:
-            seen = pipeline.online(inputs).obs
-        chosen, extras = actor.step(seen, col.prefixed(memory, col.STATE_IN) or None)
-        after: PolicyState = {
-            "first": np.zeros(rows, bool),
-            "action": chosen,
-            "memory": {name: extras[f"{col.STATE_OUT}{col.SEPARATOR}{name}"] for name in memory},
-            "connectors": _slots_of(pipeline),
-        }
-        return self._nested(chosen, is_batch), after
+                seen = self.connectors.online(Inputs(np.arange(rows), seen, np.ones(rows, bool), {}, nothing)).obs
+            chosen, _ = actor.step(seen)
+        action = self.connectors.act(chosen) if self.connectors.acts else chosen
+        if not is_batch:
+            action = {name: column[0] for name, column in action.items()}
+        nested = self._nest(action if device is None else _tensors(action, device))
+        return nested if state is None else (nested, after)
 
-    def _actor(self, explore: bool, rng: np.random.Generator | None, rows: int) -> Actor:
+    def _actor(self, explore: bool, rng: np.random.Generator | None) -> Actor:
         if explore not in self._actors:
             self._actors[explore] = self.module.actor(explore=explore)
         if self.module.training:
             self.module.eval()  # no dropout while acting; the learner switches back to training mode
         actor = self._actors[explore]
-        if explore:
-            rng = np.random.default_rng() if rng is None else rng
-        actor.start(_NOTHING_IS_DRAWN if rng is None else rng, rows)
+        actor.start(self._rng if rng is None else rng, 0)  # no random numbers are drawn in advance
         return actor
 
-    def _columns_of(self, obs: Any) -> tuple[Columns, bool]:
-        """The columns ``[B, ...]`` of an observation or of a batch, and whether it is a batch."""
+    def _columns_of(self, obs: Any) -> tuple[Columns, bool, torch.device | None]:
+        """The NumPy columns ``[B, ...]`` of an observation or a batch; whether it is a batch; the device of tensors."""
+        device = None
+        given: Columns = {}
         try:
-            given = {name: np.asarray(value) for name, value in self._flatten(obs).items()}
+            for name, value in self._flatten(obs).items():
+                if isinstance(value, torch.Tensor):
+                    device = value.device
+                    value = host(value)
+                given[name] = np.asarray(value)
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise SpaceError(f"the observation does not fit its space {self.obs_space}: {error!r}.") from error
         is_batch = all(given[name].ndim == len(shape) + 1 for name, (shape, _) in self._forms.items())
@@ -148,15 +162,20 @@ class Policy:
                     f"`{name}` has shape {given[name].shape}, but in its space {self.obs_space} it has shape {shape}: "
                     "give one observation, or arrays of observations with the batch's axis in front, all of one length."
                 )
-            if not np.can_cast(value.dtype, dtype, "same_kind"):
+            if value.dtype != dtype and not np.can_cast(value.dtype, dtype, "same_kind"):
                 raise SpaceError(f"`{name}` has dtype {value.dtype}, but in its space {self.obs_space} {dtype}.")
             columns[name] = value.astype(dtype, copy=False)
-        return columns, is_batch
+        return columns, is_batch, device
 
-    def _resumed(
-        self, obs: Columns, state: PolicyState | None, reward: ArrayLike | None, first: ArrayLike | None
-    ) -> tuple[Inputs, Columns, Pipeline]:
-        """The inputs of a policy with state: rows for the connectors, the module's state, and the connectors."""
+    def _acted(
+        self,
+        actor: Actor,
+        obs: Columns,
+        state: PolicyState | None,
+        reward: ArrayLike | None,
+        first: ArrayLike | None,
+    ) -> tuple[Columns, PolicyState]:
+        """What a policy with state chooses, and its next state."""
         rows = len(next(iter(obs.values())))
         if state is None or len(state.get("first", ())) != rows:
             raise SettingsError(
@@ -165,27 +184,52 @@ class Policy:
                 "`action, state = policy.act(obs, state)`."
             )
         begins = state["first"] if first is None else state["first"] | np.asarray(first, bool)
-        readers = [c.name for c in self.connectors.connectors if _has_memory(c) and col.REWARD in (c.needs or ())]
-        if readers and reward is None and not begins.all():
+        if reward is None and not begins.all() and (readers := self.readers(col.REWARD)):
             raise SettingsError(f"{readers[0]} needs the last reward: policy.act(obs, state, reward=...).")
         earned = np.zeros(rows) if reward is None else np.broadcast_to(np.asarray(reward, np.float64), (rows,))
-        initial = self.module.initial_state()
-        memory = {name: _with_rows(part, begins, initial[name]) for name, part in state["memory"].items()}
-        action = {name: _with_rows(part, begins, 0) for name, part in state["action"].items()}
-        pipeline = self._own_pipeline()
-        for i, kept in state["connectors"].items():
-            pipeline.connectors[int(i)].load_state_dict(kept)
-        return Inputs(np.arange(rows), obs, begins, action, np.where(begins, 0.0, earned)), memory, pipeline
+        memory, action = state["memory"], state["action"]
+        if begins.any():
+            memory = {name: where_rows(begins, 0.0, part).astype(np.float32) for name, part in memory.items()}
+            action = {name: where_rows(begins, 0, part).astype(part.dtype) for name, part in action.items()}
+            earned = np.where(begins, 0.0, earned)
+        inputs, kept = self.connectors.step(Inputs(np.arange(rows), obs, begins, action, earned), state["connectors"])
+        chosen, extras = actor.step(inputs.obs, col.prefixed(memory, col.STATE_IN) or None)
+        after: PolicyState = {
+            "first": np.zeros(rows, bool),
+            "action": {name: chosen[name] for name in action},
+            "memory": {name: extras[f"{col.STATE_OUT}{col.SEPARATOR}{name}"] for name in memory},
+            "connectors": kept,
+        }
+        return chosen, after
 
-    def _own_pipeline(self) -> Pipeline:
-        """The connectors, with copies of those that have state per slot, which a runner may be using."""
-        return Pipeline([copy.deepcopy(c) if _has_slots(c) else c for c in self.connectors.connectors])
+    # -- elsewhere ----------------------------------------------------------------------------------------------
 
-    def _nested(self, chosen: Columns, is_batch: bool) -> Any:
-        action = self.connectors.act(chosen) if self.connectors.acts else chosen
-        if not is_batch:
-            action = {name: column[0] for name, column in action.items()}
-        return self._nest(action)
+    def export(self, path: str | os.PathLike[str]) -> None:
+        """Write the policy to a file that runs without Etude: `act` with ``explore=False``, connectors included.
+
+        The inputs are the columns of observations ``[B, ...]`` (``obs``, or ``obs/camera`` of a Dict), ``reward`` if it
+        is needed, and the state, ``state_in/...``; the outputs are the columns of the action and ``state_out/...``. The
+        metadata ``etude`` of the file are JSON: the spaces, and the state at the start of an episode.
+
+        Args:
+            path: A file ending in ``.onnx``, for runtimes of ONNX (needs ``etude[export]``), or in ``.pt2``, for
+                `torch.export.load`. What is there is replaced.
+
+        Raises:
+            SettingsError: a connector can't be exported, a package is missing, or the path does not fit.
+            ModuleError: torch can't export the network.
+        """
+        takes_reward = bool(self.readers(col.REWARD))
+        traced = TracedPolicy(
+            self.module, self.connectors, self.obs_space, self.initial_state(1), takes_reward=takes_reward
+        )
+
+        def act(obs: Columns) -> Columns:
+            rows = len(next(iter(obs.values())))
+            actions = self.act(Nester(self.obs_space, col.OBS)(obs), self.initial_state(rows))[0]
+            return Flattener(self.action_space, col.ACTION)(actions)
+
+        export(path, traced, (self.obs_space, self.action_space), act)
 
     # -- other envs ---------------------------------------------------------------------------------------------
 
@@ -212,23 +256,6 @@ class Policy:
 PolicyLike: TypeAlias = Policy | Module
 """A policy; or a module, as a policy without connectors."""
 
-_NOTHING_IS_DRAWN = np.random.default_rng(0)
 
-
-def _has_slots(connector: Connector) -> bool:
-    return overrides(connector, "start")
-
-
-def _has_memory(connector: Connector) -> bool:
-    return bool(connector.context) or _has_slots(connector)
-
-
-def _slots_of(pipeline: Pipeline) -> dict[str, Any]:
-    return {str(i): c.state_dict() for i, c in enumerate(pipeline.connectors) if _has_slots(c)}
-
-
-def _with_rows(column: NDArray[Any], rows: NDArray[np.bool_], value: Any) -> NDArray[Any]:
-    """A copy of a column with a value in some rows."""
-    column = np.array(column)
-    column[rows] = value
-    return column
+def _tensors(columns: Columns, device: torch.device) -> dict[str, torch.Tensor]:
+    return {name: torch.as_tensor(column).to(device) for name, column in columns.items()}

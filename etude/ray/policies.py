@@ -16,7 +16,7 @@ from etude.algorithms.config import AlgorithmConfig
 from etude.algorithms.policies import MAIN
 from etude.algorithms.task import TaskModule
 from etude.connectors import Pipeline
-from etude.connectors.pipeline import overrides
+from etude.connectors.connector import overrides
 from etude.errors import SettingsError
 from etude.learners import Learner
 from etude.modules import Module

@@ -7,11 +7,12 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from gymnasium.wrappers import TransformReward
 
 import etude
-from etude.connectors import Connector, Pipeline
+from etude.connectors import Connector, FrameStack, Pipeline
 from etude.errors import SettingsError, SpaceError
 from etude.modules import make_module
 from etude.modules.network import NetworkConfig
@@ -224,3 +225,58 @@ def test_connectors_of_ones_own_that_keep_something_of_each_slot() -> None:
     for t in range(1, 4):
         _, state = policy.act(np.zeros(2, np.float32), state)
         assert state["connectors"]["0"]["steps"].tolist() == [t]
+
+
+def test_tensors_give_tensors_as_arrays_give_arrays() -> None:
+    with closing(trained("plain", lambda: gym.wrappers.TimeLimit(Rooms(), 10))) as ppo:
+        batch = {"at": np.arange(5), "view": np.random.default_rng(0).random((5, 2, 2), np.float32)}
+        tensors = {name: torch.from_numpy(column) for name, column in batch.items()}
+        wanted, found = ppo.policy.act(batch), ppo.policy.act(tensors)
+        for name in ("go", "push"):
+            assert isinstance(found[name], torch.Tensor)
+            np.testing.assert_array_equal(found[name].numpy(), wanted[name])
+        one = ppo.policy.act({name: tensor[0] for name, tensor in tensors.items()})
+    assert one["go"].shape == ()
+    assert one["go"] == found["go"][0]
+    assert one["push"].dtype == torch.float32
+
+
+def test_a_policy_explores_by_random_numbers_of_its_own() -> None:
+    with closing(trained("plain")) as ppo:
+        drawn = [int(ppo.policy.act(np.zeros(4, np.float32), explore=True)) for _ in range(60)]
+    assert set(drawn) == {0, 1}
+
+
+@pytest.mark.parametrize("connectors", [("normalize_reward",), ("clip_reward", "normalize_obs")])
+def test_scaling_rewards_makes_no_memory(connectors: tuple[str, ...]) -> None:
+    with closing(trained("plain", connectors=connectors)) as ppo:
+        assert not ppo.policy.remembers
+        assert ppo.policy.act(np.zeros(4, np.float32)) in (0, 1)
+
+
+def test_rewards_of_the_last_step_are_seen_as_a_runner_shows_them() -> None:
+    connectors = ("normalize_reward", "prev_action_reward", "history:3")
+    with closing(trained("plain", connectors=connectors)) as ppo:
+        runner = ppo.new_runner(None, 1, seed=3)
+        exp = runner.collect(num_episodes=1, explore=False)
+        runner.close()
+        state, acted = ppo.policy.initial_state(), []
+        for obs, reward in zip(exp.steps["obs"], [0.0, *exp.steps["reward"][:-1]], strict=True):
+            action, state = ppo.policy.act(obs, state, reward=reward)
+            acted.append(action)
+    np.testing.assert_array_equal(np.array(acted), exp.steps["action"])
+
+
+class Doubled(FrameStack):
+    """Inherits a `step`, which is not what its `online` does."""
+
+    def online(self, inputs: Any) -> Any:
+        return super().online(inputs.with_obs({name: column * 2 for name, column in inputs.obs.items()}))
+
+
+def test_a_connector_with_another_online_does_not_act_by_an_inherited_step() -> None:
+    pipeline, box = Pipeline([Doubled(2)]), spaces.Box(-1, 1, (2,), np.float32)
+    seen, chosen = pipeline.spaces(box, spaces.Discrete(2))
+    policy = Policy(make_module(None, seen, chosen), pipeline, obs_space=box)
+    _, state = policy.act(np.ones(2, np.float32), policy.initial_state())
+    assert state["connectors"]["0"]["frames"]["obs"].tolist() == [[2, 2, 2, 2]]

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Policies as files that run without Etude: ONNX, or a program of torch.export, with the connectors inside."""
+
+import copy
+import json
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from etude import columns as col
+from etude.connectors import Connector, Inputs, Pipeline, overrides
+from etude.errors import ModuleError, SettingsError
+from etude.experience.arrays import where_rows
+from etude.modules import Module
+from etude.spaces import Flattener, Space, leaf_dtype, leaf_shape, space_to_json
+
+METADATA: Final = "etude"
+"""The key of the metadata of an exported policy, which are JSON."""
+
+FIRST: Final = f"{col.STATE_IN}/first"
+ROWS: Final = 16
+"""Observations that a policy and its torch form are compared on."""
+
+TOLERANCE: Final = 1e-5
+
+
+class TracedPolicy(nn.Module):
+    """What `Policy.act` does with ``explore=False``, on torch tensors alone, so that torch can export it.
+
+    It is called with the tensors of `inputs`, in order, and returns those of `outputs`: the columns of the action, then
+    the state.
+
+    Args:
+        module: The module.
+        connectors: Around it.
+        obs_space: The env's observation space.
+        state: The policy's state at the start of an episode, for one row; {} if it has none.
+        takes_reward: Whether it needs the reward of the last step.
+
+    Raises:
+        SettingsError: a connector has no torch form.
+    """
+
+    def __init__(
+        self, module: Module, connectors: Pipeline, obs_space: Space, state: Mapping[str, Any], *, takes_reward: bool
+    ) -> None:
+        super().__init__()
+        check_connectors(connectors)
+        self.module = copy.deepcopy(module).cpu().eval().requires_grad_(False)
+        self._connectors = connectors.copy()
+        self._paths = {f"{col.STATE_IN}/{'/'.join(path)}": path for path, _ in _leaves(state)}
+        self.initial_state: dict[str, NDArray[Any]] = {
+            f"{col.STATE_IN}/{'/'.join(path)}": np.asarray(leaf[0]) for path, leaf in _leaves(state)
+        }
+        """What the state begins with, for one row, by the name of the input."""
+        leaves = Flattener(obs_space, col.OBS).leaves
+        self.inputs: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {
+            name: (leaf_shape(leaf), leaf_dtype(leaf)) for name, leaf in leaves.items()
+        }
+        """The shapes, without the batch's axis, and the dtypes of what it is given."""
+        self.observed = list(self.inputs)
+        if takes_reward:
+            self.inputs[col.REWARD] = ((), np.dtype(np.float64))
+        self.inputs |= {name: (part.shape, part.dtype) for name, part in self.initial_state.items()}
+        self.acted = list(self.module.dist.flatten.leaves)
+        self.outputs = [*self.acted, *(_after(name) for name in self.initial_state)]
+        """The names of what it returns."""
+
+    def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
+        """The outputs for the inputs, each ``[B, ...]``."""
+        by_name = dict(zip(self.inputs, given, strict=True))
+        state = _nested({path: by_name[name] for name, path in self._paths.items()})
+        rows = given[0].shape[0]
+        first = by_name[FIRST] if FIRST in by_name else torch.ones(rows, dtype=torch.bool)
+        memory = {name: where_rows(first, 0.0, part) for name, part in state.get("memory", {}).items()}
+        before = {name: where_rows(first, 0, part) for name, part in state.get("action", {}).items()}
+        reward: Any = by_name.get(col.REWARD)
+        reward = torch.zeros(rows, dtype=torch.float64) if reward is None else where_rows(first, 0.0, reward)
+        seen: dict[str, Any] = {name: by_name[name] for name in self.observed}
+        slots = np.zeros(0, np.int64)  # the state is given, so there are none
+        inputs, kept = self._connectors.step(
+            Inputs(slots, seen, first, before, reward),
+            state.get("connectors", {}),  # type: ignore[arg-type]
+        )
+        chosen, after = self._chosen(dict(inputs.obs), memory)
+        acted: Any = self._connectors.act(chosen)  # type: ignore[arg-type]
+        last = {"first": torch.zeros_like(first), "memory": after, "connectors": kept}
+        last["action"] = {name: chosen[name] for name in before}
+        found = {f"{col.STATE_IN}/{'/'.join(path)}": leaf for path, leaf in _leaves(last)}
+        return (*(acted[name] for name in self.acted), *(found[name] for name in self.initial_state))
+
+    def _chosen(self, obs: dict[str, Any], memory: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        module = self.module
+        if module.recurrent:
+            obs = {name: tensor.unsqueeze(1) for name, tensor in obs.items()}
+            output = module(module.obs_from(obs), memory)
+        else:
+            output = module(module.obs_from(obs))
+        dist, inputs = output.bound()
+        inputs = (inputs[:, 0] if module.recurrent else inputs).float()
+        return dist.act_tensors(inputs, None), {name: output.state[name].float() for name in memory}
+
+    def samples(self, obs: Mapping[str, NDArray[Any]], num_rows: int) -> tuple[Tensor, ...]:
+        """Inputs at the start of an episode, for these observations ``[num_rows, ...]``."""
+        found = {name: np.ascontiguousarray(obs[name]) for name in self.observed}
+        for name, (shape, dtype) in self.inputs.items():
+            start = self.initial_state.get(name, np.zeros(shape, dtype))
+            found.setdefault(name, np.repeat(start[None], num_rows, 0))
+        return tuple(torch.from_numpy(found[name]) for name in self.inputs)
+
+
+def check_connectors(connectors: Pipeline) -> None:
+    """Raise a SettingsError that names a connector without a torch form, and says what to do."""
+    for connector in connectors.connectors:
+        if isinstance(connector, Pipeline):
+            check_connectors(connector)
+        elif not _has_torch_form(connector):
+            raise SettingsError(
+                f"the connector `{connector.name}` can't be exported, since it works on NumPy arrays alone. If it "
+                "works on torch tensors, too, let its class say so: takes_tensors = True, and if it keeps something "
+                "from step to step, a method step (see etude.Connector.step). A function becomes a Connector with "
+                "these. Or leave it out, and do what it does before the exported policy is called."
+            )
+
+
+def _has_torch_form(connector: Connector) -> bool:
+    keeps = overrides(connector, "start") and overrides(connector, "online")
+    sees = overrides(connector, "step") or not overrides(connector, "online") or (connector.takes_tensors and not keeps)
+    return sees and (connector.takes_tensors or not overrides(connector, "act"))
+
+
+def export(
+    path: str | os.PathLike[str], traced: TracedPolicy, spaces: tuple[Space, Space], act: Callable[..., Any]
+) -> None:
+    """Write a policy to a file; what is there is replaced as a whole.
+
+    Args:
+        path: The file: ``.onnx``, or ``.pt2`` for `torch.export.load`.
+        traced: The policy in torch.
+        spaces: The env's, of observations and of actions.
+        act: Gives the columns of the action for columns of observations, as the policy does it in NumPy: for a check.
+
+    Raises:
+        SettingsError: the path ends otherwise, or a package is missing.
+        ModuleError: torch can't export the network, or it chooses other actions in torch than the policy does.
+    """
+    path = Path(path)
+    if path.suffix not in (".onnx", ".pt2"):
+        raise SettingsError(f"a policy is exported to a file that ends in .onnx or .pt2, not to {path}.")
+    if not path.parent.is_dir():
+        raise SettingsError(f"{path} can't be written: there is no folder {path.parent}.")
+    if path.suffix == ".onnx":
+        _check_packages()
+    given = _compared(traced, spaces[0], act)
+    names = list(traced.inputs)
+    dynamic = {"given": tuple({0: torch.export.Dim.AUTO} for _ in names)}
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # one operation, which no other runtime knows
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.export.export(traced, given, dynamic_shapes=dynamic, strict=False)
+            if not all(_is_free(node.meta["val"].shape[0]) for node in _placeholders(program)):
+                raise ValueError(f"it works with batches of {ROWS} observations alone")
+            about = json.dumps(_about(traced, spaces))
+            with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+                draft = Path(folder) / path.name
+                if path.suffix == ".pt2":
+                    torch.export.save(program, draft, extra_files={METADATA: about})
+                else:
+                    made = torch.onnx.export(
+                        program, dynamo=True, input_names=names, output_names=traced.outputs, verbose=False
+                    )
+                    assert made is not None
+                    made.model.metadata_props[METADATA] = about
+                    made.save(draft)
+                draft.replace(path)
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ModuleError(
+            f"torch can't export {type(traced.module.net).__name__} ({type(error).__name__}: {reason}). Its forward, "
+            "and the connectors of your own, must do the same for all values: no `if` on a tensor, no NumPy."
+        ) from error
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+
+
+def _placeholders(program: torch.export.ExportedProgram) -> list[torch.fx.Node]:
+    """The nodes of what the program is called with."""
+    names = set(program.graph_signature.user_inputs)
+    return [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
+
+
+def _is_free(size: Any) -> bool:
+    return isinstance(size, torch.SymInt)
+
+
+def _check_packages() -> None:
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise SettingsError(
+            f"to write ONNX takes the packages onnx and onnxscript ({error}): pip install 'etude[export]'. A .pt2 file "
+            "takes none."
+        ) from error
+
+
+def _about(traced: TracedPolicy, spaces: tuple[Space, Space]) -> dict[str, Any]:
+    """What the file says of itself."""
+    from etude import __version__
+
+    return {
+        "format": 1,
+        "etude": __version__,
+        "obs_space": space_to_json(spaces[0]),
+        "action_space": space_to_json(spaces[1]),
+        "inputs": [
+            {"name": name, "shape": list(shape), "dtype": dtype.name} for name, (shape, dtype) in traced.inputs.items()
+        ],
+        "outputs": list(traced.outputs),
+        "state": [
+            {"input": name, "output": _after(name), "initial": bool(name == FIRST)} for name in traced.initial_state
+        ],
+    }
+
+
+def _compared(traced: TracedPolicy, obs_space: Space, act: Callable[..., Any]) -> tuple[Tensor, ...]:
+    """Check the torch form against the policy on drawn observations; gives inputs to trace it with."""
+    space = copy.deepcopy(obs_space)
+    space.seed(0)
+    flatten = Flattener(space, col.OBS)
+    drawn = [flatten(space.sample()) for _ in range(ROWS)]
+    obs = {
+        name: np.ones((ROWS, *leaf_shape(leaf)), leaf_dtype(leaf))
+        if name == col.OBS_MASK
+        else np.stack([np.asarray(one[name]) for one in drawn]).astype(leaf_dtype(leaf), copy=False)
+        for name, leaf in flatten.leaves.items()
+    }
+    given = traced.samples(obs, ROWS)
+    with torch.no_grad():
+        found = dict(zip(traced.outputs, traced(*given), strict=True))
+    for name, wanted in act(obs).items():
+        own = found[name].numpy()
+        if own.dtype.kind == "f":
+            differ = np.abs(own - wanted) > TOLERANCE * np.maximum(1, np.abs(wanted))
+        else:
+            differ = own != wanted
+        if differ.reshape(ROWS, -1).any(1).sum() > (0 if own.dtype.kind == "f" else ROWS // 4):
+            raise ModuleError(
+                f"the exported policy would choose other actions than this one: `{name}` differs. A module with an "
+                "`actor` of its own, or a distribution whose `act_tensors` is not its `act`, can't be exported."
+            )
+    return given
+
+
+def _after(name: str) -> str:
+    """The output of the state whose input has this name."""
+    return f"{col.STATE_OUT}{name.removeprefix(col.STATE_IN)}"
+
+
+def _leaves(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for key, part in tree.items():
+        if isinstance(part, Mapping):
+            yield from _leaves(part, (*path, key))
+        else:
+            yield (*path, key), part
+
+
+def _nested(leaves: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        part = tree
+        for key in path[:-1]:
+            part = part.setdefault(key, {})
+        part[path[-1]] = leaf
+    return tree

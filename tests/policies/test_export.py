@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exported policies choose what the policy chooses, run by onnxruntime in a process without Etude and torch."""
+
+import json
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from etude.algorithms.cql import ConservativeModule
+from etude.algorithms.decision_transformer import DecisionTransformerConfig, ReturnTransformer
+from etude.algorithms.qr_dqn import QuantileGreedy, QuantileModule
+from etude.algorithms.td3 import DeterministicModule
+from etude.connectors import Connector, History, Pipeline, ReturnToGo
+from etude.errors import ModuleError, SettingsError
+from etude.modules import NetworkConfig, make_module
+from etude.modules.network import Network
+from etude.modules.noisy import NoisyNetwork
+from etude.modules.random import RandomModule
+from etude.policies import Policy
+from etude.spaces import Flattener, Nester
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+VECTOR = spaces.Box(-1, 1, (3,), np.float32)
+WIDE = spaces.Box(-np.inf, np.inf, (3,), np.float64)
+PIXELS = spaces.Box(0, 255, (12, 12, 1), np.uint8)
+PUSH = spaces.Box(np.array([-2, 0], np.float32), np.array([5, 1], np.float32))
+NESTED = spaces.Dict(
+    {
+        "at": spaces.Discrete(5, start=2),
+        "codes": spaces.MultiDiscrete([3, 2]),
+        "bits": spaces.MultiBinary(4),
+        "view": PIXELS,
+        "parts": spaces.Tuple([VECTOR, spaces.Box(-3, 3, (), np.float32)]),
+    }
+)
+MASKED = spaces.Dict({"x": VECTOR, "action_mask": spaces.MultiBinary(5)})
+ACTIONS = spaces.Dict(
+    {
+        "go": spaces.MultiDiscrete([3, 2]),
+        "bits": spaces.MultiBinary(2),
+        "push": PUSH,
+        "one": spaces.Discrete(3, start=1),
+    }
+)
+
+
+def policy_of(obs: Any, action: Any, connectors: list[Any], make: Any = None, **given: Any) -> Policy:
+    torch.manual_seed(0)
+    pipeline = Pipeline(connectors)
+    seen, chosen = pipeline.spaces(obs, action)
+    module = make_module(None, seen, chosen, **given) if make is None else make(seen, chosen)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            inputs = max(1, parameter[0].numel()) if parameter.dim() > 1 else 25
+            parameter += torch.randn(parameter.shape) / inputs**0.5  # no two actions are equally good
+    return Policy(module, pipeline, obs_space=obs, action_space=action)
+
+
+def td3(seen: Any, chosen: Any) -> Any:
+    config = NetworkConfig()
+    return DeterministicModule(Network(seen, chosen, config, _Two(), value=False), seen, chosen, config)
+
+
+class _Two:
+    num_inputs, log_std = 2, np.empty(0, np.int64)
+
+
+def cql(seen: Any, chosen: Any) -> Any:
+    config = NetworkConfig(state_dependent_std=True)
+    made = make_module(None, seen, chosen, config, squash=True, value=False)
+    return ConservativeModule(made.net, seen, chosen, made.dist, config, 1.0, 5.0)
+
+
+def qr_dqn(seen: Any, chosen: Any) -> Any:
+    dist = QuantileGreedy(chosen, "action", 3)
+    return QuantileModule(NoisyNetwork(seen, chosen, NetworkConfig(), dist, value=True), seen, chosen, dist)
+
+
+def transformer(seen: Any, chosen: Any) -> Any:
+    config = DecisionTransformerConfig(env="CartPole-v1", embedding_size=8, num_layers=1)
+    return make_module(partial(ReturnTransformer, config=config), seen, chosen)
+
+
+POLICIES: dict[str, Any] = {
+    "vector": lambda: policy_of(VECTOR, spaces.Discrete(4), ["clip_action", "normalize_obs"]),
+    "float64, units": lambda: policy_of(WIDE, PUSH, ["rescale_action", "normalize_obs:0.5"]),
+    "squashed": lambda: policy_of(VECTOR, PUSH, ["clip_action"], squash=True),
+    "nested": lambda: policy_of(NESTED, ACTIONS, ["clip_action", "drop:view"]),
+    "pixels": lambda: policy_of(PIXELS, spaces.Discrete(3), ["frame_stack:3"]),
+    "masked": lambda: policy_of(MASKED, spaces.MultiDiscrete([3, 2]), []),
+    "steps before": lambda: policy_of(
+        VECTOR, ACTIONS, ["clip_reward", "normalize_reward", "prev_action_reward", "history:2"]
+    ),
+    "lstm": lambda: policy_of(VECTOR, spaces.Discrete(4), ["frame_stack:2"], config=NetworkConfig(recurrent="lstm")),
+    "gru": lambda: policy_of(
+        NESTED, PUSH, ["prev_action_reward"], config=NetworkConfig(recurrent="gru", separate=False)
+    ),
+    "td3": lambda: policy_of(VECTOR, PUSH, [], td3),
+    "cql": lambda: policy_of(VECTOR, PUSH, [], cql),
+    "qr_dqn": lambda: policy_of(MASKED, spaces.Discrete(5), [], qr_dqn),
+    "transformer": lambda: policy_of(VECTOR, PUSH, [ReturnToGo(20.0, 10.0), History(3)], transformer),
+}
+
+CHILD = """
+import json, sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("etude", "torch"):
+            raise ImportError(name + " is not here")
+sys.meta_path.insert(0, Blocked())
+import numpy as np, onnxruntime
+folder = sys.argv[1]
+session = onnxruntime.InferenceSession(folder + "/policy.onnx", providers=["CPUExecutionProvider"])
+about = json.loads(session.get_modelmeta().custom_metadata_map["etude"])
+given = np.load(folder + "/given.npz")
+found = {}
+for size in (1, 4):
+    feed = {i["name"]: np.zeros((size, *i["shape"]), i["dtype"]) for i in about["inputs"]}
+    for part in about["state"]:
+        feed[part["input"]][...] = part["initial"]
+    for t in range(4):
+        if t == 2 and size == 4 and about["state"]:
+            feed["state_in/first"][1] = True
+        for i in about["inputs"]:
+            if not i["name"].startswith("state_in/"):
+                feed[i["name"]] = given[f"{size}:{t}:{i['name']}"]
+        out = dict(zip(about["outputs"], session.run(about["outputs"], feed)))
+        for part in about["state"]:
+            feed[part["input"]] = out[part["output"]]
+        found |= {f"{size}:{t}:{name}": out[name] for name in out if not name.startswith("state_out/")}
+np.savez(folder + "/found.npz", **found)
+"""
+
+
+def flat_samples(space: Any, size: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    space.seed(int(rng.integers(1000)))
+    flatten = Flattener(space, "obs")
+    drawn = [flatten(space.sample()) for _ in range(size)]
+    found = {name: np.stack([np.asarray(one[name]) for one in drawn]) for name in flatten.leaves}
+    if "obs/action_mask" in found:
+        found["obs/action_mask"][:, [0, -1]] = 1
+    return found
+
+
+@pytest.mark.parametrize("kind", POLICIES)
+def test_onnxruntime_alone_chooses_what_the_policy_chooses(kind: str, tmp_path: Path) -> None:
+    policy, rng = POLICIES[kind](), np.random.default_rng(1)
+    policy.export(tmp_path / "policy.onnx")
+    given: dict[str, np.ndarray] = {}
+    wanted: dict[str, np.ndarray] = {}
+    for size in (1, 4):
+        state = policy.initial_state(size)
+        for t in range(4):
+            obs, reward = flat_samples(policy.obs_space, size, rng), rng.normal(size=size)
+            given |= {f"{size}:{t}:{name}": column for name, column in obs.items()} | {f"{size}:{t}:reward": reward}
+            first = np.arange(size) == 1 if t == 2 and size == 4 else None
+            nested = Nester(policy.obs_space, "obs")(obs)
+            action, state = policy.act(nested, state, reward=reward, first=first)
+            columns = Flattener(policy.action_space, "action")(action)
+            wanted |= {f"{size}:{t}:{name}": column for name, column in columns.items()}
+    np.savez(tmp_path / "given.npz", **given)
+    done = subprocess.run([sys.executable, "-c", CHILD, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = np.load(tmp_path / "found.npz")
+    assert set(found) == set(wanted)
+    for name, action in wanted.items():
+        assert found[name].dtype == action.dtype
+        np.testing.assert_allclose(found[name], action, rtol=1e-5, atol=1e-5)
+
+
+def test_a_program_of_torch_does_so_too(tmp_path: Path) -> None:
+    policy = POLICIES["lstm"]()
+    policy.export(tmp_path / "policy.pt2")
+    extra = {"etude": ""}
+    program = torch.export.load(tmp_path / "policy.pt2", extra_files=extra).module()
+    about = json.loads(extra["etude"])
+    obs = np.random.default_rng(0).normal(size=(3, 3)).astype(np.float32)
+    feed = {i["name"]: torch.zeros(3, *i["shape"], dtype=getattr(torch, i["dtype"])) for i in about["inputs"]}
+    feed["state_in/first"][...] = True
+    feed["obs"] = torch.from_numpy(obs)
+    out = program(*feed.values())
+    np.testing.assert_array_equal(out[0].numpy(), policy.act(obs, policy.initial_state(3))[0])
+
+
+class OnlyNumPy(Connector):
+    def online(self, inputs: Any) -> Any:
+        return inputs.with_obs({name: np.sin(column) for name, column in inputs.obs.items()})
+
+
+class Doubles(Connector):
+    takes_tensors = True
+
+    def online(self, inputs: Any) -> Any:
+        return inputs.with_obs({name: column * 2 for name, column in inputs.obs.items()})
+
+
+def test_what_can_not_be_exported_is_named(tmp_path: Path) -> None:
+    policy_of(VECTOR, PUSH, [Doubles()]).export(tmp_path / "mine.pt2")
+    for connector, name in ((OnlyNumPy(), "only_num_py"), (_halved, "_halved")):
+        with pytest.raises(SettingsError, match=f"the connector `{name}` can't be exported.*takes_tensors = True"):
+            policy_of(VECTOR, PUSH, [connector]).export(tmp_path / "mine.pt2")
+    policy = POLICIES["vector"]()
+    with pytest.raises(SettingsError, match=r"ends in \.onnx or \.pt2"):
+        policy.export(tmp_path / "policy.bin")
+    with pytest.raises(SettingsError, match="there is no folder"):
+        policy.export(tmp_path / "none" / "policy.onnx")
+    with pytest.raises(ModuleError):
+        Policy(RandomModule(VECTOR, spaces.Discrete(2))).export(tmp_path / "random.onnx")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.pt2"]
+
+
+def _halved(obs: Any) -> Any:
+    return obs / 2
