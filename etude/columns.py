@@ -59,12 +59,17 @@ def is_under(name: str, root: str) -> bool:
 
 def under(names: Iterable[str], root: str) -> list[str]:
     """The names among ``names`` that are ``root`` or a part of it, in their order."""
-    return [name for name in names if is_under(name, root)]
+    inside = root + SEPARATOR
+    found = []
+    for name in names:
+        if name == root or name.startswith(inside):
+            found.append(name)
+    return found
 
 
 def subtree(columns: Mapping[str, T], root: str) -> dict[str, T]:
     """The columns that are ``root`` or a part of it, under their own names."""
-    return {name: value for name, value in columns.items() if is_under(name, root)}
+    return dict(zip(names := under(columns, root), map(columns.__getitem__, names), strict=True))
 
 
 def renamed(columns: Mapping[str, T], root: str, new_root: str) -> dict[str, T]:
