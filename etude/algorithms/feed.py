@@ -174,12 +174,9 @@ class Feed:
         if self.pipeline is not None:
             spent.add(self.pipeline.spent)
         spent.seconds[CONNECTORS] += self._connecting
-        new = dataclasses.replace(
-            spent,
-            seconds={layer: max(0.0, s - self._told.seconds[layer]) for layer, s in spent.seconds.items()},
-            rows=spent.rows - self._told.rows,
-            bytes=spent.bytes - self._told.bytes,
-        )
+        new = Spent(rows=spent.rows - self._told.rows, bytes=spent.bytes - self._told.bytes)
+        for layer, seconds in spent.seconds.items():
+            new.seconds[layer] = max(0.0, seconds - self._told.seconds[layer])
         self._told, self.waited, self._depths = spent, 0.0, []
         return new, waited, depths
 
@@ -210,11 +207,17 @@ def report(feeds: Mapping[str, Feed], seconds: float, num_workers: int) -> tuple
         figures["mb_per_s"] = spent.bytes / 1e6 / seconds if seconds else 0.0
     if depths:
         figures["queue"] = sum(depths) / len(depths)
-    behind = [steps for feed in feeds.values() if feed.elsewhere is not None for steps in feed.elsewhere.staleness()]
+    behind: list[float] = []
+    for feed in feeds.values():
+        if feed.elsewhere is not None:
+            behind += feed.elsewhere.staleness()
     if behind:
         figures["staleness"] = sum(behind) / len(behind)
-    shared = {layer: took / (1 if layer == SHUFFLE else max(1, num_workers)) for layer, took in spent.seconds.items()}
-    slowest = max(shared, key=lambda layer: shared[layer])
+    slowest, most = "update", -1.0
+    for layer, took in spent.seconds.items():
+        share = took / (1 if layer == SHUFFLE else max(1, num_workers))
+        if share > most:
+            slowest, most = layer, share
     return figures, "update" if waited <= _FEW * seconds else slowest
 
 
