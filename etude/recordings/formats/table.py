@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Any table, a row a step: Parquet, JSON, CSV, Arrow, or a table in memory, with a map from our columns to its own."""
 
+import copy
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,12 +16,14 @@ from etude import columns as col
 from etude.columns import Columns
 from etude.errors import DataError
 from etude.experience import Experience, Segments
+from etude.files import AnyPath
 from etude.recordings.format import Contents, Format, Place, Problem, Unit
 from etude.recordings.formats.arrow import flat, is_text, one_array, strings
 from etude.recordings.formats.inferring import Range, fitting, inferred_space, needs_range, reserved, widen, widened
 from etude.recordings.formats.parquet_files import DecodedCache
+from etude.recordings.formats.sorting import SortedTable, bounds_of, is_large
 from etude.recordings.formats.source import DONE, ETUDE, FLAGS, KEYS, Source, described
-from etude.recordings.formats.table_index import Ints, TableIndex, index_of
+from etude.recordings.formats.table_index import Ints, TableIndex, index_of, sorted_index, tracks_of
 from etude.recordings.formats.table_inputs import BROKEN, Group, groups_of, unreadable
 from etude.recordings.layout import Header
 from etude.spaces import Space, leaf_shape, leaves
@@ -75,6 +78,21 @@ class TableColumns:
         self.action_space = self._space(col.ACTION, source.action_space)
         self._fit()
         self.steps = [n for n in self._found if not col.is_under(n, col.NEXT_OBS)]
+
+    def over(self, groups: Sequence[Group]) -> "TableColumns":
+        """The same columns of other groups of the same rows."""
+        other = copy.copy(self)
+        other._groups, other._schema, other._kept = groups, groups[0].schema, DecodedCache(CACHE_BYTES)
+        return other
+
+    def of_table(self) -> list[str]:
+        """The columns of the table that are needed, by their names in it."""
+        own = [n for names in self._plan.mapped.values() for n in names]
+        return list(dict.fromkeys([*own, *(n for name, n in self._plan.extras.items() if name not in self.dropped)]))
+
+    def tables(self, names: Sequence[str]) -> Iterator[pa.Table]:
+        """Columns of the table as they are, group after group."""
+        return (self._read(group, names) for group in self._groups)
 
     def keys(self, names: Sequence[str]) -> Iterator[tuple[int, dict[str, pa.ChunkedArray]]]:
         """The rows of one group after the other, and columns of them as they are in the table, by our names."""
@@ -248,8 +266,12 @@ class _Common(NamedTuple):
     def place(self, row: int) -> Place:
         """A row of the table."""
         g = int(np.searchsorted(self.first, row, side="right")) - 1
-        group, inside = self.groups[g], row - int(self.first[g])
+        group, inside = self.groups[g].origin(row - int(self.first[g]))
         return Place(group.place(inside), str(group.file or self.where), group.first + inside)
+
+    def words(self, row: int) -> str:
+        """A row of the table, in words."""
+        return self.place(row).words
 
 
 class _RowsUnit(NamedTuple):
@@ -287,7 +309,6 @@ class Table(Format):
         groups = [group for group in groups if group.num_rows]
         if not groups:
             raise DataError(f"{where}: there are no rows.")
-        first = np.append(0, np.cumsum([group.num_rows for group in groups]))
         try:
             schema = pa.unify_schemas([group.schema for group in groups], promote_options="permissive")
             plan = ColumnMap.of(schema, source.mapped(schema.names))
@@ -297,11 +318,23 @@ class Table(Format):
         keys = [name for name in (*KEYS, col.T_INDEX, *FLAGS) if name in plan.mapped]
         has_next = bool(col.under(plan.mapped, col.NEXT_OBS))
         has_finals = bool(col.under(plan.mapped, col.FINAL_OBS)) and not has_next
-        common = _Common(where, groups, first, columns, has_next, has_finals)
-        by_one = source.preset == ETUDE
-        index = index_of(partial(columns.keys, keys), has_next, lambda row: common.place(row).words, by_one=by_one)
+        common, by_one = (
+            _Common(where, groups, bounds_of(groups), columns, has_next, has_finals),
+            source.preset == ETUDE,
+        )
+        index = index_of(partial(columns.keys, keys), has_next, common.words, by_one=by_one)
+        if index is None and is_large(groups):
+            needed, tracks = columns.of_table(), partial(_tracks, common, keys)
+            made_by = (needed, [plan.mapped[name] for name in keys])
+            groups = SortedTable(groups, partial(columns.tables, needed), tracks, *made_by).groups()
+            common = common._replace(groups=groups, first=bounds_of(groups), columns=columns.over(groups))
+            ordered = partial(common.columns.keys, keys)
+            index = index_of(ordered, has_next, common.words, by_one=by_one, is_sorted=True)
+        elif index is None:
+            index = sorted_index(partial(columns.keys, keys), has_next, common.words, by_one=by_one)
+        assert index is not None  # rows that are sorted are in order
         header = Header(columns.obs_space, columns.action_space, source.env, _meta(plan, columns, index))
-        units = [_unit(k, index, common) for k in range(len(index.parts) - 1)]
+        units = [_unit(k, index, common, files) for k in range(len(index.parts) - 1)]
         return Contents(header, columns.steps, units, files)
 
     # -- reading ----------------------------------------------------------------------------------------------
@@ -339,6 +372,10 @@ class Table(Format):
 _NOTHING: Final = Experience({}, np.zeros(1, np.int64), Segments.of(0, episode_id=[]), {})
 
 
+def _tracks(common: _Common, keys: Sequence[str]) -> Iterator[tuple[Ints, Ints]]:
+    return tracks_of(partial(common.columns.keys, keys), common.has_next, common.words)
+
+
 def _meta(plan: ColumnMap, columns: TableColumns, index: TableIndex) -> dict[str, Any]:
     meta: dict[str, Any] = {}
     inferred = dict(columns.inferred)
@@ -356,7 +393,7 @@ def _meta(plan: ColumnMap, columns: TableColumns, index: TableIndex) -> dict[str
     return meta
 
 
-def _unit(k: int, index: TableIndex, common: _Common) -> Unit:
+def _unit(k: int, index: TableIndex, common: _Common, files: Sequence[AnyPath]) -> Unit:
     which = slice(int(index.parts[k]), int(index.parts[k + 1]))
     start, stop = int(index.offsets[which.start]), int(index.offsets[which.stop])
     follows = bool(index.goes_on[which.stop - 1]) and not common.has_next
@@ -365,7 +402,7 @@ def _unit(k: int, index: TableIndex, common: _Common) -> Unit:
     segments = {name: ids[which] for name, ids in index.ids.items()} | {n: getattr(index, n)[which] for n in names}
     offsets = index.offsets[which.start : which.stop + 1] - start
     place = common.place(start if rows is None else int(rows[0]))
-    file = next((group.file for group in common.groups if str(group.file) == place.file), None)
+    file = next((file for file in files if str(file) == place.file), None)
     data = _RowsUnit(start, rows, follows, offsets, index.goes_on[which], segments, common)
     return Unit(k, stop - start, file, place.row, data)
 
