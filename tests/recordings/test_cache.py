@@ -262,9 +262,9 @@ def sorts(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     found: list[Path] = []
     real = sorting.write_sorted
 
-    def counted(tracks: Any, rows: Any, target: Path) -> None:
+    def counted(tracks: Any, rows: Any, target: Path, *more: Any) -> None:
         found.append(target)
-        real(tracks, rows, target)
+        real(tracks, rows, target, *more)
 
     monkeypatch.setattr(sorting, "write_sorted", counted)
     monkeypatch.setattr(sorting, "BUCKET_BYTES", 2000)
@@ -350,7 +350,7 @@ def test_faults_of_sorted_rows_are_named_where_the_files_have_them(tmp_path: Pat
         ('[{"x": 1} {"x": 2}]', r"object 2 of the list is not JSON: a comma is missing"),
         ('[{"x": 1}, 2]', r"element 2 of the list is no object"),
         ('[{"x": 1}] {}', r"there is more behind the list of 1 objects"),
-        ("[]", r"there is no column `x`"),
+        ("[]", r"there (are no rows|is no column `x`)"),
         ("[" * 5000, r"recursion"),
     ],
 )

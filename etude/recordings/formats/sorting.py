@@ -4,6 +4,7 @@
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -28,8 +29,10 @@ _PENDING_BYTES: Final = 64 * 2**20
 _MOST_BUCKETS: Final = 1024
 _KEY_BYTES: Final = 64
 """What sorting a row in memory takes."""
-_TRACK, _WHEN, _ROW = "track in etude", "time in etude", "row in etude"
-_TABLE: Final = "sorted.arrow"
+ROW: Final = "row in etude"
+"""The column with the number that each row had before."""
+TABLE: Final = "sorted.arrow"
+_TRACK, _WHEN = "track in etude", "time in etude"
 
 
 class TrackTable:
@@ -108,7 +111,9 @@ class _Buckets:
         return np.asarray(self._first[i] + inside)
 
 
-def write_sorted(tracks: TrackTable, rows: Iterable[Rows], target: Path) -> None:
+def write_sorted(
+    tracks: TrackTable, rows: Iterable[Rows], target: Path, kept: Callable[[Rows], Rows] = lambda rows: rows
+) -> None:
     """Write ``rows`` to an Arrow file, by track and time; rows that are equal in both stay in the order given.
 
     Holds some buckets of rows in memory, and the tracks. The disk holds the rows twice meanwhile.
@@ -117,6 +122,7 @@ def write_sorted(tracks: TrackTable, rows: Iterable[Rows], target: Path) -> None
         tracks: Of all rows.
         rows: All rows, at least one, of one schema.
         target: The file to make.
+        kept: Gives those of some sorted rows that are kept; all rows of one track and time are among them.
     """
     rest = iter(rows)
     head = next(rest)
@@ -150,7 +156,8 @@ def write_sorted(tracks: TrackTable, rows: Iterable[Rows], target: Path) -> None
         flush()
     with pa.OSFile(str(aside)) as file:
         reader = pa.ipc.open_file(file)
-        write_batches(target, schema, (_in_order(reader, own, spill_schema) for own in batches if own))
+        in_order = (_in_order(reader, own, spill_schema) for own in batches if own)
+        write_batches(target, schema, (kept(some).table for some in in_order))
     aside.unlink()
 
 
@@ -166,11 +173,11 @@ def _split(rows: Rows, buckets: _Buckets, schema: pa.Schema) -> Iterator[tuple[i
         yield int(bucket[start]), table.take(pa.array(order[start:stop]))
 
 
-def _in_order(reader: pa.ipc.RecordBatchFileReader, batches: list[int], schema: pa.Schema) -> pa.Table:
+def _in_order(reader: pa.ipc.RecordBatchFileReader, batches: list[int], schema: pa.Schema) -> Rows:
     table = pa.Table.from_batches([reader.get_batch(i) for i in batches], schema).combine_chunks()
     track, when = (np.asarray(table[name]) for name in (_TRACK, _WHEN))
     order = np.lexsort((when, track))
-    return table.drop_columns([_TRACK, _WHEN]).take(pa.array(order))
+    return Rows(track[order], when[order], table.drop_columns([_TRACK, _WHEN]).take(pa.array(order)))
 
 
 # -- tables ----------------------------------------------------------------------------------------------------------
@@ -188,35 +195,45 @@ class SortedTable:
     """A table with its rows in order, which is made in the cache where it is not there. Can be pickled.
 
     Args:
-        groups: The rows as they are.
-        tables: Gives the columns of each group.
-        tracks: Gives the track and the time of each row, group after group.
-        made_by: What the sorted table depends on but for the files.
+        groups: The rows as they are; each row of the file that is made has its number among these.
+        origin: Their files.
+        make: Makes the file `TABLE` in the folder that it is given; see `write_sorted`.
     """
 
-    def __init__(
-        self,
+    def __init__(self, groups: Sequence[Group], origin: cache.Origin, make: Callable[[Path], None]) -> None:
+        self._unsorted, self._first, self._origin, self._make = groups, bounds_of(groups), origin, make
+
+    @classmethod
+    def of(
+        cls,
         groups: Sequence[Group],
         tables: Callable[[], Iterator[pa.Table]],
         tracks: Callable[[], Iterator[tuple[Ints, Ints]]],
         *made_by: object,
-    ) -> None:
-        self._unsorted, self._tables, self._tracks = groups, tables, tracks
-        self._first = bounds_of(groups)
+    ) -> "SortedTable":
+        """The same rows in order.
+
+        Args:
+            groups: The rows as they are.
+            tables: Gives the columns of each group.
+            tracks: Gives the track and the time of each row, group after group.
+            made_by: What the sorted table depends on but for the files.
+        """
         files = list(dict.fromkeys(group.file for group in groups if group.file))
-        self._origin = cache.Origin(files, "sorted table", VERSION, pa.__version__, *made_by)
+        origin = cache.Origin(files, "sorted table", VERSION, pa.__version__, *made_by)
+        return cls(groups, origin, partial(_sort, tables, tracks))
 
     @property
     def path(self) -> Path:
         """The file, which is there."""
-        return self._origin.entry(self._make) / _TABLE
+        return self._origin.entry(self._make) / TABLE
 
     def groups(self) -> list[Group]:
         """The rows in order."""
         with input_file(self.path, mapped=True) as source:
             reader = pa.ipc.open_file(source)
             sizes = [reader.get_batch(k).num_rows for k in range(reader.num_record_batches)]
-            schema = reader.schema.remove(reader.schema.get_field_index(_ROW))
+            schema = reader.schema.remove(reader.schema.get_field_index(ROW))
         first = np.append(0, np.cumsum(sizes)).tolist()
         return [_SortedGroup(schema, rows, None, first[k], self, k) for k, rows in enumerate(sizes)]
 
@@ -225,16 +242,22 @@ class SortedTable:
         g = int(np.searchsorted(self._first, row, side="right")) - 1
         return self._unsorted[g].origin(row - int(self._first[g]))
 
-    def _make(self, folder: Path) -> None:
-        tracks = TrackTable()
-        for track, when in self._tracks():
-            tracks.add(track, when)
-        write_sorted(tracks, self._rows(), folder / _TABLE)
 
-    def _rows(self) -> Iterator[Rows]:
-        for first, (track, when), table in zip(self._first.tolist(), self._tracks(), self._tables(), strict=False):
+def _sort(
+    tables: Callable[[], Iterator[pa.Table]], tracks: Callable[[], Iterator[tuple[Ints, Ints]]], folder: Path
+) -> None:
+    found = TrackTable()
+    for track, when in tracks():
+        found.add(track, when)
+
+    def rows() -> Iterator[Rows]:
+        first = 0
+        for (track, when), table in zip(tracks(), tables(), strict=True):
             row = pa.array(np.arange(first, first + table.num_rows))
-            yield Rows(track, when, _plain(table).append_column(_ROW, row))
+            yield Rows(track, when, _plain(table).append_column(ROW, row))
+            first += table.num_rows
+
+    write_sorted(found, rows(), folder / TABLE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,7 +274,7 @@ class _SortedGroup(Group):
             return pa.Table.from_batches([batch])
 
     def origin(self, row: int) -> tuple[Group, int]:
-        return self.table.origin(self.read([_ROW])[_ROW][row].as_py())
+        return self.table.origin(self.read([ROW])[ROW][row].as_py())
 
 
 def bounds_of(groups: Sequence[Group]) -> Ints:

@@ -274,7 +274,9 @@ class _Common(NamedTuple):
         return self.place(row).words
 
 
-class _RowsUnit(NamedTuple):
+class RowsUnit(NamedTuple):
+    """What a unit of a table is read from."""
+
     start: int
     """The place of its first row in the order of time."""
     rows: Ints | None
@@ -303,73 +305,85 @@ class Table(Format):
             DataError: a file can't be read, a column is missing, or nothing says where episodes end.
         """
         source = self._source
-        groups = groups_of(source.data, source.filesystem)
-        files = list(dict.fromkeys(group.file for group in groups if group.file))
-        where = str(files[0]) if len(files) == 1 else described(source.data)
-        groups = [group for group in groups if group.num_rows]
-        if not groups:
-            raise DataError(f"{where}: there are no rows.")
-        try:
-            schema = pa.unify_schemas([group.schema for group in groups], promote_options="permissive")
-            plan = ColumnMap.of(schema, source.mapped(schema.names))
-        except (DataError, *BROKEN) as error:
-            raise DataError(f"{where}: {error}") from error
-        columns = TableColumns(groups, schema, plan, source)
-        keys = [name for name in (*KEYS, col.T_INDEX, *FLAGS) if name in plan.mapped]
-        has_next = bool(col.under(plan.mapped, col.NEXT_OBS))
-        has_finals = bool(col.under(plan.mapped, col.FINAL_OBS)) and not has_next
-        common, by_one = (
-            _Common(where, groups, bounds_of(groups), columns, has_next, has_finals),
-            source.preset == ETUDE,
-        )
-        index = index_of(partial(columns.keys, keys), has_next, common.words, by_one=by_one)
-        if index is None and is_large(groups):
-            needed, tracks = columns.of_table(), partial(_tracks, common, keys)
-            made_by = (needed, [plan.mapped[name] for name in keys])
-            groups = SortedTable(groups, partial(columns.tables, needed), tracks, *made_by).groups()
-            common = common._replace(groups=groups, first=bounds_of(groups), columns=columns.over(groups))
-            ordered = partial(common.columns.keys, keys)
-            index = index_of(ordered, has_next, common.words, by_one=by_one, is_sorted=True)
-        elif index is None:
-            index = sorted_index(partial(columns.keys, keys), has_next, common.words, by_one=by_one)
-        assert index is not None  # rows that are sorted are in order
-        header = Header(columns.obs_space, columns.action_space, source.env, _meta(plan, columns, index))
-        units = [_unit(k, index, common, files) for k in range(len(index.parts) - 1)]
-        return Contents(header, columns.steps, units, files)
+        return contents_of(source, groups_of(source.data, source.filesystem))
 
     # -- reading ----------------------------------------------------------------------------------------------
 
     def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
         """Whole segments, or pieces of those that are longer than a unit. All or nothing can be read."""
-        own: _RowsUnit = unit.data
-        common, offsets, stop = own.common, own.offsets, int(own.offsets[-1])
-        nexts = [_next_of(name) for name in columns if col.is_under(name, col.OBS)] if common.has_next else []
-        found = _rows(own, stop + own.follows, [*columns, *nexts])
-        known = np.ones(len(offsets) - 1, bool) if common.has_next else own.goes_on.copy()
-        final_obs = {name: _final(own, name, found) for name in col.under(columns, col.OBS)}
-        if common.has_finals:
-            known |= _add_finals(own, final_obs)
-        segments = Segments.of(len(offsets) - 1, **own.segments, has_final_obs=known)
-        if problems is not None:
-            problems += (self._not_chained(unit, name, found) for name in nexts if _unlike(name, found, offsets).any())
-        return Experience({name: found[name][:stop] for name in columns}, offsets, segments, final_obs)
+        return read_rows(unit, columns, problems)
 
     def place(self, unit: Unit, row: int, exp: Experience) -> Place:
         """Where a row is, as its file counts."""
-        own: _RowsUnit = unit.data
-        return own.common.place(own.start + row if own.rows is None else int(own.rows[row]))
-
-    def _not_chained(self, unit: Unit, name: str, found: Columns) -> Problem:
-        other = _unlike(name, found, unit.data.offsets)
-        place, count = self.place(unit, int(other.argmax()), _NOTHING), int(other.sum())
-        text = (
-            f"{place.words}: `{name}` is not the `{_obs_of(name)}` of the step that follows ({count:,} such places). "
-            "Are the rows in order of time? Map `t`; or leave out `next_obs`, if it is another."
-        )
-        return Problem("not_chained", text, place.file, place.row, name, count, True, harmless=True)
+        return row_place(unit, row)
 
 
-_NOTHING: Final = Experience({}, np.zeros(1, np.int64), Segments.of(0, episode_id=[]), {})
+def contents_of(source: Source, groups: Sequence[Group], *, is_sorted: bool = False) -> Contents:
+    """What a table holds; see `Table.describe`. Of rows that are sorted, it is known that they are in order."""
+    files = list(dict.fromkeys(group.file for group in groups if group.file))
+    where = str(files[0]) if len(files) == 1 else described(source.data)
+    groups = [group for group in groups if group.num_rows]
+    if not groups:
+        raise DataError(f"{where}: there are no rows.")
+    try:
+        schema = pa.unify_schemas([group.schema for group in groups], promote_options="permissive")
+        plan = ColumnMap.of(schema, source.mapped(schema.names))
+    except (DataError, *BROKEN) as error:
+        raise DataError(f"{where}: {error}") from error
+    columns = TableColumns(groups, schema, plan, source)
+    keys = [name for name in (*KEYS, col.T_INDEX, *FLAGS) if name in plan.mapped]
+    has_next = bool(col.under(plan.mapped, col.NEXT_OBS))
+    has_finals = bool(col.under(plan.mapped, col.FINAL_OBS)) and not has_next
+    common, by_one = (
+        _Common(where, groups, bounds_of(groups), columns, has_next, has_finals),
+        source.preset == ETUDE,
+    )
+    index = index_of(partial(columns.keys, keys), has_next, common.words, by_one=by_one, is_sorted=is_sorted)
+    if index is None and is_large(groups):
+        needed, tracks = columns.of_table(), partial(_tracks, common, keys)
+        made_by = (needed, [plan.mapped[name] for name in keys])
+        groups = SortedTable.of(groups, partial(columns.tables, needed), tracks, *made_by).groups()
+        common = common._replace(groups=groups, first=bounds_of(groups), columns=columns.over(groups))
+        ordered = partial(common.columns.keys, keys)
+        index = index_of(ordered, has_next, common.words, by_one=by_one, is_sorted=True)
+    elif index is None:
+        index = sorted_index(partial(columns.keys, keys), has_next, common.words, by_one=by_one)
+    assert index is not None  # rows that are sorted are in order
+    header = Header(columns.obs_space, columns.action_space, source.env, _meta(plan, columns, index))
+    units = [_unit(k, index, common, files) for k in range(len(index.parts) - 1)]
+    return Contents(header, columns.steps, units, files)
+
+
+def read_rows(unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
+    """Whole segments, or pieces of those that are longer than a unit. All or nothing can be read."""
+    own: RowsUnit = unit.data
+    common, offsets, stop = own.common, own.offsets, int(own.offsets[-1])
+    nexts = [_next_of(name) for name in columns if col.is_under(name, col.OBS)] if common.has_next else []
+    found = _rows(own, stop + own.follows, [*columns, *nexts])
+    known = np.ones(len(offsets) - 1, bool) if common.has_next else own.goes_on.copy()
+    final_obs = {name: _final(own, name, found) for name in col.under(columns, col.OBS)}
+    if common.has_finals:
+        known |= _add_finals(own, final_obs)
+    segments = Segments.of(len(offsets) - 1, **own.segments, has_final_obs=known)
+    if problems is not None:
+        problems += (_not_chained(unit, name, found) for name in nexts if _unlike(name, found, offsets).any())
+    return Experience({name: found[name][:stop] for name in columns}, offsets, segments, final_obs)
+
+
+def row_place(unit: Unit, row: int) -> Place:
+    """Where a row of a unit is, as its file counts."""
+    own: RowsUnit = unit.data
+    return own.common.place(own.start + row if own.rows is None else int(own.rows[row]))
+
+
+def _not_chained(unit: Unit, name: str, found: Columns) -> Problem:
+    other = _unlike(name, found, unit.data.offsets)
+    place, count = row_place(unit, int(other.argmax())), int(other.sum())
+    text = (
+        f"{place.words}: `{name}` is not the `{_obs_of(name)}` of the step that follows ({count:,} such places). "
+        "Are the rows in order of time? Map `t`; or leave out `next_obs`, if it is another."
+    )
+    return Problem("not_chained", text, place.file, place.row, name, count, True, harmless=True)
 
 
 def _tracks(common: _Common, keys: Sequence[str]) -> Iterator[tuple[Ints, Ints]]:
@@ -403,11 +417,11 @@ def _unit(k: int, index: TableIndex, common: _Common, files: Sequence[AnyPath]) 
     offsets = index.offsets[which.start : which.stop + 1] - start
     place = common.place(start if rows is None else int(rows[0]))
     file = next((file for file in files if str(file) == place.file), None)
-    data = _RowsUnit(start, rows, follows, offsets, index.goes_on[which], segments, common)
+    data = RowsUnit(start, rows, follows, offsets, index.goes_on[which], segments, common)
     return Unit(k, stop - start, file, place.row, data)
 
 
-def _final(unit: _RowsUnit, name: str, found: Columns) -> NDArray[Any]:
+def _final(unit: RowsUnit, name: str, found: Columns) -> NDArray[Any]:
     offsets = unit.offsets
     if unit.common.has_next:
         return found[_next_of(name)][offsets[1:] - 1]
@@ -417,7 +431,7 @@ def _final(unit: _RowsUnit, name: str, found: Columns) -> NDArray[Any]:
     return final
 
 
-def _add_finals(unit: _RowsUnit, final_obs: Columns) -> NDArray[np.bool_]:
+def _add_finals(unit: RowsUnit, final_obs: Columns) -> NDArray[np.bool_]:
     """Put in what ``final_obs`` holds at the last row of each segment; tells where there is any."""
     common, last = unit.common, unit.offsets[1:] - 1
     rows = unit.start + last if unit.rows is None else unit.rows[last]
@@ -432,7 +446,7 @@ def _add_finals(unit: _RowsUnit, final_obs: Columns) -> NDArray[np.bool_]:
     return known
 
 
-def _rows(unit: _RowsUnit, num: int, names: Sequence[str]) -> Columns:
+def _rows(unit: RowsUnit, num: int, names: Sequence[str]) -> Columns:
     """Columns of the first ``num`` rows, from whatever groups hold them."""
     common = unit.common
     if unit.rows is None:
