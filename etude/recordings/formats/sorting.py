@@ -12,10 +12,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from etude.errors import DataError
 from etude.files import input_file
 from etude.recordings import cache
 from etude.recordings.format import grouped
 from etude.recordings.formats.arrow import write_batches
+from etude.recordings.formats.source import KEYS
 from etude.recordings.formats.table_inputs import Group, is_in_memory
 
 Ints = NDArray[np.int64]
@@ -122,15 +124,15 @@ def write_sorted(
         tracks: Of all rows.
         rows: All rows, at least one, of one schema.
         target: The file to make.
-        kept: Gives those of some sorted rows that are kept; all rows of one track and time are among them.
+        kept: Gives the rows and columns that are kept of some sorted rows, among which are all of one track and time.
     """
     rest = iter(rows)
     head = next(rest)
     a_row = max(1, head.table.nbytes // max(1, len(head.track)))
     num_rows = int(tracks.columns[1].sum())
     buckets = _Buckets(tracks, max(BUCKET_BYTES // a_row, num_rows // _MOST_BUCKETS, 1))
-    schema, aside = head.table.schema, target.with_suffix(".unsorted")
-    spill_schema = schema.append(pa.field(_TRACK, pa.int64())).append(pa.field(_WHEN, pa.int64()))
+    aside = target.with_suffix(".unsorted")
+    spill_schema = head.table.schema.append(pa.field(_TRACK, pa.int64())).append(pa.field(_WHEN, pa.int64()))
     batches: list[list[int]] = [[] for _ in range(buckets.num)]  # of each bucket, in the file aside
     with pa.OSFile(str(aside), "wb") as file, pa.ipc.new_file(file, spill_schema) as writer:
         written = 0
@@ -156,8 +158,9 @@ def write_sorted(
         flush()
     with pa.OSFile(str(aside)) as file:
         reader = pa.ipc.open_file(file)
-        in_order = (_in_order(reader, own, spill_schema) for own in batches if own)
-        write_batches(target, schema, (kept(some).table for some in in_order))
+        tables = (kept(_in_order(reader, own, spill_schema)).table for own in batches if own)
+        begun = next(tables)
+        write_batches(target, begun.schema, itertools.chain([begun], tables))
     aside.unlink()
 
 
@@ -198,10 +201,14 @@ class SortedTable:
         groups: The rows as they are; each row of the file that is made has its number among these.
         origin: Their files.
         make: Makes the file `TABLE` in the folder that it is given; see `write_sorted`.
+        empty: What to say of a row that has no value in a column, which is no key; None: it may be so.
     """
 
-    def __init__(self, groups: Sequence[Group], origin: cache.Origin, make: Callable[[Path], None]) -> None:
+    def __init__(
+        self, groups: Sequence[Group], origin: cache.Origin, make: Callable[[Path], None], empty: str | None = None
+    ) -> None:
         self._unsorted, self._first, self._origin, self._make = groups, bounds_of(groups), origin, make
+        self.empty = empty
 
     @classmethod
     def of(
@@ -271,10 +278,18 @@ class _SortedGroup(Group):
         with input_file(self.table.path, mapped=True) as source:
             batch = pa.ipc.open_file(source).get_batch(self.index).select(list(names))
             batch.validate(full=True)
+            for name in names if self.table.empty else ():
+                if name not in KEYS and batch[name].null_count:
+                    row = np.flatnonzero(np.asarray(batch[name].is_null()))[0]
+                    raise DataError(f"{self.place(int(row))}: has no `{name}`, {self.table.empty}")
             return pa.Table.from_batches([batch])
 
     def origin(self, row: int) -> tuple[Group, int]:
         return self.table.origin(self.read([ROW])[ROW][row].as_py())
+
+    def place(self, row: int) -> str:
+        group, inside = self.origin(row)
+        return group.place(inside)
 
 
 def bounds_of(groups: Sequence[Group]) -> Ints:

@@ -61,10 +61,13 @@ class ColumnMap:
 class TableColumns:
     """Columns of groups of rows, decoded when they are asked for."""
 
-    def __init__(self, groups: Sequence[Group], schema: pa.Schema, plan: ColumnMap, source: Source) -> None:
+    def __init__(
+        self, groups: Sequence[Group], schema: pa.Schema, plan: ColumnMap, source: Source,
+        known: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]] | None = None,
+    ) -> None:  # fmt: skip
         self._groups, self._schema, self._plan = groups, schema, plan
         self._kept: DecodedCache[Columns] = DecodedCache(CACHE_BYTES)
-        self._found: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+        self._found = dict(known or {})
         self.inferred: dict[str, str] = {}
         """What was made out from the numbers alone, by column."""
         self.dropped: dict[str, str] = {}
@@ -73,7 +76,8 @@ class TableColumns:
             missing = [n for own in plan.mapped.values() for n in own if n not in group.schema.names]
             if missing:
                 raise DataError(f"{group.place(0)}: there is no column `{missing[0]}`, which other files have.")
-        self._look()
+        if known is None:
+            self._look()
         self.obs_space = self._space(col.OBS, source.obs_space)
         self.action_space = self._space(col.ACTION, source.action_space)
         self._fit()
@@ -318,9 +322,18 @@ class Table(Format):
         return row_place(unit, row)
 
 
-def contents_of(source: Source, groups: Sequence[Group], *, is_sorted: bool = False) -> Contents:
-    """What a table holds; see `Table.describe`. Of rows that are sorted, it is known that they are in order."""
-    files = list(dict.fromkeys(group.file for group in groups if group.file))
+class Sorted(NamedTuple):
+    """What is known of a table whose rows were put in order."""
+
+    files: Sequence[AnyPath]
+    """Those that it was made of."""
+    shapes: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
+    """The shape and dtype of each column, with the next observations."""
+
+
+def contents_of(source: Source, groups: Sequence[Group], known: Sorted | None = None) -> Contents:
+    """What a table holds; see `Table.describe`."""
+    files = list(known.files if known else dict.fromkeys(group.file for group in groups if group.file))
     where = str(files[0]) if len(files) == 1 else described(source.data)
     groups = [group for group in groups if group.num_rows]
     if not groups:
@@ -330,7 +343,7 @@ def contents_of(source: Source, groups: Sequence[Group], *, is_sorted: bool = Fa
         plan = ColumnMap.of(schema, source.mapped(schema.names))
     except (DataError, *BROKEN) as error:
         raise DataError(f"{where}: {error}") from error
-    columns = TableColumns(groups, schema, plan, source)
+    columns = TableColumns(groups, schema, plan, source, known.shapes if known else None)
     keys = [name for name in (*KEYS, col.T_INDEX, *FLAGS) if name in plan.mapped]
     has_next = bool(col.under(plan.mapped, col.NEXT_OBS))
     has_finals = bool(col.under(plan.mapped, col.FINAL_OBS)) and not has_next
@@ -338,7 +351,7 @@ def contents_of(source: Source, groups: Sequence[Group], *, is_sorted: bool = Fa
         _Common(where, groups, bounds_of(groups), columns, has_next, has_finals),
         source.preset == ETUDE,
     )
-    index = index_of(partial(columns.keys, keys), has_next, common.words, by_one=by_one, is_sorted=is_sorted)
+    index = index_of(partial(columns.keys, keys), has_next, common.words, by_one=by_one, is_sorted=known is not None)
     if index is None and is_large(groups):
         needed, tracks = columns.of_table(), partial(_tracks, common, keys)
         made_by = (needed, [plan.mapped[name] for name in keys])

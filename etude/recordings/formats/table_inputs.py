@@ -51,8 +51,7 @@ class Group(abc.ABC):
 
     def place(self, row: int) -> str:
         """A row of the group in words."""
-        group, inside = self.origin(row)
-        return f"{group.file or 'the table'}, row {group.first + inside}"
+        return f"{self.file or 'the table'}, row {self.first + row}"
 
 
 @dataclasses.dataclass(frozen=True)
