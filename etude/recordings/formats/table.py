@@ -84,9 +84,9 @@ class TableColumns:
         self.steps = [n for n in self._found if not col.is_under(n, col.NEXT_OBS)]
 
     def over(self, groups: Sequence[Group]) -> "TableColumns":
-        """The same columns of other groups of the same rows."""
+        """The same columns of other groups, of the same rows in order: no more than a few are read again."""
         other = copy.copy(self)
-        other._groups, other._schema, other._kept = groups, groups[0].schema, DecodedCache(CACHE_BYTES)
+        other._groups, other._schema, other._kept = groups, groups[0].schema, DecodedCache(CACHE_BYTES // 8)
         return other
 
     def of_table(self) -> list[str]:
