@@ -47,8 +47,8 @@ def max_bytes() -> int:
     return int(given) if given else MAX_BYTES
 
 
-def key_of(files: Sequence[AnyPath], *made_by: object) -> str:
-    """A name for what is made of ``files`` as they are now: of their paths, sizes and times of change.
+class Origin:
+    """Files as they are when this is made, and the place in the cache of what is made of them. Can be pickled.
 
     Args:
         files: The files.
@@ -57,21 +57,51 @@ def key_of(files: Sequence[AnyPath], *made_by: object) -> str:
     Raises:
         DataError: a file can't be looked at.
     """
-    words = [repr(made_by)]
-    for file in files:
-        try:
-            words.append(repr((str(absolute(str(file))), file.stat().st_size, _changed(file))))
-        except OSError as error:
-            raise DataError(f"{file}: can't be read ({error.strerror or error}).") from error
-    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:32]
+
+    def __init__(self, files: Sequence[AnyPath], *made_by: object) -> None:
+        self.files = list(files)
+        self._state = [_state(file) for file in files]
+        times = [time or uuid4() for _, time in self._state]  # where none is told, nothing is found again
+        places = [str(absolute(str(file))) for file in files]
+        words = [repr(made_by), *map(repr, zip(places, [size for size, _ in self._state], times, strict=True))]
+        self.key = hashlib.sha256("\n".join(words).encode()).hexdigest()[:32]
+
+    def entry(self, make: Callable[[Path], None]) -> Path:
+        """The folder of what is made of the files; see `entry`.
+
+        Raises:
+            DataError: it is not there, and a file has changed since this was made.
+        """
+
+        def made(folder: Path) -> None:
+            self.check()
+            make(folder)
+            self.check()
+
+        return entry(self.key, made)
+
+    def check(self) -> None:
+        """Raise a DataError where a file has changed since this was made."""
+        for file, state in zip(self.files, self._state, strict=True):
+            if _state(file) != state:
+                raise changed(file)
 
 
-def _changed(file: AnyPath) -> object:
-    """When a file was changed last; where nothing tells, what is made of it is not found again."""
-    if not isinstance(file, RemotePath):
-        return file.stat().st_mtime_ns
-    with as_os_error():
-        return file.system.get_file_info(file.inner).mtime_ns or uuid4()
+def changed(file: AnyPath, what: str = "") -> DataError:
+    """What to say of a file that is not as it was when it was opened; ``what`` of it, where that is known."""
+    return DataError(f"{file}: {what}has changed since it was opened. Open it again.")
+
+
+def _state(file: AnyPath) -> tuple[int, int]:
+    """The size and the time of change; 0 where nothing tells."""
+    try:
+        if not isinstance(file, RemotePath):
+            found = file.stat()
+            return found.st_size, found.st_mtime_ns
+        with as_os_error():
+            return file.stat().st_size, file.system.get_file_info(file.inner).mtime_ns or 0
+    except OSError as error:
+        raise DataError(f"{file}: can't be read ({error.strerror or error}).") from error
 
 
 def entry(key: str, make: Callable[[Path], None]) -> Path:
@@ -80,7 +110,7 @@ def entry(key: str, make: Callable[[Path], None]) -> Path:
     Processes that make one at the same time both end well: one of the two is kept.
 
     Args:
-        key: From `key_of`.
+        key: Its name, such as `Origin.key`.
         make: Fills the new folder that it gets; called only where the entry is not there.
 
     Raises:

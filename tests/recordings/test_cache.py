@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from etude.errors import DataError, SettingsError
 from etude.recordings import Recording, cache, validate
-from etude.recordings.formats import text_tables
+from etude.recordings.formats import sorting, text_tables
 from etude.recordings.formats.source import Source
 
 COLUMNS = {"obs": ["x", "y"], "action": "a", "reward": "r", "episode_id": "e", "t": "t", "terminated": "end"}
@@ -253,3 +254,109 @@ def test_arrow_types_of_csv_are_those_that_arrow_finds(tmp_path: Path) -> None:
     wanted = text_tables.read(path, "csv")
     assert found.schema == wanted.schema
     assert found.equals(wanted)
+
+
+@pytest.fixture
+def sorts(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """What is sorted on the disk, a few rows at a time."""
+    found: list[Path] = []
+    real = sorting.write_sorted
+
+    def counted(tracks: Any, rows: Any, target: Path, *more: Any) -> None:
+        found.append(target)
+        real(tracks, rows, target, *more)
+
+    monkeypatch.setattr(sorting, "write_sorted", counted)
+    monkeypatch.setattr(sorting, "BUCKET_BYTES", 2000)
+    monkeypatch.setattr(sorting, "_PENDING_BYTES", 5000)
+    return found
+
+
+def unordered(folder: Path, has_t: bool) -> pa.Table:
+    """Rows of several episodes and agents in any order, in three files; one episode is long."""
+    rng = np.random.default_rng(0)
+    lengths = [300, *rng.integers(1, 30, 40).tolist()]
+    rows = [(f"e{e}", f"a{a}", t) for e, length in enumerate(lengths) for a in range(1 + e % 3) for t in range(length)]
+    order = rng.permutation(len(rows))
+    steps = [rows[i][2] for i in order]
+    columns = {
+        "e": [rows[i][0] for i in order],
+        "agent": pa.array([rows[i][1] for i in order]).dictionary_encode(),
+        **({"t": steps} if has_t else {}),
+        "o": [[float(step), float(i)] for i, step in enumerate(steps)],
+        "a": rng.integers(0, 3, len(rows)),
+        "note": [f"row {i}" for i in range(len(rows))],
+    }
+    table = pa.table(columns)
+    third = len(rows) // 3
+    for k, start in enumerate((0, third, 2 * third)):
+        pq.write_table(table.slice(start, third if k < 2 else None), folder / f"{k}.parquet", row_group_size=97)
+    return table
+
+
+@pytest.mark.parametrize("has_t", [True, False])
+def test_rows_in_any_order_are_sorted_once_as_in_memory(
+    tmp_path: Path, monkeypatch: Any, sorts: list[Path], own_cache: Path, has_t: bool
+) -> None:
+    table = unordered(tmp_path, has_t)
+    columns = {"obs": "o", "action": "a", "episode_id": "e", "agent_id": "agent", **({"t": "t"} if has_t else {})}
+    source = Source(str(tmp_path / "*.parquet"), columns=columns)
+    found = Recording.open(source, on_bad=None)
+    exp = sent(found).read()
+    assert Recording.open(source, on_bad=None).num_steps == table.num_rows
+    assert len(sorts) == 1
+    assert [path.name for entry in own_cache.iterdir() for path in entry.iterdir()] == ["sorted.arrow"]
+    monkeypatch.setattr(cache, "LEAST_BYTES", 2**30)
+    wanted = Recording.open(source, on_bad=None)
+    assert len(sorts) == 1
+    assert found.header == wanted.header
+    whole = wanted.read()
+    for name, values in whole.steps.items():
+        assert exp.steps[name].dtype == values.dtype
+        np.testing.assert_array_equal(exp.steps[name], values)
+    np.testing.assert_array_equal(exp.offsets, whole.offsets)
+    np.testing.assert_array_equal(exp.final_obs["obs"], whole.final_obs["obs"])
+    for name in ("episode_id", "agent_id", "t_start", "has_final_obs"):
+        assert getattr(exp.segments, name).tolist() == getattr(whole.segments, name).tolist()
+    if has_t:
+        np.testing.assert_array_equal(exp.steps["obs"][:, 0], np.concatenate([np.arange(n) for n in exp.lengths]))
+    assert exp.steps["note"].tolist() == [f"row {int(i)}" for i in exp.steps["obs"][:, 1]]
+
+
+def test_faults_of_sorted_rows_are_named_where_the_files_have_them(tmp_path: Path, sorts: list[Path]) -> None:
+    table = unordered(tmp_path, True)
+    obs = table["o"].to_pylist()
+    obs[5][1] = float("nan")
+    third = table.num_rows // 3
+    changed = table.set_column(table.schema.get_field_index("o"), "o", pa.array(obs)).slice(0, third)
+    pq.write_table(changed, tmp_path / "0.parquet", row_group_size=97)
+    columns = {"obs": "o", "action": "a", "episode_id": "e", "agent_id": "agent", "t": "t"}
+    source = Source(str(tmp_path / "*.parquet"), columns=columns)
+    problem = next(one for one in validate(source).problems if one.kind == "nan")
+    assert (problem.file, problem.row, problem.column) == (str(tmp_path / "0.parquet"), 5, "obs")
+    assert len(sorts) == 1
+
+    recording = Recording.open(source, on_bad=None)
+    cache.clear()
+    unordered(tmp_path, True)
+    with pytest.raises(DataError, match=r"0\.parquet: has changed since it was opened"):
+        sent(recording).part(0)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ('[{"x": 1}, {"x": 2', r"object 2 of the list is not JSON"),
+        ('[{"x": 1} {"x": 2}]', r"object 2 of the list is not JSON: a comma is missing"),
+        ('[{"x": 1}, 2]', r"element 2 of the list is no object"),
+        ('[{"x": 1}] {}', r"there is more behind the list of 1 objects"),
+        ("[]", r"there (are no rows|is no column `x`)"),
+        ("[" * 5000, r"recursion"),
+    ],
+)
+def test_lists_of_json_that_are_broken(tmp_path: Path, monkeypatch: Any, text: str, match: str) -> None:
+    path = written(tmp_path / "a.json", text)
+    for least in (0, 2**30):
+        monkeypatch.setattr(cache, "LEAST_BYTES", least)
+        with pytest.raises(DataError, match=match):
+            opened(path)

@@ -2,6 +2,7 @@
 """Arrow columns as NumPy arrays, a row a step; what is wrong in them is told by its row."""
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -10,6 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from etude.errors import DataError
+from etude.recordings.format import MAX_ROWS
 
 MOST_AXES: Final = 32
 """How many lists or structs may lie in each other; NumPy has no more axes."""
@@ -160,3 +162,21 @@ def check_names(fields: Iterable[pa.Field]) -> None:
     for field in fields:
         _ = field.name
         check_names(field.type.field(i) for i in range(field.type.num_fields))
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+def write_batches(target: Path, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
+    """Write an Arrow file of record batches of `MAX_ROWS` rows at most."""
+    with pa.OSFile(str(target), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+        waiting: list[pa.Table] = []
+        rows = 0
+        for table in tables:
+            waiting.append(table)
+            rows += table.num_rows
+            if rows >= MAX_ROWS:
+                writer.write_table(pa.concat_tables(waiting).combine_chunks(), MAX_ROWS)
+                waiting, rows = [], 0
+        if waiting:
+            writer.write_table(pa.concat_tables(waiting).combine_chunks(), MAX_ROWS)

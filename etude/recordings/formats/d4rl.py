@@ -390,7 +390,7 @@ class _Hdf5File:
                 group = self._opener.group(group, parent, name)
             dataset, shape, dtype = self._opener.dataset(group, member, name)
             if self._arrays[name] != (shape, dtype):
-                raise DataError(f"{self.path}: `{name}` has changed while it was read. Open it again.")
+                raise cache.changed(self.path, f"`{name}` ")
             out = np.empty((stop - start, *shape[1:]), dtype)
             self._opener.read(dataset, out, None if (start, stop) == (0, shape[0]) else start)
         return out
@@ -452,7 +452,8 @@ class _NpzFile:
                         unpacked += info.file_size
         except _BROKEN as error:
             raise self._unreadable(error) from error
-        self._key = self._new_key() if unpacked >= cache.LEAST_BYTES else None
+        large = unpacked >= cache.LEAST_BYTES
+        self._origin = cache.Origin([path], "members of npz", _NPZ_VERSION) if large else None
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_loaded": {}}
@@ -469,17 +470,17 @@ class _NpzFile:
         if name in self._loaded:
             return self._loaded[name][start:stop]
         try:
-            if self._key is None:
+            if self._origin is None:
                 with self._member(name) as stream:
                     found = self._loaded[name] = npy.read_array(stream, allow_pickle=False)
             else:
-                place = cache.entry(self._key, self._unpack) / f"{list(self._members).index(name)}.npy"
+                place = self._origin.entry(self._unpack) / f"{list(self._members).index(name)}.npy"
                 found = np.load(place, mmap_mode="r", allow_pickle=False)
         except _BROKEN as error:
             raise self._unreadable(error) from error
         if self._members[name] != (found.shape, found.dtype):
-            raise DataError(f"{self.path}: `{name}` has changed while it was read. Open it again.")
-        return found[start:stop] if self._key is None else np.array(found[start:stop])
+            raise cache.changed(self.path, f"`{name}` ")
+        return found[start:stop] if self._origin is None else np.array(found[start:stop])
 
     @contextlib.contextmanager
     def _member(self, name: str) -> Iterator[IO[bytes]]:
@@ -488,15 +489,10 @@ class _NpzFile:
 
     def _unpack(self, folder: Path) -> None:
         """Put all arrays of plain numbers into ``folder``, each as a file that is called by its place among all."""
-        if self._new_key() != self._key:
-            raise DataError(f"{self.path}: has changed since it was opened. Open it again.")
         for i, (name, kind) in enumerate(self._members.items()):
             if kind is not None:
                 with self._member(name) as stream, open(folder / f"{i}.npy", "wb") as out:
                     shutil.copyfileobj(stream, out, 2**20)
-
-    def _new_key(self) -> str:
-        return cache.key_of([self.path], "members of npz", _NPZ_VERSION)
 
 
 def _header(stream: IO[bytes], size: int) -> tuple[tuple[int, ...], np.dtype[Any]] | None:

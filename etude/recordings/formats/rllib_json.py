@@ -3,14 +3,19 @@
 
 Lines are fragments: they begin and end anywhere in an episode. Rows of one agent in one episode are put together, in
 order of ``t`` where it is there. An agent's rows that are written again on a later line are read once and counted in
-``header.meta["duplicates"]``. A part is some lines; an episode that goes on in the next part is cut there.
+``header.meta["duplicates"]``. A part is some lines; an episode that goes on in the next part is cut there. Large
+recordings are decoded and sorted once, into the cache, and read as a table from there.
 """
 
+import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from etude import columns as col
@@ -18,12 +23,18 @@ from etude.columns import Columns
 from etude.errors import DataError
 from etude.experience import Experience
 from etude.files import AnyPath
+from etude.recordings import cache
 from etude.recordings.format import MAX_ROWS, Contents, FileFormat, Place, Problem, Unit, UnreadableError
 from etude.recordings.formats import rllib_columns as words
+from etude.recordings.formats import sorting
 from etude.recordings.formats.inferring import Range, described, inferred_space, widen
 from etude.recordings.formats.packed import PACKED, unpack
 from etude.recordings.formats.rllib_columns import flat_entries, flat_whole, numbers, own_name
 from etude.recordings.formats.rllib_rows import SegmentedRows, hashes_of, segments_of
+from etude.recordings.formats.source import ETUDE, Source
+from etude.recordings.formats.source import KEYS as TABLE_KEYS
+from etude.recordings.formats.table import Sorted, contents_of, read_rows, row_place
+from etude.recordings.formats.table_inputs import Group
 from etude.recordings.layout import Header
 
 # -- one line --------------------------------------------------------------------------------------------------------
@@ -153,63 +164,69 @@ def is_float32(values: NDArray[Any]) -> bool:
 # -- which rows belong together --------------------------------------------------------------------------------------
 
 
+class RowKeys(NamedTuple):
+    """What tells which episode and step the rows of a batch are."""
+
+    done: NDArray[np.bool_]
+    episodes: NDArray[Any] | None
+    agents: NDArray[Any] | None
+    t: NDArray[Any] | None
+
+
+def row_keys(batch: LineBatch) -> RowKeys:
+    """The keys of a batch.
+
+    Raises:
+        DataError: a key column has other rows than the rewards, or holds no integers.
+    """
+    episodes, agents, t = (integers(batch, name) for name in ("eps_id", "agent_index", "t"))
+    if episodes is not None and t is not None and len(t) and not 0 <= int(t.min()) <= int(t.max()) < 2**62:
+        odd = int(t.min()) if t.min() < 0 else int(t.max())
+        raise DataError(f"`t` is {odd} in one row; steps count from 0")
+    return RowKeys(np.logical_or(*flags(batch).values()), episodes, agents, t)
+
+
 class Trajectories:
     """The trajectories found so far, each with a number, its code, and the steps of it that were seen."""
 
     def __init__(self) -> None:
         self.names: list[tuple[str, str | None, str | None]] = []
         """The episode, agent and module of each code."""
-        self.repeated = 0
-        """Rows that were seen before."""
         self._codes: dict[tuple[str, int, str | None], int] = {}
-        # By code, ranges of steps, and what they hold as numbers.
-        self._seen: list[list[tuple[int, int, list[NDArray[np.uint64]]]]] = []
+        self._next: list[int] = []  # by code, the step behind the rows that came last
         self._lives: dict[tuple[str, int, str | None], int] = {}  # how often an id without steps ended
 
-    def rows_of(
-        self, batch: LineBatch, content: NDArray[np.uint64], place: str
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-        """The code and step of each row of a batch, and whether it is seen for the first time.
-
-        A row of a step that was seen before, but that holds something else, counts as new: both can't be right, and
-        the reader of the episodes looks for steps that are there twice.
+    def rows_of(self, batch: LineBatch, keys: RowKeys, place: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The code and step of each row of a batch.
 
         Args:
             batch: The rows.
-            content: ``[rows]``: numbers that are equal for rows of equal content.
+            keys: Of these.
             place: A name for rows that have none: each stretch up to an end is an episode of its own.
-
-        Raises:
-            DataError: a key column has other rows than the rewards, or holds no integers.
         """
-        done = np.logical_or(*flags(batch).values())
-        episodes, agents, t = (integers(batch, name) for name in ("eps_id", "agent_index", "t"))
+        done, episodes, agents, t = keys
         if agents is None:
             agents = np.zeros(batch.num, np.int64)
         if episodes is None:
-            number = np.cumsum(done) - done
+            number: NDArray[np.int64] = np.cumsum(done) - done
             episodes = np.array([f"{place}-{batch.policy or 0}-{n}" for n in number.tolist()], object)
             t = None
-        if t is not None and len(t) and not 0 <= int(t.min()) <= int(t.max()) < 2**62:
-            odd = int(t.min()) if t.min() < 0 else int(t.max())
-            raise DataError(f"`t` is {odd} in one row; steps count from 0")
         new = np.ones(batch.num, bool)
         new[1:] = (episodes[1:] != episodes[:-1]) | (agents[1:] != agents[:-1]) | done[:-1]
         if t is not None:
             new[1:] |= t[1:] != t[:-1] + 1
-        code, steps, keep = np.zeros(batch.num, np.int64), np.zeros(batch.num, np.int64), np.ones(batch.num, bool)
+        code, steps = np.zeros(batch.num, np.int64), np.zeros(batch.num, np.int64)
         starts = np.flatnonzero(new)
         for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), batch.num], strict=True):
             key = (str(episodes[start]), int(agents[start]), batch.policy)
             own = self._code_of(key, t is not None)
-            first = int(t[start]) if t is not None else self._seen[own][-1][1] if self._seen[own] else 0
+            first = int(t[start]) if t is not None else self._next[own]
             code[start:stop] = own
-            steps[start:stop] = np.arange(first, first + stop - start)
-            keep[start:stop] = self._unseen(own, first, content[start:stop])
+            self._next[own] = first + stop - start
+            steps[start:stop] = np.arange(first, self._next[own])
             if t is None and done[stop - 1]:
                 self._lives[key] = self._lives.get(key, 0) + 1
-        self.repeated += int((~keep).sum())
-        return code, steps, keep
+        return code, steps
 
     def _code_of(self, key: tuple[str, int, str | None], has_t: bool) -> int:
         life = 0 if has_t else self._lives.get(key, 0)
@@ -219,35 +236,35 @@ class Trajectories:
         if code == len(self.names):
             is_many = policy is not None or agent != 0
             self.names.append((named, str(agent) if is_many else None, policy))
-            self._seen.append([])
+            self._next.append(0)
         return code
 
-    def _unseen(self, code: int, start: int, content: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """bool ``[rows]``: which of these steps were not seen before with this content; now they all are."""
-        stop, unseen = start + len(content), np.ones(len(content), bool)
-        seen = self._seen[code]
-        for a, b, known in seen:
-            low, high = max(a, start), min(b, stop)
-            if low < high:
-                same = np.concatenate(known)[low - a : high - a] == content[low - start : high - start]
-                unseen[low - start : high - start] &= ~same
-        if seen and seen[-1][1] == start:
-            seen[-1][2].append(content)
-            seen[-1] = (seen[-1][0], stop, seen[-1][2])
-        else:
-            seen.append((start, stop, [content]))
-        return unseen
+
+def unlike_before(code: NDArray[np.int64], t: NDArray[np.int64], content: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """bool ``[rows]``: the rows that are not the same step of a trajectory, with the same content, as one before.
+
+    A row of a step that is there already, but that holds something else, is kept: both can't be right, and the reader
+    of the episodes looks for steps that are there twice.
+    """
+    order = np.lexsort((content, t, code))
+    same = np.ones(max(0, len(order) - 1), bool)
+    for key in (code, t, content):
+        same &= key[order][1:] == key[order][:-1]
+    out = np.ones(len(order), bool)
+    out[order[1:][same]] = False
+    return out
 
 
 # -- the recording ---------------------------------------------------------------------------------------------------
 
 
 _HEAD: Final = 1 << 16
+_LACKING: Final = "which other lines have; read without that column"
 _REMEDY: Final = "Leave this line out, or restore the file from a copy"
 
 
-class _Line(NamedTuple):
-    """A line of a file, and what is known of its rows."""
+class _Found(NamedTuple):
+    """A line of a file, and what its rows hold."""
 
     file: int
     number: int
@@ -256,6 +273,19 @@ class _Line(NamedTuple):
     size: int
     code: NDArray[np.int64]
     """``[rows]``: the trajectory of each row, those of all policies behind each other."""
+    t: NDArray[np.int64]
+    content: NDArray[np.uint64]
+    """``[rows]``: numbers that are equal for rows of equal content."""
+
+
+class _Line(NamedTuple):
+    """A line of a file, and which of its rows are read: those that `unlike_before` tells."""
+
+    file: int
+    number: int
+    start: int
+    size: int
+    code: NDArray[np.int64]
     t: NDArray[np.int64]
     keep: NDArray[np.bool_]
 
@@ -299,31 +329,38 @@ class RLlibJson(FileFormat):
         Raises:
             DataError: there is nothing that can be read; the message names the file and the line.
         """
+        if sum(file.stat().st_size for file in self.files) >= cache.LEAST_BYTES:
+            return _sorted_contents(self.files)
         scan = _Scan(self.files)
-        for i in range(len(self.files)):
-            scan.look_through(i)
-        if not scan.lines and scan.problems:
-            raise UnreadableError(scan.problems[0])
-        if not scan.lines:
-            raise DataError(f"{self.files[0]}: holds no batches: it is empty. Record some, or give another folder.")
-        plan, header = scan.described()
+        found = list(scan.looked_through())
+        scan.check()
+        keep = unlike_before(*(np.concatenate([getattr(rows, n) for rows in found]) for n in _Found._fields[4:]))
+        ends = np.cumsum([len(rows.code) for rows in found])
+        lines = [
+            _Line(*rows[:-1], keep[end - len(rows.code) : end]) for rows, end in zip(found, ends.tolist(), strict=True)
+        ]
+        plan, header = scan.described(int((~keep).sum()))
+        repeated = {(line.file, line.number): int((~line.keep).sum()) for line in lines if not line.keep.all()}
         units: list[Unit] = []
-        for lines in _parts_of(scan.lines):
-            codes = np.unique(np.concatenate([line.code for line in lines])).tolist()
+        for part in _parts_of(lines):
+            codes = np.unique(np.concatenate([line.code for line in part])).tolist()
             names = {code: scan.trajectories.names[code] for code in codes}
             units.append(
-                Unit(len(units), sum(int(line.keep.sum()) for line in lines), data=_JsonUnit(lines, names, plan))
+                Unit(len(units), sum(int(line.keep.sum()) for line in part), data=_JsonUnit(part, names, plan))
             )
-        return Contents(header, list(plan.schema), units, self.files, [*scan.problems, *scan.repeated()])
+        problems = [*scan.problems, *_repeated(self.files, repeated)]
+        return Contents(header, list(plan.schema), units, self.files, problems)
 
     # -- reading -----------------------------------------------------------------------------------------------
 
     def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
         """A segment for each agent's episode, or for each piece of it."""
-        return _loaded(unit.data, columns)[0]
+        return _loaded(unit.data, columns)[0] if isinstance(unit.data, _JsonUnit) else read_rows(unit, columns)
 
     def place(self, unit: Unit, row: int, exp: Experience) -> Place:
         """Where a row is: its line."""
+        if not isinstance(unit.data, _JsonUnit):
+            return row_place(unit, row)
         line = unit.data.lines[int(_loaded(unit.data, ())[1][row])]
         path = self.files[line.file]
         return Place(f"{path}: line {line.number}", str(path), line.number - 1)
@@ -338,61 +375,65 @@ class _Scan:
     def __init__(self, files: Sequence[AnyPath]) -> None:
         self.files = files
         self.trajectories = Trajectories()
-        self.lines: list[_Line] = []
+        self.num_lines: list[int] = []
+        """Of each file that was looked through."""
         self.problems: list[Problem] = []
         self._shapes: Columns = {}  # an array of the right dtype for each column, by our names
         self._ranges: dict[str, Range] = {}
         self._dropped: set[str] = set()
+        self._has_begun = False
 
-    def look_through(self, file: int) -> None:
-        """Look at every line of a file."""
+    def looked_through(self) -> "Iterator[_Found]":
+        """The rows of every line of all files."""
+        for file in range(len(self.files)):
+            yield from self._look_through(file)
+
+    def check(self) -> None:
+        """Raise a DataError where no line has rows."""
+        if not self._has_begun and self.problems:
+            raise UnreadableError(self.problems[0])
+        if not self._has_begun:
+            raise DataError(f"{self.files[0]}: holds no batches: it is empty. Record some, or give another folder.")
+
+    def _look_through(self, file: int) -> "Iterator[_Found]":
         path, at = self.files[file], 0
         try:
-            for number, start, line in self._read_lines(file):
+            for number, start, line in _lines_of(self.files[file]):
                 at = number
                 try:
-                    self._look_at(file, number, start, line)
+                    yield from self._look_at(file, number, start, line)
                 except DataError as error:
                     self.problems.append(Problem("unreadable", str(error), str(path), number - 1, repairable=True))
         except DataError as error:
             self.problems.append(Problem("unreadable", str(error), str(path), at, repairable=True))
+        self.num_lines.append(at)
 
-    def _read_lines(self, file: int) -> Iterator[tuple[int, int, bytes]]:
-        """The lines of a file that are not empty: their number, where they begin, and their bytes."""
-        start = 0
-        try:
-            with self.files[file].open("rb") as lines:
-                for number, line in enumerate(lines, 1):
-                    if line.strip():
-                        yield number, start, line
-                    start += len(line)
-        except OSError as error:
-            raise DataError(f"{self.files[file]}: can't be read ({error}).") from error
-
-    def _look_at(self, file: int, number: int, start: int, line: bytes) -> None:
+    def _look_at(self, file: int, number: int, start: int, line: bytes) -> "Iterator[_Found]":
         try:
             batches = batches_of(line)
             columns = [self._columns(batch) for batch in batches]  # first: a line that fails leaves no trace
             for own in columns:
                 self._check_shapes(own)
             place = f"{self.files[file].stem}-{number}"
-            found = [
-                self.trajectories.rows_of(batch, _content(batch, own), place)
-                for batch, own in zip(batches, columns, strict=True)
-            ]
+            keys = [row_keys(batch) for batch in batches]
             for own in columns:
                 self._widen(own)
+            found = [
+                (*self.trajectories.rows_of(batch, key, place), _content(batch, own))
+                for batch, key, own in zip(batches, keys, columns, strict=True)
+            ]
         except DataError as error:
             raise DataError(f"{self.files[file]}: line {number}: {error}. {_REMEDY}.") from error
         if found and sum(len(code) for code, _, _ in found):
-            code, t, keep = (np.concatenate(parts) for parts in zip(*found, strict=True))
-            self.lines.append(_Line(file, number, start, len(line), code, t, keep))
+            self._has_begun = True
+            code, t, content = (np.concatenate(parts) for parts in zip(*found, strict=True))
+            yield _Found(file, number, start, len(line), code, t, content)
 
     def _columns(self, batch: LineBatch) -> Columns:
         """The step columns and ``next_obs`` of a batch; those of the first line that hold no numbers are left out."""
         if "infos" in batch.columns:
             self._dropped.add("infos")
-        if not self.lines:
+        if not self._has_begun:
             for name, root in roots(batch.columns).items():
                 if root not in (col.OBS, col.ACTION, col.REWARD):
                     try:
@@ -422,7 +463,7 @@ class _Scan:
         for root in (col.OBS, col.NEXT_OBS, col.ACTION):
             widen(self._ranges, col.subtree(columns, root))
 
-    def described(self) -> tuple[_JsonPlan, Header]:
+    def described(self, num_repeated: int) -> tuple[_JsonPlan, Header]:
         """What holds for the whole."""
         steps = {name: c for name, c in self._shapes.items() if not col.is_under(name, col.NEXT_OBS)}
         obs, action = (
@@ -431,7 +472,7 @@ class _Scan:
         meta: dict[str, Any] = {
             "format": RLlibJson.name,
             "actions": words.ACTIONS_NOTE,
-            "duplicates": self.trajectories.repeated,
+            "duplicates": num_repeated,
             "inferred": [col.OBS, col.ACTION],
         }
         meta |= {"dropped": sorted(self._dropped)} if self._dropped else {}
@@ -440,14 +481,26 @@ class _Scan:
         schema = {n: (words.schema_dtype(n, c.dtype, leaves.get(n)), c.shape[1:]) for n, c in steps.items()}
         return _JsonPlan(self.files, schema, self._dropped, len(steps) < len(self._shapes)), header
 
-    def repeated(self) -> Iterator[Problem]:
-        """Rows written again."""
-        for line in self.lines:
-            again = int((~line.keep).sum())
-            if again:
-                path, number = self.files[line.file], line.number
-                text = f"{path}: line {number}: {again} rows are there already on an earlier line; they are read once."
-                yield Problem("duplicate", text, str(path), number - 1, "eps_id", again, True, harmless=True)
+
+def _repeated(files: Sequence[AnyPath], lines: Mapping[tuple[int, int], int]) -> Iterator[Problem]:
+    """Rows written again: how many there are, by file and line."""
+    for (file, number), again in sorted(lines.items()):
+        path = files[file]
+        text = f"{path}: line {number}: {again} rows are there already on an earlier line; they are read once."
+        yield Problem("duplicate", text, str(path), number - 1, "eps_id", again, True, harmless=True)
+
+
+def _lines_of(path: AnyPath) -> Iterator[tuple[int, int, bytes]]:
+    """The lines of a file that are not empty: their number, where they begin, and their bytes."""
+    start = 0
+    try:
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield number, start, line
+                start += len(line)
+    except OSError as error:
+        raise DataError(f"{path}: can't be read ({error}).") from error
 
 
 def _parts_of(lines: Sequence[_Line]) -> Iterator[list[_Line]]:
@@ -522,9 +575,8 @@ def _as_elsewhere(plan: _JsonPlan, batch: LineBatch, names: list[str]) -> Column
     out: Columns = dict(flags(batch))
     for name in names:
         if name not in found:
-            raise DataError(f"has no `{name}`, which other lines have; read without that column")
-        like = col.OBS + name[len(col.NEXT_OBS) :] if col.is_under(name, col.NEXT_OBS) else name
-        out[name] = words.cast(found[name], *plan.schema[like], name)
+            raise DataError(f"has no `{name}`, {_LACKING}")
+        out[name] = words.cast(found[name], *plan.schema[_like(name)], name)
     return out
 
 
@@ -534,3 +586,131 @@ def _content(batch: LineBatch, columns: Columns) -> NDArray[np.uint64]:
     kept = {name: values for name, values in columns.items() if any(col.is_under(name, root) for root in roots)}
     wide = {name: values.astype(np.float64) for name, values in (kept | flags(batch)).items()}
     return hashes_of(wide)
+
+
+# -- many lines: sorted once -----------------------------------------------------------------------------------------
+
+
+_VERSION: Final = 1
+"""Of what is sorted; a change of it makes the cache's entries anew."""
+_CONTENTS: Final = "contents.json"
+_CONTENT: Final = "content of rllib"
+_BATCH: Final = 16_384
+"""Rows that are handed on together."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _FileLines(Group):
+    """The lines of a file: where rows are from."""
+
+    def read(self, names: Sequence[str]) -> pa.Table:
+        raise NotImplementedError  # rows are read from what was sorted
+
+    def place(self, row: int) -> str:
+        return f"{self.file}: line {row + 1}"
+
+
+def _sorted_contents(files: Sequence[AnyPath]) -> Contents:
+    """As `RLlibJson.describe`, of rows that are decoded and sorted once, into the cache."""
+    origin, make = cache.Origin(files, RLlibJson.name, _VERSION, sorting.VERSION), partial(_convert, list(files))
+    found = json.loads((origin.entry(make) / _CONTENTS).read_bytes())
+    header = Header.from_json(found["header"], files[0])
+    lines = [_FileLines(pa.schema([]), num, file, 0) for file, num in zip(files, found["lines"], strict=True)]
+    groups = sorting.SortedTable(lines, origin, make, f"{_LACKING}. {_REMEDY}.").groups()
+    source = Source(list(map(str, files)), preset=ETUDE, obs_space=header.obs_space, action_space=header.action_space)
+    shapes = {name: (tuple(shape), np.dtype(dtype)) for name, (dtype, shape) in found["schema"].items()}
+    contents = contents_of(source, groups, Sorted(list(files), shapes))
+    problems = [Problem(**problem) for problem in found["problems"]]
+    return dataclasses.replace(contents, header=header, problems=problems)
+
+
+def _convert(files: Sequence[AnyPath], folder: Path) -> None:
+    scan, tracks = _Scan(files), sorting.TrackTable()
+    for rows in scan.looked_through():
+        tracks.add(rows.code, rows.t)
+    scan.check()
+    plan, _ = scan.described(0)
+    repeated: dict[tuple[int, int], int] = {}
+    first = np.append(0, np.cumsum(scan.num_lines))
+
+    def kept(rows: sorting.Rows) -> sorting.Rows:
+        keep = unlike_before(rows.track, rows.when, np.asarray(rows.table[_CONTENT]))
+        line, again = np.unique(np.asarray(rows.table[sorting.ROW])[~keep], return_counts=True)
+        file = np.searchsorted(first, line, side="right") - 1
+        for where, number, count in zip(file.tolist(), (line - first[file] + 1).tolist(), again.tolist(), strict=True):
+            repeated[where, number] = repeated.get((where, number), 0) + count
+        table = rows.table.drop_columns([_CONTENT])
+        return sorting.Rows(rows.track[keep], rows.when[keep], table if keep.all() else table.filter(pa.array(keep)))
+
+    sorting.write_sorted(tracks, _decoded_rows(scan, plan, first), folder / sorting.TABLE, kept)
+    _, header = scan.described(sum(repeated.values()))
+    problems = [*scan.problems, *_repeated(files, repeated)]
+    found = {
+        "header": header.to_json(),
+        "schema": {name: [plan.schema[_like(name)][0].str, plan.schema[_like(name)][1]] for name in _stored(plan)},
+        "lines": scan.num_lines,
+        "problems": [dataclasses.asdict(problem) for problem in problems],
+    }
+    (folder / _CONTENTS).write_bytes(json.dumps(found).encode())
+
+
+def _decoded_rows(scan: _Scan, plan: _JsonPlan, first: NDArray[np.int64]) -> Iterator[sorting.Rows]:
+    """The rows of all lines that can be read, with the columns that they have."""
+    names = _stored(plan)
+    trajectories, bad = Trajectories(), {(problem.file, problem.row) for problem in scan.problems}
+    waiting: list[sorting.Rows] = []
+    for file, path in enumerate(scan.files):
+        for number, _, line in _lines_of(path):
+            if number > scan.num_lines[file]:
+                break  # what is behind could not be read
+            for batch in batches_of(line) if (str(path), number - 1) not in bad else ():
+                code, t = trajectories.rows_of(batch, row_keys(batch), f"{path.stem}-{number}")
+                own = _columns(batch, plan.dropped)
+                row = np.full(batch.num, first[file] + number - 1)
+                keys = {**flags(batch), col.T_INDEX: t, sorting.ROW: row, _CONTENT: _content(batch, own)}
+                arrays = {name: _as_arrow(own.get(name), batch.num, plan, name) for name in names}
+                arrays |= {name: pa.array(values) for name, values in keys.items()}
+                named = zip(*(trajectories.names[i] for i in code.tolist()), strict=True) if batch.num else ((), (), ())
+                arrays |= {name: pa.array(own, pa.string()) for name, own in zip(TABLE_KEYS, named, strict=True)}
+                waiting.append(sorting.Rows(code, t, pa.table(arrays)))
+            if sum(len(rows.track) for rows in waiting) >= _BATCH:
+                yield _together(waiting)
+                waiting = []
+    if waiting:
+        yield _together(waiting)
+
+
+def _stored(plan: _JsonPlan) -> list[str]:
+    """The columns of steps, and the next observations."""
+    obs = [name for name in plan.schema if col.is_under(name, col.OBS)]
+    return [*plan.schema, *(col.NEXT_OBS + name[len(col.OBS) :] for name in obs if plan.has_next_obs)]
+
+
+def _together(rows: Sequence[sorting.Rows]) -> sorting.Rows:
+    track, when = (np.concatenate(parts) for parts in list(zip(*rows, strict=True))[:2])
+    return sorting.Rows(track, when, pa.concat_tables([own.table for own in rows]).combine_chunks())
+
+
+def _as_arrow(values: NDArray[Any] | None, num: int, plan: _JsonPlan, name: str) -> pa.Array:
+    """A column of a line; empty where the line has none, or another one than other lines: who reads it is told."""
+    dtype, shape = plan.schema[_like(name)]
+    kind = pa.from_numpy_dtype(dtype)
+    for size in reversed(shape):
+        kind = pa.list_(kind, size)
+    try:
+        values = None if values is None else words.cast(values, dtype, shape, name)
+    except DataError:
+        values = None
+    if values is None:
+        return pa.nulls(num, kind)
+    if not values.size:
+        return pa.array(values.tolist(), kind)
+    array = pa.array(values.reshape(-1))
+    for size in reversed(shape):
+        array = pa.FixedSizeListArray.from_arrays(array, size)
+    return array
+
+
+def _like(name: str) -> str:
+    """The column that has the dtype and shape of this one."""
+    return col.OBS + name[len(col.NEXT_OBS) :] if col.is_under(name, col.NEXT_OBS) else name

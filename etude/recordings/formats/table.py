@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Any table, a row a step: Parquet, JSON, CSV, Arrow, or a table in memory, with a map from our columns to its own."""
 
+import copy
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,12 +16,14 @@ from etude import columns as col
 from etude.columns import Columns
 from etude.errors import DataError
 from etude.experience import Experience, Segments
+from etude.files import AnyPath
 from etude.recordings.format import Contents, Format, Place, Problem, Unit
 from etude.recordings.formats.arrow import flat, is_text, one_array, strings
 from etude.recordings.formats.inferring import Range, fitting, inferred_space, needs_range, reserved, widen, widened
 from etude.recordings.formats.parquet_files import DecodedCache
+from etude.recordings.formats.sorting import SortedTable, bounds_of, is_large
 from etude.recordings.formats.source import DONE, ETUDE, FLAGS, KEYS, Source, described
-from etude.recordings.formats.table_index import Ints, TableIndex, index_of
+from etude.recordings.formats.table_index import Ints, TableIndex, index_of, sorted_index, tracks_of
 from etude.recordings.formats.table_inputs import BROKEN, Group, groups_of, unreadable
 from etude.recordings.layout import Header
 from etude.spaces import Space, leaf_shape, leaves
@@ -58,10 +61,13 @@ class ColumnMap:
 class TableColumns:
     """Columns of groups of rows, decoded when they are asked for."""
 
-    def __init__(self, groups: Sequence[Group], schema: pa.Schema, plan: ColumnMap, source: Source) -> None:
+    def __init__(
+        self, groups: Sequence[Group], schema: pa.Schema, plan: ColumnMap, source: Source,
+        known: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]] | None = None,
+    ) -> None:  # fmt: skip
         self._groups, self._schema, self._plan = groups, schema, plan
         self._kept: DecodedCache[Columns] = DecodedCache(CACHE_BYTES)
-        self._found: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+        self._found = dict(known or {})
         self.inferred: dict[str, str] = {}
         """What was made out from the numbers alone, by column."""
         self.dropped: dict[str, str] = {}
@@ -70,11 +76,27 @@ class TableColumns:
             missing = [n for own in plan.mapped.values() for n in own if n not in group.schema.names]
             if missing:
                 raise DataError(f"{group.place(0)}: there is no column `{missing[0]}`, which other files have.")
-        self._look()
+        if known is None:
+            self._look()
         self.obs_space = self._space(col.OBS, source.obs_space)
         self.action_space = self._space(col.ACTION, source.action_space)
         self._fit()
         self.steps = [n for n in self._found if not col.is_under(n, col.NEXT_OBS)]
+
+    def over(self, groups: Sequence[Group]) -> "TableColumns":
+        """The same columns of other groups, of the same rows in order: no more than a few are read again."""
+        other = copy.copy(self)
+        other._groups, other._schema, other._kept = groups, groups[0].schema, DecodedCache(CACHE_BYTES // 8)
+        return other
+
+    def of_table(self) -> list[str]:
+        """The columns of the table that are needed, by their names in it."""
+        own = [n for names in self._plan.mapped.values() for n in names]
+        return list(dict.fromkeys([*own, *(n for name, n in self._plan.extras.items() if name not in self.dropped)]))
+
+    def tables(self, names: Sequence[str]) -> Iterator[pa.Table]:
+        """Columns of the table as they are, group after group."""
+        return (self._read(group, names) for group in self._groups)
 
     def keys(self, names: Sequence[str]) -> Iterator[tuple[int, dict[str, pa.ChunkedArray]]]:
         """The rows of one group after the other, and columns of them as they are in the table, by our names."""
@@ -248,11 +270,17 @@ class _Common(NamedTuple):
     def place(self, row: int) -> Place:
         """A row of the table."""
         g = int(np.searchsorted(self.first, row, side="right")) - 1
-        group, inside = self.groups[g], row - int(self.first[g])
+        group, inside = self.groups[g].origin(row - int(self.first[g]))
         return Place(group.place(inside), str(group.file or self.where), group.first + inside)
 
+    def words(self, row: int) -> str:
+        """A row of the table, in words."""
+        return self.place(row).words
 
-class _RowsUnit(NamedTuple):
+
+class RowsUnit(NamedTuple):
+    """What a unit of a table is read from."""
+
     start: int
     """The place of its first row in the order of time."""
     rows: Ints | None
@@ -281,62 +309,98 @@ class Table(Format):
             DataError: a file can't be read, a column is missing, or nothing says where episodes end.
         """
         source = self._source
-        groups = groups_of(source.data, source.filesystem)
-        files = list(dict.fromkeys(group.file for group in groups if group.file))
-        where = str(files[0]) if len(files) == 1 else described(source.data)
-        groups = [group for group in groups if group.num_rows]
-        if not groups:
-            raise DataError(f"{where}: there are no rows.")
-        first = np.append(0, np.cumsum([group.num_rows for group in groups]))
-        try:
-            schema = pa.unify_schemas([group.schema for group in groups], promote_options="permissive")
-            plan = ColumnMap.of(schema, source.mapped(schema.names))
-        except (DataError, *BROKEN) as error:
-            raise DataError(f"{where}: {error}") from error
-        columns = TableColumns(groups, schema, plan, source)
-        keys = [name for name in (*KEYS, col.T_INDEX, *FLAGS) if name in plan.mapped]
-        has_next = bool(col.under(plan.mapped, col.NEXT_OBS))
-        has_finals = bool(col.under(plan.mapped, col.FINAL_OBS)) and not has_next
-        common = _Common(where, groups, first, columns, has_next, has_finals)
-        by_one = source.preset == ETUDE
-        index = index_of(partial(columns.keys, keys), has_next, lambda row: common.place(row).words, by_one=by_one)
-        header = Header(columns.obs_space, columns.action_space, source.env, _meta(plan, columns, index))
-        units = [_unit(k, index, common) for k in range(len(index.parts) - 1)]
-        return Contents(header, columns.steps, units, files)
+        return contents_of(source, groups_of(source.data, source.filesystem))
 
     # -- reading ----------------------------------------------------------------------------------------------
 
     def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
         """Whole segments, or pieces of those that are longer than a unit. All or nothing can be read."""
-        own: _RowsUnit = unit.data
-        common, offsets, stop = own.common, own.offsets, int(own.offsets[-1])
-        nexts = [_next_of(name) for name in columns if col.is_under(name, col.OBS)] if common.has_next else []
-        found = _rows(own, stop + own.follows, [*columns, *nexts])
-        known = np.ones(len(offsets) - 1, bool) if common.has_next else own.goes_on.copy()
-        final_obs = {name: _final(own, name, found) for name in col.under(columns, col.OBS)}
-        if common.has_finals:
-            known |= _add_finals(own, final_obs)
-        segments = Segments.of(len(offsets) - 1, **own.segments, has_final_obs=known)
-        if problems is not None:
-            problems += (self._not_chained(unit, name, found) for name in nexts if _unlike(name, found, offsets).any())
-        return Experience({name: found[name][:stop] for name in columns}, offsets, segments, final_obs)
+        return read_rows(unit, columns, problems)
 
     def place(self, unit: Unit, row: int, exp: Experience) -> Place:
         """Where a row is, as its file counts."""
-        own: _RowsUnit = unit.data
-        return own.common.place(own.start + row if own.rows is None else int(own.rows[row]))
-
-    def _not_chained(self, unit: Unit, name: str, found: Columns) -> Problem:
-        other = _unlike(name, found, unit.data.offsets)
-        place, count = self.place(unit, int(other.argmax()), _NOTHING), int(other.sum())
-        text = (
-            f"{place.words}: `{name}` is not the `{_obs_of(name)}` of the step that follows ({count:,} such places). "
-            "Are the rows in order of time? Map `t`; or leave out `next_obs`, if it is another."
-        )
-        return Problem("not_chained", text, place.file, place.row, name, count, True, harmless=True)
+        return row_place(unit, row)
 
 
-_NOTHING: Final = Experience({}, np.zeros(1, np.int64), Segments.of(0, episode_id=[]), {})
+class Sorted(NamedTuple):
+    """What is known of a table whose rows were put in order."""
+
+    files: Sequence[AnyPath]
+    """Those that it was made of."""
+    shapes: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
+    """The shape and dtype of each column, with the next observations."""
+
+
+def contents_of(source: Source, groups: Sequence[Group], known: Sorted | None = None) -> Contents:
+    """What a table holds; see `Table.describe`."""
+    files = list(known.files if known else dict.fromkeys(group.file for group in groups if group.file))
+    where = str(files[0]) if len(files) == 1 else described(source.data)
+    groups = [group for group in groups if group.num_rows]
+    if not groups:
+        raise DataError(f"{where}: there are no rows.")
+    try:
+        schema = pa.unify_schemas([group.schema for group in groups], promote_options="permissive")
+        plan = ColumnMap.of(schema, source.mapped(schema.names))
+    except (DataError, *BROKEN) as error:
+        raise DataError(f"{where}: {error}") from error
+    columns = TableColumns(groups, schema, plan, source, known.shapes if known else None)
+    keys = [name for name in (*KEYS, col.T_INDEX, *FLAGS) if name in plan.mapped]
+    has_next = bool(col.under(plan.mapped, col.NEXT_OBS))
+    has_finals = bool(col.under(plan.mapped, col.FINAL_OBS)) and not has_next
+    common, by_one = (
+        _Common(where, groups, bounds_of(groups), columns, has_next, has_finals),
+        source.preset == ETUDE,
+    )
+    index = index_of(partial(columns.keys, keys), has_next, common.words, by_one=by_one, is_sorted=known is not None)
+    if index is None and is_large(groups):
+        needed, tracks = columns.of_table(), partial(_tracks, common, keys)
+        made_by = (needed, [plan.mapped[name] for name in keys])
+        groups = SortedTable.of(groups, partial(columns.tables, needed), tracks, *made_by).groups()
+        common = common._replace(groups=groups, first=bounds_of(groups), columns=columns.over(groups))
+        ordered = partial(common.columns.keys, keys)
+        index = index_of(ordered, has_next, common.words, by_one=by_one, is_sorted=True)
+    elif index is None:
+        index = sorted_index(partial(columns.keys, keys), has_next, common.words, by_one=by_one)
+    assert index is not None  # rows that are sorted are in order
+    header = Header(columns.obs_space, columns.action_space, source.env, _meta(plan, columns, index))
+    units = [_unit(k, index, common, files) for k in range(len(index.parts) - 1)]
+    return Contents(header, columns.steps, units, files)
+
+
+def read_rows(unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
+    """Whole segments, or pieces of those that are longer than a unit. All or nothing can be read."""
+    own: RowsUnit = unit.data
+    common, offsets, stop = own.common, own.offsets, int(own.offsets[-1])
+    nexts = [_next_of(name) for name in columns if col.is_under(name, col.OBS)] if common.has_next else []
+    found = _rows(own, stop + own.follows, [*columns, *nexts])
+    known = np.ones(len(offsets) - 1, bool) if common.has_next else own.goes_on.copy()
+    final_obs = {name: _final(own, name, found) for name in col.under(columns, col.OBS)}
+    if common.has_finals:
+        known |= _add_finals(own, final_obs)
+    segments = Segments.of(len(offsets) - 1, **own.segments, has_final_obs=known)
+    if problems is not None:
+        problems += (_not_chained(unit, name, found) for name in nexts if _unlike(name, found, offsets).any())
+    return Experience({name: found[name][:stop] for name in columns}, offsets, segments, final_obs)
+
+
+def row_place(unit: Unit, row: int) -> Place:
+    """Where a row of a unit is, as its file counts."""
+    own: RowsUnit = unit.data
+    return own.common.place(own.start + row if own.rows is None else int(own.rows[row]))
+
+
+def _not_chained(unit: Unit, name: str, found: Columns) -> Problem:
+    other = _unlike(name, found, unit.data.offsets)
+    place, count = row_place(unit, int(other.argmax())), int(other.sum())
+    text = (
+        f"{place.words}: `{name}` is not the `{_obs_of(name)}` of the step that follows ({count:,} such places). "
+        "Are the rows in order of time? Map `t`; or leave out `next_obs`, if it is another."
+    )
+    return Problem("not_chained", text, place.file, place.row, name, count, True, harmless=True)
+
+
+def _tracks(common: _Common, keys: Sequence[str]) -> Iterator[tuple[Ints, Ints]]:
+    return tracks_of(partial(common.columns.keys, keys), common.has_next, common.words)
 
 
 def _meta(plan: ColumnMap, columns: TableColumns, index: TableIndex) -> dict[str, Any]:
@@ -356,7 +420,7 @@ def _meta(plan: ColumnMap, columns: TableColumns, index: TableIndex) -> dict[str
     return meta
 
 
-def _unit(k: int, index: TableIndex, common: _Common) -> Unit:
+def _unit(k: int, index: TableIndex, common: _Common, files: Sequence[AnyPath]) -> Unit:
     which = slice(int(index.parts[k]), int(index.parts[k + 1]))
     start, stop = int(index.offsets[which.start]), int(index.offsets[which.stop])
     follows = bool(index.goes_on[which.stop - 1]) and not common.has_next
@@ -365,12 +429,12 @@ def _unit(k: int, index: TableIndex, common: _Common) -> Unit:
     segments = {name: ids[which] for name, ids in index.ids.items()} | {n: getattr(index, n)[which] for n in names}
     offsets = index.offsets[which.start : which.stop + 1] - start
     place = common.place(start if rows is None else int(rows[0]))
-    file = next((group.file for group in common.groups if str(group.file) == place.file), None)
-    data = _RowsUnit(start, rows, follows, offsets, index.goes_on[which], segments, common)
+    file = next((file for file in files if str(file) == place.file), None)
+    data = RowsUnit(start, rows, follows, offsets, index.goes_on[which], segments, common)
     return Unit(k, stop - start, file, place.row, data)
 
 
-def _final(unit: _RowsUnit, name: str, found: Columns) -> NDArray[Any]:
+def _final(unit: RowsUnit, name: str, found: Columns) -> NDArray[Any]:
     offsets = unit.offsets
     if unit.common.has_next:
         return found[_next_of(name)][offsets[1:] - 1]
@@ -380,7 +444,7 @@ def _final(unit: _RowsUnit, name: str, found: Columns) -> NDArray[Any]:
     return final
 
 
-def _add_finals(unit: _RowsUnit, final_obs: Columns) -> NDArray[np.bool_]:
+def _add_finals(unit: RowsUnit, final_obs: Columns) -> NDArray[np.bool_]:
     """Put in what ``final_obs`` holds at the last row of each segment; tells where there is any."""
     common, last = unit.common, unit.offsets[1:] - 1
     rows = unit.start + last if unit.rows is None else unit.rows[last]
@@ -395,7 +459,7 @@ def _add_finals(unit: _RowsUnit, final_obs: Columns) -> NDArray[np.bool_]:
     return known
 
 
-def _rows(unit: _RowsUnit, num: int, names: Sequence[str]) -> Columns:
+def _rows(unit: RowsUnit, num: int, names: Sequence[str]) -> Columns:
     """Columns of the first ``num`` rows, from whatever groups hold them."""
     common = unit.common
     if unit.rows is None:

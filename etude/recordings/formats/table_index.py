@@ -2,7 +2,7 @@
 """Rows of a table put in order and cut into segments, from their key columns alone."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -44,22 +44,26 @@ class TableIndex:
     """``t`` holds points in time in the table."""
 
 
-def index_of(groups: Groups, has_next: bool, place: Place, *, by_one: bool = False) -> TableIndex:
-    """Put rows in order, from those of ``episode_id agent_id module_id t terminated truncated done`` that are there.
+def index_of(
+    groups: Groups, has_next: bool, place: Place, *, by_one: bool = False, is_sorted: bool = False
+) -> TableIndex | None:
+    """Cut rows into segments, from those of ``episode_id agent_id module_id t terminated truncated done`` that are
+    there; None where rows are not in order.
 
-    With ``t``, rows are sorted by it within each agent of each episode; without an episode's id, an episode ends where
-    a flag is set or ``t`` does not rise. If ``t`` holds points in time, they only sort: steps are then numbered from 0,
-    and rows of the same time have the same number. Without ``t``, rows stand in order of time. Without both, each row
-    is a segment of its own where the next observation is known, else rows stand in order and flags end episodes. With
-    ``by_one``, ``t`` counts each step: where it rises by more, steps are missing.
+    With ``t``, rows are in order of it within each agent of each episode; without an episode's id, an episode ends
+    where a flag is set or ``t`` does not rise. If ``t`` holds points in time, they only sort: steps are then numbered
+    from 0, and rows of the same time have the same number. Without ``t``, rows stand in order of time. Without both,
+    each row is a segment of its own where the next observation is known, else rows stand in order and flags end
+    episodes. With ``by_one``, ``t`` counts each step: where it rises by more, steps are missing.
 
-    Where rows stand in order already, no more than the keys of one group are in memory at a time.
+    No more than the keys of one group are in memory at a time.
 
     Args:
         groups: See `Groups`.
         has_next: Whether the next observation is known.
         place: Names a row in errors.
         by_one: See above.
+        is_sorted: Rows are known to be in order.
 
     Raises:
         DataError: a key is empty or ill-typed, or nothing says where episodes end; ``place`` names the row.
@@ -69,8 +73,8 @@ def index_of(groups: Groups, has_next: bool, place: Place, *, by_one: bool = Fal
         reader, cut = _KeyReader(has_next, place), _Cut(1 if by_one else stride, by_one=by_one)
         for rows, columns in groups():
             keys = reader.read(rows, columns)
-            if not cut.is_followed_by(keys):
-                return _sorted_index(groups, _KeyReader(has_next, place), by_one=by_one)
+            if not is_sorted and not cut.is_followed_by(keys):
+                return None
             cut.add(keys)
             if cut.is_of_other_stride:
                 break
@@ -79,13 +83,25 @@ def index_of(groups: Groups, has_next: bool, place: Place, *, by_one: bool = Fal
         stride = cut.found  # in the rows before, ``t`` counted by more: once more from the first row on
 
 
-def _sorted_index(groups: Groups, reader: "_KeyReader", *, by_one: bool) -> TableIndex:
-    """The same of rows in any order; the keys of all are in memory."""
+def sorted_index(groups: Groups, has_next: bool, place: Place, *, by_one: bool) -> TableIndex:
+    """As `index_of`, of rows in any order; the keys of all are in memory."""
+    reader = _KeyReader(has_next, place)
     keys = _Keys.concatenated([reader.read(rows, columns) for rows, columns in groups()])
     order = np.lexsort(keys.sorted_by()[::-1]).astype(np.int64)
     cut = _Cut(1 if by_one else 0, by_one=by_one)
     cut.add(keys.at(order))
     return cut.index(reader, order)
+
+
+def tracks_of(groups: Groups, has_next: bool, place: Place) -> Iterator[tuple[Ints, Ints]]:
+    """What rows of any order are sorted by, group after group: the number of the track of each row, and its time."""
+    reader, first = _KeyReader(has_next, place), 0
+    for rows, columns in groups():
+        keys = reader.read(rows, columns)
+        episode, *agent = keys.codes[: keys.num_tracks]
+        track = episode << 32 | agent[0] if agent else episode
+        yield track, np.arange(first, first + rows) if keys.t is None else keys.t
+        first += rows
 
 
 @dataclasses.dataclass(frozen=True)

@@ -45,6 +45,10 @@ class Group(abc.ABC):
     def read(self, names: Sequence[str]) -> pa.Table:
         """Some of the columns."""
 
+    def origin(self, row: int) -> "tuple[Group, int]":
+        """Where a row of the group was read from: the group that has it as its file has it, and its row there."""
+        return self, row
+
     def place(self, row: int) -> str:
         """A row of the group in words."""
         return f"{self.file or 'the table'}, row {self.first + row}"
@@ -71,12 +75,12 @@ class _RecordBatch(Group):
     """A record batch of an Arrow file, or of what a text file was converted to."""
 
     index: int
-    text: tuple[str, str] | None = None
-    """Of a text file: its kind, and the cache's key."""
+    text: tuple[str, cache.Origin] | None = None
+    """Of a text file: its kind, and the file as it was."""
 
     def read(self, names: Sequence[str]) -> pa.Table:
         assert self.file is not None
-        path = text_tables.converted(self.file, *self.text) if self.text else self.file
+        path = text_tables.converted(*self.text) if self.text else self.file
         fields = [self.schema.get_field_index(name) for name in names]
         if self.text:  # with fields to read, Arrow copies all; without, it takes what it needs from the mapped file
             fields = []
@@ -95,6 +99,11 @@ class _Slice(Group):
 
     def read(self, names: Sequence[str]) -> pa.Table:
         return self.table.select(list(names))
+
+
+def is_in_memory(group: Group) -> bool:
+    """Whether the rows of a group are in memory already."""
+    return isinstance(group, _Slice)
 
 
 def groups_of(data: Any, filesystem: Any = None) -> Sequence[Group]:
@@ -154,8 +163,8 @@ def _file_groups(path: AnyPath, kind: str, *, in_memory: bool) -> Iterator[Group
         elif in_memory:
             yield from _table_groups(text_tables.read(path, kind), path)
         else:
-            text = (kind, text_tables.key_of(path, kind))
-            yield from _batches(text_tables.converted(path, *text), path, text)
+            text = (kind, text_tables.origin(path, kind))
+            yield from _batches(text_tables.converted(*text), path, text)
     except BROKEN as error:
         raise unreadable(path, error) from error
 
@@ -201,7 +210,7 @@ def _ipc_groups(path: AnyPath) -> Iterator[Group]:
     yield from _batches(path, path, None)
 
 
-def _batches(arrow: AnyPath, path: AnyPath, text: tuple[str, str] | None) -> Iterator[Group]:
+def _batches(arrow: AnyPath, path: AnyPath, text: tuple[str, cache.Origin] | None) -> Iterator[Group]:
     with input_file(arrow, mapped=True) as source:
         reader = pa.ipc.open_file(source)
         schema, num = reader.schema, reader.num_record_batches

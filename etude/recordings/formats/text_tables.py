@@ -4,7 +4,8 @@
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,10 +14,9 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.json
 
-from etude.errors import DataError
 from etude.files import AnyPath, RemotePath, input_stream
 from etude.recordings import cache
-from etude.recordings.format import MAX_ROWS
+from etude.recordings.formats.arrow import write_batches
 
 VERSION: Final = 1
 """Of what is converted; a change of it makes the cache's entries anew."""
@@ -32,29 +32,22 @@ _KINDS: Final = (
 """The types that Arrow tries for a column of CSV, one after the other."""
 
 
-def key_of(path: AnyPath, kind: str) -> str:
-    """The cache's name for what the file is converted to, as it is now."""
-    return cache.key_of([path], "text table", VERSION, kind, pa.__version__)
+def origin(path: AnyPath, kind: str) -> cache.Origin:
+    """The file as it is now, for `converted`."""
+    return cache.Origin([path], "text table", VERSION, kind, pa.__version__)
 
 
-def converted(path: AnyPath, kind: str, key: str) -> Path:
+def converted(kind: str, origin: cache.Origin) -> Path:
     """The Arrow file with the rows of a text file, in record batches; made where it is not there.
 
     Args:
-        path: The text file.
         kind: ``csv`` or ``json``.
-        key: What `key_of` gave when the recording was opened.
+        origin: The text file as it was when the recording was opened.
 
     Raises:
         DataError: the text can't be read, or has changed since then.
     """
-
-    def make(folder: Path) -> None:
-        if key_of(path, kind) != key:
-            raise DataError(f"{path}: has changed since it was opened. Open it again.")
-        _convert(path, kind, folder / _TABLE)
-
-    return cache.entry(key, make) / _TABLE
+    return origin.entry(lambda folder: _convert(origin.files[0], kind, folder / _TABLE)) / _TABLE
 
 
 def read(path: AnyPath, kind: str) -> pa.Table:
@@ -62,8 +55,7 @@ def read(path: AnyPath, kind: str) -> pa.Table:
     if kind == "csv":
         return _csv(path)
     if _is_array(path):
-        with input_stream(path) as file:
-            return pa.Table.from_pylist(json.loads(file.read()))
+        return pa.concat_tables(_list_tables(path, None), promote_options="permissive")
     size = min(max(path.stat().st_size, 2**20), 2**26)
     _check_depth(path)
     try:
@@ -78,12 +70,13 @@ def _convert(path: AnyPath, kind: str, target: Path) -> None:
         if kind == "csv":
             _convert_csv(path, target)
         elif _is_array(path):
-            _write_whole(path, kind, target)
+            _convert_blocks(partial(_list_tables, path), target)
         else:
             _check_depth(path)
-            _convert_lines(path, target)
+            _convert_blocks(partial(_line_tables, path), target)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):  # read whole, it may go; or tell its row
-        _write_whole(path, kind, target)
+        table = read(path, kind)
+        write_batches(target, table.schema, [table])
 
 
 # -- CSV ----------------------------------------------------------------------------------------------------------
@@ -116,7 +109,7 @@ def _convert_csv(path: AnyPath, target: Path) -> None:
             convert = pa.csv.ConvertOptions(column_types=types)
             with pa.csv.open_csv(_input(path), options, _separated(path), convert) as reader:
                 names, kinds = reader.schema.names, reader.schema.types
-                _write(target, reader.schema, (pa.Table.from_batches([batch]) for batch in reader))
+                write_batches(target, reader.schema, (pa.Table.from_batches([batch]) for batch in reader))
             return
         except pa.ArrowInvalid as error:
             place = re.search(r"In CSV column #(\d+):.* CSV conversion error", str(error), re.DOTALL)
@@ -135,9 +128,9 @@ def _is_array(path: AnyPath) -> bool:
         return bool(file.read(256).lstrip().startswith(b"["))
 
 
-def _convert_lines(path: AnyPath, target: Path) -> None:
+def _convert_blocks(tables_of: Callable[[pa.Schema | None], Iterator[pa.Table]], target: Path) -> None:
     """Each block has types of its own: where they differ, all are decoded again as the types that hold for all."""
-    tables = _line_tables(path, None)
+    tables = tables_of(None)
     first = next(tables)
     schema, is_alike = first.schema, True
 
@@ -150,9 +143,9 @@ def _convert_lines(path: AnyPath, target: Path) -> None:
             if is_alike:
                 yield table
 
-    _write(target, schema, alike())
+    write_batches(target, schema, alike())
     if not is_alike:
-        _write(target, schema, (table.select(schema.names) for table in _line_tables(path, schema)))
+        write_batches(target, schema, (table.select(schema.names) for table in tables_of(schema)))
 
 
 def _line_tables(path: AnyPath, schema: pa.Schema | None) -> Iterator[pa.Table]:
@@ -162,6 +155,51 @@ def _line_tables(path: AnyPath, schema: pa.Schema | None) -> Iterator[pa.Table]:
         if not chunk.isspace():
             options = pa.json.ReadOptions(block_size=len(chunk) + 1, use_threads=False)
             yield pa.json.read_json(io.BytesIO(chunk), options, parse)
+
+
+def _list_tables(path: AnyPath, schema: pa.Schema | None) -> Iterator[pa.Table]:
+    """As `_line_tables`, of a file that holds one list of objects."""
+    rows: list[dict[str, Any]] = []
+    size, is_empty = 0, True
+    for row, num_chars in _elements(path):
+        rows.append(row)
+        size += num_chars
+        if size >= _BLOCK:
+            yield pa.Table.from_pylist(rows, schema)
+            rows, size, is_empty = [], 0, False
+    if rows or is_empty:
+        yield pa.Table.from_pylist(rows, schema)
+
+
+def _elements(path: AnyPath) -> Iterator[tuple[dict[str, Any], int]]:
+    """The objects in the list that a file holds, and the characters of each."""
+    scan, blank = json.JSONDecoder().raw_decode, re.compile(r"[ \t\r\n]*")
+    with input_stream(path) as file:
+        source = io.TextIOWrapper(io.BufferedReader(file), encoding="utf-8")
+        text, at, number, is_end = source.read(_BLOCK).lstrip()[1:], 0, 0, False
+        while True:
+            start = at = blank.match(text, at).end()  # type: ignore[union-attr]
+            try:
+                if text[at : at + 1] == "]":
+                    break
+                if number:
+                    if text[at : at + 1] != ",":
+                        raise json.JSONDecodeError("a comma is missing", text, at)
+                    at = blank.match(text, at + 1).end()  # type: ignore[union-attr]
+                row, stop = scan(text, at)
+            except json.JSONDecodeError as error:
+                if is_end:
+                    raise ValueError(f"object {number + 1} of the list is not JSON: {error.msg}") from error
+                more = source.read(max(_BLOCK, len(text) - start))  # twice as much: an object may be long
+                text, at, is_end = text[start:] + more, 0, not more
+                continue
+            number += 1
+            if not isinstance(row, dict):
+                raise ValueError(f"element {number} of the list is no object")
+            yield row, stop - at
+            at = stop
+        if (text[at + 1 :] + source.read(_BLOCK)).strip():
+            raise ValueError(f"there is more behind the list of {number:,} objects")
 
 
 def _check_depth(path: AnyPath) -> None:
@@ -198,23 +236,3 @@ def _line_blocks(path: AnyPath, size: int) -> Iterator[bytes]:
 def _input(path: AnyPath) -> Any:
     """What Arrow's readers of text take."""
     return input_stream(path) if isinstance(path, RemotePath) else path
-
-
-def _write_whole(path: AnyPath, kind: str, target: Path) -> None:
-    table = read(path, kind)
-    _write(target, table.schema, [table])
-
-
-def _write(target: Path, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
-    """An Arrow file of record batches of `MAX_ROWS` rows at most."""
-    with pa.OSFile(str(target), "wb") as file, pa.ipc.new_file(file, schema) as writer:
-        waiting: list[pa.Table] = []
-        rows = 0
-        for table in tables:
-            waiting.append(table)
-            rows += table.num_rows
-            if rows >= MAX_ROWS:
-                writer.write_table(pa.concat_tables(waiting).combine_chunks(), MAX_ROWS)
-                waiting, rows = [], 0
-        if waiting:
-            writer.write_table(pa.concat_tables(waiting).combine_chunks(), MAX_ROWS)

@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows put in order on the disk, in bounded memory, where a recording has them in any other order."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from etude.errors import DataError
+from etude.files import input_file
+from etude.recordings import cache
+from etude.recordings.format import grouped
+from etude.recordings.formats.arrow import write_batches
+from etude.recordings.formats.source import KEYS
+from etude.recordings.formats.table_inputs import Group, is_in_memory
+
+Ints = NDArray[np.int64]
+
+VERSION: Final = 1
+"""Of what is sorted; a change of it makes the cache's entries anew."""
+BUCKET_BYTES: Final = 32 * 2**20
+"""About how many bytes of rows are sorted at one time."""
+_PENDING_BYTES: Final = 64 * 2**20
+"""Of rows that wait to be written to their buckets."""
+_MOST_BUCKETS: Final = 1024
+_KEY_BYTES: Final = 64
+"""What sorting a row in memory takes."""
+ROW: Final = "row in etude"
+"""The column with the number that each row had before."""
+TABLE: Final = "sorted.arrow"
+_TRACK, _WHEN = "track in etude", "time in etude"
+
+
+class TrackTable:
+    """Which tracks there are (an agent in an episode, as a number), how many rows each has, and from when to when."""
+
+    def __init__(self) -> None:
+        self._merged = np.zeros((4, 0), np.int64)
+        self._waiting: list[Ints] = []
+        self._num_waiting = 0
+
+    def add(self, track: Ints, when: Ints) -> None:
+        """Take in some rows: the track and the time of each."""
+        if not len(track):
+            return
+        heads = np.flatnonzero(np.append(True, track[1:] != track[:-1]))
+        size = np.diff(heads, append=len(track))
+        low, high = np.minimum.reduceat(when, heads), np.maximum.reduceat(when, heads)
+        found = _merged(np.stack([track[heads], size, low, high]))
+        self._waiting.append(found)
+        self._num_waiting += found.shape[1]
+        if self._num_waiting > max(2**18, self._merged.shape[1]):
+            self._merge()
+
+    @property
+    def columns(self) -> NDArray[np.int64]:
+        """int64 ``[4, tracks]``: the number of each, its rows, its first and its last time; in order of the number."""
+        self._merge()
+        return self._merged
+
+    def _merge(self) -> None:
+        self._merged = _merged(np.concatenate([self._merged, *self._waiting], axis=1))
+        self._waiting, self._num_waiting = [], 0
+
+
+def _merged(found: NDArray[np.int64]) -> NDArray[np.int64]:
+    if not found.shape[1]:
+        return found
+    track, size, low, high = found[:, np.argsort(found[0], kind="stable")]
+    heads = np.flatnonzero(np.append(True, track[1:] != track[:-1]))
+    return np.stack(
+        [
+            track[heads],
+            np.add.reduceat(size, heads),
+            np.minimum.reduceat(low, heads),
+            np.maximum.reduceat(high, heads),
+        ]
+    )
+
+
+class Rows(NamedTuple):
+    """Some rows of a table."""
+
+    track: Ints
+    when: Ints
+    table: pa.Table
+
+
+class _Buckets:
+    """Ranges of tracks, and of the times of a long track, of about ``limit`` rows each, in order."""
+
+    def __init__(self, tracks: TrackTable, limit: int) -> None:
+        self._track, size, self._low, high = tracks.columns
+        bounds = grouped(size, limit)
+        self._range = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))  # of each track
+        total = np.add.reduceat(size, bounds[:-1])
+        parts = -(-total // limit)  # a range of more rows than the limit is one track
+        self._parts = parts[self._range]
+        self._first = (np.cumsum(parts) - parts)[self._range]
+        self._width = (high - self._low) // self._parts + 1
+        self.num = int(parts.sum())
+
+    def of(self, track: Ints, when: Ints) -> Ints:
+        """The bucket of each row."""
+        i = np.searchsorted(self._track, track)
+        inside = np.where(self._parts[i] > 1, (when - self._low[i]) // self._width[i], 0)
+        return np.asarray(self._first[i] + inside)
+
+
+def write_sorted(
+    tracks: TrackTable, rows: Iterable[Rows], target: Path, kept: Callable[[Rows], Rows] = lambda rows: rows
+) -> None:
+    """Write ``rows`` to an Arrow file, by track and time; rows that are equal in both stay in the order given.
+
+    Holds some buckets of rows in memory, and the tracks. The disk holds the rows twice meanwhile.
+
+    Args:
+        tracks: Of all rows.
+        rows: All rows, at least one, of one schema.
+        target: The file to make.
+        kept: Gives the rows and columns that are kept of some sorted rows, among which are all of one track and time.
+    """
+    rest = iter(rows)
+    head = next(rest)
+    a_row = max(1, head.table.nbytes // max(1, len(head.track)))
+    num_rows = int(tracks.columns[1].sum())
+    buckets = _Buckets(tracks, max(BUCKET_BYTES // a_row, num_rows // _MOST_BUCKETS, 1))
+    aside = target.with_suffix(".unsorted")
+    spill_schema = head.table.schema.append(pa.field(_TRACK, pa.int64())).append(pa.field(_WHEN, pa.int64()))
+    batches: list[list[int]] = [[] for _ in range(buckets.num)]  # of each bucket, in the file aside
+    with pa.OSFile(str(aside), "wb") as file, pa.ipc.new_file(file, spill_schema) as writer:
+        written = 0
+        pending: dict[int, list[pa.Table]] = {}
+        size = 0
+
+        def flush() -> None:
+            nonlocal written
+            for bucket, tables in sorted(pending.items()):
+                (batch,) = pa.concat_tables(tables).combine_chunks().to_batches()
+                writer.write_batch(batch)
+                batches[bucket].append(written)
+                written += 1
+            pending.clear()
+
+        for some in itertools.chain([head], rest):
+            for bucket, table in _split(some, buckets, spill_schema):
+                pending.setdefault(bucket, []).append(table)
+            size += some.table.nbytes
+            if size > _PENDING_BYTES:
+                flush()
+                size = 0
+        flush()
+    with pa.OSFile(str(aside)) as file:
+        reader = pa.ipc.open_file(file)
+        tables = (kept(_in_order(reader, own, spill_schema)).table for own in batches if own)
+        begun = next(tables)
+        write_batches(target, begun.schema, itertools.chain([begun], tables))
+    aside.unlink()
+
+
+def _split(rows: Rows, buckets: _Buckets, schema: pa.Schema) -> Iterator[tuple[int, pa.Table]]:
+    """The rows of each bucket, copied, in the order given."""
+    bucket = buckets.of(rows.track, rows.when)
+    order = np.argsort(bucket, kind="stable")
+    bucket = bucket[order]
+    columns = [*rows.table.columns, pa.chunked_array([pa.array(rows.track)]), pa.chunked_array([pa.array(rows.when)])]
+    table = pa.table(columns, schema=schema)
+    heads = np.flatnonzero(np.append(True, bucket[1:] != bucket[:-1])) if len(bucket) else np.zeros(0, np.int64)
+    for start, stop in zip(heads.tolist(), [*heads[1:].tolist(), len(bucket)], strict=True):
+        yield int(bucket[start]), table.take(pa.array(order[start:stop]))
+
+
+def _in_order(reader: pa.ipc.RecordBatchFileReader, batches: list[int], schema: pa.Schema) -> Rows:
+    table = pa.Table.from_batches([reader.get_batch(i) for i in batches], schema).combine_chunks()
+    track, when = (np.asarray(table[name]) for name in (_TRACK, _WHEN))
+    order = np.lexsort((when, track))
+    return Rows(track[order], when[order], table.drop_columns([_TRACK, _WHEN]).take(pa.array(order)))
+
+
+# -- tables ----------------------------------------------------------------------------------------------------------
+
+
+def is_large(groups: Sequence[Group]) -> bool:
+    """Whether a table is sorted on the disk, not in memory."""
+    files = dict.fromkeys(group.file for group in groups if group.file)
+    held = sum(group.num_rows for group in groups) * _KEY_BYTES
+    size = max(held, sum(file.stat().st_size for file in files))
+    return size >= cache.LEAST_BYTES and not any(is_in_memory(group) for group in groups)
+
+
+class SortedTable:
+    """A table with its rows in order, which is made in the cache where it is not there. Can be pickled.
+
+    Args:
+        groups: The rows as they are; each row of the file that is made has its number among these.
+        origin: Their files.
+        make: Makes the file `TABLE` in the folder that it is given; see `write_sorted`.
+        empty: What to say of a row that has no value in a column, which is no key; None: it may be so.
+    """
+
+    def __init__(
+        self, groups: Sequence[Group], origin: cache.Origin, make: Callable[[Path], None], empty: str | None = None
+    ) -> None:
+        self._unsorted, self._first, self._origin, self._make = groups, bounds_of(groups), origin, make
+        self.empty = empty
+
+    @classmethod
+    def of(
+        cls,
+        groups: Sequence[Group],
+        tables: Callable[[], Iterator[pa.Table]],
+        tracks: Callable[[], Iterator[tuple[Ints, Ints]]],
+        *made_by: object,
+    ) -> "SortedTable":
+        """The same rows in order.
+
+        Args:
+            groups: The rows as they are.
+            tables: Gives the columns of each group.
+            tracks: Gives the track and the time of each row, group after group.
+            made_by: What the sorted table depends on but for the files.
+        """
+        files = list(dict.fromkeys(group.file for group in groups if group.file))
+        origin = cache.Origin(files, "sorted table", VERSION, pa.__version__, *made_by)
+        return cls(groups, origin, partial(_sort, tables, tracks))
+
+    @property
+    def path(self) -> Path:
+        """The file, which is there."""
+        return self._origin.entry(self._make) / TABLE
+
+    def groups(self) -> list[Group]:
+        """The rows in order."""
+        with input_file(self.path, mapped=True) as source:
+            reader = pa.ipc.open_file(source)
+            sizes = [reader.get_batch(k).num_rows for k in range(reader.num_record_batches)]
+            schema = reader.schema.remove(reader.schema.get_field_index(ROW))
+        first = np.append(0, np.cumsum(sizes)).tolist()
+        return [_SortedGroup(schema, rows, None, first[k], self, k) for k, rows in enumerate(sizes)]
+
+    def origin(self, row: int) -> tuple[Group, int]:
+        """Where one of the rows as they were is: its group, and its place in that."""
+        g = int(np.searchsorted(self._first, row, side="right")) - 1
+        return self._unsorted[g].origin(row - int(self._first[g]))
+
+
+def _sort(
+    tables: Callable[[], Iterator[pa.Table]], tracks: Callable[[], Iterator[tuple[Ints, Ints]]], folder: Path
+) -> None:
+    found = TrackTable()
+    for track, when in tracks():
+        found.add(track, when)
+
+    def rows() -> Iterator[Rows]:
+        first = 0
+        for (track, when), table in zip(tracks(), tables(), strict=True):
+            row = pa.array(np.arange(first, first + table.num_rows))
+            yield Rows(track, when, _plain(table).append_column(ROW, row))
+            first += table.num_rows
+
+    write_sorted(found, rows(), folder / TABLE)
+
+
+@dataclasses.dataclass(frozen=True)
+class _SortedGroup(Group):
+    """Rows of a `SortedTable`."""
+
+    table: SortedTable
+    index: int
+
+    def read(self, names: Sequence[str]) -> pa.Table:
+        with input_file(self.table.path, mapped=True) as source:
+            batch = pa.ipc.open_file(source).get_batch(self.index).select(list(names))
+            batch.validate(full=True)
+            for name in names if self.table.empty else ():
+                if name not in KEYS and batch[name].null_count:
+                    row = np.flatnonzero(np.asarray(batch[name].is_null()))[0]
+                    raise DataError(f"{self.place(int(row))}: has no `{name}`, {self.table.empty}")
+            return pa.Table.from_batches([batch])
+
+    def origin(self, row: int) -> tuple[Group, int]:
+        return self.table.origin(self.read([ROW])[ROW][row].as_py())
+
+    def place(self, row: int) -> str:
+        group, inside = self.origin(row)
+        return group.place(inside)
+
+
+def bounds_of(groups: Sequence[Group]) -> Ints:
+    """The number of the first row of each group, and of all rows."""
+    return np.append(0, np.cumsum([group.num_rows for group in groups])).astype(np.int64)
+
+
+def _plain(table: pa.Table) -> pa.Table:
+    """The same without dictionaries, each of which would be that of one batch alone."""
+    kinds = [f.with_type(f.type.value_type) if pa.types.is_dictionary(f.type) else f for f in table.schema]
+    return table.cast(pa.schema(kinds))
