@@ -147,11 +147,8 @@ class RayEngine:
         return learners.update_from(module_id, batches, self._algorithm.env_steps)[0]
 
     def feeds(self) -> "dict[str, Feed]":
-        """What feeds each module through Ray Data, where this process learns."""
-        from etude.ray.data import open_feeds
-
-        self._start()
-        return open_feeds(self._algorithm, self.settings)
+        """What feeds each module from the recording, if this process learns: the local pipeline."""
+        return self._here.feeds()
 
     def train(self) -> Trained:
         """An iteration's gradient steps of each module, from the recording, which learners read themselves."""
@@ -173,12 +170,6 @@ class RayEngine:
         learners: Learners | None = vars(self).get("learners")
         if learners is not None:
             learners.push()
-
-    @property
-    def weights_ref(self) -> Any:
-        """Ray's reference to the newest weights; None where learners have not put them there."""
-        learners: Learners | None = vars(self).get("learners")
-        return None if learners is None else learners.weights_ref
 
     def stats(self) -> dict[str, float]:
         """What was counted of learners."""

@@ -2,14 +2,14 @@
 """What an algorithm asks of a cluster, process by process."""
 
 from etude.algorithms import ActingConfig, AlgorithmConfig, OfflineConfig
-from etude.algorithms.ray_config import Ray, RayData
+from etude.algorithms.ray_config import Ray
 from etude.threads import for_acting
 
 
 def actors_of(config: AlgorithmConfig) -> list[dict[str, float]]:
     """The resources by name of each process that an algorithm with these settings starts; none on the local engine.
 
-    Of the tasks that read recordings, one: there may be more, as far as there is room.
+    Of the tasks that read recordings for learners, one: there may be more, as far as there is room.
     """
     if config.engine == "local":
         return []
@@ -22,18 +22,9 @@ def actors_of(config: AlgorithmConfig) -> list[dict[str, float]]:
     wanted = [runner] * (engine.num_runners if isinstance(config, ActingConfig) else 0)
     wanted += [{**runner, "GPU": 0.0}] * (engine.num_evaluation_runners if evaluates else 0)
     wanted += [learner] * engine.num_learners
-    if isinstance(config, OfflineConfig) and config.data is not None:
-        wanted += _readers_of(engine.data)
+    if isinstance(config, OfflineConfig) and config.data is not None and engine.num_learners:
+        wanted += [{"CPU": engine.data.num_cpus}]
     return [bundle for each in wanted if (bundle := {name: amount for name, amount in each.items() if amount > 0})]
-
-
-def _readers_of(data: RayData) -> list[dict[str, float]]:
-    """A task, and the actors that it can't do without."""
-    task = {"CPU": data.num_cpus}
-    if data.concurrency is None:
-        return [task]
-    least = data.concurrency[0] if isinstance(data.concurrency, tuple) else data.concurrency
-    return [task, *[{**task, "GPU": data.num_gpus}] * least]
 
 
 def driver_of(config: AlgorithmConfig) -> dict[str, float]:

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The connection to a cluster. One is started here only where none is there."""
 
-import importlib
+import contextlib
 import logging
 import math
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, cast
 
 import ray
@@ -113,18 +113,23 @@ _REMEDY = (
 
 @contextmanager
 def _apart() -> Iterator[None]:
-    """Let what Ray starts within it be process groups of their own.
+    """Let what Ray starts within it be in a process group of its own, by moving this process there for as long.
 
-    Ray keeps Ctrl-C from them, but not a SIGTERM to the whole group, as `timeout` and batch systems send it: then the
-    cluster would be gone before a run could save. They end with this process, however it ends, as before.
+    Ray keeps Ctrl-C from its processes, but not a SIGTERM to the whole group, as `timeout` and batch systems send it:
+    then the cluster would be gone before a run could save. They end with this process, however it ends, as before.
     """
-    services: Any = importlib.import_module("ray._private.services")  # it has no setting for this
-    popen = services.ConsolePopen
-    services.ConsolePopen = partial(popen, process_group=0)
-    try:
+    if not hasattr(os, "setpgid"):
         yield
-    finally:
-        services.ConsolePopen = popen
+        return
+    own = os.getpgrp()
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, process_group=0) as leader:  # a group needs a process
+        try:
+            with contextlib.suppress(PermissionError):  # the leader of a session can't leave its group
+                os.setpgid(0, leader.pid)
+            yield
+        finally:
+            with contextlib.suppress(PermissionError):
+                os.setpgid(0, own)
 
 
 def connection() -> str:
