@@ -13,7 +13,7 @@ from etude.algorithms.results import Evaluation
 from etude.errors import SettingsError
 from etude.ray.fragments import merged
 from etude.ray.policies import acting_of, sent
-from etude.ray.pool import Pool
+from etude.ray.pool import RunnerPool
 from etude.ray.runner_actor import RunnerActor
 from etude.ray.start import check_connected, connection
 from etude.runners import Finished
@@ -39,7 +39,7 @@ class EvaluationRunners:
         self._home = connection()
         self._config_ref = sent(algorithm.config, module=None, agents=AgentsConfig(), callbacks=())
         self._updates = 0
-        self.pool = Pool(
+        self.pool = RunnerPool(
             "evaluation runner", settings.num_evaluation_runners, self._make, settings, lambda member: None
         )
 

@@ -60,7 +60,7 @@ class Member:
     pid: int = 0
 
 
-class Pool:
+class RunnerPool:
     """Runner actors of one kind, with the requests that each has yet to answer.
 
     A lost actor is replaced by a new one rather than by Ray's ``max_restarts``: its seed depends on its life, and it

@@ -21,7 +21,7 @@ from etude.policies import PolicyLike
 from etude.ray.faults import first_line
 from etude.ray.fragments import FinishedEpisodes, Fragment, Order, put_together
 from etude.ray.policies import Broadcast, acting_of, known_as, sent
-from etude.ray.pool import Member, Pool, Request
+from etude.ray.pool import Member, Request, RunnerPool
 from etude.ray.runner_actor import RunnerActor, seed_of
 from etude.ray.start import check_connected, connection, room
 from etude.runners import Finished, ModuleOf
@@ -94,7 +94,7 @@ class Runners:
         """Seconds by phase, of all runners together; see `Runner.times`."""
         self.turns = 0
         """Turns of all runners together."""
-        self.pool = Pool("runner", settings.num_runners, self._make, settings, self._open)
+        self.pool = RunnerPool("runner", settings.num_runners, self._make, settings, self._open)
         for member in self.pool.members:
             self._open(member)
 

@@ -17,9 +17,8 @@ from etude.algorithms import Algorithm, AlgorithmConfig, OfflineConfig, Stop
 from etude.algorithms.loading import check_metric
 from etude.envs import env_name
 from etude.errors import EngineError, SettingsError
-from etude.ray.resources import actors_of, driver_of
 from etude.ray.space import SHARED, Shared, checked
-from etude.ray.start import check_room, ensure_started, let_go
+from etude.ray.start import actors_of, check_room, driver_of, ensure_started, let_go
 from etude.ray.trainable import Trainable, algorithm_of
 from etude.urls import is_url
 

@@ -20,7 +20,7 @@ from etude.errors import DataError, SettingsError
 from etude.learners import Update
 from etude.modules import NetworkConfig
 from etude.ray.engine import RayEngine
-from etude.ray.resources import actors_of
+from etude.ray.start import actors_of
 
 pytestmark = pytest.mark.usefixtures("cluster")
 

@@ -30,8 +30,11 @@ from etude.recordings import Recording, RecordingWriter
 ray = pytest.importorskip("ray", reason="the ray engine needs Ray: pip install 'etude[ray]'")
 
 from etude.ray.learner_group import LearnerGroup  # noqa: E402
-from etude.ray.learners import Learners  # noqa: E402
-from etude.ray.shares import shares_of, shares_of_batch  # noqa: E402
+from etude.ray.learners import (  # noqa: E402
+    Learners,
+    shares_of,
+    shares_of_batch,
+)
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.usefixtures("cluster")

@@ -17,8 +17,8 @@ ray_tune = pytest.importorskip("ray.tune")
 from etude.algorithms import Algorithm  # noqa: E402
 from etude.cli.tune import report  # noqa: E402
 from etude.ray import Shared, Trainable, resume_tuning, tune  # noqa: E402
-from etude.ray.resources import driver_of  # noqa: E402
 from etude.ray.space import applied, checked, written  # noqa: E402
+from etude.ray.start import driver_of  # noqa: E402
 from etude.ray.trainable import algorithm_of, flat, settings_of  # noqa: E402
 
 TINY = etude.PPOConfig(
