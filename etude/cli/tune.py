@@ -213,7 +213,8 @@ def report(found: Any, out: str | None, *, as_json: bool) -> int:
         out: Their folder, or its URL. None: as ``found`` says.
         as_json: As one JSON object rather than a table.
     """
-    results = [found[i] for i in range(len(found))]
+    # as they were begun, by the numbers in their names: a resumed tuning has them in another order
+    results = sorted((found[i] for i in range(len(found))), key=lambda result: result.path)
     shared = next((result.config["shared"] for result in results if result.config), None)
     metric, is_max = ("return_mean", True) if shared is None else (shared.metric, shared.mode == "max")
     out = (out or found.experiment_path).rstrip("/")

@@ -341,6 +341,7 @@ def test_trials_that_fail_are_told(cluster, tmp_path, capsys):
     found = tune(TINY, space, stop=stop, max_concurrent=1, out=tmp_path / "x", verbose=0)
     assert [trial.error is None for trial in trials(found)] == [True, False]
     assert "EnvError" in str(found.errors[0])
+    capsys.readouterr()  # what Tune prints of the trial
     assert report(found, None, as_json=True) == 1
     good, bad = json.loads(capsys.readouterr().out)["trials"]
     assert good["error"] is None
