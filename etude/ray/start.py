@@ -217,7 +217,9 @@ def check_room(wanted: Sequence[Mapping[str, float]], *, can_grow: bool) -> None
 def room() -> str:
     """What is free of the cluster, in words."""
     there, free = cast("Any", ray.cluster_resources)(), cast("Any", ray.available_resources)()
-    own = {name: amount for name, amount in there.items() if not name.startswith(("node:", "object_store", "memory"))}
+    inner = ("node:", "object_store", "memory")
+    # placement groups have resources of their own, by names such as CPU_group_0_31b4
+    own = {name: n for name, n in there.items() if not name.startswith(inner) and "_group_" not in name}
     words = ", ".join(f"{free.get(name, 0.0):g} of {amount:g} {name}" for name, amount in sorted(own.items()))
     return f"Free are {words}: what finds no room waits for it."
 
