@@ -5,6 +5,7 @@ import contextlib
 import importlib.util
 import math
 import os
+import re
 import shlex
 import signal
 import sys
@@ -213,8 +214,7 @@ def report(found: Any, out: str | None, *, as_json: bool) -> int:
         out: Their folder, or its URL. None: as ``found`` says.
         as_json: As one JSON object rather than a table.
     """
-    # as they were begun, by the numbers in their names: a resumed tuning has them in another order
-    results = sorted((found[i] for i in range(len(found))), key=lambda result: result.path)
+    results = sorted((found[i] for i in range(len(found))), key=lambda result: _number(result.path))
     shared = next((result.config["shared"] for result in results if result.config), None)
     metric, is_max = ("return_mean", True) if shared is None else (shared.metric, shared.mode == "max")
     out = (out or found.experiment_path).rstrip("/")
@@ -238,6 +238,12 @@ def report(found: Any, out: str | None, *, as_json: bool) -> int:
         say(f"interrupted: go on with: etude tune --resume {shlex.quote(out)} --trust")
         return INTERRUPTED
     return FAILED if found.num_errors else 0
+
+
+def _number(path: str) -> int:
+    """Of a trial, by its folder, such as Trainable_03ef8_00001_1_lr=0.1: a resumed tuning has another order."""
+    found = re.search(r"_[0-9a-f]{5}_(\d+)_", path.rpartition("/")[2])
+    return int(found[1]) if found else 0
 
 
 def _trial(result: Any, metric: str, is_max: bool, address: Callable[[str], str]) -> dict[str, Any]:
