@@ -19,7 +19,6 @@ from benchmarks.harness import ETUDE, STEPS_A_SECOND, Figure, Options, Reach, Ro
 from benchmarks.pipeline import synthetic
 
 BATCH = 1024
-IN_ACTOR, AT_LEARNER = "Etude, `module_sync_period` 10: an actor asks the module", "Etude, as it is by default"
 LOCAL, READ, ACTORS = "Etude, local engine", "Ray Data, read only", "Ray Data, identity in an actor pool"
 RLLIB = "RLlib OfflineData"
 FIRST = 6.0
@@ -77,8 +76,8 @@ ray.shutdown()
 
 _OURS = """
 import etude
-from etude.algorithms import Ray, RayData
-from etude.ray.data import open_feeds, open_shards
+from etude.algorithms import Ray
+from etude.ray.data import open_shards
 config = etude.{kind}Config(data=PATH, mode="stream", batch_size={batch} * max(1, NUM), seed=0)
 algorithm = etude.{kind}(config)
 @ray.remote(num_cpus=0)
@@ -94,11 +93,6 @@ learners = [Learner.remote(algorithm.module_spaces()) for _ in range(NUM)]
 ray.get([learner.ready.remote() for learner in learners])
 def run():
     begin = time.perf_counter()
-    if not NUM:
-        feed = open_feeds(algorithm, {engine})["main"]
-        told = tell(feed.take(10**9), STEPS, begin)
-        feed.close()
-        return begin, [told]
     shards = open_shards(algorithm, Ray(num_learners=NUM))
     taking = [learner.take.remote(shard, STEPS // NUM, begin) for learner, shard in zip(learners, shards)]
     return begin, ray.get(taking)
@@ -131,8 +125,6 @@ def run():
     found = ray.data.read_parquet(PATH, file_extensions=["parquet"], columns=["obs", "action"])
     if {actors}:
         found = found.map_batches(Identity, compute=ray.data.ActorPoolStrategy(size=1))
-    if not NUM:
-        return begin, [tell(found.iter_batches(batch_size={batch}, batch_format="numpy"), STEPS, begin)]
     splits = found.streaming_split(NUM, equal=True)
     taking = [learner.take.remote(split, STEPS // NUM - {batch}, begin) for learner, split in zip(learners, splits)]
     return begin, ray.get(taking)
@@ -172,7 +164,7 @@ def run():
 
 
 def rows(options: Options) -> Iterator[Row]:
-    """250k and 10 M steps, to this process, and to two learners."""
+    """250k and 10 M steps, to one learner and to two."""
     if not ray_rllib.is_there():
         print(f"ray-data: without {RLLIB}, which can't be imported here", file=sys.stderr)
     keep = os.environ.get("ETUDE_BENCH_KEEP")
@@ -182,16 +174,15 @@ def rows(options: Options) -> Iterator[Row]:
     yield from _module_rows(SMALL if options.quick else 1_000_000, options)
     for steps in [SMALL] if options.quick else [SMALL, 10_000_000]:
         path = synthetic(options, steps)
-        for num in (0, 2):
+        for num in (1, 2):
             yield from _rows(path, steps, num, options)
 
 
 def _module_rows(steps: int, options: Options) -> Iterator[Row]:
     """MARWIL, whose advantages ask the module for values; RLlib's whole epoch, too."""
-    actor = "Ray(data=RayData(module_sync_period=10))"
-    codes = {IN_ACTOR: _code(_OURS, "MARWIL", actor), AT_LEARNER: _code(_OURS, "MARWIL")}
+    codes = {ETUDE: _code(_OURS, "MARWIL")}
     peers = {RLLIB: _code(_RLLIB, "MARWIL")} if ray_rllib.is_there() else {}
-    found = _found(synthetic(options, steps), steps, 0, {**codes, **peers}, options, f"marwil-{steps}", steps)
+    found = _found(synthetic(options, steps), steps, 1, {**codes, **peers}, options, f"marwil-{steps}", steps)
     to = f"{steps / 1e6:g} M steps through Ray Data with a prelearner that asks the module (MARWIL)"
     yield Row(
         f"{to}, an epoch from the first request",
@@ -202,17 +193,17 @@ def _module_rows(steps: int, options: Options) -> Iterator[Row]:
     yield Row(f"{to}: first batch", "s", _figures(found, 0), Reach(FIRST))
 
 
-def _code(code: str, kind: str = "BC", engine: str = "Ray()") -> str:
+def _code(code: str, kind: str = "BC") -> str:
     """With the algorithm whose connectors prepare the batches."""
-    return code.replace("{kind_lower}", kind.lower()).replace("{kind}", kind).replace("{engine}", engine)
+    return code.replace("{kind_lower}", kind.lower()).replace("{kind}", kind)
 
 
 def _codes(num: int) -> dict[str, str]:
     bare = {READ: _BARE.replace("{actors}", "False"), ACTORS: _BARE.replace("{actors}", "True")}
     peers = (
-        {RLLIB: _code(_RLLIB)} if ray_rllib.is_there() and not num else {}
+        {RLLIB: _code(_RLLIB)} if ray_rllib.is_there() and num == 1 else {}
     )  # of 10 M steps, the first batch takes it 7 minutes
-    return {ETUDE: _code(_OURS), **({} if num else {LOCAL: _LOCAL}), **bare, **peers}
+    return {ETUDE: _code(_OURS), **({LOCAL: _LOCAL} if num == 1 else {}), **bare, **peers}
 
 
 def _found(
@@ -233,7 +224,7 @@ def _found(
 
 def _rows(path: Path, steps: int, num: int, options: Options) -> Iterator[Row]:
     found = _found(path, steps, num, _codes(num), options, f"{steps}-{num}")
-    to = f"{steps / 1e6:g} M steps through Ray Data to {'this process' if not num else f'{num} learners'}"
+    to = f"{steps / 1e6:g} M steps through Ray Data to {f'{num} learners' if num > 1 else 'a learner'}"
     yield Row(
         f"{to}, an epoch from the first request",
         STEPS_A_SECOND,

@@ -14,11 +14,9 @@ from benchmarks.harness import ENV, ETUDE, Figure, Options, Row, milliseconds, r
 from benchmarks.ray_learners import EPOCHS, ROWS, SPACES, on_cluster, updates
 from etude import PPO, Experience, PPOConfig
 from etude.algorithms import Ray
-from etude.ray.fragments import put_together
+from etude.ray.fragments import Fragment, FragmentReport, Order, put_together
 from etude.ray.learner_group import LearnerGroup
-from etude.ray.members import Fragment
-from etude.ray.policies import News
-from etude.ray.runner_actor import Order, Report, RunnerActor
+from etude.ray.runner_actor import RunnerActor
 
 BARE, HERE = "a method that does nothing", "Etude, one learner in this process"
 
@@ -60,8 +58,8 @@ def _start_of_cluster(rounds: int) -> Row:
 def _start_of_runner(rounds: int) -> Row:
     config = PPOConfig(env=ENV, num_envs=8)
     remote: Any = ray.remote
-    kinds = {ETUDE: remote(concurrency_groups={"pulse": 1})(RunnerActor), "an actor that imports nothing": _Empty}
-    arguments: dict[str, tuple[Any, ...]] = {ETUDE: (config, 0, "cpu")}
+    kinds = {ETUDE: remote(RunnerActor), "an actor that imports nothing": _Empty}
+    arguments: dict[str, tuple[Any, ...]] = {ETUDE: (config, 0, "cpu", 300.0)}
     seconds: dict[str, list[float]] = {name: [] for name in kinds}
     for _ in range(rounds):
         for name, kind in kinds.items():
@@ -102,14 +100,14 @@ _Empty: Any = ray.remote(_Nothing)
 class _Giving:
     """Answers an order with a fragment that it has made before."""
 
-    def __init__(self, report: Report, exp: Experience) -> None:
+    def __init__(self, report: FragmentReport, exp: Experience) -> None:
         self._made = report, copy.deepcopy(exp)  # in memory of its own, as what was just made
 
     def open(self) -> None:
         """Do nothing."""
 
     @ray.method(num_returns=2)
-    def collect(self, order: Order, weights: None) -> tuple[Report, dict[str | None, Experience]]:
+    def collect(self, order: Order, weights: None) -> tuple[FragmentReport, dict[str | None, Experience]]:
         """As a runner's, but for the steps."""
         report, exp = self._made
         return report, {None: exp}
@@ -135,14 +133,14 @@ def _fragment(exp: Experience, what: str, options: Options) -> Row:
     finished = algorithm.runner.take_finished()
     algorithm.close()
     steps = exp.num_steps
-    report = Report(steps, steps, {None: 1}, finished, {}, steps // 8, {}, 1.0)
-    order = Order(steps, False, True, {"main": 1}, News({}, {}), None)
+    report = FragmentReport(steps, steps, {None: 1}, finished, {}, steps // 8, {}, 1.0)
+    order = Order(steps, False, True, None)
     remote: Any = ray.remote
     actor = remote(_Giving).remote(report, exp)
 
     def fragment() -> int:
         told, parts = ray.get(list(actor.collect.remote(order, None)))
-        put_together([Fragment(0, 0, 0, None, told, parts)], joined=True)
+        put_together([Fragment(0, 0, 0, told, parts)], joined=True)
         return 1
 
     def empty() -> int:

@@ -2,12 +2,14 @@
 """Two learners of a cluster beside one, and beside torch's DistributedDataParallel that does the same."""
 
 import logging
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import ray
+import ray.util
 import torch
 import torch.distributed as dist
 from gymnasium import spaces
@@ -132,9 +134,10 @@ class _Bare:
         self._data = _columns(ROWS // 2)
 
     def address(self) -> Any:
-        from ray.train._internal.utils import get_address_and_port
-
-        return get_address_and_port()
+        host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        with socket.socket() as free:
+            free.bind((host, 0))
+            return host, free.getsockname()[1]
 
     def join(self, address: Any) -> None:
         host, port = address

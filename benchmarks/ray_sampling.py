@@ -108,16 +108,16 @@ def _scaling(options: Options) -> Row:
 def _weights(options: Options, megabytes: int, width: int) -> Row:
     import ray
 
-    from etude.algorithms.policies import MAIN
-    from etude.ray.policies import Broadcast, acting_of, weights_of
+    from etude.ray.policies import Broadcast, acting_of, as_arrays
     from etude.ray.runner_actor import RunnerActor, seed_of
 
     class Taking(RunnerActor):
         """Takes weights, and does nothing else."""
 
-        def take(self, weights: Any, seq_no: int) -> None:
+        def take(self, weights: Any) -> None:
             """As before a fragment."""
-            self._take(weights, {MAIN: seq_no})
+            assert self._runner is not None
+            self._take(weights, self._runner)
 
     class Bare:
         """Takes anything, and does nothing at all."""
@@ -128,22 +128,16 @@ def _weights(options: Options, megabytes: int, width: int) -> Row:
     algorithm = _ppo(ENV, 1, 8, STEPS, network={"hidden": (width, width), "separate": True})
     algorithm.engine.close()
     remote: Any = ray.remote
-    actors = [
-        remote(concurrency_groups={"pulse": 1})(Taking).remote(_plain(algorithm.config), i, "cpu") for i in (0, 1)
-    ]
+    actors = [remote(Taking).remote(_plain(algorithm.config), i, "cpu", None) for i in (0, 1)]
     ray.get([actor.open.remote() for actor in actors])
     acting = ray.put(acting_of(algorithm))
     ray.get([actor.begin.remote(acting, seed_of(1, 0, 0), 0, None) for actor in actors])
     bare = [remote(Bare).remote() for _ in actors]
-    broadcast, given = Broadcast(), weights_of(algorithm.policies)
-    updates = 0
+    broadcast, given = Broadcast(), as_arrays(algorithm.module.state_dict())
 
     def ours() -> int:
-        nonlocal updates
-        updates += 1
-        broadcast.put_again()
-        broadcast.refresh(algorithm)
-        ray.get([actor.take.remote(broadcast.ref, updates) for actor in actors])
+        broadcast.refresh(algorithm, again=True)
+        ray.get([actor.take.remote(broadcast.ref) for actor in actors])
         return 1
 
     def barely() -> int:

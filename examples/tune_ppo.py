@@ -21,8 +21,8 @@ found = etude.ray.tune(
     out=Path(tempfile.mkdtemp()) / "cartpole",
     verbose=0,
 )
-print(found.table())
+print(found.get_dataframe()[["config/lr", "config/network.hidden", "return_mean", "env_steps"]])
 
-best = etude.load(found.best.checkpoint)
+best = etude.load(found.get_best_result().checkpoint.path)
 print(f"lr {best.config.lr:.2g}, network {best.config.network.hidden}: {best.evaluate(20, seed=2).return_mean:.1f}")
 best.close()

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -89,19 +89,6 @@ def modules_of(segments: Segments, module_of: ModuleOf | None) -> NDArray[np.obj
     return of
 
 
-class Elsewhere(Protocol):
-    """Connectors that ask the module, but work elsewhere, with copies of it."""
-
-    def arrived(self, batch: Any) -> Any:
-        """A batch that they have seen, without what they noted in it."""
-
-    def learned(self) -> None:
-        """The module has learned from the batch."""
-
-    def staleness(self) -> list[float]:
-        """By how many gradient steps the copies were behind, batch by batch, since this was last asked."""
-
-
 class Feed:
     """Batches for one module, and the last touch that they get by its connectors that ask the module.
 
@@ -110,7 +97,6 @@ class Feed:
         module: Learns.
         fresh: Connectors of its learner that see each batch just before it is learned from.
         pipeline: Where the batches come from, if there is one.
-        elsewhere: Connectors that ask the module before batches come here.
     """
 
     def __init__(
@@ -119,12 +105,10 @@ class Feed:
         module: Module,
         fresh: Sequence[Connector] = (),
         pipeline: DataPipeline | None = None,
-        elsewhere: Elsewhere | None = None,
     ) -> None:
         self._batches = iter(batches)
         self._check = None if pipeline is not None else partial(check_batch, module=module)
         self._module, self._fresh, self.pipeline = module, fresh, pipeline
-        self.elsewhere = elsewhere
         self.waited = 0.0
         """Seconds that the learner was not learning."""
         self._connecting = 0.0
@@ -150,12 +134,8 @@ class Feed:
                 self._check(batch)
             if self._fresh:
                 batch = self._seen(batch)
-            if self.elsewhere is not None:
-                batch = self.elsewhere.arrived(batch)
             self.waited += time.perf_counter() - begin
             yield batch
-            if self.elsewhere is not None:
-                self.elsewhere.learned()
 
     def _seen(self, exp: Experience) -> Any:
         begin = time.perf_counter()
@@ -207,17 +187,8 @@ def report(feeds: Mapping[str, Feed], seconds: float, num_workers: int) -> tuple
         figures["mb_per_s"] = spent.bytes / 1e6 / seconds if seconds else 0.0
     if depths:
         figures["queue"] = sum(depths) / len(depths)
-    behind: list[float] = []
-    for feed in feeds.values():
-        if feed.elsewhere is not None:
-            behind += feed.elsewhere.staleness()
-    if behind:
-        figures["staleness"] = sum(behind) / len(behind)
-    slowest, most = "update", -1.0
-    for layer, took in spent.seconds.items():
-        share = took / (1 if layer == SHUFFLE else max(1, num_workers))
-        if share > most:
-            slowest, most = layer, share
+    shared = {layer: took / (1 if layer == SHUFFLE else max(1, num_workers)) for layer, took in spent.seconds.items()}
+    slowest = max(shared, key=lambda layer: shared[layer])
     return figures, "update" if waited <= _FEW * seconds else slowest
 
 

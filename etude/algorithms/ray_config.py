@@ -4,7 +4,6 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from etude.errors import SettingsError
 from etude.settings import check_range, settings
 
 
@@ -14,37 +13,18 @@ class RayData:
 
     everyday: ClassVar[tuple[str, ...]] = ()
 
-    concurrency: int | tuple[int, int] | None = None
-    """Actors that let the prelearner and the connectors work: so many, or at least and at most so many. None: they work
-    in the tasks that read, which is faster unless they need a GPU or are slow to start."""
-
     num_cpus: float = 1.0
-    """CPUs of each task that reads, and of each of these actors, above 0."""
-
-    num_gpus: float = 0.0
-    """GPUs of each of these actors, at least 0; fractions are allowed."""
+    """CPUs of each task that reads and prepares, above 0."""
 
     prefetch_batches: int = 2
     """Blocks that each learner fetches ahead, at least 0."""
 
-    module_sync_period: int | None = None
-    """Let connectors that ask the module work in these actors, with a copy of it that takes new weights after so many
-    gradient steps, at least 1. None: they work at the learner, on each batch as it is learned from."""
-
     def __post_init__(self) -> None:
-        given = 1 if self.concurrency is None else self.concurrency
-        period = self.module_sync_period
-        least, most = given if isinstance(given, tuple) else (given, given)
         check_range(
             "ray.data",
-            concurrency=(1 <= least <= most, f"at least 1, or least and most, not {self.concurrency}"),
             num_cpus=(self.num_cpus > 0, f"greater than 0, not {self.num_cpus}"),
-            num_gpus=(self.num_gpus >= 0, f"at least 0, not {self.num_gpus}"),
             prefetch_batches=(self.prefetch_batches >= 0, f"at least 0, not {self.prefetch_batches}"),
-            module_sync_period=(period is None or period >= 1, f"at least 1, not {period}"),
         )
-        if self.num_gpus and self.concurrency is None:
-            raise SettingsError("`ray.data.num_gpus` are of actors: set `ray.data.concurrency`, how many there are.")
 
 
 @settings

@@ -3,13 +3,15 @@
 
 import contextlib
 import importlib.util
+import math
 import os
+import re
 import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, Literal
 
 from etude.algorithms import Algorithm, AlgorithmConfig
 from etude.algorithms.kept import check_metric
@@ -19,9 +21,7 @@ from etude.cli.asked import CONVERTERS, RunOptions, algorithm_class, ask, config
 from etude.cli.streams import print_json, say, show
 from etude.errors import EngineError, SettingsError
 from etude.settings import Leaf, leaves_of, settings, settings_inside, typed
-
-if TYPE_CHECKING:
-    from etude.ray import Tuned
+from etude.urls import inside, is_url
 
 FAILED, INTERRUPTED, SPACE = 1, 130, "--space."
 USAGE = """usage: etude tune ALGORITHM [SETTINGS] --space.NAME VALUES ... --stop.env-steps N [OPTIONS]
@@ -115,7 +115,7 @@ class Resume:
         import_from_here()
         with _told(quiet=self.quiet):
             found = resume_tuning(self.resume, address=self.cluster)
-        return report(found, as_json=self.json)
+        return report(found, self.resume if is_url(self.resume) else None, as_json=self.json)
 
 
 def main(command: str, args: list[str]) -> int:
@@ -134,7 +134,7 @@ def main(command: str, args: list[str]) -> int:
     how["verbose"] = 0 if options.quiet else 1
     with _told(quiet=options.quiet):
         found = tune(config, space, algorithm=cls, **how)
-    return report(found, as_json=options.json)
+    return report(found, options.out if options.out and is_url(options.out) else None, as_json=options.json)
 
 
 def asked(cls: type[Algorithm[Any]], args: list[str]) -> tuple[AlgorithmConfig, dict[str, Any], TuneOptions]:
@@ -206,27 +206,77 @@ def _space(value: Any, leaf: Leaf, owner: str) -> Any:
     return written(value, name, one) if isinstance(value, str) else value
 
 
-def report(found: "Tuned", *, as_json: bool) -> int:
-    """Write what a tuning found to standard output; gives the exit code."""
-    ranked = found.ranked()
-    best = ranked[0] if ranked else None
+def report(found: Any, out: str | None, *, as_json: bool) -> int:
+    """Write what a tuning found to standard output, the best trial first; gives the exit code.
+
+    Args:
+        found: Tune's results, a `ray.tune.ResultGrid`.
+        out: Their folder, or its URL. None: as ``found`` says.
+        as_json: As one JSON object rather than a table.
+    """
+    results = sorted((found[i] for i in range(len(found))), key=lambda result: _number(result.path))
+    shared = next((result.config["shared"] for result in results if result.config), None)
+    metric, is_max = ("return_mean", True) if shared is None else (shared.metric, shared.mode == "max")
+    out = (out or found.experiment_path).rstrip("/")
+    trials = [
+        _trial(result, metric, is_max, lambda path: inside(out, path.removeprefix(found.experiment_path).lstrip("/")))
+        for result in results
+    ]
+    ranked = sorted(
+        trials, key=lambda trial: math.inf if trial["score"] is None else -trial["score"] if is_max else trial["score"]
+    )
+    best = ranked[0] if ranked and ranked[0]["score"] is not None else None
+    is_interrupted = any(trial["error"] is None and not trial["result"].get("done") for trial in trials)
     if as_json:
-        names = ("score", "result", "checkpoint", "path", "error")
-        trials = [
-            {"settings": {name: to_plain(value) for name, value in trial.settings.items()}}
-            | {name: getattr(trial, name) for name in names}
-            for trial in found.trials
-        ]
-        about = {"metric": found.metric, "out": found.path, "interrupted": found.is_interrupted}
-        print_json({**about, "best": best and found.trials.index(best), "trials": trials})
+        about = {"metric": metric, "out": out, "interrupted": is_interrupted}
+        print_json({**about, "best": best and trials.index(best), "trials": trials})
     else:
-        show(found.table())
+        show(_table(ranked, metric))
         if best is not None:
-            show(f"\nbest: {found.metric} {best.score:,.5g}, checkpoint {best.checkpoint}")
-    if found.is_interrupted:
-        say(f"interrupted: go on with: etude tune --resume {shlex.quote(str(found.path))} --trust")
+            show(f"\nbest: {metric} {best['score']:,.5g}, checkpoint {best['checkpoint']}")
+    if is_interrupted:
+        say(f"interrupted: go on with: etude tune --resume {shlex.quote(out)} --trust")
         return INTERRUPTED
-    return FAILED if found.errors else 0
+    return FAILED if found.num_errors else 0
+
+
+def _number(path: str) -> int:
+    """Of a trial, by its folder, such as Trainable_03ef8_00001_1_lr=0.1: a resumed tuning has another order."""
+    found = re.search(r"_[0-9a-f]{5}_(\d+)_", path.rpartition("/")[2])
+    return int(found[1]) if found else 0
+
+
+def _trial(result: Any, metric: str, is_max: bool, address: Callable[[str], str]) -> dict[str, Any]:
+    """What is written about a trial."""
+    metrics = result.metrics or {}
+    newest = {name: value for name, value in metrics.items() if name != "config"}
+    score = newest.get(metric)
+    try:
+        checkpoint = result.get_best_checkpoint(metric, "max" if is_max else "min")
+    except RuntimeError:  # none has the metric
+        checkpoint = result.checkpoint
+    return {
+        "settings": {name: to_plain(value) for name, value in (result.config or {}).items() if name != "shared"},
+        "score": score if score is not None and math.isfinite(score) else None,
+        "result": newest if "training_iteration" in newest else {},
+        "checkpoint": None if checkpoint is None else address(checkpoint.path),
+        "path": address(result.path),
+        "error": None if result.error is None else str(result.error).strip().splitlines()[-1],
+    }
+
+
+def _table(trials: list[dict[str, Any]], metric: str) -> str:
+    names = list(dict.fromkeys(name for trial in trials for name in trial["settings"]))
+    rows = [[*names, metric, "iterations", "env_steps", "updates", ""]]
+    for trial in trials:
+        counts = [f"{trial['result'].get(name, 0):,}" for name in ("training_iteration", "env_steps", "updates")]
+        end = trial["error"] or ("" if trial["result"].get("done") else "interrupted")
+        tried = [trial["settings"].get(name, "") for name in names]
+        shown = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in tried]
+        rows.append([*shown, "" if trial["score"] is None else f"{trial['score']:,.5g}", *counts, end])
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+    lines = ["  ".join([*(f"{cell:>{w}}" for cell, w in zip(row, widths, strict=False)), row[-1]]) for row in rows]
+    return "\n".join(line.rstrip() for line in lines)
 
 
 @contextlib.contextmanager

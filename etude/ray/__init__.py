@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from etude.ray.space import Shared
     from etude.ray.trainable import Trainable
-    from etude.ray.tuned import Trial, Tuned
     from etude.ray.tuning import resume_tuning, tune
 
-__all__ = ["Shared", "Trainable", "Trial", "Tuned", "resume_tuning", "tune"]
+__all__ = ["Shared", "Trainable", "resume_tuning", "tune"]
 
 _HOME_OF = {
     "Shared": "etude.ray.space",
     "Trainable": "etude.ray.trainable",
-    "Trial": "etude.ray.tuned",
-    "Tuned": "etude.ray.tuned",
     "resume_tuning": "etude.ray.tuning",
     "tune": "etude.ray.tuning",
 }

@@ -2,35 +2,50 @@
 """The way from a recording to the learners on a cluster, on Ray Data."""
 
 import dataclasses
+import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
+import ray
+from ray.data import DataIterator, ExecutionResources
 
 from etude.algorithms.feed import Feed, Plan
 from etude.algorithms.offline import OfflineAlgorithm
 from etude.algorithms.ray_config import Ray
 from etude.connectors import Pipeline
+from etude.errors import SettingsError
 from etude.experience import Experience
-from etude.learners import ModuleLearner
 from etude.learners.batch import as_tensors
-from etude.ray.data_flow import Flowing, flowing
-from etude.ray.data_modules import Publisher
-from etude.ray.data_stream import Cuts, RayCrew
-from etude.recordings.pipeline import DataPipeline, Preparation
+from etude.ray.data_source import TASK_BYTES, BlockLoader, RecordingSource, SharedJob, Shares
+from etude.recordings.pipeline import Cuts, DataPipeline, Flow, Preparation, Steps
 from etude.recordings.screening import Findings
+from etude.spaces import leaf_dtype, leaf_shape, leaves
+
+_PART_ROWS: Final = 65_536
+_PART_BYTES: Final = 64 * 2**20
+_MOST_PARTS: Final = 16
+_STORE_SHARE: Final = 0.4
+"""Of the object store, what all datasets of an algorithm may fill with blocks that nobody has taken yet."""
+
+_log = logging.getLogger("etude.ray")
 
 
-@dataclasses.dataclass
-class RecordingElsewhere:
-    """Stands for the recording at a learner elsewhere: takes the counts of what was found bad, until they are told."""
+class RemoteRecording:
+    """Stands for the recording at a learner: takes what was found bad, until that is told.
 
-    num_parts: int
-    columns: list[str]
+    Args:
+        num_parts: Of the recording.
+        loader: Of the learner.
+    """
+
     is_in_memory = False
+    columns: Final[list[str]] = []
 
-    def __post_init__(self) -> None:
+    def __init__(self, num_parts: int, loader: BlockLoader) -> None:
+        self.num_parts, self.loader = num_parts, loader
         self.found: dict[int, Findings] = {}
-        self.crew: RayCrew | None = None
 
     def part(self, k: int, columns: Any = None, *, finals: bool = True) -> Experience:
         """None is loaded here."""
@@ -48,54 +63,72 @@ class RecordingElsewhere:
 
 @dataclasses.dataclass(frozen=True)
 class Told:
-    """What one learner has to tell of its share since it was last asked. Goes to the process that trains."""
+    """What one learner has to tell of its share since it was last asked."""
 
     bad: Mapping[int, Findings]
     """By part: what was found bad, see `Recording.counts`."""
     left_out: int
     """Steps of an epoch that could not be learned from."""
-    cuts: Mapping[str, Mapping[int, Cuts]]
-    """Of the last whole epochs of each module, see `RayCrew.cuts`."""
+    shares: Mapping[str, Mapping[int, Shares]]
+    """Of the last epochs of each module, see `BlockLoader.shares`."""
     epochs: Mapping[str, int]
     """The size of this learner's share of an epoch of each module, as far as it is known."""
     parts: Mapping[str, set[int]]
-    """See `RayCrew.parts`, of each module whose first epoch has ended."""
+    """See `BlockLoader.parts`, of each module whose first epoch has ended."""
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
+class ModuleShard:
+    """How a learner is fed for one module."""
+
+    split: DataIterator
+    num_parts: int
+    make: Steps | Cuts
+    size: int
+    """Of the learner's share of a batch."""
+    by_segments: bool
+    holds: bool
+    flow: Flow
+    epoch_size: int | None
+    """Of the learner's share."""
+    start: int
+    fresh_from: int
+    """The first of the learner's connectors that works at the learner."""
+    prefetch: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Shard:
     """What one learner needs to be fed; goes to its process."""
 
-    index: int
-    flowing: dict[str, Flowing]
+    modules: dict[str, ModuleShard]
 
     def feeds(self, algorithm: OfflineAlgorithm[Any]) -> dict[str, Feed]:
         """What feeds each module of a replica of the algorithm with this learner's share, without end.
 
-        They raise, when batches are taken: DataError as on the local engine; EngineError where Ray Data fails.
+        They raise, when batches are taken: DataError as on the local engine; EngineError if Ray Data fails.
         """
         out = {}
-        for name, flow in self.flowing.items():
+        for name, own in self.modules.items():
             with algorithm.settings_of(name):
                 learner, device = algorithm.learner.modules[name], algorithm.config.compute.device
-                out[name] = _feed(flow, self.index, learner, device, RecordingElsewhere(flow.num_parts, []), None)
+                loader = BlockLoader(own.split, own.prefetch, holds=own.holds)
+                pipeline = DataPipeline(
+                    RemoteRecording(own.num_parts, loader),
+                    None,
+                    Preparation(Pipeline([]), Pipeline([])),
+                    own.make,
+                    own.size,
+                    own.flow,
+                    by_segments=own.by_segments,
+                    hold_prepared=own.holds,
+                    epoch_size=own.epoch_size,
+                    to_device=None if device == "cpu" else partial(as_tensors, device=device),
+                    crew=loader,
+                )
+                fresh = learner.connectors.connectors[own.fresh_from :]
+                out[name] = Feed(pipeline.batches(own.start), learner.module, fresh, pipeline)
         return out
-
-
-def open_feeds(algorithm: OfflineAlgorithm[Any], settings: Ray) -> dict[str, Feed]:
-    """What feeds each module where this process learns itself. The batches are those of the local engine.
-
-    Raises:
-        SettingsError: the settings, the module and the connectors do not go together.
-        DataError: the recording can't be read, or does not hold what is wanted.
-    """
-    out = {}
-    for name, plan in _plans(algorithm).items():
-        with algorithm.settings_of(name):
-            learner, device = algorithm.learner.modules[name], algorithm.config.compute.device
-            flow = flowing(plan, learner, settings.data, 0, None, len(algorithm.policies))
-            out[name] = _feed(flow, 0, learner, device, algorithm.recording, plan)
-    return out
 
 
 def open_shards(algorithm: OfflineAlgorithm[Any], settings: Ray, nodes: list[str] | None = None) -> list[Shard]:
@@ -104,49 +137,140 @@ def open_shards(algorithm: OfflineAlgorithm[Any], settings: Ray, nodes: list[str
     Args:
         algorithm: Says where its learners stand; connectors learn from the recording here, if they have not.
         settings: Of the engine.
-        nodes: The ids of the nodes that the learners are on: where these are several, blocks go to where they lie.
+        nodes: The ids of the nodes that the learners are on: if these are several, blocks go to where they lie.
 
     Raises:
         SettingsError: the settings, the module and the connectors do not go together; or a batch can't be shared.
         DataError: the recording can't be read, or does not hold what is wanted.
     """
     num = settings.num_learners
-    flows = {}
+    shards: list[dict[str, ModuleShard]] = [{} for _ in range(num)]
     for name, plan in _plans(algorithm).items():
         with algorithm.settings_of(name):
+            holds = plan.held == "prepared"
+            size, by_segments = _share_of_batch(plan, num)
+            epoch_size = None if plan.epoch_size is None else plan.epoch_size // num
+            make = partial(
+                ModuleShard,
+                num_parts=plan.source.num_parts,
+                make=plan.make,
+                size=size,
+                by_segments=by_segments,
+                holds=holds,
+                flow=dataclasses.replace(plan.flow, num_workers=0),
+                epoch_size=epoch_size,
+                start=plan.start,
+                fresh_from=len(algorithm.learner.modules[name].connectors.connectors) - len(plan.fresh),
+                prefetch=settings.data.prefetch_batches,
+            )
+            first = 0 if holds or not epoch_size else plan.start * size // epoch_size
+            seed = None if holds else plan.flow.seed
+            source = RecordingSource(SharedJob(plan.job), plan.source.num_parts, _parts_per_task(plan), seed, first)
+            for shard, split in zip(shards, _splits(source, settings, nodes, len(algorithm.policies)), strict=True):
+                shard[name] = make(split)
+    return [Shard(shard) for shard in shards]
+
+
+def _splits(source: RecordingSource, settings: Ray, nodes: list[str] | None, num_modules: int) -> list[DataIterator]:
+    """The blocks of each learner, epoch by epoch; nothing is read before they are asked for."""
+    num_cpus = _cpus(settings.data.num_cpus)
+    dataset = ray.data.read_datasource(
+        source,
+        override_num_blocks=max(1, len(source.tasks())),
+        num_cpus=num_cpus,
+        concurrency=None if num_cpus else 1,
+    )
+    context = dataset.context  # this dataset's own
+    context.enable_progress_bars = False
+    context.target_max_block_size = 2 * TASK_BYTES  # what Ray takes a task to need before it knows
+    is_spread = len(set(nodes or ())) > 1
+    options = context.execution_options
+    options.preserve_order = not is_spread
+    store = ray.cluster_resources().get("object_store_memory", 0.0)  # type: ignore[no-untyped-call]
+    options.resource_limits = ExecutionResources.for_limits(object_store_memory=_STORE_SHARE * store / num_modules)
+    return list(dataset.streaming_split(settings.num_learners, equal=True, locality_hints=nodes if is_spread else None))
+
+
+def _cpus(wanted: float) -> float:
+    """What a task asks for; nothing if runners and learners have taken all that there are: it would never begin."""
+    free = ray.available_resources().get("CPU", 0.0)  # type: ignore[no-untyped-call]
+    if free >= wanted:
+        return wanted
+    _log.warning(
+        "the cluster has %g CPUs left, and tasks that read are to have %g each (ray.data.num_cpus): they share those "
+        "of others, one at a time. Give the cluster more, or learners less (ray.cpus_per_learner).",
+        free,
+        wanted,
+    )
+    return 0.0
+
+
+def _share_of_batch(plan: Plan, num: int) -> tuple[int, bool]:
+    """One learner's share of a batch, and whether it is of whole segments. All have equally many rows of an epoch: what
+    each takes for a batch must be equally many, too, or one would wait for the next epoch before the others."""
+    if num == 1:
+        return plan.size, plan.by_segments
+    if isinstance(plan.make, Steps):
+        if plan.size % num:
+            raise SettingsError(f"`batch_size` is {plan.size}, which {num} learners can't share: take a multiple.")
+        return plan.size // num, False
+    mean_length = 1.0 if plan.by_segments else _mean_length(plan)
+    return max(1, round(plan.size / num / mean_length)), True
+
+
+def _mean_length(plan: Plan) -> float:
+    """Of segments, in the first part that has some."""
+    for k in range(plan.source.num_parts):
+        made, _ = plan.job(k)
+        if isinstance(made, Experience) and len(made):
+            return made.num_steps / len(made)
+    return 1.0
+
+
+def _parts_per_task(plan: Plan) -> int:
+    """So many that a task reads about `TASK_BYTES`, as far as that is known beforehand."""
+    header = getattr(plan.source, "header", None)
+    row = 64
+    if header is not None:
+        for space in (header.obs_space, header.action_space):
+            parts = leaves(space, "row").values()
+            row += sum(int(np.prod(leaf_shape(leaf))) * leaf_dtype(leaf).itemsize for leaf in parts)
+    return max(1, min(_MOST_PARTS, TASK_BYTES // min(_PART_ROWS * row, _PART_BYTES)))
+
+
+def _plans(algorithm: OfflineAlgorithm[Any]) -> dict[str, Plan]:
+    opening = algorithm.opening()
+    plans = {}
+    for name, policy in algorithm.policies.items():
+        with algorithm.settings_of(name):
             learner = algorithm.learner.modules[name]
-            flows[name] = flowing(plan, learner, settings.data, num, nodes, len(algorithm.policies))
-    return [
-        Shard(i, {name: dataclasses.replace(flow, blocks=[flow.blocks[i]]) for name, flow in flows.items()})
-        for i in range(num)
-    ]
+            plans[name] = opening.plan(name, policy, learner, algorithm.config, loads_here=False)
+    return plans
+
+
+# -- what learners tell -------------------------------------------------------------------------------------------
 
 
 def told(feeds: Mapping[str, Feed]) -> Told:
     """What a learner's feeds have to tell."""
-    bad: dict[int, Findings] = {}
     pipelines = {name: feed.pipeline for name, feed in feeds.items() if feed.pipeline is not None}
-    cuts, parts = {}, {}
-    for name, pipeline in pipelines.items():
-        if isinstance(pipeline.source, RecordingElsewhere):
-            crew = pipeline.source.crew
-            cuts[name] = {} if crew is None else dict(crew.cuts)
-            if crew is not None and crew.parts is not None:
-                parts[name] = crew.parts
-            bad |= pipeline.source.found
-            pipeline.source.found = {}
+    sources: dict[str, Any] = {name: pipeline.source for name, pipeline in pipelines.items()}
+    bad: dict[int, Findings] = {}
+    for source in sources.values():
+        bad |= source.found
+        source.found = {}
     sizes = {name: pipeline.epoch_size for name, pipeline in pipelines.items()}
     return Told(
         bad,
         sum(pipeline.left_out for pipeline in pipelines.values()),
-        cuts,
+        {name: dict(source.loader.shares) for name, source in sources.items()},
         {name: size for name, size in sizes.items() if size is not None},
-        parts,
+        {name: source.loader.parts for name, source in sources.items() if source.loader.parts is not None},
     )
 
 
 def count_without_blocks(algorithm: OfflineAlgorithm[Any], tolds: Sequence[Told], done: dict[str, int]) -> None:
-    """Count what was found bad in parts of which nothing was left, so that no learner has heard of them.
+    """Count what was found bad in parts of which nothing was left: Ray drops their blocks, which have no rows.
 
     Args:
         algorithm: Whose recording it is.
@@ -172,47 +296,11 @@ def unshared(tolds: Sequence[Told]) -> int:
     with fewer rows than there are learners may go unseen.
     """
     left = 0
-    for name in tolds[0].cuts:
-        ended = set.intersection(*(set(own.cuts[name]) for own in tolds))
+    for name in tolds[0].shares:
+        ended = set.intersection(*(set(own.shares[name]) for own in tolds))
         steps: dict[int, int] = {}
         for own in tolds if ended else ():
-            for first, (total, got) in own.cuts[name][max(ended)].items():
+            for first, (total, got) in own.shares[name][max(ended)].items():
                 steps[first] = steps.get(first, total) - got
         left += sum(steps.values())
     return left
-
-
-def _plans(algorithm: OfflineAlgorithm[Any]) -> dict[str, Plan]:
-    opening = algorithm.opening()
-    plans = {}
-    for name, policy in algorithm.policies.items():
-        with algorithm.settings_of(name):
-            learner = algorithm.learner.modules[name]
-            plans[name] = opening.plan(name, policy, learner, algorithm.config, loads_here=False)
-    return plans
-
-
-def _feed(flow: Flowing, index: int, learner: ModuleLearner, device: str, source: Any, plan: Plan | None) -> Feed:
-    """A module's, in the process of who learns; with a plan, parts of which no block has come can be looked at."""
-    crew = RayCrew(flow.blocks[0], None if plan is None else plan.job)
-    if isinstance(source, RecordingElsewhere):
-        source.crew = crew
-    nothing = Preparation(Pipeline([]), Pipeline([]))
-    pipeline = DataPipeline(
-        source,
-        None,
-        nothing,
-        flow.make,
-        flow.size,
-        flow.flow,
-        by_segments=flow.by_segments,
-        hold_prepared=flow.holds,
-        epoch_size=flow.epoch_size,
-        to_device=None if device == "cpu" else partial(as_tensors, device=device),
-        crew=crew,
-    )
-    fresh = learner.connectors.connectors[flow.fresh_from :]
-    elsewhere = None
-    if flow.board is not None:
-        elsewhere = Publisher(learner, flow.board, flow.period, publishes=index == 0)
-    return Feed(pipeline.batches(flow.start), learner.module, fresh, pipeline, elsewhere)

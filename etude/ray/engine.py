@@ -15,8 +15,7 @@ from etude.algorithms.results import Evaluation
 from etude.errors import SettingsError
 from etude.experience import Experience
 from etude.learners import Update, mean_of
-from etude.ray.resources import actors_of
-from etude.ray.start import check_room, ensure_started, let_go
+from etude.ray.start import actors_of, check_room, ensure_started, let_go
 from etude.runners import Finished, ModuleOf
 from etude.spaces import Spaces
 
@@ -147,11 +146,8 @@ class RayEngine:
         return learners.update_from(module_id, batches, self._algorithm.env_steps)[0]
 
     def feeds(self) -> "dict[str, Feed]":
-        """What feeds each module through Ray Data, where this process learns."""
-        from etude.ray.data import open_feeds
-
-        self._start()
-        return open_feeds(self._algorithm, self.settings)
+        """What feeds each module from the recording, if this process learns: the local pipeline."""
+        return self._here.feeds()
 
     def train(self) -> OfflineUpdate:
         """An iteration's gradient steps of each module, from the recording, which learners read themselves."""
@@ -173,12 +169,6 @@ class RayEngine:
         learners: Learners | None = vars(self).get("learners")
         if learners is not None:
             learners.push()
-
-    @property
-    def weights_ref(self) -> Any:
-        """Ray's reference to the newest weights; None where learners have not put them there."""
-        learners: Learners | None = vars(self).get("learners")
-        return None if learners is None else learners.weights_ref
 
     def stats(self) -> dict[str, float]:
         """What was counted of learners."""

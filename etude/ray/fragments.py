@@ -1,15 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What several runners have made, put together as if one had."""
+"""Fragments of experience: what runners are asked for and answer, and the answers of several put together."""
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from etude.experience import Experience
-from etude.ray.members import Fragment
 from etude.recordings.pieces import copied, in_order
 from etude.runners import Finished
+
+
+class Order(NamedTuple):
+    """What a runner is asked for."""
+
+    num_steps: int
+    whole_episodes: bool
+    explore: bool
+    meta: Mapping[str, Any] | None
+    """Metadata that is stored with the recording from now on; None: as before."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FragmentReport:
+    """The counts of a fragment."""
+
+    env_steps: int
+    agent_steps: int
+    seq_nos: dict[str | None, int]
+    """By module: the gradient steps that made the weights which acted."""
+    finished: Finished
+    times: dict[str, float]
+    """Seconds by phase."""
+    turns: int
+    stats: dict[str, float]
+    seconds: float
+    """How long it took to collect."""
+    unwritten: int = 0
+    """Steps, of this fragment and others, that are to be recorded and are not yet in a finished file."""
+
+
+class Fragment(NamedTuple):
+    """What a runner has collected."""
+
+    number: int
+    """Of the request: later ones are higher."""
+    runner: int
+    life: int
+    report: FragmentReport
+    parts: dict[str | None, Experience]
+    """By module."""
 
 
 def put_together(fragments: Sequence[Fragment], *, joined: bool) -> dict[str | None, Experience]:
@@ -30,7 +72,7 @@ def put_together(fragments: Sequence[Fragment], *, joined: bool) -> dict[str | N
     return found
 
 
-class Ended:
+class FinishedEpisodes:
     """Episodes that ended, by runner, each in an env of its own.
 
     Args:
@@ -40,10 +82,10 @@ class Ended:
     def __init__(self, num_envs: int) -> None:
         self._num_envs = num_envs
         self._parts: list[Finished] = []
-        self._next: dict[int, tuple[int, int, int]] = {}  # by runner: its life, what its numbers begin at, and end at
+        self._next: dict[int, tuple[int, int, int]] = {}  # by runner: its life, its first number, and the next one
 
     def add(self, fragment: Fragment) -> None:
-        """Take in those of a fragment."""
+        """Add those of a fragment."""
         finished, runner = fragment.report.finished, fragment.runner
         life, first, stop = self._next.get(runner, (fragment.life, 0, 0))
         if life != fragment.life:  # its envs count their episodes from 0 again
@@ -53,13 +95,13 @@ class Ended:
         self._parts.append(finished._replace(envs=finished.envs + runner * self._num_envs, numbers=numbers))
 
     def take(self) -> Finished:
-        """All since this was last asked."""
+        """All since this was last called."""
         parts, self._parts = self._parts, []
         return merged(parts)
 
 
 def merged(parts: Sequence[Finished]) -> Finished:
-    """Episodes of several runners as those of one; none where there are no parts."""
+    """Episodes of several runners as those of one; none if there are no parts."""
     reals, whole = np.zeros(0), np.zeros(0, np.int64)
     parts = [Finished(reals, whole, {}, {}, reals, whole, whole), *parts]
     return Finished(

@@ -2,17 +2,15 @@
 """LearnerGroup: learners that were started together, and end together."""
 
 import logging
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from time import monotonic
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any
 
 import ray
 import torch.distributed
 from ray.exceptions import RayError
-from ray.train._internal.worker_group import WorkerGroup
-from ray.train.torch import TorchConfig
+from ray.util.placement_group import get_current_placement_group, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from etude.algorithms.ray_config import Ray
 from etude.learners.distributed import TeamLost
@@ -21,7 +19,6 @@ from etude.ray.learner_actor import LearnerActor
 from etude.ray.start import room
 
 _log = logging.getLogger("etude.ray")
-T = TypeVar("T")
 
 _GRACE = 5.0  # seconds in which those that waited for a learner in vain may hear why
 
@@ -30,39 +27,12 @@ class LearnerLost(Exception):
     """One of the learners died or hangs, so that none of them can go on."""
 
 
-class Learned(NamedTuple):
-    """What came of it when learners learned."""
-
-    answers: list[Any]
-    """Of each."""
-    weights_ref: Any
-    """Of the new weights: this process owns them, so that they outlive the learners."""
-    weights: dict[str, Any]
-    """See `LearnerActor.weights`."""
-    rest: dict[str, Any]
-    """See `LearnerActor.rest`."""
-
-
-class Asked(NamedTuple):
-    """References to what `Learned` holds."""
-
-    answers: list[Any]
-    weights: Any
-    rest: Any
-
-
 class LearnerGroup:
-    """Learners of one process group.
-
-    The group is set up by Ray Train's own means, its `WorkerGroup` and the backend of its `TorchConfig`, as RLlib's
-    learners are: it finds a free port at the first of them, sets what a backend needs in each, and joins them with a
-    timeout. A `Trainer` would be the public way there, but it wants the whole loop of training to be a function that it
-    calls; the backend needs no more than a group of workers. That ours is a `WorkerGroup` and not a class of our own
-    matters: with others, the backend asks for a context of `Trainer` that is not there.
+    """Learners in one placement group of Ray and one process group of torch.
 
     Args:
         settings: How many, with which resources.
-        arguments: Of each `LearnerActor`.
+        arguments: Of each `LearnerActor`, after its rank.
 
     Raises:
         LearnerLost: one died meanwhile.
@@ -70,74 +40,68 @@ class LearnerGroup:
     """
 
     def __init__(self, settings: Ray, arguments: Sequence[Any]) -> None:
-        self._settings = settings
+        self._actors: list[Any] = []
+        size, timeout = settings.num_learners, settings.learner_timeout
         resources = {"CPU": settings.cpus_per_learner, "GPU": settings.gpus_per_learner}
-        self._size = settings.num_learners
-        self._workers: Any = None
+        bundle = {name: amount for name, amount in resources.items() if amount > 0}
+        # Tune's trials have a placement group already, with room for their learners, which Ray places there.
+        is_placed = not bundle or get_current_placement_group() is not None
+        self._placement = None if is_placed else placement_group([bundle] * size)
         try:
-            with _told_if_long(settings.sample_timeout):
-                self._workers = self._guarded(
-                    lambda: WorkerGroup(settings.num_learners, resources, LearnerActor, tuple(arguments))
+            while self._placement is not None and not self._placement.wait(settings.sample_timeout):
+                _log.warning("no learners yet after %g s. %s", settings.sample_timeout, room())
+            for rank in range(size):
+                strategy = (
+                    "DEFAULT"
+                    if self._placement is None
+                    else PlacementGroupSchedulingStrategy(self._placement, placement_group_bundle_index=rank)
                 )
-            self.call("build", timeout=settings.learner_timeout)
-            if self._size > 1:
-                config = TorchConfig(_backend(settings), "tcp", max(1, round(settings.learner_timeout)))
-                self._guarded(lambda: config.backend_cls().on_start(self._workers, config))
-                self.call("join", timeout=settings.learner_timeout)
+                options = {"num_cpus": resources["CPU"], "num_gpus": resources["GPU"], "scheduling_strategy": strategy}
+                self._actors.append(ray.remote(LearnerActor).options(**options).remote(rank, *arguments))
+            built = self.call("build", timeout=timeout)
+            self.nodes = [node for node, _ in built]
+            """The ids of the nodes that they are on."""
+            self.pids = [pid for _, pid in built]
+            """Their processes."""
+            if size > 1:
+                (address,) = self.wait([self._actors[0].serve.remote(size, timeout)], timeout)
+                self.call("join", address, size, _backend(settings), timeout, timeout=timeout + _GRACE)
         except BaseException:
             self.end()
             raise
 
-    @property
-    def nodes(self) -> list[str]:
-        """The ids of the nodes that they are on."""
-        return [worker.metadata.node_id for worker in self._workers.workers]
-
-    @property
-    def pids(self) -> list[int]:
-        """Their processes."""
-        return [worker.metadata.pid for worker in self._workers.workers]
-
-    def call(
-        self, method: str, *common: Any, own: Sequence[Any] | None = None, timeout: float | None = None
-    ) -> list[Any]:
-        """Ask all for the same, and wait for their answers.
+    def begin(self, method: str, *common: Any, own: Sequence[Any] | None = None) -> list[Any]:
+        """Call a method of each learner, without waiting; gives references to the answers.
 
         Args:
             method: Of `LearnerActor`.
             common: Arguments for all.
             own: A first argument for each, before these.
+        """
+        given = [()] * len(self._actors) if own is None else [(one,) for one in own]
+        return [getattr(actor, method).remote(*mine, *common) for actor, mine in zip(self._actors, given, strict=True)]
+
+    def call(
+        self, method: str, *common: Any, own: Sequence[Any] | None = None, timeout: float | None = None
+    ) -> list[Any]:
+        """As `begin`, and `wait` for the answers."""
+        return self.wait(self.begin(method, *common, own=own), timeout)
+
+    def state(self) -> Any:
+        """A reference to the state of the first learner, as it will be after what was begun: all have the same."""
+        return self._actors[0].state.remote()
+
+    def wait(self, refs: Sequence[Any], timeout: float | None) -> list[Any]:
+        """The answers, in the order of the calls.
+
+        Args:
+            refs: Of the answers of the learners, by rank; then perhaps others of the first.
             timeout: Seconds, at most; None waits.
 
         Raises:
             LearnerLost: one died, or did not answer in time.
             Exception: what was raised there, with a note of where.
         """
-        given = [()] * self._size if own is None else [(one,) for one in own]
-        return self.wait([self._method(rank, method, *mine, *common) for rank, mine in enumerate(given)], timeout)
-
-    def learn(
-        self, method: str, *common: Any, own: Sequence[Any] | None = None, timeout: float | None = None
-    ) -> Learned:
-        """As `call` of a method by which they learn, and what they know then: all the same, so that one is asked."""
-        return self.learned(self.begin(method, *common, own=own), timeout)
-
-    def begin(self, method: str, *common: Any, own: Sequence[Any] | None = None) -> Asked:
-        """As `learn`, without waiting: see `learned`."""
-        given = [()] * self._size if own is None else [(one,) for one in own]
-        answers = [self._method(rank, method, *mine, *common) for rank, mine in enumerate(given)]
-        return Asked(answers, self._method(0, "weights"), self._method(0, "rest"))
-
-    def learned(self, asked: Asked, timeout: float | None = None) -> Learned:
-        """What comes of what was begun; waits for it."""
-        *answers, weights, rest = self.wait([*asked.answers, asked.weights, asked.rest], timeout)
-        return Learned(answers, asked.weights, weights, rest)
-
-    def _method(self, rank: int, method: str, *arguments: Any) -> Any:
-        return getattr(self._workers.workers[rank].actor, method).remote(*arguments)
-
-    def wait(self, refs: Sequence[Any], timeout: float | None) -> list[Any]:
-        """The answers of all, in the order asked; see `call`."""
         rank_of = {ref: rank for rank, ref in enumerate(refs)}
         end = None if timeout is None else monotonic() + timeout
         answers: dict[int, Any] = {}
@@ -150,48 +114,30 @@ class LearnerGroup:
             try:
                 answers[rank] = ray.get(ready[0])
             except RayError as error:
-                lost = self._why(error, rank, lost)
+                lost = self._reason(error, rank, lost)
                 answers[rank] = None
                 end = min(end or monotonic() + _GRACE, monotonic() + _GRACE)
         if lost is not None:
             raise LearnerLost(first_line(lost)) from lost
         return [answers[rank] for rank in range(len(refs))]
 
-    def _why(self, error: RayError, rank: int, known: BaseException | None) -> BaseException:
-        """What tells most about a loss: of the one that died, not of those that waited for it. Raises what is none."""
+    def _reason(self, error: RayError, rank: int, known: BaseException | None) -> BaseException:
+        """The best known reason of a loss: of the learner that died, rather than of those that waited for it."""
         cause = cause_of(error)
         if was_lost(cause):
             return cause
         if isinstance(cause, TeamLost | torch.distributed.DistError):
             return known or cause
-        self._fail(error, f"learner {rank if rank < self._size else 0}")
-
-    def _guarded(self, act: Callable[[], T]) -> T:
-        try:
-            return act()
-        except RayError as error:
-            raise LearnerLost(first_line(self._why(error, 0, None))) from error
-
-    def _fail(self, error: RayError, where: str) -> NoReturn:
         self.end()  # the others wait for it
-        raise_from(error, where)
+        raise_from(error, f"learner {rank if rank < len(self._actors) else 0}")
 
     def end(self) -> None:
         """End them all, whatever they are doing."""
-        if self._workers is not None:
-            self._workers.shutdown(patience_s=0)
-
-
-@contextmanager
-def _told_if_long(seconds: float) -> Iterator[None]:
-    """Say what is free in the cluster where learners find no room for so long."""
-    timer = threading.Timer(seconds, lambda: _log.warning("no learners yet after %g s. %s", seconds, room()))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+        for actor in self._actors:
+            ray.kill(actor)
+        if self._placement is not None:
+            remove_placement_group(self._placement)
+            self._placement = None
 
 
 def _backend(settings: Ray) -> str:

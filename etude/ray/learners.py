@@ -4,8 +4,10 @@
 import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
+import numpy as np
 import ray
 import torch
 
@@ -13,15 +15,14 @@ from etude.algorithms.config import OnPolicyConfig, RecordConfig
 from etude.algorithms.ray_config import Ray
 from etude.errors import EngineError
 from etude.experience import Experience
+from etude.experience.arrays import Index
 from etude.learners import Update
 from etude.learners.loss import Figures
 from etude.ray.faults import first_line
-from etude.ray.learner_actor import Standing, Trained
-from etude.ray.learner_group import Asked, Learned, LearnerGroup, LearnerLost
-from etude.ray.policies import changes_of, sent
-from etude.ray.shares import shares_of, shares_of_batch
+from etude.ray.learner_actor import Standing, TrainedShare
+from etude.ray.learner_group import LearnerGroup, LearnerLost
+from etude.ray.policies import changes_of, from_arrays, learner_state, sent, set_learner_state
 from etude.ray.start import check_connected, connection
-from etude.ray.states import from_arrays, known_by, set_known
 
 if TYPE_CHECKING:
     from etude.algorithms.algorithm import Algorithm
@@ -60,21 +61,15 @@ class Learners:
         self._group: LearnerGroup | None = None
         self._is_fed = False
         self._in_empty: dict[str, int] = {}  # see `count_without_blocks`
-        self._begun: tuple[Asked, Standing, list[Any]] | None = None  # an update, and what it was asked with
+        self._begun: tuple[list[Any], Standing, list[Any]] | None = None  # an update's answers, and its arguments
         self._brought: dict[str, Update] | None = None  # by the latest of these, not told yet
         self._known: Any = None
-        self._weights_ref: Any = None
         self._restarts = self._told_restarts = self._left_out = self._unshared = 0
 
     @property
     def pids(self) -> list[int]:
         """The processes of the learners; none before the first update."""
         return [] if self._group is None else self._group.pids
-
-    @property
-    def weights_ref(self) -> Any:
-        """A reference to the newest weights, as `etude.ray.policies.Weights`; None where those here are others."""
-        return self._weights_ref if self._known == self._marks() else None
 
     # -- learning -----------------------------------------------------------------------------------------------
 
@@ -93,8 +88,7 @@ class Learners:
         if not some:
             return {name: Update({}, {}) for name in parts}
         refs = [ray.put({name: own[i] for name, own in some.items()}) for i in range(self._settings.num_learners)]
-        timeout = self._settings.learner_timeout
-        done = self._together(lambda group: group.learn("update", self._standing(env_steps), own=refs, timeout=timeout))
+        done = self._together(lambda group: group.begin("update", self._standing(env_steps), own=refs))
         return {name: done[0].get(name, Update({}, {})) for name in parts}
 
     def update_next(self, seen: Mapping[str, Experience], env_steps: int) -> dict[str, Update] | None:
@@ -115,15 +109,14 @@ class Learners:
         some = {name: shares_of(exp.numpy(), num, max_seq_len=sys.maxsize) for name, exp in seen.items()}
         refs = [ray.put({name: own[i] for name, own in some.items()}) for i in range(num)]
         given = (self._standing(env_steps), refs)
-        self._begun = (self._insist(lambda group: group.begin(_NEXT, given[0], own=refs)), *given)
+        self._begun = (self._insist(lambda group: _begun(group, group.begin(_NEXT, given[0], own=refs))), *given)
         return before
 
     def _ended(self) -> dict[str, Update] | None:
         """What the update brought that is under way; waits for its end."""
         if self._begun is not None:
             (asked, standing, refs), self._begun = self._begun, None
-            timeout = self._settings.learner_timeout
-            done = self._together(lambda group: group.learn(_NEXT, standing, own=refs, timeout=timeout), asked)
+            done = self._together(lambda group: group.begin(_NEXT, standing, own=refs), asked)
             self._brought = done[0]
         return self._brought
 
@@ -149,8 +142,8 @@ class Learners:
         num, recurrent = self._settings.num_learners, self._algorithm.policies[module_id].module.recurrent
         shares = [shares_of_batch(batch, num, recurrent=recurrent) for batch in batches]
         refs = [ray.put([of_batch[i] for of_batch in shares]) for i in range(num)]
-        timeout, standing = self._settings.learner_timeout, self._standing(env_steps)
-        done = self._together(lambda group: group.learn("update_from", module_id, standing, own=refs, timeout=timeout))
+        standing = self._standing(env_steps)
+        done = self._together(lambda group: group.begin("update_from", module_id, standing, own=refs))
         kept = [[own[1][i] for own in done] for i in range(len(shares))]
         return done[0][0], [_joined(of_batch) for of_batch in kept]
 
@@ -166,23 +159,22 @@ class Learners:
 
         algorithm = cast("OfflineAlgorithm[Any]", self._algorithm)
 
-        def ask(group: LearnerGroup) -> Learned:
+        def ask(group: LearnerGroup) -> list[Any]:
             if not self._is_fed:
                 shards = open_shards(algorithm, self._settings, group.nodes)
                 group.call("open", own=shards, timeout=self._settings.learner_timeout)
                 self._is_fed = algorithm._has_seen_data = True
             names = list(algorithm.learner.chosen(algorithm.policies))
-            timeout = self._settings.learner_timeout
-            return group.learn("train", num_updates, names, self._standing(algorithm.env_steps), timeout=timeout)
+            return group.begin("train", num_updates, names, self._standing(algorithm.env_steps))
 
-        done: list[Trained] = self._together(ask)
+        done: list[TrainedShare] = self._together(ask)
         self._hear(algorithm, done)
         data = {name: sum(own.data.get(name, 0.0) for own in done) for name in done[0].data}
-        for name in data.keys() & {"wait", "queue", "staleness"}:
+        for name in data.keys() & {"wait", "queue"}:
             data[name] /= len(done)  # they wait beside each other; the work of layers adds up
         return done[0].updates, data, done[0].bottleneck
 
-    def _hear(self, algorithm: "OfflineAlgorithm[Any]", done: list[Trained]) -> None:
+    def _hear(self, algorithm: "OfflineAlgorithm[Any]", done: list[TrainedShare]) -> None:
         """Take what learners have found out about the recording."""
         from etude.ray.data import count_without_blocks, unshared
 
@@ -216,8 +208,8 @@ class Learners:
 
     def push(self) -> None:
         """Let learners know what the algorithm here knows, before the next update; its modules may be others."""
-        if self._config is not self._algorithm.config:
-            self._end()
+        if self._is_fed or self._config is not self._algorithm.config:
+            self._end()  # Ray Data goes on with an epoch only when all learners have ended the one before
         self._config = self._algorithm.config
         self._known, self._is_fed = None, False
         self._begun = self._brought = None
@@ -236,19 +228,22 @@ class Learners:
         """Changes when weights here are changed in place."""
         return {name: changes_of(policy.module) for name, policy in self._algorithm.policies.items()}
 
-    def _together(self, ask: Callable[[LearnerGroup], Learned], asked: Asked | None = None) -> list[Any]:
-        """Let a group learn, if that was not ``asked`` already, and take over what it has learned."""
+    def _together(self, begin: Callable[[LearnerGroup], list[Any]], begun: list[Any] | None = None) -> list[Any]:
+        """Let a group learn, unless an update was ``begun`` already, and load what it has learned; gives the answers.
 
-        def learned(group: LearnerGroup) -> Learned:
-            nonlocal asked
-            before, asked = asked, None
-            return ask(group) if before is None else group.learned(before, self._settings.learner_timeout)
+        Of the references that were begun, the last is to the state after it, see `_begun`.
+        """
 
-        done = self._insist(learned, is_ready=asked is not None)
+        def learned(group: LearnerGroup) -> list[Any]:
+            nonlocal begun
+            refs, begun = begun, None
+            return group.wait(refs or _begun(group, begin(group)), self._settings.learner_timeout)
+
+        *answers, state = self._insist(learned, is_ready=begun is not None)
         for name, learner in self._algorithm.learner.modules.items():
-            set_known(learner, {**done.rest[name], "module": done.weights[name]})
-        self._known, self._weights_ref = self._marks(), done.weights_ref
-        return done.answers
+            set_learner_state(learner, state[name])
+        self._known = self._marks()
+        return answers
 
     def _insist(self, ask: Callable[[LearnerGroup], T], *, is_ready: bool = False) -> T:
         """Ask a group for something, as often as learners are lost."""
@@ -273,7 +268,7 @@ class Learners:
             self._known = None
         if self._known is None or self._known != self._marks():
             learners = algorithm.learner.modules
-            state = {name: known_by(own, module=True, connectors=True) for name, own in learners.items()}
+            state = {name: learner_state(own) for name, own in learners.items()}
             self._group.call("load", ray.put(state), timeout=settings.learner_timeout)
             self._known = self._marks()
         return self._group
@@ -303,7 +298,76 @@ class Learners:
             self._end()
 
 
+def _begun(group: LearnerGroup, refs: list[Any]) -> list[Any]:
+    """References to the answers of an update, and to the state of the learners after it."""
+    return [*refs, group.state()]
+
+
 def _joined(kept: list[Mapping[str, Any]]) -> Figures:
     """What a loss kept of a batch, by row, from what each learner kept of its share."""
     some = [from_arrays(own) for own in kept if own]
     return {name: torch.cat([own[name] for own in some]) for name in (some[0] if some else {})}
+
+
+# -- shares of the learners ---------------------------------------------------------------------------------------
+
+
+def shares_of(exp: Experience, num: int, *, max_seq_len: int | None = None, burn_in: int = 0) -> list[Experience]:
+    """``num`` parts that are one after the other what ``exp`` is, with equally many steps to be trained on.
+
+    Segments are cut where that makes parts equal, within one step, as what connectors add to steps is there already.
+
+    Args:
+        exp: Prepared for the loss.
+        num: How many.
+        max_seq_len: Of a recurrent module: segments are cut only where its sequences would be, at multiples of it, so
+            that each part begins within half a sequence of where they would be equal.
+        burn_in: Of a recurrent module: steps before a cut that the next part has, too, as lookback.
+    """
+    if num == 1:
+        return [exp]
+    trained = exp.trained()
+    done = np.append(0, np.cumsum(trained))
+    wanted = done[-1] * np.arange(1, num) // num
+    starts, begins = exp.offsets[:-1], exp.offsets[:-1] + exp.segments.lookback
+    if max_seq_len is None:
+        at = np.searchsorted(done, wanted, side="right") - 1  # as many before it as are wanted
+        segment = np.searchsorted(starts, at, side="right") - 1
+        at = np.where(at <= begins[segment], starts[segment], at)  # lookback goes with what it is for
+    else:
+        allowed = _cuts(exp, begins, max_seq_len)
+        after = np.searchsorted(done[allowed], wanted)
+        before = np.maximum(after - 1, 0)
+        is_nearer = wanted - done[allowed[before]] < done[allowed[after]] - wanted
+        at = allowed[np.where(is_nearer, before, after)]
+    return _cut(exp, at, burn_in)
+
+
+def _cuts(exp: Experience, begins: Index, max_seq_len: int) -> Index:
+    """The rows that a recurrent module's sequences begin with, where no lookback is before them, and the end."""
+    rows = np.arange(exp.num_steps)
+    since = rows - np.repeat(begins, exp.lengths)
+    is_inside = (since > 0) & (since % max_seq_len == 0)
+    return np.unique(np.concatenate([exp.offsets, rows[is_inside]]))
+
+
+def _cut(exp: Experience, at: Index, lookback: int) -> list[Experience]:
+    bounds = np.unique(np.concatenate([exp.offsets, at]))
+    parent = np.searchsorted(exp.offsets, bounds[:-1], side="right") - 1
+    pieces = exp.pieces(parent, bounds[:-1], bounds[1:], lookback)
+    borders = np.searchsorted(bounds, [0, *at.tolist(), exp.num_steps]).tolist()
+    return [pieces[first:last] for first, last in pairwise(borders)]
+
+
+def shares_of_batch(batch: Mapping[str, Any] | Experience, num: int, *, recurrent: bool) -> list[Any]:
+    """``num`` parts of a batch, of equally many rows within one; for a recurrent module, of whole segments."""
+    if isinstance(batch, Experience):
+        if recurrent:
+            return [batch[first:last] for first, last in pairwise(_evenly(len(batch), num))]
+        batch = batch.steps
+    borders = _evenly(len(next(iter(batch.values()))), num)
+    return [{name: column[first:last] for name, column in batch.items()} for first, last in pairwise(borders)]
+
+
+def _evenly(size: int, num: int) -> list[int]:
+    return [size * i // num for i in range(num + 1)]

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runners are sent: policies once, then what has changed of what acting depends on."""
+"""Policies and learners on their way through Ray's object store."""
 
 import copy
 import dataclasses
 import pickle
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, TypeAlias
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import ray
-from numpy.typing import NDArray
+import torch
 
 from etude.algorithms.algorithm import Algorithm
 from etude.algorithms.config import AlgorithmConfig
@@ -18,55 +19,69 @@ from etude.algorithms.task import TaskModule
 from etude.connectors import Pipeline
 from etude.connectors.connector import overrides
 from etude.errors import SettingsError
-from etude.learners import Learner
+from etude.learners import ModuleLearner
 from etude.modules import Module
 from etude.policies import Policy
 from etude.ray.faults import first_line
-from etude.ray.states import as_arrays
 from etude.runners import ModuleOf
 from etude.runners.callbacks import is_plain
 
-Weights: TypeAlias = dict[str, dict[str, NDArray[Any]]]
-"""By module id, what its ``state_dict()`` holds; see `as_arrays`."""
+# -- tensors as arrays, which are read in the object store in place -----------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Acting:
-    """All that act, and for whom."""
-
-    policies: dict[str, Policy]
-    """By module id."""
-    is_only: bool
-    """There is one module, without an id."""
-    module_of: ModuleOf | None
-    seq_nos: dict[str, int]
-    """By module id, the gradient steps that made it."""
+def as_arrays(state: Any) -> Any:
+    """Plain data with arrays for tensors; tensors of a dtype that NumPy lacks stay tensors."""
+    return _mapped(state, torch.Tensor, _array)
 
 
-class News(NamedTuple):
-    """What has changed beside weights, by module id."""
-
-    learned: dict[str, dict[int, Any]]
-    """The state of each connector that learns, by its place."""
-    plain: dict[str, dict[str, dict[str, Any]]]
-    """Attributes that acting may depend on, see `plain_attributes`."""
+def from_arrays(state: Any) -> Any:
+    """The inverse: tensors on the CPU. They share the arrays' memory: copy them before writing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the object store is read-only
+        return _mapped(state, np.ndarray, torch.from_numpy)
 
 
-def acting_of(algorithm: Algorithm[Any]) -> Acting:
-    """The policies of an algorithm, to be sent: copies on the CPU, without what belongs to learning."""
-    config, policies = algorithm.config, {}
-    for name, own in algorithm.policies.items():
-        own.connectors.start(0)  # here nobody acts: their states hold what was learned, and nothing of slots
-        spaces = {"obs_space": own.obs_space, "action_space": own.action_space}
-        policies[name] = Policy(portable(own.module), own.connectors, **spaces)
-    return Acting(policies, config.agents.modules is None, config.agents.module_of, seq_nos_of(algorithm.learner))
+def _array(tensor: torch.Tensor) -> Any:
+    tensor = tensor.detach().cpu()
+    return tensor if tensor.dtype == torch.bfloat16 else tensor.numpy()
+
+
+def _mapped(state: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    if isinstance(state, kind):
+        return change(state)
+    if isinstance(state, Mapping):
+        return {name: _mapped(value, kind, change) for name, value in state.items()}
+    if isinstance(state, list | tuple):
+        return [_mapped(value, kind, change) for value in state]
+    return state
+
+
+def learner_state(learner: ModuleLearner, *, connectors: bool = True) -> dict[str, Any]:
+    """The state of a learner, weights included, with arrays for tensors; and perhaps that of its connectors."""
+    state: dict[str, Any] = as_arrays(learner.state_dict())
+    return {**state, "connectors": learner.connectors.state_dict()} if connectors else state
+
+
+def set_learner_state(learner: ModuleLearner, state: Mapping[str, Any]) -> None:
+    """Go on from `learner_state`."""
+    learner.load_state_dict(from_arrays({name: value for name, value in state.items() if name != "connectors"}))
+    if "connectors" in state:
+        learner.connectors.load_state_dict(copy.deepcopy(state["connectors"]))  # which may be written to
+
+
+def changes_of(module: Module) -> int:
+    """A number that changes when weights are changed in place, by gradient steps or otherwise."""
+    return sum(tensor._version for tensor in (*module.parameters(), *module.buffers()))
+
+
+# -- what runners act with ----------------------------------------------------------------------------------------
 
 
 def sent(config: AlgorithmConfig, **changes: Any) -> Any:
-    """A reference to the config with these changes, for the local engine, as processes elsewhere need it.
+    """A reference to the config with these changes, for the local engine.
 
     Raises:
-        SettingsError: it can't be sent.
+        SettingsError: it can't be pickled.
     """
     try:
         return ray.put(dataclasses.replace(config, engine="local", **changes))
@@ -77,8 +92,34 @@ def sent(config: AlgorithmConfig, **changes: Any) -> Any:
         ) from error
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Acting:
+    """The policies that act, and for whom."""
+
+    policies: dict[str, Policy]
+    """By module id."""
+    is_only: bool
+    """There is one module, without an id."""
+    module_of: ModuleOf | None
+
+
+def acting_of(algorithm: Algorithm[Any]) -> Acting:
+    """The policies of an algorithm, to be sent: copies on the CPU, without what belongs to learning."""
+    config, policies = algorithm.config, {}
+    for name, own in algorithm.policies.items():
+        own.connectors.start(0)  # nobody acts here: their states hold what was learned, and nothing of slots
+        spaces = {"obs_space": own.obs_space, "action_space": own.action_space}
+        policies[name] = Policy(portable(own.module), own.connectors, **spaces)
+    return Acting(policies, config.agents.modules is None, config.agents.module_of)
+
+
+def known_as(name: str, *, is_only: bool) -> str | None:
+    """What a runner calls a module."""
+    return None if is_only and name == MAIN else name
+
+
 def portable(module: Module) -> Module:
-    """A copy on the CPU, whose tensors have memory of their own: learners keep theirs in one block, sent with each."""
+    """A copy on the CPU whose tensors have memory of their own: a learner keeps all of them in one block."""
     memo: dict[int, Any] = {}
     if isinstance(module, TaskModule):
         task = module._task
@@ -91,11 +132,49 @@ def portable(module: Module) -> Module:
     return own
 
 
+class Weights(NamedTuple):
+    """What acting depends on and training changes, by module id."""
+
+    seq_nos: dict[str, int]
+    """The gradient steps that made the weights."""
+    values: dict[str, Any]
+    """The ``state_dict()`` of the module, with arrays for tensors."""
+    learned: dict[str, dict[int, Any]]
+    """The states of connectors that learn, see `learned_of`."""
+    plain: dict[str, dict[str, dict[str, Any]]]
+    """Attributes, see `plain_attributes`."""
+
+
+class Broadcast:
+    """The newest weights of an algorithm's modules in the object store."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.ref: Any = None
+        """Of `Weights`."""
+        self.seq_nos: dict[str, int] = {}
+        self._marks: Any = None
+
+    def refresh(self, algorithm: Algorithm[Any], *, again: bool = False) -> None:
+        """Put the weights there if something has changed, or ``again`` because they were lost."""
+        policies = algorithm.policies
+        seq_nos = {name: own.updates for name, own in algorithm.learner.modules.items()}
+        learned = {name: learned_of(policy.connectors) for name, policy in policies.items()}
+        plain = {name: plain_attributes(policy.module) for name, policy in policies.items()}
+        changes = {name: changes_of(policy.module) for name, policy in policies.items()}
+        marks = (seq_nos, changes, pickle.dumps((learned, plain)))
+        if again or marks != self._marks:
+            values = {name: as_arrays(policy.module.state_dict()) for name, policy in policies.items()}
+            self.ref = ray.put(Weights(seq_nos, values, learned, plain))
+            self._marks, self.seq_nos = marks, seq_nos
+            self.version += 1
+
+
 def plain_attributes(module: Module) -> dict[str, dict[str, Any]]:
     """Numbers, texts and truth values that stand in no ``state_dict()``, such as epsilon.
 
     They are attributes, without a leading underscore, of the distribution, of the module and its parts, and of the task
-    where there is one; by whose they are.
+    if there is one; by whose they are.
     """
     return {
         owner: {n: v for n, v in vars(thing).items() if n[:1] != "_" and isinstance(v, bool | int | float | str)}
@@ -125,7 +204,7 @@ def learned_of(connectors: Pipeline) -> dict[int, Any]:
 
 
 def set_learned(connectors: Pipeline, learned: Mapping[int, Any]) -> None:
-    """Let connectors know what others have learned; what they remember of their slots stays."""
+    """Take over what connectors learned elsewhere; what they remember of their own slots stays."""
     for i, state in learned.items():
         connector = connectors.connectors[i]
         connector.load_state_dict(_with_slots(state, connector.state_dict()))
@@ -140,67 +219,3 @@ def _with_slots(learned: Any, own: Any) -> Any:
             return own
         return {name: _with_slots(value, own.get(name)) for name, value in learned.items()}
     return own if isinstance(learned, list | tuple) and not learned and own else learned
-
-
-class Broadcast:
-    """The newest weights of an algorithm's modules, put into the store once, and what else is new."""
-
-    def __init__(self) -> None:
-        self.version = 0
-        """Of the weights."""
-        self.news_version = 0
-        self.seq_nos: dict[str, int] = {}
-        """By module id, the gradient steps that made the weights."""
-        self.ref: Any = None
-        """Of `Weights`."""
-        self.news = News({}, {})
-        self._marks: Any = None
-        self._is_lost = False
-        self._known = b""
-
-    def refresh(self, algorithm: Algorithm[Any], ref: Any = None) -> None:
-        """See what has changed.
-
-        Args:
-            algorithm: Whose policies.
-            ref: Of their `Weights` as they are now, where these lie in the store already.
-        """
-        policies, seq_nos = algorithm.policies, seq_nos_of(algorithm.learner)
-        marks = {name: (seq_nos[name], changes_of(policy.module)) for name, policy in policies.items()}
-        if marks != self._marks:
-            self._marks, self.seq_nos = marks, seq_nos
-            self.ref = ray.put(weights_of(policies)) if ref is None or self._is_lost else ref
-            self._is_lost = False
-            self.version += 1
-        news = News(
-            {name: learned_of(policy.connectors) for name, policy in policies.items()},
-            {name: plain_attributes(policy.module) for name, policy in policies.items()},
-        )
-        known = pickle.dumps(news)
-        if known != self._known:
-            self._known, self.news = known, news
-            self.news_version += 1
-
-    def put_again(self) -> None:
-        """The weights were lost from the store: put them there anew when they are next wanted."""
-        self._marks, self._is_lost = None, True
-
-
-def weights_of(policies: Mapping[str, Policy]) -> Weights:
-    """The weights of all modules; views where they are on the CPU."""
-    return {name: as_arrays(policy.module.state_dict()) for name, policy in policies.items()}
-
-
-def seq_nos_of(learner: Learner) -> dict[str, int]:
-    """The gradient steps that made the weights of each module, by its id."""
-    return {name: own.updates for name, own in learner.modules.items()}
-
-
-def changes_of(module: Module) -> int:
-    """A number that changes when weights are changed in place, by gradient steps or not."""
-    return sum(tensor._version for tensor in (*module.parameters(), *module.buffers()))
-
-
-def known_as(name: str, *, is_only: bool) -> str | None:
-    """What a runner calls a module."""
-    return None if is_only and name == MAIN else name

@@ -2,23 +2,26 @@
 """RunnerActor: a runner over envs of its own, in a process of a cluster."""
 
 import dataclasses
+import faulthandler
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import ray
 
-from etude.algorithms.config import ActingConfig
+from etude.algorithms.config import ActingConfig, AlgorithmConfig
 from etude.algorithms.nested import AgentsConfig
-from etude.algorithms.play import by_module, dropped_by, make_runner, workers_of
+from etude.algorithms.play import by_module, dropped_by, make_runner, played, runner_for, workers_of
 from etude.algorithms.policies import spaces_in
 from etude.envs import Arena, make_arena
 from etude.experience import Experience
 from etude.policies import Policy
-from etude.ray.policies import Acting, News, Weights, known_as, set_learned, set_plain_attributes
-from etude.ray.states import from_arrays
+from etude.ray.fragments import FragmentReport, Order, merged
+from etude.ray.policies import Acting, Weights, from_arrays, known_as, set_learned, set_plain_attributes
 from etude.runners import Finished, Lengths, ModuleOf, Runner
 from etude.runners.callbacks import callback_from
 from etude.spaces import Spaces
@@ -27,54 +30,25 @@ from etude.threads import for_acting, hold
 if TYPE_CHECKING:
     from etude.ray.recording import RecordJob, RunnerRecorder
 
-
-class Order(NamedTuple):
-    """What a runner is asked for."""
-
-    num_steps: int
-    whole_episodes: bool
-    explore: bool
-    seq_nos: dict[str, int]
-    """The gradient steps that made the weights which come along."""
-    news: News | None
-    """None: nothing has changed."""
-    meta: Mapping[str, Any] | None
-    """Is kept with the recording from now on; None: as before."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Report:
-    """What a fragment is about."""
-
-    env_steps: int
-    agent_steps: int
-    seq_nos: dict[str | None, int]
-    """By module: the gradient steps that made the weights which acted."""
-    finished: Finished
-    times: dict[str, float]
-    """Seconds by phase."""
-    turns: int
-    stats: dict[str, float]
-    seconds: float
-    """How long it took to make."""
-    unwritten: int = 0
-    """Steps, of this fragment and others, that are to be recorded and are not yet in a finished file."""
+_STDERR = 2  # Ray keeps it in the log of the process
 
 
 class RunnerActor:
-    """Makes fragments of experience by the weights that it was sent last.
+    """Collects fragments of experience with the weights that it was sent last; or plays whole episodes.
+
+    Where no env makes a step, or is made, for ``ray.step_timeout`` seconds, the process ends: `faulthandler` writes
+    the stacks of its threads into its log, and Ray reports that it was lost.
 
     Args:
         config: Of the algorithm, for the local engine.
         number: Which runner this is.
         device: Where modules act, as torch names it.
+        step_timeout: Seconds; None: it may hang for ever.
     """
 
-    def __init__(self, config: ActingConfig, number: int, device: str) -> None:
+    def __init__(self, config: AlgorithmConfig, number: int, device: str, step_timeout: float | None) -> None:
         hold(for_acting(config.compute.threads))
-        self._config = config
-        self._number = number
-        self._device = device
+        self._config, self._number, self._device, self._step_timeout = config, number, device, step_timeout
         self._callbacks = [callback_from(spec) for spec in config.callbacks]
         self._arena: Arena | None = None
         self._runner: Runner | None = None
@@ -82,8 +56,30 @@ class RunnerActor:
         self._policies: dict[str, Policy] = {}
         self._is_only = True
         self._seq_nos: dict[str | None, int] = {}
-        self._told = (0, 0, 0)  # env steps, agent steps and turns that were reported
-        self._times: dict[str, float] = {}  # likewise
+        self._reported = (0, 0, 0)  # env steps, agent steps and turns
+        self._times: dict[str, float] = {}  # that were reported
+
+    @contextmanager
+    def _timed_out(self) -> Iterator[None]:
+        """End this process if, within it, `turns` does not change for too long."""
+        limit = self._step_timeout
+        if limit is None:
+            yield
+            return
+        is_over = threading.Event()
+        watcher = threading.Thread(target=_rearm, args=(limit, self.turns, is_over), daemon=True)
+        faulthandler.dump_traceback_later(limit, exit=True, file=_STDERR)
+        watcher.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            watcher.join()
+            faulthandler.cancel_dump_traceback_later()
+
+    def turns(self) -> int:
+        """Turns made since the modules began to act."""
+        return 0 if self._runner is None else self._runner.turns
 
     def open(self) -> tuple[str, int]:
         """Make the envs; gives the id of the node and of the process.
@@ -91,10 +87,12 @@ class RunnerActor:
         Raises:
             EnvError: they can't be made.
         """
-        assert self._config.env is not None
+        config = self._config
+        assert isinstance(config, ActingConfig)
+        assert config.env is not None
         if self._arena is None:
-            config, env = self._config, self._config.env
-            self._arena = make_arena(env, config.num_envs, workers_of(config), drop=dropped_by(config))
+            with self._timed_out():
+                self._arena = make_arena(config.env, config.num_envs, workers_of(config), drop=dropped_by(config))
         return ray.get_runtime_context().get_node_id(), os.getpid()
 
     def spaces(
@@ -105,10 +103,10 @@ class RunnerActor:
         return spaces_in(self._arena, module_ids, module_of, known)
 
     def begin(self, acting: Acting, seed: int, life: int, record: "RecordJob | None") -> None:
-        """Let these modules act, in new episodes.
+        """Let these policies act, in new episodes.
 
         Args:
-            acting: Who.
+            acting: The policies.
             seed: Of the runner.
             life: How often one has begun before as this runner, over all processes.
             record: What to record; None is nothing.
@@ -118,14 +116,10 @@ class RunnerActor:
             policy.module.to(self._device)
             policy.connectors.start(self._arena.num_slots)
         self._policies, self._is_only = acting.policies, acting.is_only
-        modules = None if acting.is_only else tuple(acting.policies)
-        agents = AgentsConfig(modules=modules, module_of=acting.module_of)
-        config = dataclasses.replace(self._config, module=None, agents=agents)
+        config = _with_agents(self._config, acting)
         lengths = Lengths(config.trajectories.min_length, config.trajectories.max_length)
         self._runner = make_runner(config, self._arena, acting.policies, seed, self._callbacks, lengths)
-        self._seq_nos = {known_as(n, is_only=acting.is_only): seq_no for n, seq_no in acting.seq_nos.items()}
-        self._told = (0, 0, 0)
-        self._times = {}
+        self._seq_nos, self._reported, self._times = {}, (0, 0, 0), {}
         if self._recorder is not None:
             self._recorder.close()
         self._recorder = None
@@ -135,41 +129,38 @@ class RunnerActor:
             self._recorder = RunnerRecorder(record, self._number, life)
 
     @ray.method(num_returns=2)
-    def collect(self, order: Order, weights: Weights | None) -> tuple[Report, dict[str | None, Experience]]:
-        """Make a fragment, by ``weights`` unless they are older than those that are here; None is those here."""
+    def collect(self, order: Order, weights: Weights | None) -> tuple[FragmentReport, dict[str | None, Experience]]:
+        """Collect a fragment, with ``weights`` unless they are older than those here; None: with those here."""
         runner = self._runner
         assert runner is not None
         begin = perf_counter()
         if weights is not None:
-            self._take(weights, order.seq_nos)
-        if order.news is not None:
-            self._hear(order.news)
-        parts = runner.collect_each(
-            num_steps=order.num_steps, whole_episodes=order.whole_episodes, explore=order.explore
-        )
+            self._take(weights, runner)
+        with self._timed_out():
+            parts = runner.collect_each(
+                num_steps=order.num_steps, whole_episodes=order.whole_episodes, explore=order.explore
+            )
         if self._recorder is not None:
             self._recorder.take(by_module(parts), order.meta)
         if runner.arena.device is not None:
             parts = {name: exp.numpy() for name, exp in parts.items()}  # tensors can't travel
         return self._report(runner, perf_counter() - begin), parts
 
-    def _take(self, weights: Weights, seq_nos: Mapping[str, int]) -> None:
-        assert self._runner is not None
-        for name, values in weights.items():
-            module_id, seq_no = known_as(name, is_only=self._is_only), seq_nos[name]
-            # they are acted with where they lie: all runners of a node share them
-            if self._runner.take_weights(from_arrays(values), seq_no, module_id, shared=True):
+    def _take(self, weights: Weights, runner: Runner) -> None:
+        for name, values in weights.values.items():
+            module_id, seq_no = known_as(name, is_only=self._is_only), weights.seq_nos[name]
+            # they act where they lie in memory: all runners of a node share them
+            if runner.take_weights(from_arrays(values), seq_no, module_id, shared=True):
                 self._seq_nos[module_id] = seq_no
-
-    def _hear(self, news: News) -> None:
         for name, policy in self._policies.items():
-            set_learned(policy.connectors, news.learned.get(name, {}))
-            set_plain_attributes(policy.module, news.plain.get(name, {}))
+            set_learned(policy.connectors, weights.learned.get(name, {}))
+            set_plain_attributes(policy.module, weights.plain.get(name, {}))
 
-    def _report(self, runner: Runner, seconds: float) -> Report:
-        env_steps, agent_steps, turns = self._told
+    def _report(self, runner: Runner, seconds: float) -> FragmentReport:
+        env_steps, agent_steps, turns = self._reported
         times = {name: spent - self._times.get(name, 0.0) for name, spent in runner.times.items()}
-        report = Report(
+        self._reported, self._times = (runner.env_steps, runner.agent_steps, runner.turns), dict(runner.times)
+        return FragmentReport(
             env_steps=runner.env_steps - env_steps,
             agent_steps=runner.agent_steps - agent_steps,
             seq_nos=dict(self._seq_nos),
@@ -180,16 +171,22 @@ class RunnerActor:
             seconds=seconds,
             unwritten=0 if self._recorder is None else self._recorder.unwritten,
         )
-        self._told, self._times = (runner.env_steps, runner.agent_steps, runner.turns), dict(runner.times)
-        return report
 
-    @ray.method(concurrency_group="pulse")
-    def turns(self) -> int:
-        """Turns made since the modules began to act; answered while a fragment is made."""
-        return 0 if self._runner is None else self._runner.turns
+    def play(self, acting: Acting, num_episodes: int, seed: int) -> tuple[Finished, int, float]:
+        """Play whole episodes in envs of their own, without exploring.
+
+        Gives what they brought, how many broke off, and the seconds that they took.
+        """
+        begin = perf_counter()
+        config = _with_agents(self._config, acting)
+        assert config.env is not None
+        with self._timed_out():
+            self._runner = runner = runner_for(config, config.env, num_episodes, acting.policies, seed)
+            parts, faulty = played(runner, num_episodes, explore=False)
+        return merged(parts), faulty, perf_counter() - begin
 
     def flush(self) -> int:
-        """Put on the disk what was recorded; gives the steps that are held, as their episodes have not ended.
+        """Write what was recorded to the disk; gives the steps that are held, as their episodes have not ended.
 
         Raises:
             DataError: a write failed.
@@ -200,7 +197,7 @@ class RunnerActor:
         return self._recorder.unwritten
 
     def close(self) -> None:
-        """Close the envs, and what is recorded.
+        """Close the envs and what is recorded.
 
         Raises:
             DataError: a write failed.
@@ -212,6 +209,21 @@ class RunnerActor:
         finally:
             if self._arena is not None:
                 self._arena.close()
+
+
+def _rearm(limit: float, turns: Callable[[], int], is_over: threading.Event) -> None:
+    """Put the end of this process off as long as turns are made."""
+    seen = turns()
+    while not is_over.wait(limit / 4):
+        now = turns()
+        if now != seen:
+            seen = now
+            faulthandler.dump_traceback_later(limit, exit=True, file=_STDERR)
+
+
+def _with_agents(config: AlgorithmConfig, acting: Acting) -> Any:
+    modules = None if acting.is_only else tuple(acting.policies)
+    return dataclasses.replace(config, module=None, agents=AgentsConfig(modules=modules, module_of=acting.module_of))
 
 
 def seed_of(seed: int, number: int, life: int) -> int:

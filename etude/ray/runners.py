@@ -1,44 +1,64 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runners: many runners of a cluster in place of one here."""
 
+import contextlib
 import logging
-from collections.abc import Mapping
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+import ray
+from ray.exceptions import ObjectLostError, RayError
 
 from etude.algorithms.ray_config import Ray
-from etude.errors import EngineError
+from etude.errors import DataError, EngineError
 from etude.experience import Experience
 from etude.policies import PolicyLike
-from etude.ray.dealing import deal, find_late, size_for
-from etude.ray.fragments import put_together
-from etude.ray.members import Fragment
-from etude.ray.stage import Stage
-from etude.ray.tally import Tally
+from etude.ray.faults import first_line
+from etude.ray.fragments import FinishedEpisodes, Fragment, Order, put_together
+from etude.ray.policies import Broadcast, acting_of, known_as, sent
+from etude.ray.pool import Member, Request, RunnerPool
+from etude.ray.runner_actor import RunnerActor, seed_of
+from etude.ray.start import check_connected, connection, room
 from etude.runners import Finished, ModuleOf
 from etude.spaces import Spaces
 
 if TYPE_CHECKING:
     from etude.algorithms.acting import ActingAlgorithm
+    from etude.ray.recording import SharedRecording
 
 _log = logging.getLogger("etude.ray")
 
-_LOOK = 0.02  # seconds between two looks at who is late
+DEPTH: Final = 2
+"""Fragments that a runner is asked for at once, so that it need not wait for the next order; also the most that its
+share of a collection is cut into."""
+FRAGMENTS: Final = 16
+"""Of a collection, at most, unless there are more runners: each takes this process about 1 ms."""
+LATE: Final = 3.0
+"""How many times as long as the others a runner may take."""
+SLACK: Final = 0.1
+"""Seconds within which a fragment is never late."""
+_PATIENCE: Final = 5.0  # seconds that envs have to close
+_POLL: Final = 0.02  # seconds between two looks at which runners are late
 
 
 class Runners:
-    """Lets runners on a cluster act, each with `num_envs` envs of its own, and gives what they make as one runner does.
+    """Lets runners on a cluster act, each with `num_envs` envs of its own, and gives experience as one runner does.
 
-    Where the learner waits for them, what was asked for is dealt out in fragments, taken as they come, and made by the
-    newest weights; as a rule exactly as much comes. A runner that lags far behind the others is not waited for: others
-    make up for it, and its fragment counts in the collection in which it comes. So a collection may hold up to a
-    fragment more than was asked for, and steps by older weights (``policy_lag``).
+    If the learner waits for them, a collection is dealt out in equal fragments, which are taken as they come and made
+    with the newest weights; usually exactly as many steps come as were asked for. A runner that lags far behind the
+    others is not waited for: others make up for it, and its fragment counts in the collection in which it comes. So a
+    collection may hold up to a fragment more than was asked for, and steps by older weights (``policy_lag``).
 
-    Else each runner has `in_flight` fragments to make at any time, and goes on while the learner learns. None is ever
-    thrown away: when the learner is slow, runners wait for it.
+    Otherwise each runner has `in_flight` fragments to make at any time, and goes on while the learner learns. None is
+    ever thrown away: if the learner is slow, runners wait for it.
 
     The same seed gives each runner the same stream of experience; which fragments a collection holds follows from that
-    where `fragment_steps` is `num_steps / num_runners`, the learner waits, and no runner lags.
+    if `fragment_steps` is `num_steps / num_runners`, the learner waits, and no runner lags.
 
     Callbacks run where the envs are, a copy of each in each runner; what they log comes with the finished episodes,
     what they keep is not in checkpoints.
@@ -54,9 +74,54 @@ class Runners:
 
     def __init__(self, algorithm: "ActingAlgorithm[Any]", settings: Ray, *, asynchronous: bool = False) -> None:
         self._algorithm, self._settings, self._asynchronous = algorithm, settings, asynchronous
+        self._num_envs = algorithm.config.num_envs
         self._by_agent = algorithm.config.trajectories.count_steps_by == "agent_steps"
-        self._stage = Stage(algorithm, settings)
-        self._tally = Tally(algorithm.config.num_envs)
+        self._home = connection()
+        modules = None if algorithm.config.agents.modules is None else tuple(algorithm.config.agents.modules)
+        self._config_ref = sent(algorithm.config, module=None, modules=modules, device="cpu")
+        self._acting_ref: Any = None  # None: nobody acts yet
+        self._broadcast = Broadcast()
+        self._recording: SharedRecording | None = None
+        self._recorded_before: str | None = None  # the recording that a loaded run had begun
+        self._first_life = 0  # of runners that are in their first one here; higher in a run that was loaded
+        self._heard = monotonic()
+        self._finished = FinishedEpisodes(self._num_envs)
+        self._counts: defaultdict[str, float] = defaultdict(float)
+        self._lag = [0, 0]  # updates, summed over steps, and these steps
+        self.env_steps = 0
+        """Steps of envs over the lifetime."""
+        self.agent_steps = 0
+        """Steps of agents likewise."""
+        self.times: dict[str, float] = {}
+        """Seconds by phase, of all runners together; see `Runner.times`."""
+        self.turns = 0
+        """Turns of all runners together."""
+        self.pool = RunnerPool("runner", settings.num_runners, self._make, settings, self._open)
+        for member in self.pool.members:
+            self._open(member)
+
+    # -- who acts -----------------------------------------------------------------------------------------------
+
+    def _make(self, number: int) -> Any:
+        own, remote = self._settings, ray.remote(RunnerActor)
+        resources = dict(own.resources_per_runner or {})
+        options = {"num_cpus": own.cpus_per_runner, "num_gpus": own.gpus_per_runner, "resources": resources}
+        device = "cuda" if own.gpus_per_runner else "cpu"
+        return remote.options(**options).remote(self._config_ref, number, device, own.step_timeout)
+
+    def _open(self, member: Member) -> None:
+        self.pool.request(member, member.actor.open.remote(), key="open")
+        self._begin(member)
+
+    def _begin(self, member: Member) -> None:
+        """Let a runner act that has envs."""
+        if self._acting_ref is None:
+            return
+        record = None if self._recording is None else self._recording.job()
+        life = self._first_life + member.life
+        seed = seed_of(self._algorithm.runner_seed, member.number, life)
+        member.has_begun, member.sent = False, (-1, 0)
+        self.pool.request(member, member.actor.begin.remote(self._acting_ref, seed, life, record), key="begin")
 
     def spaces(
         self, module_ids: list[str], module_of: ModuleOf | None, known: Mapping[str, Spaces] | None = None
@@ -66,7 +131,15 @@ class Runners:
         Raises:
             EnvError: the envs can't be made.
         """
-        return self._stage.spaces(module_ids, module_of, known)
+        while True:
+            for member in [member for member in self.pool.members if member.pid]:
+                try:
+                    found: dict[str, Spaces] = ray.get(member.actor.spaces.remote(module_ids, module_of, known))
+                except RayError as error:
+                    self.pool.failed(member, error)
+                else:
+                    return found
+            self._next(1.0)
 
     def set_policies(
         self, policies: PolicyLike | Mapping[str, PolicyLike], *, module_of: ModuleOf | None = None
@@ -76,7 +149,42 @@ class Runners:
 
     def begin_anew(self) -> None:
         """Abandon the running episodes, and what was not yet taken: runners begin new ones with the newest modules."""
-        self._stage.begin_anew()
+        for member in self.pool.members:
+            for request in [request for request in member.requests if request.steps]:
+                member.requests.remove(request)
+            member.is_late = False
+            member.life += self._acting_ref is not None
+        self._acting_ref = None
+
+    def _ready(self) -> None:
+        """Let runners know the newest policies and weights."""
+        check_connected(self._home)
+        before = self._broadcast.seq_nos
+        self._broadcast.refresh(self._algorithm, again=self.pool.has_lost_inputs)
+        self.pool.has_lost_inputs = False
+        if any(self._broadcast.seq_nos.get(name, 0) < seq_no for name, seq_no in before.items()):
+            self.begin_anew()  # an earlier state was loaded: runners would take its weights for old ones
+        if self._acting_ref is not None:
+            return
+        record, timeout = self._algorithm.config.record, self._settings.sample_timeout
+        if record.path is not None and self._recording is None:
+            from etude.ray.recording import SharedRecording  # needs pyarrow, which acting does not
+
+            self._recording = SharedRecording(self._algorithm, goes_on=record.path == self._recorded_before)
+        self._acting_ref = ray.put(acting_of(self._algorithm))
+        for member in self.pool.members:
+            self._begin(member)
+        begin = self._heard = monotonic()
+        while absent := [member.number for member in self.pool.members if not member.has_begun]:
+            if monotonic() - begin > timeout and len(absent) < len(self.pool.members):
+                _log.warning(
+                    "of the runners, %s could not begin within %g s; the others go on without. %s",
+                    absent,
+                    timeout,
+                    room(),
+                )
+                break
+            self._next(1.0)
 
     # -- collecting ---------------------------------------------------------------------------------------------
 
@@ -91,7 +199,7 @@ class Runners:
         """Give experience by module id, see `Runner.collect_each`.
 
         Args:
-            num_steps: How many steps, see the class; at least these where runners go on beside the learner.
+            num_steps: How many steps, see the class; at least these if runners go on beside the learner.
             num_episodes: Is refused: evaluations have runners of their own.
             whole_episodes: Each runner gives only episodes that have ended.
             explore: Draw actions; else take the most likely ones.
@@ -102,125 +210,232 @@ class Runners:
         """
         if num_episodes is not None or num_steps is None or num_steps < 1:
             raise EngineError("runners of a cluster collect steps, at least one: give num_steps, not num_episodes.")
-        self._stage.ready()
-        begin = monotonic()
-        taken = self._gathered(num_steps, (whole_episodes, explore))
-        if self._asynchronous:
-            self._ask_ahead(num_steps, (whole_episodes, explore))
-        self._tally.counts["sample_wait_s"] += monotonic() - begin
-        joined = self._algorithm.config.trajectories.max_length is None
-        return put_together(taken, joined=joined)
-
-    def _gathered(self, num_steps: int, key: tuple[bool, bool]) -> list[Fragment]:
-        """Fragments of enough steps."""
+        self._ready()
+        key, own, begin = (whole_episodes, explore), self._settings, monotonic()
+        parts = max(1, min(DEPTH, FRAGMENTS // own.num_runners))
+        share = num_steps if self._asynchronous else math.ceil(num_steps / (own.num_runners * parts))
+        size = own.fragment_steps or share
         taken: list[Fragment] = []
-        crew, have, begin = self._stage.crew, 0, monotonic()
-        size = self._settings.fragment_steps or size_for(crew.members, num_steps, self._settings.num_runners)
+        have = 0
         while have < num_steps:
-            if self._asynchronous:
-                self._ask_ahead(num_steps, key)
-            else:
-                self._deal(num_steps, num_steps - have, size, key)
-            if taken and monotonic() - begin > self._settings.sample_timeout:
-                self._tally.counts["sample_timeouts"] += 1
+            self._ask(num_steps - have, size, key)
+            if taken and monotonic() - begin > own.sample_timeout:
+                self._counts["sample_timeouts"] += 1
                 break
-            fragment = self._stage.next(_LOOK if taken else 0.5)
-            if fragment is None:
-                find_late(crew.members)
-            elif fragment.key != key:
-                crew.lose(1, fragment.report.env_steps)
+            answer = self._next(_POLL if taken else 0.5)
+            if answer is None:
+                find_late(self.pool.members)
+            elif answer[1] != key:
+                self._lose(answer[0].report.env_steps)
             else:
-                taken.append(fragment)
-                have += fragment.report.agent_steps if self._by_agent else fragment.report.env_steps
-                self._tally.add(fragment, self._stage.seq_nos())
-        return taken
+                taken.append(answer[0])
+                report = taken[-1].report
+                have += report.agent_steps if self._by_agent else report.env_steps
+                self._count(taken[-1])
+        if self._asynchronous:
+            self._ask(0, size, key)
+        self._counts["sample_wait_s"] += monotonic() - begin
+        return put_together(taken, joined=self._algorithm.config.trajectories.max_length is None)
 
-    # -- asking -------------------------------------------------------------------------------------------------
+    def _ask(self, wanted: int, size: int, key: tuple[bool, bool]) -> None:
+        """Ask for fragments, so that ``wanted`` steps come; or ahead, as many of each runner as are allowed."""
+        if not self._asynchronous:
+            for member, steps in dealt(self.pool.members, wanted, size):
+                self._order(member, steps, key)
+            return
+        for member in self.pool.members:
+            for _ in range(self._settings.in_flight - sum(1 for request in member.requests if request.steps)):
+                self._order(member, size, key)
 
-    def _deal(self, whole: int, left: int, size: int, key: tuple[bool, bool]) -> None:
-        """Ask for the steps that are left of a collection, of those that are free."""
-        for member, steps in deal(self._stage.crew.members, whole, left, size):
-            self._stage.ask(member, steps, key)
+    def _order(self, member: Member, steps: int, key: tuple[bool, bool]) -> None:
+        """Ask a runner for a fragment, with the newest weights."""
+        version, meta_version = self._broadcast.version, 0
+        meta = None
+        if self._recording is not None:
+            self._recording.count(steps)
+            meta_version = self._recording.version
+            meta = None if member.sent[1] == meta_version else self._recording.meta
+        weights = None if member.sent[0] == version else self._broadcast.ref
+        member.sent = (version, meta_version)
+        report, parts = member.actor.collect.remote(Order(steps, *key, meta), weights)
+        self.pool.request(member, report, parts, steps=steps, key=key)
 
-    def _ask_ahead(self, num_steps: int, key: tuple[bool, bool]) -> None:
-        """Let each runner have as many fragments to make as are allowed."""
-        size = self._settings.fragment_steps or num_steps
-        for member in self._stage.crew.members:
-            for _ in range(self._settings.in_flight - sum(1 for ask in member.asks if ask.steps)):
-                self._stage.ask(member, size, key)
+    def _next(self, timeout: float) -> tuple[Fragment, Any] | None:
+        """The next fragment with the key of its request; None: something else happened, or nothing in ``timeout`` s."""
+        answer = self.pool.next(timeout)
+        if self.pool.has_lost_inputs:
+            self._ready()
+        if answer is not None:
+            self._heard = monotonic()
+            return self._received(*answer)
+        if monotonic() - self._heard > self._settings.sample_timeout:
+            self._heard = monotonic()
+            _log.warning("no runner has given anything for %g s. %s", self._settings.sample_timeout, room())
+        return None
 
-    # -- the rest -----------------------------------------------------------------------------------------------
+    def _received(self, member: Member, request: Request, answer: Any) -> tuple[Fragment, Any] | None:
+        if request.key == "open":
+            member.node, member.pid = answer
+            return None
+        if request.key == "begin":
+            member.has_begun, member.unwritten = True, 0
+            return None
+        member.unwritten = answer.unwritten
+        pace = answer.seconds / request.steps
+        member.pace = pace if member.pace is None else 0.7 * member.pace + 0.3 * pace
+        try:
+            parts = ray.get(request.parts)
+        except ObjectLostError as error:  # the node that it lay on is gone
+            self._lose(answer.env_steps)
+            name = self.pool.name(member)
+            _log.warning("%s: a fragment of %d steps is lost: %s", name, answer.env_steps, first_line(error))
+            return None
+        except RayError as error:
+            self.pool.failed(member, error)
+            return None
+        return Fragment(request.number, member.number, member.life, answer, parts), request.key
 
-    @property
-    def env_steps(self) -> int:
-        """Steps of envs over the lifetime."""
-        return self._tally.env_steps
+    # -- what is counted ----------------------------------------------------------------------------------------
 
-    @env_steps.setter
-    def env_steps(self, steps: int) -> None:
-        self._tally.env_steps = steps
+    def _lose(self, steps: int) -> None:
+        self.pool.counts["lost_fragments"] += 1
+        self.pool.counts["lost_steps"] += steps
 
-    @property
-    def agent_steps(self) -> int:
-        """Steps of agents likewise."""
-        return self._tally.agent_steps
-
-    @agent_steps.setter
-    def agent_steps(self, steps: int) -> None:
-        self._tally.agent_steps = steps
-
-    @property
-    def times(self) -> dict[str, float]:
-        """Seconds by phase, of all runners together; see `Runner.times`."""
-        return self._tally.times
-
-    @property
-    def turns(self) -> int:
-        """Turns of all runners together."""
-        return self._tally.turns
+    def _count(self, fragment: Fragment) -> None:
+        report, first_env = fragment.report, fragment.runner * self._num_envs
+        self.env_steps += report.env_steps
+        self.agent_steps += report.agent_steps
+        self.turns += report.turns
+        for name, seconds in report.times.items():
+            self.times[name] = self.times.get(name, 0.0) + seconds
+        for name, count in report.stats.items():
+            env = name.removeprefix("steps/env_")
+            is_of_env = env != name and env.isdecimal()
+            self._counts[f"steps/env_{first_env + int(env)}" if is_of_env else name] += count
+        self._finished.add(fragment)
+        is_only = self._algorithm.config.agents.modules is None
+        newest = {known_as(name, is_only=is_only): seq_no for name, seq_no in self._broadcast.seq_nos.items()}
+        for module_id, exp in fragment.parts.items():
+            steps = exp.num_steps - int(exp.segments.lookback.sum())
+            self._lag[0] += steps * max(0, newest.get(module_id, 0) - report.seq_nos[module_id])
+            self._lag[1] += steps
 
     def take_finished(self) -> Finished:
         """See `Runner.take_finished`: episodes of all runners. ``envs`` are numbered over all of them."""
-        return self._tally.ended.take()
+        return self._finished.take()
 
     def stats(self) -> dict[str, float]:
-        """What was counted since this was last asked: of all envs, see `Arena.stats`; and of the runners.
+        """What was counted since this was last called: of all envs, see `Arena.stats`; and of the runners.
 
-        ``runner_restarts``; ``hung_runners`` among them; ``lost_fragments``; ``lost_steps``, those of fragments whose
-        length is known, and those that envs failed in; ``sample_timeouts``; ``sample_wait_s``, the seconds in which the
-        learner waited for experience; ``policy_lag``, the updates of a module since the weights that made a step, in
-        the mean over steps.
+        ``runner_restarts``; ``lost_fragments``; ``lost_steps``, those of fragments whose length is known, and those
+        that envs failed in; ``lost_recorded_steps``; ``sample_timeouts``; ``sample_wait_s``, the seconds in which the
+        learner waited for experience; ``policy_lag``, the updates of a module since the weights that made a step, as a
+        mean over steps.
         """
-        counts = self._tally.take_counts()
-        for name, count in self._stage.crew.take_counts().items():
-            counts[name] = counts.get(name, 0.0) + count
-        return counts
+        names = ("sample_timeouts", "runner_restarts", "lost_fragments", "lost_steps", "lost_recorded_steps")
+        found = dict.fromkeys(names, 0.0) | {"policy_lag": self._lag[0] / max(1, self._lag[1])}
+        for counts in (self._counts, self.pool.counts):
+            for name, count in counts.items():
+                found[name] = found.get(name, 0.0) + count
+            counts.clear()
+        self._lag = [0, 0]
+        return found
+
+    # -- the rest -----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """The counts, and what gives other episodes to a run that goes on; running episodes are not kept.
 
         What was recorded is on the disk then, but for unfinished episodes that are held.
         """
-        stage = self._stage
-        stage.flush()
+        self._flush()
         return {
             "runners": "ray",
             "steps": [self.env_steps, self.agent_steps],
-            "lives": stage.first_life + max((member.life for member in stage.crew.members), default=0) + 1,
+            "lives": self._first_life + max((member.life for member in self.pool.members), default=0) + 1,
             "recorded": self._algorithm.config.record.path,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> str:
         """Go on from `state_dict`, in new episodes."""
         self.env_steps, self.agent_steps = state["steps"]
-        self._stage.first_life, self._stage.recorded_before = state["lives"], state["recorded"]
+        self._first_life, self._recorded_before = state["lives"], state["recorded"]
         self.begin_anew()
         return "new episodes: those of remote runners are not kept in checkpoints"
 
-    def close(self) -> None:
-        """Close the envs and what is recorded, and end the runners. Does nothing the second time.
+    def _flush(self) -> None:
+        """Write what was recorded to the disk, but for unfinished episodes that are held.
 
         Raises:
             DataError: a write failed.
         """
-        self._stage.close()
+        if self._recording is None or connection() != self._home:
+            return
+        refs = {member.actor.flush.remote(): member for member in self.pool.members}
+        done, _ = ray.wait(list(refs), num_returns=len(refs), timeout=self._settings.sample_timeout)
+        for ref, member in refs.items():
+            if ref not in done:
+                _log.warning(
+                    "runner %d was still busy after %g s (`ray.sample_timeout`), so that the last it has recorded "
+                    "is not on the disk yet: a run that goes on from this checkpoint may lack it.",
+                    member.number,
+                    self._settings.sample_timeout,
+                )
+                continue
+            try:
+                member.unwritten = ray.get(ref)
+            except RayError as error:
+                self.pool.failed(member, error)
+
+    def close(self) -> None:
+        """Close the envs and what is recorded, and end the runners. Does nothing the second time.
+
+        What is recorded has `sample_timeout` to be written, unless this ends because someone has interrupted it.
+
+        Raises:
+            DataError: a write failed.
+        """
+        recording, self._recording = self._recording, None
+        if connection() != self._home:
+            return  # they have ended with the cluster
+        is_hasty = recording is None or isinstance(sys.exc_info()[1], KeyboardInterrupt)
+        try:
+            self.pool.close(_PATIENCE if is_hasty else self._settings.sample_timeout)
+        except BaseException:
+            with contextlib.suppress(DataError):  # the error of the runners is raised
+                if recording is not None:
+                    recording.finish()
+            raise
+        if recording is not None:
+            recording.finish()
+
+
+def dealt(members: Sequence[Member], wanted: int, size: int) -> Iterator[tuple[Member, int]]:
+    """Say how many steps to ask of whom, so that with what is on its way, ``wanted`` steps come.
+
+    The caller asks for each before it takes the next one. Late runners are not asked, and not counted on.
+
+    Args:
+        members: All runners.
+        wanted: Steps that have not come yet.
+        size: The steps of a fragment; the last one may have fewer.
+    """
+    for depth in range(DEPTH):
+        for member in members:
+            counted = (other for other in members if not other.is_late)
+            owed = wanted - sum(request.steps for other in counted for request in other.requests)
+            if owed <= 0:
+                return
+            if member.has_begun and not member.is_late and len(member.requests) <= depth:
+                yield member, min(size, owed)
+
+
+def find_late(members: Sequence[Member]) -> None:
+    """If a runner has nothing to do, stop waiting for those that take several times as long as is usual."""
+    paces = [member.pace for member in members if member.pace]
+    if not paces or all(member.requests for member in members if member.has_begun):
+        return
+    usual, now = median(paces), monotonic()
+    for member in members:
+        if member.requests and member.requests[0].steps and not member.is_late:
+            member.is_late = now - member.since > LATE * usual * member.requests[0].steps + SLACK

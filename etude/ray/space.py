@@ -4,7 +4,7 @@
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 from ray import tune
@@ -37,6 +37,10 @@ class Shared:
     """Of each trial itself, by name. None: a CPU for each thread and each worker, and a GPU where it learns on one."""
     save_interval: float = 60.0
     """Seconds between checkpoints of a trial, at least 0."""
+    metric: str = "return_mean"
+    """The entry of results that says which trial is best."""
+    mode: Literal["max", "min"] = "max"
+    """Whether a large one is good, or a small one."""
 
     def __repr__(self) -> str:
         """Short: Tune shows it in tables."""

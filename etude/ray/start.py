@@ -1,23 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """The connection to a cluster. One is started here only where none is there."""
 
-import importlib
+import contextlib
 import logging
 import math
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, cast
 
 import ray
 
+from etude.algorithms import ActingConfig, AlgorithmConfig, OfflineConfig
+from etude.algorithms.ray_config import Ray
 from etude.errors import EngineError
+from etude.threads import for_acting
 
 PATIENCE = 10.0
 """Seconds within which a cluster's address must answer."""
@@ -113,18 +116,23 @@ _REMEDY = (
 
 @contextmanager
 def _apart() -> Iterator[None]:
-    """Let what Ray starts within it be process groups of their own.
+    """Let what Ray starts within it be in a process group of its own, by moving this process there for as long.
 
-    Ray keeps Ctrl-C from them, but not a SIGTERM to the whole group, as `timeout` and batch systems send it: then the
-    cluster would be gone before a run could save. They end with this process, however it ends, as before.
+    Ray keeps Ctrl-C from its processes, but not a SIGTERM to the whole group, as `timeout` and batch systems send it:
+    then the cluster would be gone before a run could save. They end with this process, however it ends, as before.
     """
-    services: Any = importlib.import_module("ray._private.services")  # it has no setting for this
-    popen = services.ConsolePopen
-    services.ConsolePopen = partial(popen, process_group=0)
-    try:
+    if not hasattr(os, "setpgid"):
         yield
-    finally:
-        services.ConsolePopen = popen
+        return
+    own = os.getpgrp()
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, process_group=0) as leader:  # a group needs a process
+        try:
+            with contextlib.suppress(PermissionError):  # the leader of a session can't leave its group
+                os.setpgid(0, leader.pid)
+            yield
+        finally:
+            with contextlib.suppress(PermissionError):
+                os.setpgid(0, own)
 
 
 def connection() -> str:
@@ -209,7 +217,9 @@ def check_room(wanted: Sequence[Mapping[str, float]], *, can_grow: bool) -> None
 def room() -> str:
     """What is free of the cluster, in words."""
     there, free = cast("Any", ray.cluster_resources)(), cast("Any", ray.available_resources)()
-    own = {name: amount for name, amount in there.items() if not name.startswith(("node:", "object_store", "memory"))}
+    inner = ("node:", "object_store", "memory")
+    # placement groups have resources of their own, by names such as CPU_group_0_31b4
+    own = {name: n for name, n in there.items() if not name.startswith(inner) and "_group_" not in name}
     words = ", ".join(f"{free.get(name, 0.0):g} of {amount:g} {name}" for name, amount in sorted(own.items()))
     return f"Free are {words}: what finds no room waits for it."
 
@@ -218,3 +228,35 @@ def _tell(lack: str, can_grow: bool) -> None:
     if not can_grow:
         raise EngineError(f"{lack}, or use a larger cluster.")
     warnings.warn(f"{lack}, or add nodes; what has no room waits until there are some.", stacklevel=3)
+
+
+def actors_of(config: AlgorithmConfig) -> list[dict[str, float]]:
+    """The resources by name of each process that an algorithm with these settings starts; none on the local engine.
+
+    Of the tasks that read recordings for learners, one: there may be more, as far as there is room.
+    """
+    if config.engine == "local":
+        return []
+    engine = Ray() if config.engine == "ray" else config.engine
+    runner = {"CPU": engine.cpus_per_runner, "GPU": engine.gpus_per_runner, **(engine.resources_per_runner or {})}
+    learner = {"CPU": engine.cpus_per_learner, "GPU": engine.gpus_per_learner}
+    evaluates = (
+        config.env is not None and isinstance(config, ActingConfig | OfflineConfig) and config.evaluation.interval
+    )
+    wanted = [runner] * (engine.num_runners if isinstance(config, ActingConfig) else 0)
+    wanted += [{**runner, "GPU": 0.0}] * (engine.num_evaluation_runners if evaluates else 0)
+    wanted += [learner] * engine.num_learners
+    if isinstance(config, OfflineConfig) and config.data is not None and engine.num_learners:
+        wanted += [{"CPU": engine.data.num_cpus}]
+    return [bundle for each in wanted if (bundle := {name: amount for name, amount in each.items() if amount > 0})]
+
+
+def driver_of(config: AlgorithmConfig) -> dict[str, float]:
+    """The resources of the process that trains, where a cluster runs it, too: its threads, workers and GPU."""
+    workers = 0
+    if isinstance(config, OfflineConfig):
+        workers = config.reading.num_workers
+    elif isinstance(config, ActingConfig) and config.engine == "local":
+        workers = config.workers.num_workers
+    gpu = {"GPU": 1.0} if config.compute.device.startswith("cuda") else {}
+    return {"CPU": float(for_acting(config.compute.threads) + workers), **gpu}

@@ -9,8 +9,8 @@ from ray import tune
 
 from etude.algorithms import Algorithm, AlgorithmConfig, Result
 from etude.errors import SettingsError
-from etude.ray.resources import actors_of, driver_of
 from etude.ray.space import SHARED, Shared, applied
+from etude.ray.start import actors_of, driver_of
 
 
 class Trainable(tune.Trainable):

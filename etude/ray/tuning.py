@@ -17,12 +17,10 @@ from etude.algorithms import Algorithm, AlgorithmConfig, OfflineConfig, Stop
 from etude.algorithms.kept import check_metric
 from etude.envs import env_name
 from etude.errors import EngineError, SettingsError
-from etude.ray.resources import actors_of, driver_of
 from etude.ray.space import SHARED, Shared, checked
-from etude.ray.start import check_room, ensure_started, let_go
+from etude.ray.start import actors_of, check_room, driver_of, ensure_started, let_go
 from etude.ray.trainable import Trainable, algorithm_of
-from etude.ray.tuned import Tuned, tuned
-from etude.urls import inside, is_url
+from etude.urls import is_url
 
 
 def tune(
@@ -44,7 +42,7 @@ def tune(
     max_failures: int = 0,
     address: str | None = None,
     verbose: int = 1,
-) -> Tuned:
+) -> ray_tune.ResultGrid:
     """Train with many settings, and see which are best.
 
     Each trial is an algorithm in a process of its own on the cluster that this process is connected to; else on the
@@ -73,6 +71,10 @@ def tune(
         address: Of the cluster, where this process is connected to none.
         verbose: How much Tune writes to standard output: 0 nothing, 1 a table now and then, 2 also each result.
 
+    Returns:
+        Tune's own results: `get_best_result()` is the trial with the best ``metric`` in its newest result; its
+        `metrics` are a flat `Result` (``losses/policy``), and `etude.load` takes the path of its checkpoints.
+
     Raises:
         SettingsError: a name of the search space or its values are wrong, or other arguments; before anything starts.
         EngineError: there is no cluster, or it has too little for one trial.
@@ -84,7 +86,13 @@ def tune(
     space = {name: _anywhere(value) if name == "data" else value for name, value in search_space.items()}
     space = checked(config, space, kind.name)
     shared = Shared(
-        config=config, stop=stop or Stop(), algorithm=kind, resources=resources, save_interval=save_interval
+        config=config,
+        stop=stop or Stop(),
+        algorithm=kind,
+        resources=resources,
+        save_interval=save_interval,
+        metric=metric,
+        mode=mode,
     )
     folder, name = _folder(out, config, kind.name)
     run_config = ray_tune.RunConfig(
@@ -109,7 +117,7 @@ def tune(
         tuner = ray_tune.Tuner(
             Trainable, param_space={**space, SHARED: shared}, tune_config=tune_config, run_config=run_config
         )
-        return _fitted(tuner, inside(folder, name))
+        return _fitted(tuner)
     finally:
         if is_ours:
             let_go()
@@ -128,7 +136,7 @@ def check_tuning(path: str | os.PathLike[str]) -> None:
         raise EngineError(f"{path} holds no tuning that one could go on with: give the folder that was `out` then.")
 
 
-def resume_tuning(path: str | os.PathLike[str], *, address: str | None = None) -> Tuned:
+def resume_tuning(path: str | os.PathLike[str], *, address: str | None = None) -> ray_tune.ResultGrid:
     """Go on with a tuning that was interrupted, as it was asked for: with the trials that have not ended, from their
     newest checkpoints, and with those that had not begun; those that failed are tried again.
 
@@ -146,22 +154,20 @@ def resume_tuning(path: str | os.PathLike[str], *, address: str | None = None) -
     is_ours = ensure_started(address)
     try:
         tuner = ray_tune.Tuner.restore(where, trainable=Trainable, resume_errored=True)
-        return _fitted(tuner, where)
+        return _fitted(tuner)
     finally:
         if is_ours:
             let_go()
 
 
-def _fitted(tuner: ray_tune.Tuner, path: str) -> Tuned:
+def _fitted(tuner: ray_tune.Tuner) -> ray_tune.ResultGrid:
     """Run the trials to their ends, or until Ctrl-C."""
-    is_main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGINT)
-    grid = tuner.fit()
-    # Tune takes the first Ctrl-C for itself, gives the next one back, and leaves it at that where there was none.
-    was_interrupted = is_main and signal.getsignal(signal.SIGINT) == before
-    if is_main:
-        signal.signal(signal.SIGINT, before)
-    return tuned(grid, path, was_interrupted=was_interrupted)
+    try:
+        return tuner.fit()
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)  # Tune takes it for itself, and does not always give it back
 
 
 def _check(mode: str, stop: Stop | None, scheduler: Any, **least: tuple[float, int]) -> None:

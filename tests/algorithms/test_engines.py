@@ -30,10 +30,8 @@ def test_settings_that_are_refused(given, message):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"concurrency": 0}, r"ray.data.concurrency must be at least 1, or least and most, not 0\."),
-        ({"concurrency": (3, 2)}, r"ray.data.concurrency must be at least 1, or least and most, not \(3, 2\)\."),
-        ({"num_gpus": 1}, r"`ray.data.num_gpus` are of actors: set `ray.data.concurrency`"),
-        ({"module_sync_period": 0}, r"ray.data.module_sync_period must be at least 1, not 0\."),
+        ({"num_cpus": 0}, r"ray.data.num_cpus must be greater than 0, not 0.0\."),
+        ({"prefetch_batches": -1}, r"ray.data.prefetch_batches must be at least 0, not -1\."),
     ],
 )
 def test_settings_of_data_that_are_refused(given, message):
@@ -59,7 +57,7 @@ def test_the_engine_comes_from_who_loads_and_no_cluster_is_started_for_it(tmp_pa
     assert load(tmp_path / "run").config.engine == "local"
     text = (tmp_path / "run" / "checkpoint.json").read_text()
     assert not [word for word in ("10.0.0.1", "S3CR3T") if word in text]
-    other = Ray(num_runners=2, data=RayData(concurrency=(1, 2)))
+    other = Ray(num_runners=2, data=RayData(prefetch_batches=1))
     loaded = load(tmp_path / "run", engine=other)
     assert loaded.config.engine == other
     assert not loaded.engine.has_envs

@@ -31,14 +31,14 @@ def test_flags_of_the_ray_engine():
     found = engine_of(
         "--engine", "ray", "--ray.num-runners", "4", "--ray.address", "auto", "--ray.fragment-steps", "64",
         "--ray.resources-per-runner", "simulator=1", "--ray.step-timeout", "none", "--no-ray.restart-failed-runners",
-        "--ray.data.concurrency", "2,8", "--ray.data.num-cpus", "0.5",
+        "--ray.data.prefetch-batches", "4", "--ray.data.num-cpus", "0.5",
         "--ray.runtime-env", "working_dir=.", 'pip=["numpy"]', 'env_vars={"A": "1"}',
     )  # fmt: skip
     assert (found.num_runners, found.address, found.fragment_steps) == (4, "auto", 64)
     assert found.resources_per_runner == {"simulator": 1.0}
     assert found.step_timeout is None
     assert not found.restart_failed_runners
-    assert (found.data.concurrency, found.data.num_cpus) == ((2, 8), 0.5)
+    assert (found.data.prefetch_batches, found.data.num_cpus) == (4, 0.5)
     assert found.runtime_env == {"working_dir": ".", "pip": ["numpy"], "env_vars": {"A": "1"}}
 
 
@@ -52,7 +52,7 @@ def test_names_that_workers_have_stay_theirs():
     [
         ("engine: ray", [], "ray"),
         ("engine: {num_runners: 2}", [], Ray(num_runners=2)),
-        ("engine: {num_runners: 2, data: {concurrency: [2, 8]}}", ["--ray.data.num-cpus", "2"], None),
+        ("engine: {num_runners: 2, data: {prefetch_batches: 4}}", ["--ray.data.num-cpus", "2"], None),
         ("engine: {num_runners: 2, num_learners: 1}", ["--num-runners", "5"], Ray(num_runners=5, num_learners=1)),
         ("engine: {num_runners: 2}", ["--engine", "ray"], Ray(num_runners=2)),
         ("engine: {num_runners: 2}", ["--engine", "local"], "local"),
@@ -64,7 +64,7 @@ def test_the_engine_in_a_file(tmp_path, text, args, engine):
     (tmp_path / "a.yaml").write_text(text)
     found = engine_of("--config", str(tmp_path / "a.yaml"), *args)
     if engine is None:
-        assert (found.num_runners, found.data.concurrency, found.data.num_cpus) == (2, (2, 8), 2.0)
+        assert (found.num_runners, found.data.prefetch_batches, found.data.num_cpus) == (2, 4, 2.0)
     else:
         assert found == engine
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
-import math
 import signal
 
 import pytest
@@ -153,32 +152,3 @@ def test_trials_from_the_command_line_and_the_best_one_plays(small_cluster, tmp_
     assert not found["interrupted"]
     assert main([*PPO, "--space.lr", "1e-3,1e-4", *more]) == 2
     assert "out holds trials already" in capsys.readouterr().err
-
-
-def trial(**changed):
-    from etude.ray import Trial
-
-    shown = {"settings": {"lr": 1e-3}, "score": 2.0, "result": {"env_steps": 64}, "checkpoint": "a/b", "path": "a"}
-    return Trial(**{**shown, "error": None, "has_ended": True, "config": None, **changed})
-
-
-@pytest.mark.parametrize(
-    ("changed", "code", "words"),
-    [
-        ({}, 0, ""),
-        ({"error": "EnvError: no env", "score": math.nan, "checkpoint": None}, 1, "EnvError: no env"),
-        ({"has_ended": False}, 130, "interrupted"),
-    ],
-)
-def test_the_exit_code_and_the_table_say_how_trials_ended(capsys, changed, code, words):
-    pytest.importorskip("ray")
-    from etude.ray import Tuned
-
-    found = Tuned((trial(score=1.0), trial(**changed)), "return_mean", "max", "out", None)
-    assert command.report(found, as_json=False) == code
-    text = capsys.readouterr()
-    assert words in text.out
-    assert "best: return_mean" in text.out
-    assert ("go on with: etude tune --resume out" in text.err) == (code == 130)
-    assert command.report(found, as_json=True) == code
-    assert json.loads(capsys.readouterr().out)["interrupted"] == (code == 130)

@@ -11,7 +11,7 @@ from ray.cluster_utils import Cluster
 
 import etude
 from etude.algorithms import Ray, RayData
-from etude.ray.data import Shard, open_feeds, open_shards
+from etude.ray.data import Shard, open_shards
 
 STORE = 150 * 2**20
 
@@ -35,22 +35,14 @@ def main(path: str, num_learners: int, steps: int) -> None:
     config = etude.BCConfig(data=path, mode="stream", batch_size=10, buffer_size=20, prefetch=0, seed=0)
     algorithm = etude.BC(config)
     settings = Ray(num_learners=num_learners, data=RayData(prefetch_batches=0))
-    each = steps // max(1, num_learners) // (10 // max(1, num_learners))
+    each = steps // num_learners // (10 // num_learners)
     found: list[tuple[int, int]] = []
-    if num_learners:
-        shards = open_shards(algorithm, settings)
-        learners = [Learner.remote(config, algorithm.module_spaces(), shard) for shard in shards]  # type: ignore[attr-defined]
-        for num in (2, each - 2):
-            found += [step for part in ray.get([one.take.remote(num) for one in learners]) for step in part]
-            if num == 2:
-                cluster.remove_node(other)
-    else:
-        feed = open_feeds(algorithm, settings)["main"]
-        for i, batch in enumerate(feed.take(each)):
-            found += [(int(a), int(b)) for a, b in np.asarray(batch["obs"])]
-            if i == 1:
-                cluster.remove_node(other)
-        feed.close()
+    shards = open_shards(algorithm, settings)
+    learners = [Learner.remote(config, algorithm.module_spaces(), shard) for shard in shards]  # type: ignore[attr-defined]
+    for num in (2, each - 2):
+        found += [step for part in ray.get([one.take.remote(num) for one in learners]) for step in part]
+        if num == 2:
+            cluster.remove_node(other)
     print(json.dumps({"steps": len(set(found)), "most": max(Counter(found).values())}), flush=True)
     ray.shutdown()
     cluster.shutdown()

@@ -64,10 +64,10 @@ def runner_goes(cluster: Cluster, other: Any) -> None:
         PPOConfig(env=runner_envs.Wide, num_envs=2, num_steps=64, minibatch_size=64, epochs=1, seed=1, engine=engine)
     )
     algorithm.train()
-    (member,) = algorithm.runner._stage.crew.members  # type: ignore[attr-defined]
-    first, second = member.asks
+    (member,) = algorithm.runner.pool.members  # type: ignore[attr-defined]
+    first, second = member.requests
     ray.wait([second.parts], fetch_local=False)  # both are made, and lie there
-    made = ray.get(first.report).env_steps
+    made = ray.get(first.answer).env_steps
     giver: Any = ray.remote(runner_envs.Giver).options(resources={"far": 1}).remote()
     (lost,) = ray.get(giver.give.remote(np.zeros(1_000_000)))  # lies there, too
     cluster.remove_node(other)
@@ -78,11 +78,11 @@ def runner_goes(cluster: Cluster, other: Any) -> None:
             counts[name] = counts.get(name, 0.0) + value
     counts |= {"made": made, "env_steps": algorithm.env_steps}
     print(json.dumps(counts))
-    broadcast = algorithm.runner._stage._broadcast  # type: ignore[attr-defined]
+    broadcast = algorithm.runner._broadcast  # type: ignore[attr-defined]
     broadcast.refresh(algorithm)
     broadcast.ref, broadcast.version = lost, broadcast.version + 1
-    (member,) = algorithm.runner._stage.crew.members  # type: ignore[attr-defined]
-    ray.wait([ask.report for ask in member.asks], num_returns=2)
+    (member,) = algorithm.runner.pool.members  # type: ignore[attr-defined]
+    ray.wait([request.answer for request in member.requests], num_returns=2)
     then = [algorithm.train().metrics for _ in range(4)]
     names = ("lost_fragments", "runner_restarts")
     total = {name: sum(metrics[name] for metrics in then) for name in names}

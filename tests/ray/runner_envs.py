@@ -75,6 +75,18 @@ class OnceBad(Walk):
         return super().step(action)
 
 
+class Slow(Walk):
+    """Takes so many seconds for each step."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        time.sleep(self.seconds)
+        return super().step(action)
+
+
 class Gated(Walk):
     """One of all envs waits at its ``at``-th step until a file ``go`` is there."""
 

@@ -20,7 +20,7 @@ from etude.errors import DataError, SettingsError
 from etude.learners import Update
 from etude.modules import NetworkConfig
 from etude.ray.engine import RayEngine
-from etude.ray.resources import actors_of
+from etude.ray.start import actors_of
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
@@ -116,10 +116,9 @@ def test_what_a_run_asks_a_cluster_for(tmp_path: Path) -> None:
     acting = PPOConfig(**SMALL, engine=engine)
     assert actors_of(acting) == [runner, runner, learner]
     assert actors_of(dataclasses.replace(acting, evaluation_interval=1)) == [runner, runner, {"CPU": 1.0}, learner]
-    data = RayData(concurrency=(2, 8), num_cpus=0.5, num_gpus=0.25)
-    offline = BCConfig(data="data", engine=Ray(num_learners=1, data=data))
-    actor = {"CPU": 0.5, "GPU": 0.25}
-    assert actors_of(offline) == [{"CPU": 1.0}, {"CPU": 0.5}, actor, actor]
+    offline = BCConfig(data="data", engine=Ray(num_learners=1, data=RayData(num_cpus=0.5)))
+    assert actors_of(offline) == [{"CPU": 1.0}, {"CPU": 0.5}]
+    assert actors_of(BCConfig(data="data", engine="ray")) == []  # this process reads
 
 
 def test_an_end_after_that_of_the_cluster_starts_none(cluster: None) -> None:

@@ -204,26 +204,21 @@ class Beside(etude.PPO):
 
 @pytest.mark.usefixtures("cluster")
 def test_runners_that_wait_for_the_learner_do_not_hang() -> None:
-    """However long it was away, and though they have made no turn meanwhile."""
+    """However long it is away, and though they make no turn meanwhile."""
     config = etude.PPOConfig(
         env=runner_envs.Walk, num_envs=2, num_steps=64, minibatch_size=64, epochs=1, seed=1,
-        engine=Ray(num_runners=2, step_timeout=50.0),
+        engine=Ray(num_runners=2, step_timeout=0.3),
     )  # fmt: skip
     algorithm = Beside(config)
     try:
-        for _ in range(4):
-            algorithm.train()
-            crew = algorithm.runner._stage.crew  # type: ignore[attr-defined]
-            asks = [ask.report for member in crew.members for ask in member.asks]
-            ray.wait(asks, num_returns=len(asks))
-            crew._looked -= 100
-            for member in crew.members:  # as if that had taken so long
-                member.since -= 100
-                member.pulse.moved -= 100
-                member.pulse._asked -= 100
+        algorithm.train()
+        members = algorithm.runner.pool.members  # type: ignore[attr-defined]
+        answers = [request.answer for member in members for request in member.requests]
+        ray.wait(answers, num_returns=len(answers))
+        time.sleep(1.0)  # several times as long as a turn may take
         metrics = algorithm.train().metrics
-        assert (metrics["hung_runners"], metrics["runner_restarts"]) == (0, 0)
-        assert algorithm.env_steps == 5 * 64
+        assert metrics["runner_restarts"] == 0
+        assert algorithm.env_steps == 2 * 64
     finally:
         algorithm.close()
 

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import contextlib
 import importlib
 import json
 import os
@@ -6,7 +7,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,14 @@ import pyarrow.parquet as pq
 import pytest
 
 import etude
-from etude.algorithms import Ray, RayData
+from etude.algorithms import Ray
 from etude.errors import DataError, EngineError, SettingsError
 from etude.experience import Experience, Segments
 from etude.recordings import Recording, RecordingWriter, convert
 
 ray = pytest.importorskip("ray")
 
-from etude.ray.data import Shard, open_feeds, open_shards, told, unshared  # noqa: E402
+from etude.ray.data import Shard, open_shards, told, unshared  # noqa: E402
 
 OBS, ACTION = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32), gym.spaces.Discrete(7)
 LENGTHS = [1, 9, 30, 4, 200, 17, 2, 60, 33, 120]
@@ -69,50 +69,20 @@ def rows(batches: list[Any]) -> list[tuple[int, int]]:
     return [(int(a), int(b)) for batch in columns for a, b in np.asarray(batch["obs"])[:, :2]]
 
 
-def assert_same(ours: list[Any], theirs: list[Any]) -> None:
-    for a, b in zip(ours, theirs, strict=True):
-        a, b = (x.steps if isinstance(x, Experience) else x for x in (a, b))
-        assert a.keys() == b.keys()
-        for name in a:
-            np.testing.assert_array_equal(a[name], b[name])
-            assert a[name].dtype == b[name].dtype
-
-
-def both(algorithm: Any, num: int, settings: Ray | None = None) -> tuple[list[Any], list[Any]]:
-    """The same batches from Ray Data and from the local engine."""
-    local = algorithm.opening().feed("main", algorithm.policy, algorithm.learner.only, algorithm.config)
-    feed = open_feeds(algorithm, settings or Ray())["main"]
-    try:
-        return taken(feed, num), taken(local, num)
-    finally:
-        feed.close()
-        local.close()
+def feed_of(algorithm: Any, name: str = "main") -> Any:
+    """What feeds a single learner."""
+    (shard,) = open_shards(algorithm, Ray(num_learners=1))
+    return shard.feeds(algorithm)[name]
 
 
 def late(exp: Experience, connect: Any) -> Experience:
     return connect(exp.select(exp.segments.episode_id != "e4"))
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"mode": "stream"},
-        {"mode": "auto"},
-        {"mode": "stream", "filter": "t >= 100"},
-        {"mode": "stream", "connectors": ("frame_stack",)},
-        {"mode": "auto", "connectors": ("normalize_obs",), "on_bad": "repair"},
-    ],
-    ids=lambda settings: "-".join(map(str, settings.values())),
-)
-def test_batches_are_those_of_the_local_engine(data: str, settings: dict[str, Any]) -> None:
-    assert_same(*both(bc(data, **settings), 80))  # more than two epochs of 34
-
-
 def test_every_step_comes_once_an_epoch(data: str) -> None:
     algorithm = bc(data, mode="stream")
-    feed = open_feeds(algorithm, Ray())["main"]
+    feed = feed_of(algorithm)
     found = rows(taken(feed, 2 * NUM_STEPS // 14))
-    feed.close()
     assert sorted(found[:NUM_STEPS]) == EVERY
     assert sorted(found[NUM_STEPS:]) == EVERY
     assert found[:NUM_STEPS] != found[NUM_STEPS:]
@@ -121,17 +91,14 @@ def test_every_step_comes_once_an_epoch(data: str) -> None:
 @pytest.mark.parametrize("format", ["rllib-episodes", "minari"])
 def test_other_formats(data: str, tmp_path: Path, format: str) -> None:
     convert(Recording.open(data), tmp_path / "other-v0", format=format)
-    ours, theirs = both(bc(tmp_path / "other-v0", mode="stream"), NUM_STEPS // 14)
-    assert_same(ours, theirs)
-    assert sorted(rows(ours)) == EVERY
+    assert sorted(rows(taken(feed_of(bc(tmp_path / "other-v0", mode="stream")), NUM_STEPS // 14))) == EVERY
 
 
 def test_relative_paths_are_found_by_other_processes(
     data: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(Path(data).parent)
-    ours, theirs = both(bc("data", mode="stream"), 3)
-    assert_same(ours, theirs)
+    assert len(rows(taken(feed_of(bc("data", mode="stream")), 3))) == 3 * 14
 
 
 class Scaled(etude.PreLearner):
@@ -145,12 +112,9 @@ class Scaled(etude.PreLearner):
         return exp.with_steps(obs=np.asarray(exp.steps["obs"]) * np.float32(self.factor))
 
 
-def test_a_prelearner_in_actors_gives_what_it_gives_in_tasks(data: str) -> None:
-    """GPUs are only counted here."""
-    algorithm = bc(data, mode="stream", prelearner=Scaled(2.0))
-    in_actors, local = both(algorithm, NUM_STEPS // 14, Ray(data=RayData(concurrency=(1, 2), num_gpus=0.5)))
-    assert_same(in_actors, local)
-    assert max(t for _, t in rows(in_actors)) == 2 * 199
+def test_a_prelearner_works_in_tasks(data: str) -> None:
+    found = rows(taken(feed_of(bc(data, mode="stream", prelearner=Scaled(2.0))), NUM_STEPS // 14))
+    assert sorted(found) == sorted((2 * i, 2 * t) for i, t in EVERY)
 
 
 class Failing(etude.PreLearner):
@@ -158,20 +122,17 @@ class Failing(etude.PreLearner):
         raise ValueError("no such thing")
 
 
-@pytest.mark.parametrize("concurrency", [None, 1])
-def test_errors_arrive_as_themselves(data: str, concurrency: int | None) -> None:
+def test_errors_arrive_as_themselves(data: str) -> None:
     algorithm = bc(data, mode="stream", prelearner=Failing())
-    feed = open_feeds(algorithm, Ray(data=RayData(concurrency=concurrency)))["main"]
+    feed = feed_of(algorithm)
     with pytest.raises(DataError, match=r"^the prelearner .*Failing.* fails on episode .* and others: ValueError: no"):
         taken(feed, 1)
-    feed.close()
 
 
 def test_a_recording_without_steps_that_are_wanted(data: str) -> None:
-    feed = open_feeds(bc(data, mode="stream", filter="t > 1000"), Ray())["main"]
+    feed = feed_of(bc(data, mode="stream", filter="t > 1000"))
     with pytest.raises(DataError, match="there are no steps to make batches of"):
         taken(feed, 1)
-    feed.close()
 
 
 class Unfindable(etude.PreLearner):
@@ -192,22 +153,18 @@ class Unsendable(Unfindable):
         raise TypeError("cannot be sent")
 
 
-@pytest.mark.parametrize("concurrency", [None, 1])
-def test_what_processes_cant_import(data: str, concurrency: int | None) -> None:
+def test_what_processes_cant_import(data: str) -> None:
     """Ray Data would try again without end."""
-    feed = open_feeds(bc(data, mode="stream", prelearner=Unfindable()), Ray(data=RayData(concurrency=concurrency)))[
-        "main"
-    ]
+    feed = feed_of(bc(data, mode="stream", prelearner=Unfindable()))
     with pytest.raises(
         EngineError, match=r"can't make the prelearner.* No module named 'only_where.*`ray.runtime_env`"
     ):
         taken(feed, 1)
-    feed.close()
 
 
 def test_what_cant_be_sent_to_processes(data: str) -> None:
     with pytest.raises(SettingsError, match=r"Ray Data read and prepare, to which this can't be sent: cannot be sent"):
-        open_feeds(bc(data, mode="stream", prelearner=Unsendable()), Ray())
+        feed_of(bc(data, mode="stream", prelearner=Unsendable()))
 
 
 class DiesOnce(etude.PreLearner):
@@ -221,52 +178,40 @@ class DiesOnce(etude.PreLearner):
         return connect(exp)
 
 
-@pytest.mark.parametrize("concurrency", [None, 1])
-def test_work_of_a_process_that_dies_is_done_again(data: str, tmp_path: Path, concurrency: int | None) -> None:
+def test_work_of_a_process_that_dies_is_done_again(data: str, tmp_path: Path) -> None:
     algorithm = bc(data, mode="stream", prelearner=DiesOnce(str(tmp_path / "flag")))
-    feed = open_feeds(algorithm, Ray(data=RayData(concurrency=concurrency)))["main"]
+    feed = feed_of(algorithm)
     assert sorted(rows(taken(feed, NUM_STEPS // 14))) == EVERY
     assert (tmp_path / "flag").exists()
-    feed.close()
-
-
-def test_nothing_of_ray_data_is_at_work_any_more_once_it_is_closed(data: str) -> None:
-    """A thread that fetches while Ray is ended ends the process."""
-    before = set(threading.enumerate())
-    feed = open_feeds(bc(data, mode="stream"), Ray())["main"]
-    taken(feed, 40)  # 34 are an epoch: there are two executions
-    assert {"etude-blocks", "iter_threaded"} <= {thread.name for thread in set(threading.enumerate()) - before}
-    feed.close()
-    left = {thread.name for thread in set(threading.enumerate()) - before}
-    assert not left & {"etude-blocks", "iter_threaded"}
 
 
 def test_what_is_bad_is_counted(tmp_path: Path, cluster: None) -> None:
     exp = episodes(LENGTHS)
     exp.steps["reward"][[5, 100, 101]] = np.nan
     path = record(tmp_path / "bad", exp, max_rows_per_file=50)
-    algorithm = bc(path, mode="stream", on_bad="skip", connectors=(), prelearner=late)
-    feed = open_feeds(algorithm, Ray())["main"]
-    taken(feed, 60)
-    feed.close()
-    local = bc(path, mode="stream", on_bad="skip", connectors=(), prelearner=late)
-    theirs = local.opening().feed("main", local.policy, local.learner.only, local.config)
-    taken(theirs, 60)
-    theirs.close()
-    assert algorithm.recording.left_out == local.recording.left_out != {}
-    assert feed.pipeline.left_out == theirs.pipeline.left_out > 0
+    algorithm, local = (
+        bc(path, mode="stream", on_bad="skip", connectors=(), prelearner=late, engine=engine, updates_per_iteration=60)
+        for engine in (Ray(num_learners=1), "local")
+    )
+    with contextlib.closing(algorithm), contextlib.closing(local):
+        for _ in range(2):
+            found, expected = (
+                {name: count for name, count in one.train().metrics.items() if name.startswith("left_out")}
+                for one in (algorithm, local)
+            )
+        assert found == expected | {"left_out/early_or_dropped": found["left_out/early_or_dropped"]}
+        assert found["left_out/early_or_dropped"] > 0
+        assert algorithm.recording.left_out == local.recording.left_out != {}
 
 
 def test_a_run_goes_on_with_the_next_batch(data: str) -> None:
     algorithm = bc(data, mode="stream")
-    feed = open_feeds(algorithm, Ray())["main"]
+    feed = feed_of(algorithm)
     wanted = taken(feed, 60)[50:]
-    feed.close()
     algorithm._epochs = {"main": feed.pipeline.epoch_size}
     algorithm.learner.modules["main"].updates = 50
-    feed = open_feeds(algorithm, Ray())["main"]
-    assert_same(taken(feed, 10), wanted)
-    feed.close()
+    feed = feed_of(algorithm)
+    assert rows(taken(feed, 10)) == rows(wanted)
 
 
 def test_figures_of_the_flow(data: str) -> None:
@@ -299,11 +244,6 @@ class Learner:
     def told(self) -> Any:
         return told(self.feeds)
 
-    def close(self) -> bool:
-        for feed in self.feeds.values():
-            feed.close()
-        return True
-
 
 def learners(algorithm: Any, num: int, **settings: Any) -> list[Any]:
     shards = open_shards(algorithm, Ray(num_learners=num, **settings))
@@ -320,7 +260,6 @@ def test_learners_have_different_equal_shares(data: str, mode: str) -> None:
         assert len(a) == len(b) == NUM_STEPS // 2
         assert sorted(a + b) == EVERY
     assert [one.epochs for one in ray.get([actor.told.remote() for actor in actors])] == [{"main": NUM_STEPS // 2}] * 2
-    assert all(ray.get([actor.close.remote() for actor in actors]))
 
 
 def test_no_more_is_dropped_than_learners_cant_share(data: str) -> None:
@@ -331,28 +270,6 @@ def test_no_more_is_dropped_than_learners_cant_share(data: str) -> None:
     assert len(set(steps)) == 3 * share
     assert set(steps) <= set(EVERY)
     assert unshared(ray.get([actor.told.remote() for actor in actors])) == NUM_STEPS - 3 * share == 2
-
-
-def test_a_learner_can_end_while_others_have_not_begun(data: str) -> None:
-    algorithm = bc(data, mode="stream")
-    shards = open_shards(algorithm, Ray(num_learners=2))
-    feed = shards[0].feeds(algorithm)["main"]
-    errors: list[EngineError] = []
-
-    def take() -> None:
-        try:
-            taken(feed, 1)
-        except EngineError as error:
-            errors.append(error)
-
-    taking = threading.Thread(target=take)
-    taking.start()  # and waits for the other learner
-    feed.close()
-    taking.join()
-    other = shards[1].feeds(algorithm)["main"]  # now Ray Data need not wait any longer
-    assert len(taken(other, 1)[0]["action"]) == 7
-    other.close()
-    assert not errors or "was closed" in str(errors[0])
 
 
 def test_a_node_that_goes_with_blocks_on_it(tmp_path: Path) -> None:
@@ -382,21 +299,22 @@ def test_segments_are_never_cut_by_shares(data: str) -> None:
     a, b = ray.get([actor.take.remote(40) for actor in actors])
     assert {"advantage", "obs", "action"} <= a[0].keys()
     assert set(rows(a) + rows(b)) == set(EVERY)
-    assert all(ray.get([actor.close.remote() for actor in actors]))
 
 
 def test_recurrent_modules_share_whole_segments(data: str) -> None:
     network = etude.NetworkConfig(hidden=(8,), recurrent="gru", recurrent_size=4)
     algorithm = bc(data, mode="stream", network=network, max_segment_length=10, batch_size=40)
-    ours, theirs = both(algorithm, 30)
-    assert_same(ours, theirs)
+    local = algorithm.opening().feed("main", algorithm.policy, algorithm.learner.only, algorithm.config)
+    every = {segment for exp in taken(local, 30) for segment in segments(exp)}
+    local.close()
     actors = learners(algorithm, 2)
     a, b = ray.get([actor.take.remote(12) for actor in actors])
     assert {len(exp) for exp in a + b} == {2}
     found = [segment for exp in a + b for segment in segments(exp)]
     assert len(found) == len(set(found)) == 48  # of 50
-    every = {segment: steps for exp in theirs for segment, steps in zip(segments(exp), exp.lengths, strict=True)}
-    assert set(found) <= every.keys()
+    assert set(found) <= every
+    for exp in a + b:
+        exp.validate()
 
 
 def segments(exp: Experience) -> list[tuple[str, int, int, bool]]:
@@ -406,51 +324,6 @@ def segments(exp: Experience) -> list[tuple[str, int, int, bool]]:
     return list(zip(*(column.tolist() for column in names), strict=True))
 
 
-# -- connectors that ask the module -----------------------------------------------------------------------------------
-
-
-def test_connectors_that_ask_the_module_work_at_the_learner(data: str) -> None:
-    feed = open_feeds(marwil(data), Ray())["main"]
-    local = marwil(data)
-    theirs = local.opening().feed("main", local.policy, local.learner.only, local.config)
-    assert_same(taken(feed, 20), taken(theirs, 20))
-    feed.close()
-    theirs.close()
-
-
-def test_copies_of_the_module_take_newer_weights(data: str) -> None:
-    algorithm = marwil(data)
-    feed = open_feeds(algorithm, Ray(data=RayData(module_sync_period=2)))["main"]
-    learner = algorithm.learner.only
-    seen = []
-    for batch in feed.take(2_000):
-        assert "module_updates" not in batch
-        seen += feed.elsewhere.staleness()
-        for parameter in learner.module.parameters():
-            parameter.data.fill_(0.0)  # what it now says of a state is nothing
-        learner.updates += 1
-        if seen[-1] < learner.updates - 1 and not np.asarray(batch["value"]).any():
-            break
-    else:
-        raise AssertionError("no newer weights have come")
-    feed.close()
-    assert seen[0] == 0
-
-
-def test_a_module_that_actors_cant_make(data: str) -> None:
-    algorithm = marwil(data)
-    algorithm.module.findable = Unfindable()
-    feed = open_feeds(algorithm, Ray(data=RayData(module_sync_period=2)))["main"]
-    with pytest.raises(EngineError, match=r"can't make .* a module .* No module named 'only_where.*`ray.runtime_env`"):
-        taken(feed, 1)
-    feed.close()
-
-
-def test_a_period_without_connectors_that_ask(data: str) -> None:
-    with pytest.raises(SettingsError, match="no connector asks the module"):
-        open_feeds(bc(data), Ray(data=RayData(module_sync_period=1)))
-
-
 # -- many modules -----------------------------------------------------------------------------------------------------
 
 
@@ -458,12 +331,12 @@ def test_each_module_has_a_stream_of_its_own(tmp_path: Path, cluster: None) -> N
     agents = ["left", "right"] * 5
     path = record(tmp_path / "two", episodes(LENGTHS, agent_id=agents), max_rows_per_file=50)
     algorithm = bc(path, mode="stream", modules=("left", "right"))
-    feeds = open_feeds(algorithm, Ray())
+    (shard,) = open_shards(algorithm, Ray(num_learners=1))
+    feeds = shard.feeds(algorithm)
     for i, (name, feed) in enumerate(feeds.items()):
         own = [pair for pair in EVERY if pair[0] % 2 == i]
         found = rows(taken(feed, len(own) // 14 + 1))[: len(own)]
         assert sorted(found) == own, name
-        feed.close()
 
 
 def test_a_file_whose_types_ray_refuses_to_take_is_an_error_with_a_remedy(tmp_path: Path) -> None:

@@ -21,9 +21,15 @@ from etude.modules import make_module
 from etude.modules.critics import TargetNetwork
 
 pytest.importorskip("ray")
-from etude.policies import Policy
-from etude.ray.policies import learned_of, plain_attributes, portable, set_learned, set_plain_attributes, weights_of
-from etude.ray.states import from_arrays
+from etude.ray.policies import (
+    as_arrays,
+    from_arrays,
+    learned_of,
+    plain_attributes,
+    portable,
+    set_learned,
+    set_plain_attributes,
+)
 
 OBS, ACTION = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
 
@@ -140,7 +146,7 @@ def test_connectors_learn_from_afar_and_remember_their_slots() -> None:
 def test_weights_of_a_kind_that_numpy_lacks_travel_as_well() -> None:
     module = make_module(None, OBS, ACTION)
     module.register_buffer("scale", torch.tensor([1.5, -2.0], dtype=torch.bfloat16))
-    sent = from_arrays(pickle.loads(pickle.dumps(weights_of({"main": Policy(module)}))))["main"]  # noqa: S301
+    sent = from_arrays(pickle.loads(pickle.dumps(as_arrays(module.state_dict()))))  # noqa: S301
     assert sent.keys() == module.state_dict().keys()
     for name, value in module.state_dict().items():
         torch.testing.assert_close(sent[name], value, rtol=0, atol=0)

@@ -26,7 +26,7 @@ from etude.algorithms.ppo import PPO, PPOConfig
 from etude.algorithms.results import Stop
 from etude.errors import DataError, EngineError
 from etude.experience import Experience
-from etude.ray import dealing
+from etude.ray import runners
 from etude.recordings import Recording
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -51,8 +51,7 @@ def envs_by_value() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the machine is, no runner counts as late."""
-    for name in ("_SLACK", "_FORESEEN"):
-        monkeypatch.setattr(dealing, name, 60.0)
+    monkeypatch.setattr(runners, "SLACK", 60.0)
 
 
 @pytest.fixture
@@ -70,7 +69,7 @@ def made() -> Iterator[Any]:
 
 
 def members(algorithm: Any) -> list[Any]:
-    return algorithm.runner._stage.crew.members  # type: ignore[no-any-return]
+    return algorithm.runner.pool.members  # type: ignore[no-any-return]
 
 
 def same(a: Experience, b: Experience) -> None:
@@ -226,17 +225,17 @@ def test_exploration_is_the_learners(made: Any) -> None:
 
 
 def test_a_runner_that_lags_is_not_waited_for(made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dealing, "_SLACK", 0.1)
+    monkeypatch.setattr(runners, "SLACK", 0.1)
     env = functools.partial(runner_envs.Gated, str(tmp_path), 40)
     algorithm = made(Ray(num_runners=2, fragment_steps=16), env=env)
     for i in range(1, 5):
         assert algorithm.train().env_steps >= 64 * i  # the other makes up for it
-    behind = sum(len(member.asks) for member in members(algorithm))
+    behind = sum(len(member.requests) for member in members(algorithm))
     assert behind > 0
     assert [member.is_late for member in members(algorithm)].count(True) == 1
     (tmp_path / "go").touch()
     late = next(member for member in members(algorithm) if member.is_late)
-    ray.wait([late.asks[0].report])
+    ray.wait([late.requests[0].answer])
     before = algorithm.env_steps
     result = algorithm.train()
     assert result.metrics["lost_fragments"] == 0
@@ -259,8 +258,8 @@ def test_beside_the_learner_runners_stop_at_the_bound(made: Any) -> None:
     algorithm.train()
     for _ in range(3):
         for member in members(algorithm):
-            assert len(member.asks) == 3
-            ray.wait([ask.report for ask in member.asks], num_returns=3)
+            assert len(member.requests) == 3
+            ray.wait([request.answer for request in member.requests], num_returns=3)
             turns = ray.get(member.actor.turns.remote())
             assert turns % 32 == 1  # two envs, and 64 steps a fragment: all are made, and none more
         result = algorithm.train()
@@ -336,11 +335,10 @@ def test_evaluations_by_runners_of_their_own(made: Any) -> None:
     assert evaluation.episodes == len(finished.returns) == 5
     assert evaluation.updates == updates < algorithm.updates
     assert evaluation.length_mean == 5
-    actor = evaluators._actors[0]
-    ray.kill(actor)
+    ray.kill(evaluators.pool.members[0].actor)
     evaluation, _ = evaluators.next(4, seed=3)
     assert evaluation.episodes == 2  # the others' part
-    assert evaluators.restarts == 1
+    assert evaluators.pool.restarts == 1
     evaluation, _ = evaluators.finished()
     assert evaluation.episodes == 4
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import dataclasses
 import json
-import math
 import os
 import signal
 import threading
@@ -16,10 +15,11 @@ from etude.errors import EngineError, SettingsError
 ray_tune = pytest.importorskip("ray.tune")
 
 from etude.algorithms import Algorithm  # noqa: E402
+from etude.cli.tune import report  # noqa: E402
 from etude.ray import Shared, Trainable, resume_tuning, tune  # noqa: E402
-from etude.ray.resources import actors_of, driver_of  # noqa: E402
 from etude.ray.space import applied, checked, written  # noqa: E402
-from etude.ray.trainable import algorithm_of, flat  # noqa: E402
+from etude.ray.start import driver_of  # noqa: E402
+from etude.ray.trainable import algorithm_of, flat, settings_of  # noqa: E402
 
 TINY = etude.PPOConfig(
     env="CartPole-v1",
@@ -40,54 +40,71 @@ def tuned(cluster, tmp_path_factory):
     return tune(TINY, space, stop=etude.Stop(env_steps=128), num_samples=2, max_concurrent=1, out=out, verbose=0)
 
 
+def trials(grid):
+    return [grid[i] for i in range(len(grid))]
+
+
+def tried(result):
+    return {name: value for name, value in result.config.items() if name != "shared"}
+
+
 def test_all_trials_end_by_the_budget_with_the_settings_that_were_tried(tuned):
-    assert len(tuned.trials) == 4
+    found = trials(tuned)
+    assert len(found) == 4
     assert not tuned.errors
-    assert not tuned.is_interrupted
-    assert sorted(tuple(trial.settings["network.hidden"]) for trial in tuned.trials) == [(4, 4), (4, 4), (8,), (8,)]
-    assert len({trial.settings["lr"] for trial in tuned.trials}) == 4
-    for trial in tuned.trials:
-        assert (trial.result["env_steps"], trial.result["training_iteration"], trial.result["updates"]) == (128, 2, 4)
-        assert trial.result["metrics/lr"] == trial.settings["lr"] == trial.config.lr
-        assert trial.config.network.hidden == tuple(trial.settings["network.hidden"])
-        assert 1e-4 <= trial.config.lr <= 1e-2
-        assert {"losses/policy", "return_mean", "done"} <= trial.result.keys()
+    assert sorted(tuple(tried(trial)["network.hidden"]) for trial in found) == [(4, 4), (4, 4), (8,), (8,)]
+    assert len({tried(trial)["lr"] for trial in found}) == 4
+    for trial in found:
+        metrics, config = trial.metrics, settings_of(trial.config)
+        assert (metrics["env_steps"], metrics["training_iteration"], metrics["updates"]) == (128, 2, 4)
+        assert metrics["metrics/lr"] == tried(trial)["lr"] == config.lr
+        assert config.network.hidden == tuple(tried(trial)["network.hidden"])
+        assert 1e-4 <= config.lr <= 1e-2
+        assert {"losses/policy", "return_mean"} <= metrics.keys()
+        assert metrics["done"]
 
 
 def test_the_best_checkpoint_loads_and_plays(tuned):
-    assert tuned.best.score == max(trial.score for trial in tuned.trials)
-    algorithm = etude.load(tuned.best.checkpoint)
+    best = tuned.get_best_result()
+    assert best.metrics["return_mean"] == max(trial.metrics["return_mean"] for trial in trials(tuned))
+    path = best.checkpoint.path
+    algorithm = etude.load(path)
     assert (algorithm.iteration, algorithm.env_steps) == (2, 128)
-    assert algorithm.config == tuned.best.config
+    assert algorithm.config == settings_of(best.config)
     assert algorithm.evaluate(2, seed=1).episodes == 2
-    assert load_meta(tuned.best.checkpoint)["result"]["return_mean"] == tuned.best.score
-    names = {os.path.splitext(name)[1] for name in os.listdir(tuned.best.checkpoint)}
+    assert load_meta(path)["result"]["return_mean"] == best.metrics["return_mean"]
+    # Tune's own marker lies beside
+    names = {os.path.splitext(name)[1] for name in os.listdir(path) if not name.startswith(".")}
     assert names == {".json", ".safetensors"}
 
 
 def test_a_trial_is_what_the_algorithm_alone_would_be(tuned):
-    alone = etude.PPO(tuned.best.config)
+    best = tuned.get_best_result()
+    alone = etude.PPO(settings_of(best.config))
     result = alone.fit(etude.Stop(env_steps=128))
-    assert result.return_mean == tuned.best.score
-    assert result.losses["policy"] == tuned.best.result["losses/policy"]
+    assert result.return_mean == best.metrics["return_mean"]
+    assert result.losses["policy"] == best.metrics["losses/policy"]
 
 
-def test_the_table_has_the_best_first(tuned):
-    lines = tuned.table().splitlines()
+def test_the_command_line_shows_the_best_first(tuned, capsys):
+    assert report(tuned, None, as_json=False) == 0
+    lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["lr", "network.hidden", "return_mean", "iterations", "env_steps", "updates"]
-    assert len(lines) == 5
-    assert f"{tuned.best.score:,.5g}" in lines[1]
+    assert len(lines) == 7
+    score = f"{tuned.get_best_result().metrics['return_mean']:,.5g}"
+    assert score in lines[1]
+    assert lines[-1].startswith(f"best: return_mean {score}, checkpoint {tuned.experiment_path}")
 
 
 def test_a_folder_that_holds_trials_is_not_written_over(tuned):
     with pytest.raises(SettingsError, match="holds trials already: go on with them, as etude.ray.resume_tuning"):
-        tune(TINY, {}, stop=etude.Stop(updates=1), out=tuned.path)
+        tune(TINY, {}, stop=etude.Stop(updates=1), out=tuned.experiment_path)
 
 
 def test_resuming_what_has_ended_gives_it_again(tuned):
-    again = resume_tuning(tuned.path)
-    assert [trial.score for trial in again.trials] == [trial.score for trial in tuned.trials]
-    assert (again.metric, again.mode) == ("return_mean", "max")
+    again = resume_tuning(tuned.experiment_path)
+    scores = [sorted(trial.metrics["return_mean"] for trial in trials(grid)) for grid in (again, tuned)]
+    assert scores[0] == scores[1]
 
 
 def test_resuming_needs_trials(tmp_path):
@@ -109,11 +126,10 @@ def test_asha_ends_bad_trials_early(cluster, tmp_path):
         out=tmp_path / "asha",
         verbose=0,
     )
-    iterations = sorted(trial.result["training_iteration"] for trial in found.trials)
+    iterations = sorted(trial.metrics["training_iteration"] for trial in trials(found))
     assert iterations[-1] == 4
     assert not found.errors
-    assert not found.is_interrupted
-    assert all(trial.checkpoint for trial in found.trials)
+    assert all(trial.checkpoint for trial in trials(found))
 
 
 def test_population_based_training_goes_on_from_anothers_checkpoint_with_its_own_settings(cluster, tmp_path):
@@ -135,10 +151,10 @@ def test_population_based_training_goes_on_from_anothers_checkpoint_with_its_own
         verbose=0,
     )
     assert not found.errors
-    for trial in found.trials:
-        assert trial.config.lr in (1e-3, 5e-4)  # the one with 1e-6 was given others
-        assert trial.result["metrics/lr"] == trial.config.lr
-        assert trial.result["env_steps"] == 64 * 6
+    for trial in trials(found):
+        assert trial.config["lr"] in (1e-3, 5e-4)  # the one with 1e-6 was given others
+        assert trial.metrics["metrics/lr"] == trial.config["lr"]
+        assert trial.metrics["env_steps"] == 64 * 6
 
 
 # -- interrupted, and elsewhere ---------------------------------------------------------------------------------------
@@ -160,33 +176,33 @@ def interrupt_once_there_is(pattern, folder):
 
 # Tune leaves its own log files open when it is interrupted.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
-def test_what_ctrl_c_ended_goes_on_from_its_checkpoints(cluster, tmp_path, request):
+def test_what_ctrl_c_ended_goes_on_from_its_checkpoints(cluster, tmp_path, request, capsys):
     stop, handler = etude.Stop(env_steps=64 * 300), signal.default_int_handler
     was = signal.signal(signal.SIGINT, handler)  # it is ignored where the tests run in the background
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, was))
     done = interrupt_once_there_is("x/*/checkpoint_*/*", tmp_path)
     found = tune(TINY, {"lr": [1e-3]}, stop=stop, save_interval=0.3, out=tmp_path / "x", verbose=0)
     done.set()
-    assert found.is_interrupted
-    assert not found.trials[0].has_ended
-    assert "interrupted" in found.table()
-    before = found.trials[0].result["env_steps"]
-    assert 0 < before < 64 * 300
+    assert report(found, None, as_json=False) == 130
+    text = capsys.readouterr()
+    assert "interrupted" in text.out
+    assert f"go on with: etude tune --resume {tmp_path / 'x'} --trust" in text.err
+    assert 0 < found[0].metrics["env_steps"] < 64 * 300
     assert signal.getsignal(signal.SIGINT) == handler
     again = resume_tuning(tmp_path / "x")
-    assert not again.is_interrupted
-    result = again.trials[0].result
+    result = again[0].metrics
+    assert result["done"]
     assert (result["env_steps"], result["training_iteration"]) == (64 * 300, 300)
     assert result["iterations_since_restore"] < 300
-    assert etude.load(again.best.checkpoint).env_steps <= 64 * 300
+    assert etude.load(again[0].checkpoint.path).env_steps <= 64 * 300
 
 
 def test_a_trial_may_have_runners_of_its_own(cluster, tmp_path):
     config = dataclasses.replace(TINY, engine=etude.Ray(num_runners=1))
     found = tune(config, {"lr": [1e-3]}, stop=etude.Stop(env_steps=128), out=tmp_path / "x", verbose=0)
     assert not found.errors
-    assert found.best.result["env_steps"] >= 128
-    assert etude.load(found.best.checkpoint).env_steps >= 128
+    assert found[0].metrics["env_steps"] >= 128
+    assert etude.load(found[0].checkpoint.path).env_steps >= 128
 
 
 # -- a trial ----------------------------------------------------------------------------------------------------------
@@ -247,7 +263,6 @@ def test_the_resources_of_a_trial():
     engine = etude.Ray(num_runners=2, num_learners=1, gpus_per_learner=0.5, num_evaluation_runners=1)
     config = etude.PPOConfig(env="CartPole-v1", evaluation_interval=1, engine=engine)
     assert request(config) == [{"CPU": 1.0}, *[{"CPU": 1.0}] * 3, {"CPU": 1.0, "GPU": 0.5}]
-    assert actors_of(etude.BCConfig(data="x", engine="ray")) == [{"CPU": 1.0}]  # a task that reads
     assert driver_of(etude.BCConfig(data="x", num_workers=2)) == {"CPU": 3.0}
 
 
@@ -265,10 +280,11 @@ def test_offline_trials_find_relative_data(cluster, tmp_path, monkeypatch):
     stop = etude.Stop(updates=2)
     found = tune(config, space, stop=stop, metric="losses/imitation", mode="min", max_concurrent=1, out="o", verbose=0)
     assert not found.errors
-    assert len(found.trials) == 5
-    assert found.trials[1].config.data == str(tmp_path / "more")
-    assert found.best.score == min(trial.score for trial in found.trials)
-    assert found.path == str(tmp_path / "o")
+    assert len(found) == 5
+    assert str(tmp_path / "more") in [trial.config["data"] for trial in trials(found)]
+    losses = [trial.metrics["losses/imitation"] for trial in trials(found)]
+    assert found.get_best_result().metrics["losses/imitation"] == min(losses)
+    assert found.experiment_path == str(tmp_path / "o")
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------
@@ -320,20 +336,20 @@ def test_a_trial_that_the_cluster_has_no_room_for(cluster, tmp_path):
         tune(TINY, {}, stop=etude.Stop(updates=1), resources={"CPU": 99}, out=tmp_path / "x", verbose=0)
 
 
-def test_trials_that_fail_are_told(cluster, tmp_path):
+def test_trials_that_fail_are_told(cluster, tmp_path, capsys):
     space, stop = {"env": ["CartPole-v1", "CartPol-v1"]}, etude.Stop(updates=1)
     found = tune(TINY, space, stop=stop, max_concurrent=1, out=tmp_path / "x", verbose=0)
-    good, bad = found.trials
-    assert good.error is None
-    assert "EnvError" in bad.error
-    assert "CartPole-v1" in bad.error
-    assert (bad.checkpoint, bad.result) == (None, {})
-    assert math.isnan(bad.score)
-    assert found.errors == [bad.error]
-    assert "EnvError" in found.table()
-    alone = dataclasses.replace(found, trials=(bad,))
-    with pytest.raises(EngineError, match="no trial has a result whose `return_mean` is a number. The first error: "):
-        _ = alone.best
+    assert [trial.error is None for trial in trials(found)] == [True, False]
+    assert "EnvError" in str(found.errors[0])
+    capsys.readouterr()  # what Tune prints of the trial
+    assert report(found, None, as_json=True) == 1
+    good, bad = json.loads(capsys.readouterr().out)["trials"]
+    assert good["error"] is None
+    assert "EnvError" in bad["error"]
+    assert "CartPole-v1" in bad["error"]
+    assert (bad["checkpoint"], bad["result"], bad["score"]) == (None, {}, None)
+    assert report(found, None, as_json=False) == 1
+    assert "EnvError" in capsys.readouterr().out
 
 
 # -- pieces -----------------------------------------------------------------------------------------------------------
@@ -405,6 +421,6 @@ def test_words_that_are_no_search_space(words, message):
 
 
 def test_what_tune_writes_is_plain_json_lines(tuned):
-    with open(os.path.join(tuned.best.path, "result.json"), encoding="utf-8") as file:
+    with open(os.path.join(tuned[0].path, "result.json"), encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
     assert [row["env_steps"] for row in rows] == [64, 128]

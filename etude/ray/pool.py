@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pool of runner actors: waits for their answers, and replaces those that are lost."""
+
+import contextlib
+import logging
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, NamedTuple
+
+import ray
+from ray.exceptions import ObjectLostError, RayError, RayTaskError
+
+from etude.algorithms.ray_config import Ray
+from etude.errors import EngineError
+from etude.ray.faults import cause_of, first_line, raise_from, was_lost
+
+_log = logging.getLogger("etude.ray")
+
+
+class Request(NamedTuple):
+    """A call of an actor's method that has not been answered yet."""
+
+    number: int
+    """Of all calls of the pool: later ones are higher."""
+    steps: int
+    """Steps, or episodes, that the answer is to bring; 0: the actor only gets ready."""
+    key: Any
+    """What kind of answer is wanted."""
+    answer: Any
+    """Ray's reference."""
+    parts: Any
+    """A reference to a second return value; None: there is none."""
+
+
+@dataclass(slots=True)
+class Member:
+    """One actor of a pool."""
+
+    number: int
+    life: int
+    """How many actors had this number before."""
+    actor: Any
+    requests: deque[Request] = field(default_factory=deque)
+    """In the order in which the actor serves them."""
+    since: float = 0.0
+    """When it could begin with the first of these, by `time.monotonic`."""
+    pace: float | None = None
+    """Seconds per step that it is asked for: a moving average."""
+    is_late: bool = False
+    """Its next answer is so late that the collection does not wait for it."""
+    has_begun: bool = False
+    """It has the modules to act with."""
+    sent: tuple[int, int] = (-1, 0)
+    """The versions of the weights and of the recording's metadata that it was sent last."""
+    unwritten: int = 0
+    """Steps that are to be recorded, but are not in a finished file yet."""
+    node: str = ""
+    pid: int = 0
+
+
+class RunnerPool:
+    """Runner actors of one kind, with the requests that each has yet to answer.
+
+    A lost actor is replaced by a new one rather than by Ray's ``max_restarts``: its seed depends on its life, and it
+    needs the newest modules before anything else.
+
+    Args:
+        kind: What the actors are called in messages.
+        num: How many there are.
+        make: Starts the actor of this number.
+        settings: Whether, and how often, lost actors are replaced.
+        renewed: Is called with each member that takes the place of a lost one.
+    """
+
+    def __init__(
+        self, kind: str, num: int, make: Callable[[int], Any], settings: Ray, renewed: Callable[[Member], None]
+    ) -> None:
+        self._kind, self._make, self._settings, self._renewed = kind, make, settings, renewed
+        self._num_requests = 0
+        self.restarts = 0
+        """Actors that were replaced, over the lifetime."""
+        self.counts: defaultdict[str, float] = defaultdict(float)
+        """What was lost since this was last cleared, by name."""
+        self.has_lost_inputs = False
+        """An object that actors were sent is lost, perhaps the weights: put it into the object store again."""
+        self.members = [Member(number, 0, make(number)) for number in range(num)]
+
+    def request(self, member: Member, answer: Any, parts: Any = None, *, steps: int = 0, key: Any = None) -> None:
+        """Note a call; see `Request`."""
+        self._num_requests += 1
+        if not member.requests:
+            member.since = monotonic()
+        member.requests.append(Request(self._num_requests, steps, key, answer, parts))
+
+    def next(self, timeout: float) -> tuple[Member, Request, Any] | None:
+        """The next answer with its request, the oldest first. None: nothing came within ``timeout`` seconds, or an
+        actor was lost.
+
+        Raises:
+            EngineError: actors were lost too often, or all of them.
+            Exception: what an actor raised, with a note of where.
+        """
+        heads = {member.requests[0].answer: member for member in self.members if member.requests}
+        refs = sorted(heads, key=lambda ref: heads[ref].requests[0].number)
+        ready = ray.wait(refs, num_returns=1, timeout=timeout, fetch_local=False)[0] if refs else []
+        if not ready:
+            return None
+        member = heads[ready[0]]
+        try:
+            answer = ray.get(ready[0])
+        except RayError as error:
+            self.failed(member, error)
+            return None
+        return member, self._done(member), answer
+
+    def _done(self, member: Member) -> Request:
+        member.is_late, member.since = False, monotonic()
+        return member.requests.popleft()
+
+    def failed(self, member: Member, error: RayError) -> None:
+        """Handle a request that failed: replace the actor if it is gone, and count what is lost.
+
+        Raises:
+            EngineError: actors were lost too often, or all of them.
+            Exception: what the actor raised, with a note of where.
+        """
+        cause = cause_of(error)
+        if isinstance(cause, ObjectLostError) and member.requests and member.requests[0].steps:
+            self._done(member)  # its answer is lost, or what it was sent; the actor itself is well
+            self.counts["lost_fragments"] += 1
+            member.sent, self.has_lost_inputs = (-1, member.sent[1]), True
+            _log.warning("%s: a fragment is lost, or what it needed: %s", self.name(member), first_line(cause))
+        elif was_lost(cause):
+            self._replace(member, cause)
+        else:
+            raise_from(error, self.name(member))
+
+    def _replace(self, member: Member, error: BaseException) -> None:
+        ray.kill(member.actor)
+        self.counts["lost_fragments"] += sum(1 for request in member.requests if request.steps)
+        self.counts["lost_recorded_steps"] += member.unwritten
+        name, settings = self.name(member), self._settings
+        recorded = f" So are {member.unwritten} steps that it had yet to record." if member.unwritten else ""
+        _log.warning("%s was lost: %s%s", name, first_line(error), recorded)
+        if not settings.restart_failed_runners and self._kind == "runner":
+            self.members.remove(member)
+            if not self.members:
+                raise EngineError(
+                    f"{name}, the last one, was lost: {first_line(error)} Set `ray.restart_failed_runners` to replace "
+                    "lost runners."
+                ) from error
+            return
+        if self.restarts >= settings.max_restarts:
+            raise EngineError(
+                f"{name} was lost, and `ray.max_restarts` ({settings.max_restarts}) are used up. The cause: "
+                f"{first_line(error)} See Ray's logs of that process and node."
+            ) from error
+        self.restarts += 1
+        self.counts["runner_restarts"] += 1
+        new = Member(member.number, member.life + 1, self._make(member.number), pace=member.pace)
+        self.members[self.members.index(member)] = new
+        self._renewed(new)
+
+    def name(self, member: Member) -> str:
+        """What a member is called in messages."""
+        where = f" (process {member.pid} on node {member.node[:12]})" if member.pid else ""
+        return f"{self._kind} {member.number}{where}"
+
+    def kill(self) -> None:
+        """End all actors at once."""
+        members, self.members = self.members, []
+        for member in members:
+            _discard(member)
+            ray.kill(member.actor)
+
+    def close(self, patience: float) -> None:
+        """Let actors close their envs and recordings, and end them; warns of recorded steps that are lost.
+
+        Args:
+            patience: Seconds that they have for it.
+
+        Raises:
+            Exception: what went wrong with a recording.
+        """
+        called = {member.actor.close.remote(): member for member in self.members}
+        closed, late = ray.wait(list(called), num_returns=len(called), timeout=patience) if called else ([], [])
+        unclosed = [(called[ref], f"was still busy after {patience:g} s") for ref in late]
+        errors = []
+        for ref in closed:
+            try:
+                ray.get(ref)
+            except RayTaskError as error:
+                errors.append((error, self.name(called[ref])))
+            except RayError as error:
+                unclosed.append((called[ref], first_line(error)))
+        for member, reason in unclosed:
+            if member.unwritten:
+                _log.warning(
+                    "%s could not finish what it records: %s. At least %d steps are lost; the files that are there are "
+                    "whole.",
+                    self.name(member),
+                    reason,
+                    member.unwritten,
+                )
+        self.kill()
+        if errors:
+            raise_from(*errors[0])
+
+
+def _discard(member: Member) -> None:
+    """Take answers that nobody waits for: Ray would print each error among them at length."""
+    for request in member.requests:
+        if ray.wait([request.answer], timeout=0, fetch_local=False)[0]:
+            with contextlib.suppress(RayError):
+                ray.get(request.answer)
+            with contextlib.suppress(RayError):
+                ray.get(request.parts or request.answer)
