@@ -151,10 +151,8 @@ class OfflineAlgorithm(Algorithm[C]):
         """The steps that could not be learned from, over the lifetime, by kind."""
         if self._given is not None:
             return {}
-        found = {"early_or_dropped": 0, **self.recording.left_out}
-        for feed in (self._feeds or {}).values():
-            if feed.pipeline is not None:
-                found["early_or_dropped"] += feed.pipeline.left_out
+        early = sum(feed.pipeline.left_out for feed in (self._feeds or {}).values() if feed.pipeline)
+        found = {"early_or_dropped": early} | self.recording.left_out
         return {f"left_out/{kind}": float(count) for kind, count in found.items() if count}
 
     @interruptible

@@ -4,7 +4,7 @@
 import dataclasses
 import itertools
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -461,14 +461,11 @@ class Experience:
         """
         import torch
 
-        moved: list[dict[str, Array]] = [{}, {}]
-        for columns, tensors in zip((self.steps, self.final_obs), moved, strict=True):
-            for name, column in columns.items():
-                if column.dtype != object:
-                    is_array = isinstance(column, np.ndarray)
-                    tensor = torch.from_numpy(np.ascontiguousarray(column)) if is_array else column
-                    tensors[name] = tensor.to(device)
-        return Experience(moved[0], self.offsets, self.segments, moved[1])
+        def move(column: Array) -> "torch.Tensor":
+            tensor = torch.from_numpy(np.ascontiguousarray(column)) if isinstance(column, np.ndarray) else column
+            return tensor.to(device)
+
+        return self._moved(move, lambda column: column.dtype != object)
 
     def numpy(self) -> "Experience":
         """The same Experience with NumPy columns; tensors on the CPU share their memory."""
@@ -476,8 +473,12 @@ class Experience:
             isinstance(column, np.ndarray) for columns in (self.steps, self.final_obs) for column in columns.values()
         ):
             return self
+        return self._moved(arrays.host)
+
+    def _moved(self, move: Callable[[Array], Array], which: Callable[[Array], bool] = lambda _: True) -> "Experience":
         steps, final_obs = (
-            {name: arrays.host(column) for name, column in columns.items()} for columns in (self.steps, self.final_obs)
+            {name: move(column) for name, column in columns.items() if which(column)}
+            for columns in (self.steps, self.final_obs)
         )
         return Experience(steps, self.offsets, self.segments, final_obs)
 
