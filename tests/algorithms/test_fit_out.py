@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs from Python leave what runs from the shell leave."""
 
+import dataclasses
 import json
 import signal
 import threading
@@ -87,15 +88,9 @@ class Stopping(etude.Callback):
 def test_ctrl_c_saves_and_is_raised(tmp_path):
     Stopping.ended = 0
     before = signal.getsignal(signal.SIGINT)
-    algorithm = etude.PPO(etude.PPOConfig(**{**vars_of(SMALL), "callbacks": (Stopping,)}))
+    algorithm = etude.PPO(dataclasses.replace(SMALL, callbacks=(Stopping,)))
     with pytest.raises(KeyboardInterrupt, match="saved"):
         algorithm.fit(etude.Stop(env_steps=10**9), out=tmp_path / "run")
     assert signal.getsignal(signal.SIGINT) is before
     assert load_meta(tmp_path / "run")["iteration"] == algorithm.iteration >= 1
     assert len(rows(tmp_path / "run")) == algorithm.iteration
-
-
-def vars_of(config):
-    return {
-        name: getattr(config, name) for name in ("env", "num_envs", "num_steps", "minibatch_size", "epochs", "seed")
-    }
