@@ -79,17 +79,14 @@ class TracedPolicy(nn.Module):
         by_name = dict(zip(self.inputs, given, strict=True))
         state = _nested({path: by_name[name] for name, path in self._paths.items()})
         rows = given[0].shape[0]
-        first = by_name[FIRST] if FIRST in by_name else torch.ones(rows, dtype=torch.bool)
+        first: Any = by_name[FIRST] if FIRST in by_name else torch.ones(rows, dtype=torch.bool)
         memory = {name: where_rows(first, 0.0, part) for name, part in state.get("memory", {}).items()}
         before = {name: where_rows(first, 0, part) for name, part in state.get("action", {}).items()}
         reward: Any = by_name.get(col.REWARD)
         reward = torch.zeros(rows, dtype=torch.float64) if reward is None else where_rows(first, 0.0, reward)
         seen: dict[str, Any] = {name: by_name[name] for name in self.observed}
         slots = np.zeros(0, np.int64)  # the state is given, so there are none
-        inputs, kept = self._connectors.step(
-            Inputs(slots, seen, first, before, reward),
-            state.get("connectors", {}),  # type: ignore[arg-type]
-        )
+        inputs, kept = self._connectors.step(Inputs(slots, seen, first, before, reward), state.get("connectors", {}))
         chosen, after = self._chosen(dict(inputs.obs), memory)
         acted: Any = self._connectors.act(chosen)  # type: ignore[arg-type]
         last = {"first": torch.zeros_like(first), "memory": after, "connectors": kept}
