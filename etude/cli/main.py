@@ -20,11 +20,11 @@ COMMANDS = {
     "watch": ("play", "See a trained run play: as a clip (mp4, webm, gif), or in the env's window."),
     "evaluate": ("play", "Let a trained run play, and report its returns."),
     "export": (
-        "export",
+        "play",
         "Write a trained policy as ONNX (needs etude[export]): etude export runs/ppo --to p.onnx.",
     ),
     "data": ("data", "Look into recordings, and make others of them: etude data info, etude data validate."),
-    "show": ("show", "Look at recordings in the browser: figures, episodes, each step."),
+    "show": ("data", "Look at recordings in the browser: figures, episodes, each step."),
     "plot": ("play", "Draw the learning curves of one or more runs."),
     "demo": ("play", "See it all in a minute: train, record, clone, plot."),
 }

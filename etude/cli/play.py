@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``etude evaluate``, ``record``, ``watch``, ``plot`` and ``demo``: let trained runs play, and see what they do."""
+"""``etude evaluate``, ``record``, ``watch``, ``export``, ``plot`` and ``demo``: what is done with trained runs."""
 
 import shlex
 import shutil
@@ -8,7 +8,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from etude.algorithms.progress import parts
 from etude.cli import flags
 from etude.cli.streams import print_json, say, show
 from etude.errors import SettingsError
@@ -296,16 +295,58 @@ class Demo:
         return 0
 
 
-COMMANDS: dict[str, type[flags.Command]] = {cls.__name__.lower(): cls for cls in (Evaluate, Record, Watch, Plot, Demo)}
+@settings
+class Export:
+    """Write a trained policy, connectors included, as a file that runs without Etude."""
+
+    run: str
+    """The folder of the run, with its checkpoint."""
+
+    to: str
+    """The file: .onnx, which needs etude[export]; or .pt2, for torch.export.load."""
+
+    policy: str | None = None
+    """Which policy, by its module id, where there are several."""
+
+    json: bool = False
+    """Print one JSON object on standard output."""
+
+    trust: bool = False
+    """Import and call whatever the checkpoint names: this runs code from the file."""
+
+    def __post_init__(self) -> None:
+        if not self.to.endswith((".onnx", ".pt2")):
+            raise SettingsError(f"`to` is {self.to!r}, but must end in .onnx or .pt2.")
+
+    def execute(self) -> int:
+        """Load, and write."""
+        from etude.algorithms import load_policy
+        from etude.cli.asked import import_from_here
+
+        if self.trust:
+            import_from_here()
+        load_policy(self.run, self.policy, trust=self.trust).export(self.to)
+        if self.json:
+            print_json({"run": redacted(self.run), "to": self.to})
+        else:
+            show(f"exported to {self.to}")
+        return 0
+
+
+COMMANDS: dict[str, type[flags.Command]] = {
+    cls.__name__.lower(): cls for cls in (Evaluate, Record, Watch, Export, Plot, Demo)
+}
 
 
 def main(command: str, args: list[str]) -> int:
-    """Run ``etude evaluate|record|watch|plot RUN ...``, or ``etude demo``."""
+    """Run ``etude evaluate|record|watch|export|plot RUN ...``, or ``etude demo``."""
     return flags.run(COMMANDS[command], args, prog=f"etude {command}", positional=None if command == "demo" else "run")
 
 
 def summary(found: "Evaluation") -> str:
     """An evaluation in words."""
+    from etude.algorithms.progress import parts
+
     whole = (
         f"{found.episodes} episodes, {found.env_steps:,} steps: mean return {found.return_mean:,.1f} "
         f"(std {found.return_std:,.1f}, {found.return_min:,.5g} … {found.return_max:,.5g}), "

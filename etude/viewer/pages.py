@@ -130,7 +130,7 @@ def _key(name: str, asked: Request) -> str:
     return json.dumps([name, *asked.values()], separators=(",", ":"), ensure_ascii=False)
 
 
-class Server:
+class PageServer:
     """Serves the page of some recordings to browsers on this machine alone.
 
     Args:
@@ -201,7 +201,7 @@ class Server:
         self._server.serve_forever(0.1)
 
     @contextmanager
-    def running(self) -> Iterator["Server"]:
+    def running(self) -> Iterator["PageServer"]:
         """Answer in a thread while the context lasts."""
         thread = threading.Thread(target=self.serve, daemon=True)
         thread.start()

@@ -14,7 +14,7 @@ from shown_data import episode, write
 
 from etude.errors import SettingsError
 from etude.recordings import Recording
-from etude.viewer import RecordingView, Server, save_page
+from etude.viewer import PageServer, RecordingView, save_page
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on the path")
@@ -30,7 +30,7 @@ def views(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def url(views):
-    with Server(views).running() as server:
+    with PageServer(views).running() as server:
         yield server.url
 
 
@@ -78,9 +78,9 @@ def test_a_page_of_another_site_gets_nothing(url):
 
 def test_a_port_that_is_taken_is_said(views, url):
     with pytest.raises(SettingsError, match="is taken"):
-        Server(views, urlsplit(url).port)
+        PageServer(views, urlsplit(url).port)
     with pytest.raises(SettingsError, match="can't be used"):
-        Server(views, 99_999)
+        PageServer(views, 99_999)
 
 
 def test_a_saved_page_holds_what_was_asked_for_and_says_what_it_lacks(views, tmp_path):

@@ -30,6 +30,10 @@ NAMES: Final = {
     "state_out": col.STATE_OUT,
 }
 """RLlib's names of what a module put out beside the action, and ours."""
+_RESERVED: Final = (
+    *(col.OBS, col.ACTION, col.REWARD, col.INFO, col.NEXT_OBS, col.FINAL_OBS, *NAMES.values()),
+    *(col.EPISODE_ID, col.AGENT_ID, col.MODULE_ID, col.SEGMENT, col.T_INDEX, col.TERMINATED, col.TRUNCATED),
+)
 
 ACTIONS_NOTE: Final = "as the policy gave them: RLlib may have mapped them to the env's bounds after recording"
 """What a reader of RLlib's recordings says about actions in ``header.meta["actions"]``."""
@@ -41,8 +45,7 @@ def own_name(name: str) -> str:
     """Our name for one of RLlib's columns; names that we have no word for stay, unless they are words of ours."""
     if name in NAMES:
         return NAMES[name]
-    reserved = (col.OBS, col.ACTION, col.REWARD, col.INFO, col.NEXT_OBS, col.FINAL_OBS, *NAMES.values())
-    return f"extra/{name}" if name.split(col.SEPARATOR)[0] in reserved else name
+    return f"extra/{name}" if name.split(col.SEPARATOR)[0] in _RESERVED else name
 
 
 def flat_entries(values: Sequence[Any], space: Space | None, root: str) -> Columns:

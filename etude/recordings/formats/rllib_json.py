@@ -263,7 +263,7 @@ _LACKING: Final = "which other lines have; read without that column"
 _REMEDY: Final = "Leave this line out, or restore the file from a copy"
 
 
-class _Found(NamedTuple):
+class _FoundLines(NamedTuple):
     """A line of a file, and what its rows hold."""
 
     file: int
@@ -334,7 +334,7 @@ class RLlibJson(FileFormat):
         scan = _Scan(self.files)
         found = list(scan.looked_through())
         scan.check()
-        keep = unlike_before(*(np.concatenate([getattr(rows, n) for rows in found]) for n in _Found._fields[4:]))
+        keep = unlike_before(*(np.concatenate([getattr(rows, n) for rows in found]) for n in _FoundLines._fields[4:]))
         ends = np.cumsum([len(rows.code) for rows in found])
         lines = [
             _Line(*rows[:-1], keep[end - len(rows.code) : end]) for rows, end in zip(found, ends.tolist(), strict=True)
@@ -383,7 +383,7 @@ class _Scan:
         self._dropped: set[str] = set()
         self._has_begun = False
 
-    def looked_through(self) -> "Iterator[_Found]":
+    def looked_through(self) -> "Iterator[_FoundLines]":
         """The rows of every line of all files."""
         for file in range(len(self.files)):
             yield from self._look_through(file)
@@ -395,7 +395,7 @@ class _Scan:
         if not self._has_begun:
             raise DataError(f"{self.files[0]}: holds no batches: it is empty. Record some, or give another folder.")
 
-    def _look_through(self, file: int) -> "Iterator[_Found]":
+    def _look_through(self, file: int) -> "Iterator[_FoundLines]":
         path, at = self.files[file], 0
         try:
             for number, start, line in _lines_of(self.files[file]):
@@ -408,7 +408,7 @@ class _Scan:
             self.problems.append(Problem("unreadable", str(error), str(path), at, repairable=True))
         self.num_lines.append(at)
 
-    def _look_at(self, file: int, number: int, start: int, line: bytes) -> "Iterator[_Found]":
+    def _look_at(self, file: int, number: int, start: int, line: bytes) -> "Iterator[_FoundLines]":
         try:
             batches = batches_of(line)
             columns = [self._columns(batch) for batch in batches]  # first: a line that fails leaves no trace
@@ -427,7 +427,7 @@ class _Scan:
         if found and sum(len(code) for code, _, _ in found):
             self._has_begun = True
             code, t, content = (np.concatenate(parts) for parts in zip(*found, strict=True))
-            yield _Found(file, number, start, len(line), code, t, content)
+            yield _FoundLines(file, number, start, len(line), code, t, content)
 
     def _columns(self, batch: LineBatch) -> Columns:
         """The step columns and ``next_obs`` of a batch; those of the first line that hold no numbers are left out."""
@@ -633,14 +633,16 @@ def _convert(files: Sequence[AnyPath], folder: Path) -> None:
     repeated: dict[tuple[int, int], int] = {}
     first = np.append(0, np.cumsum(scan.num_lines))
 
-    def kept(rows: sorting.Rows) -> sorting.Rows:
+    def kept(rows: sorting.KeyedRows) -> sorting.KeyedRows:
         keep = unlike_before(rows.track, rows.when, np.asarray(rows.table[_CONTENT]))
         line, again = np.unique(np.asarray(rows.table[sorting.ROW])[~keep], return_counts=True)
         file = np.searchsorted(first, line, side="right") - 1
         for where, number, count in zip(file.tolist(), (line - first[file] + 1).tolist(), again.tolist(), strict=True):
             repeated[where, number] = repeated.get((where, number), 0) + count
         table = rows.table.drop_columns([_CONTENT])
-        return sorting.Rows(rows.track[keep], rows.when[keep], table if keep.all() else table.filter(pa.array(keep)))
+        return sorting.KeyedRows(
+            rows.track[keep], rows.when[keep], table if keep.all() else table.filter(pa.array(keep))
+        )
 
     sorting.write_sorted(tracks, _decoded_rows(scan, plan, first), folder / sorting.TABLE, kept)
     _, header = scan.described(sum(repeated.values()))
@@ -654,11 +656,11 @@ def _convert(files: Sequence[AnyPath], folder: Path) -> None:
     (folder / _CONTENTS).write_bytes(json.dumps(found).encode())
 
 
-def _decoded_rows(scan: _Scan, plan: _JsonPlan, first: NDArray[np.int64]) -> Iterator[sorting.Rows]:
+def _decoded_rows(scan: _Scan, plan: _JsonPlan, first: NDArray[np.int64]) -> Iterator[sorting.KeyedRows]:
     """The rows of all lines that can be read, with the columns that they have."""
     names = _stored(plan)
     trajectories, bad = Trajectories(), {(problem.file, problem.row) for problem in scan.problems}
-    waiting: list[sorting.Rows] = []
+    waiting: list[sorting.KeyedRows] = []
     for file, path in enumerate(scan.files):
         for number, _, line in _lines_of(path):
             if number > scan.num_lines[file]:
@@ -672,7 +674,7 @@ def _decoded_rows(scan: _Scan, plan: _JsonPlan, first: NDArray[np.int64]) -> Ite
                 arrays |= {name: pa.array(values) for name, values in keys.items()}
                 named = zip(*(trajectories.names[i] for i in code.tolist()), strict=True) if batch.num else ((), (), ())
                 arrays |= {name: pa.array(own, pa.string()) for name, own in zip(TABLE_KEYS, named, strict=True)}
-                waiting.append(sorting.Rows(code, t, pa.table(arrays)))
+                waiting.append(sorting.KeyedRows(code, t, pa.table(arrays)))
             if sum(len(rows.track) for rows in waiting) >= _BATCH:
                 yield _together(waiting)
                 waiting = []
@@ -686,9 +688,9 @@ def _stored(plan: _JsonPlan) -> list[str]:
     return [*plan.schema, *(col.NEXT_OBS + name[len(col.OBS) :] for name in obs if plan.has_next_obs)]
 
 
-def _together(rows: Sequence[sorting.Rows]) -> sorting.Rows:
+def _together(rows: Sequence[sorting.KeyedRows]) -> sorting.KeyedRows:
     track, when = (np.concatenate(parts) for parts in list(zip(*rows, strict=True))[:2])
-    return sorting.Rows(track, when, pa.concat_tables([own.table for own in rows]).combine_chunks())
+    return sorting.KeyedRows(track, when, pa.concat_tables([own.table for own in rows]).combine_chunks())
 
 
 def _as_arrow(values: NDArray[Any] | None, num: int, plan: _JsonPlan, name: str) -> pa.Array:

@@ -84,7 +84,7 @@ def _merged(found: NDArray[np.int64]) -> NDArray[np.int64]:
     )
 
 
-class Rows(NamedTuple):
+class KeyedRows(NamedTuple):
     """Some rows of a table."""
 
     track: Ints
@@ -114,7 +114,10 @@ class _Buckets:
 
 
 def write_sorted(
-    tracks: TrackTable, rows: Iterable[Rows], target: Path, kept: Callable[[Rows], Rows] = lambda rows: rows
+    tracks: TrackTable,
+    rows: Iterable[KeyedRows],
+    target: Path,
+    kept: Callable[[KeyedRows], KeyedRows] = lambda rows: rows,
 ) -> None:
     """Write ``rows`` to an Arrow file, by track and time; rows that are equal in both stay in the order given.
 
@@ -164,7 +167,7 @@ def write_sorted(
     aside.unlink()
 
 
-def _split(rows: Rows, buckets: _Buckets, schema: pa.Schema) -> Iterator[tuple[int, pa.Table]]:
+def _split(rows: KeyedRows, buckets: _Buckets, schema: pa.Schema) -> Iterator[tuple[int, pa.Table]]:
     """The rows of each bucket, copied, in the order given."""
     bucket = buckets.of(rows.track, rows.when)
     order = np.argsort(bucket, kind="stable")
@@ -176,11 +179,11 @@ def _split(rows: Rows, buckets: _Buckets, schema: pa.Schema) -> Iterator[tuple[i
         yield int(bucket[start]), table.take(pa.array(order[start:stop]))
 
 
-def _in_order(reader: pa.ipc.RecordBatchFileReader, batches: list[int], schema: pa.Schema) -> Rows:
+def _in_order(reader: pa.ipc.RecordBatchFileReader, batches: list[int], schema: pa.Schema) -> KeyedRows:
     table = pa.Table.from_batches([reader.get_batch(i) for i in batches], schema).combine_chunks()
     track, when = (np.asarray(table[name]) for name in (_TRACK, _WHEN))
     order = np.lexsort((when, track))
-    return Rows(track[order], when[order], table.drop_columns([_TRACK, _WHEN]).take(pa.array(order)))
+    return KeyedRows(track[order], when[order], table.drop_columns([_TRACK, _WHEN]).take(pa.array(order)))
 
 
 # -- tables ----------------------------------------------------------------------------------------------------------
@@ -257,11 +260,11 @@ def _sort(
     for track, when in tracks():
         found.add(track, when)
 
-    def rows() -> Iterator[Rows]:
+    def rows() -> Iterator[KeyedRows]:
         first = 0
         for (track, when), table in zip(tracks(), tables(), strict=True):
             row = pa.array(np.arange(first, first + table.num_rows))
-            yield Rows(track, when, _plain(table).append_column(ROW, row))
+            yield KeyedRows(track, when, _plain(table).append_column(ROW, row))
             first += table.num_rows
 
     write_sorted(found, rows(), folder / TABLE)

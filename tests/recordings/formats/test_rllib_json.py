@@ -101,6 +101,17 @@ def test_fragments_become_episodes(tmp_path, pack, many):
     assert not recording.validate().problems
 
 
+def test_columns_that_are_called_as_etude_calls_others_are_kept_apart(tmp_path):
+    words = {
+        name: [0.5 * i for i in range(4)] for name in ("episode_id", "agent_id", "segment", "terminated", "reward")
+    }
+    _, exp = read(write(tmp_path / "a.json", sample_batch(rows_of(4) | words)))
+    assert_is(exp, rows_of(4))
+    for name, values in words.items():
+        assert exp.steps[f"extra/{name}"].tolist() == values
+    assert exp.segments.episode_id.tolist() == [str(2**59 + 1)]
+
+
 def test_fragments_in_any_order_are_sorted_by_t(tmp_path):
     rows = rows_of(6)
     a, b, c = cut(rows, (0, 2), (2, 4), (4, 6))
