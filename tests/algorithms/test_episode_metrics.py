@@ -146,7 +146,7 @@ def test_the_phases_of_a_turn_add_up_to_the_time_of_sampling() -> None:
     result = algorithm.train()
     assert set(result.turn_ms) == {"env", "observe", "infer", "act", "note"}
     turns = 2000 / 5
-    assert all(ms > 0 for ms in result.turn_ms.values())
+    assert all(ms > 0 for name, ms in result.turn_ms.items() if name != "act")  # discrete actions are not clipped
     total = sum(result.turn_ms.values()) * turns / 1000
     assert 0.3 * result.times["sample"] < total <= result.times["sample"] * 1.01
 
