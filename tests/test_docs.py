@@ -158,6 +158,8 @@ def helps(preloaded: Preloaded) -> dict[str, str]:
         "evaluate",
         "plot",
         "show",
+        "export",
+        "compare",
         "demo",
         *(f"data {name}" for name in DATA_COMMANDS),
     ]

@@ -25,7 +25,8 @@ COMMANDS = {
     ),
     "data": ("data", "Look into recordings, and make others of them: etude data info, etude data validate."),
     "show": ("data", "Look at recordings in the browser: figures, episodes, each step."),
-    "plot": ("play", "Draw the learning curves of one or more runs."),
+    "plot": ("play", "Draw the learning curves of runs, each or in groups with mean and interval."),
+    "compare": ("play", "How groups of runs ended, with intervals: etude compare runs/a runs/b --by lr."),
     "demo": ("play", "See it all in a minute: train, record, clone, plot."),
 }
 """The module of each command, and what it does."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from etude.cli import flags
-from etude.cli.streams import print_json, say, show
+from etude.cli.streams import print_json, say, show, table
 from etude.errors import SettingsError
 from etude.settings import defaults, settings
 from etude.urls import redacted
@@ -253,19 +253,69 @@ class Watch(Play):
 
 @settings
 class Plot:
-    """Draw the learning curves of one or more runs."""
+    """Draw the learning curves of runs: each by itself, or, with --by, groups of them with mean and interval."""
 
     run: tuple[str, ...] = ()
-    """The folders of the runs."""
+    """The folders of the runs; with --by, also folders of such folders."""
 
     to: str = "curves.png"
     """The picture to write; .png, .svg or .pdf."""
 
+    by: str | None = None
+    """What the runs of one group have in common: `algorithm`, `folder`, or a setting such as `lr`."""
+
+    y: str = "return_mean"
+    """With --by: the field of results to draw; `losses/policy` is an entry of a field."""
+
+    x: str = "env_steps"
+    """With --by: what it is drawn over: env_steps, updates, seconds or iteration."""
+
+    def __post_init__(self) -> None:
+        if self.by is None and (self.y, self.x) != (Plot.y, Plot.x):
+            raise SettingsError("--y and --x go with --by, such as --by algorithm or --by folder: add it.")
+
     def execute(self) -> int:
         """Draw them."""
+        if self.by is not None:
+            from etude.algorithms.comparison import plot_groups
+
+            show(str(plot_groups(self.run, self.to, by=self.by, y=self.y, x=self.x)))
+            return 0
         from etude.metrics.plot import plot_runs
 
         show(str(plot_runs(self.run, self.to)))
+        return 0
+
+
+@settings
+class Compare:
+    """How groups of runs ended: the interquartile mean of their last values, with its 95 % interval."""
+
+    run: tuple[str, ...] = ()
+    """The folders of the runs, or folders of such folders."""
+
+    by: str = "algorithm"
+    """What the runs of one group have in common: `algorithm`, `folder`, or a setting such as `lr`."""
+
+    y: str = "return_mean"
+    """The field of results to compare; `losses/policy` is an entry of a field."""
+
+    json: bool = False
+    """Print one JSON object on standard output."""
+
+    def execute(self) -> int:
+        """Print a table."""
+        from etude.algorithms.comparison import compare
+
+        groups = compare(self.run, by=self.by, y=self.y, x="iteration")
+        if self.json:
+            print_json({"groups": [group._asdict() for group in groups]})
+            return 0
+        rows = [("env", self.by, "runs", self.y, "95 % interval")]
+        for group in groups:
+            interval = f"{group.low:,.5g} … {group.high:,.5g}" if group.num_runs > 1 else "-"
+            rows.append((group.env, group.name, str(group.num_runs), f"{group.value:,.5g}", interval))
+        show(table(rows))
         return 0
 
 
@@ -334,12 +384,12 @@ class Export:
 
 
 COMMANDS: dict[str, type[flags.Command]] = {
-    cls.__name__.lower(): cls for cls in (Evaluate, Record, Watch, Export, Plot, Demo)
+    cls.__name__.lower(): cls for cls in (Evaluate, Record, Watch, Export, Plot, Compare, Demo)
 }
 
 
 def main(command: str, args: list[str]) -> int:
-    """Run ``etude evaluate|record|watch|export|plot RUN ...``, or ``etude demo``."""
+    """Run ``etude evaluate|record|watch|export|plot|compare RUN ...``, or ``etude demo``."""
     return flags.run(COMMANDS[command], args, prog=f"etude {command}", positional=None if command == "demo" else "run")
 
 

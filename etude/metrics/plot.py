@@ -2,7 +2,7 @@
 """Plots of learning curves."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -121,7 +121,56 @@ def _total_loss(row: Mapping[str, Any]) -> float:
     return float(losses["total"]) if isinstance(losses.get("total"), int | float) else float(sum(numbers))
 
 
+class Band(NamedTuple):
+    """A curve with an interval around it; float64 ``[num_points]`` each."""
+
+    label: str
+    x: NDArray[np.float64]
+    value: NDArray[np.float64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+
+
+def plot_bands(panels: Mapping[str, Sequence[Band]], to: Path, *, x: str, y: str) -> Path:
+    """Plot curves with intervals into an image file, a panel for each title, with one scale over ``x``.
+
+    Raises:
+        DataError: the image can't be written.
+    """
+
+    def draw(axes: "Sequence[Axes]") -> None:
+        from matplotlib.ticker import EngFormatter
+
+        for ax, (title, bands) in zip(axes, panels.items(), strict=True):
+            for i, band in enumerate(bands):
+                colour = _COLOURS[i % len(_COLOURS)]
+                ax.fill_between(band.x, band.low, band.high, color=colour, alpha=0.18, linewidth=0)
+                marker = "o" if len(band.x) == 1 else None
+                ax.plot(band.x, band.value, color=colour, linewidth=1.8, marker=marker, label=band.label)
+            ax.set_title(title, loc="left", fontsize=10)
+            ax.set_xlabel(x.replace("_", " "))
+            ax.set_ylabel(y.replace("_", " "))
+            ax.xaxis.set_major_formatter(EngFormatter(sep=""))
+            ax.legend(frameon=False, loc="best")
+
+    return _pictured(len(panels), draw, to)
+
+
 def _draw(panels: Mapping[tuple[str, str], Sequence[tuple[Curve, str]]], to: Path) -> Path:
+    def draw(axes: "Sequence[Axes]") -> None:
+        for ax, ((quantity, clock), curves) in zip(axes, panels.items(), strict=True):
+            _draw_panel(ax, quantity, clock, curves)
+        returns = [ax for ax, (quantity, _) in zip(axes, panels, strict=True) if quantity == "return"]
+        for ax in returns[1:]:
+            ax.sharey(returns[0])
+        for ax in returns[:1]:
+            ax.autoscale_view()
+
+    return _pictured(len(panels), draw, to)
+
+
+def _pictured(num_panels: int, draw: "Callable[[Sequence[Axes]], None]", to: Path) -> Path:
+    """An image file of panels side by side, which ``draw`` fills."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -135,16 +184,9 @@ def _draw(panels: Mapping[tuple[str, str], Sequence[tuple[Curve, str]]], to: Pat
     style |= {"axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#999999"}
     style |= {"axes.grid": True, "grid.color": "#DDDDDD", "axes.axisbelow": True, "svg.hashsalt": "etude"}
     with rc_context(style):
-        figure = Figure(figsize=(2.2 + 5.4 * len(panels), 4.4), dpi=160, layout="constrained", facecolor="white")
+        figure = Figure(figsize=(2.2 + 5.4 * num_panels, 4.4), dpi=160, layout="constrained", facecolor="white")
         FigureCanvasAgg(figure)
-        axes = figure.subplots(1, len(panels), squeeze=False)[0]
-        for ax, ((quantity, clock), curves) in zip(axes, panels.items(), strict=True):
-            _draw_panel(ax, quantity, clock, curves)
-        returns = [ax for ax, (quantity, _) in zip(axes, panels, strict=True) if quantity == "return"]
-        for ax in returns[1:]:
-            ax.sharey(returns[0])
-        for ax in returns[:1]:
-            ax.autoscale_view()
+        draw(figure.subplots(1, num_panels, squeeze=False)[0])
         try:
             to.parent.mkdir(parents=True, exist_ok=True)
             figure.savefig(to)

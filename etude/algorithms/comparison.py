@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs compared: those that differ in nothing but their seed are one group, with a mean and an interval."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+from etude.checkpoints import MANIFEST, load_meta
+from etude.errors import DataError, SettingsError
+from etude.metrics import read_jsonl
+from etude.metrics.plot import METRICS_FILE, Band, plot_bands
+from etude.settings import choice
+
+Floats = NDArray[np.float64]
+
+CLOCKS: Final = ("env_steps", "updates", "seconds", "iteration")
+"""What a figure can be plotted over."""
+NUM_POINTS: Final = 200
+NUM_RESAMPLES: Final = 2_000
+LEVEL: Final = 0.95
+
+
+class Run(NamedTuple):
+    """A figure of one run over time."""
+
+    path: str
+    group: str
+    env: str
+    x: Floats
+    """``[rows]``, ascending."""
+    y: Floats
+    """``[rows]``, finite."""
+
+
+class Group(NamedTuple):
+    """How several runs of one env ended."""
+
+    name: str
+    env: str
+    num_runs: int
+    value: float
+    """The interquartile mean of the last values of the runs."""
+    low: float
+    """Where the interval begins, in which the value is with 95 %; the value itself where there is one run."""
+    high: float
+
+
+def interquartile_mean(values: Floats) -> Floats:
+    """``[..., n]`` to ``[...]``: the mean without a quarter of the values at either end, rounded down.
+
+    Agarwal et al. 2021, "Deep reinforcement learning at the edge of the statistical precipice", section 4.3.
+    """
+    num = values.shape[-1]
+    cut = num // 4
+    found: Floats = np.sort(values, axis=-1)[..., cut : num - cut].mean(axis=-1)
+    return found
+
+
+def bootstrap_interval(values: Floats, seed: int = 0) -> tuple[Floats, Floats]:
+    """The 95 % interval of the interquartile mean, by the percentile bootstrap over runs (ibid., section 4.1).
+
+    Args:
+        values: ``[..., runs]``; the same runs are drawn for every row.
+        seed: Of what is drawn.
+
+    Returns:
+        Its lower and its upper bound, ``[...]`` each.
+    """
+    num = values.shape[-1]
+    drawn = np.random.default_rng(seed).integers(num, size=(NUM_RESAMPLES, num))
+    means = np.stack([interquartile_mean(values[..., rows]) for rows in drawn])
+    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+    return low, high
+
+
+def read_runs(
+    paths: Sequence[str | os.PathLike[str]], *, by: str, y: str = "return_mean", x: str = "env_steps"
+) -> list[Run]:
+    """Runs, each with the group that it is of.
+
+    Args:
+        paths: Folders of runs, or folders of such folders.
+        by: What runs of one group have in common: ``algorithm`` (or ``algo``), ``folder`` (in which they lie), or a
+            setting, such as ``lr`` or ``optimizer.grad_clip``.
+        y: A figure of `Result`; ``losses/policy`` is an entry of one.
+        x: One of `CLOCKS`.
+
+    Raises:
+        DataError: there is no run, or one has no such figure.
+        SettingsError: ``x`` or ``by`` is none of a run's.
+    """
+    if x not in CLOCKS:
+        raise SettingsError(f"`x` is {x!r}. {choice(x, CLOCKS)}")
+    return [_run(path, by, y, x) for path in _folders(paths)]
+
+
+def _folders(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
+    if not paths:
+        raise DataError("no run to compare: give one run folder or more.")
+    found = []
+    for path in map(Path, paths):
+        inner = [path] if (path / METRICS_FILE).exists() else sorted(p.parent for p in path.glob(f"*/{METRICS_FILE}"))
+        if not inner:
+            raise DataError(f"{path} holds no run: there is no {METRICS_FILE} in it, nor in a folder in it.")
+        found += inner
+    return found
+
+
+def _run(path: Path, by: str, y: str, x: str) -> Run:
+    rows = read_jsonl(path / METRICS_FILE)
+    pairs = [(row.get(x), _figure(row, y)) for row in rows]
+    known: dict[float, float] = {at: value for at, value in pairs if _is_number(at) and _is_number(value)}
+    if not known:
+        fields = [*rows[0]] if rows else []
+        there = choice(y.partition("/")[0], fields) if y.partition("/")[0] not in fields else "It has no number there."
+        raise DataError(f"{path}: no line has `{x}` with `{y}`. {there}")
+    at = np.array(sorted(known), np.float64)
+    meta = load_meta(path) if (path / MANIFEST).exists() else {}
+    settings = _settings(meta)
+    return Run(
+        str(path),
+        _group(path, settings, by),
+        str(settings.get("env")),
+        at,
+        np.array([known[t] for t in at.tolist()], np.float64),
+    )
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and bool(np.isfinite(value))
+
+
+def _figure(row: Mapping[str, Any], name: str) -> Any:
+    root, _, part = name.partition("/")
+    value = row.get(root)
+    return value.get(part) if part and isinstance(value, Mapping) else value
+
+
+def _settings(meta: Any) -> dict[str, Any]:
+    """What a run was made with, by the path of the setting, and ``algorithm``."""
+    if not isinstance(meta, Mapping):
+        return {}
+    config, out = meta.get("config"), dict[str, Any]()
+    waiting: list[tuple[str, Any]] = [("", config if isinstance(config, Mapping) else {})]
+    for path, value in waiting:
+        if isinstance(value, Mapping):
+            waiting += [(f"{path}.{key}" if path else str(key), inner) for key, inner in value.items()]
+        else:
+            out[path] = value
+    return {**out, "algorithm": str(meta.get("algorithm")).rpartition(":")[2].lower()}
+
+
+def _group(path: Path, settings: Mapping[str, Any], by: str) -> str:
+    if by == "folder":
+        return str(path.parent)
+    by = "algorithm" if by == "algo" else by
+    found = [name for name in settings if name == by or name.endswith(f".{by}")]
+    if not found:
+        names = ["algorithm", "folder", *settings]
+        raise SettingsError(f"{path} has no setting `{by}` to group runs by. {choice(by, names)}")
+    value = settings[min(found, key=len)]
+    return str(value) if by == "algorithm" else f"{by} {value}"
+
+
+def _grouped(runs: Sequence[Run]) -> dict[tuple[str, str], list[Run]]:
+    """By env and group, in the order in which they come."""
+    out: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        out.setdefault((run.env, run.group), []).append(run)
+    return out
+
+
+def band_of(runs: Sequence[Run]) -> Band:
+    """The interquartile mean of runs over time, where all of them have been, with its 95 % interval."""
+    first, last = max(run.x[0] for run in runs), min(run.x[-1] for run in runs)
+    if last < first:
+        raise DataError(f"{runs[0].group}: its runs have no time in common: {', '.join(run.path for run in runs)}.")
+    x = np.linspace(first, last, NUM_POINTS if last > first else 1)
+    y = np.stack([np.interp(x, run.x, run.y) for run in runs], axis=-1)
+    low, high = bootstrap_interval(y)
+    label = f"{runs[0].group} ({len(runs)} run{'s' if len(runs) > 1 else ''})"
+    return Band(label, x, interquartile_mean(y), low, high)
+
+
+def plot_groups(
+    paths: Sequence[str | os.PathLike[str]],
+    to: str | os.PathLike[str],
+    *,
+    by: str = "algorithm",
+    y: str = "return_mean",
+    x: str = "env_steps",
+) -> Path:
+    """Plot a figure of groups of runs: the interquartile mean and its 95 % interval, a panel for each env.
+
+    Args:
+        paths: As for `read_runs`; so are ``by``, ``y`` and ``x``.
+        to: The image file; its suffix selects the format (``.png``, ``.svg``, ``.pdf``).
+
+    Raises:
+        DataError: as `read_runs`; or the image can't be written.
+        SettingsError: as `read_runs`.
+    """
+    panels: dict[str, list[Band]] = {}
+    for (env, _), runs in _grouped(read_runs(paths, by=by, y=y, x=x)).items():
+        panels.setdefault(env, []).append(band_of(runs))
+    return plot_bands(panels, Path(to), x=x, y=y)
+
+
+def compare(
+    paths: Sequence[str | os.PathLike[str]], *, by: str = "algorithm", y: str = "return_mean", x: str = "env_steps"
+) -> list[Group]:
+    """How groups of runs ended: the interquartile mean of their last values, with its 95 % interval; the best first.
+
+    Args and errors are those of `read_runs`. Envs are not mixed: returns of different ones have different scales.
+    """
+    out = []
+    for (env, name), runs in _grouped(read_runs(paths, by=by, y=y, x=x)).items():
+        last = np.array([run.y[-1] for run in runs])
+        low, high = bootstrap_interval(last)
+        out.append(Group(name, env, len(runs), float(interquartile_mean(last)), float(low), float(high)))
+    return sorted(out, key=lambda group: (group.env, -group.value))
