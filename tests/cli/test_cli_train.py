@@ -250,7 +250,7 @@ def test_two_runs_are_never_mixed(tmp_path, capsys):
     out = trained(tmp_path / "run")
     (out / "notes.txt").write_text("mine")
     assert main([*SMALL, "--stop.updates", "2", "--out", str(out)]) == 2
-    assert f"{out} holds a run already. Go on with it (--resume {shlex.quote(str(out))})" in capsys.readouterr().err
+    assert f"{out} holds a run already. Go on with it (--resume {shlex.quote(str(out))};" in capsys.readouterr().err
     trained(out, "--overwrite", updates=2)
     assert [row["updates"] for row in read_jsonl(out / "metrics.jsonl")] == [2]
     assert len(list((out / "tensorboard").iterdir())) == 1
@@ -266,7 +266,7 @@ def test_a_folder_that_can_not_be(tmp_path, monkeypatch, capsys, out):
     assert main([*SMALL, "--out", out]) == 2
     err = capsys.readouterr().err
     assert err.startswith(f"error: can't write a run to {out}: ")
-    assert err.endswith("Give a folder that can be written to, as --out.\n")
+    assert err.endswith("Give a folder that can be written to, as `out`.\n")
 
 
 def test_a_folder_that_must_not_be_written_to(tmp_path, monkeypatch, capsys):
