@@ -59,6 +59,7 @@ from etude.learners import (
 )
 from etude.modules import Module as Module, NetworkConfig as NetworkConfig, Output as Output
 from etude.policies import Policy as Policy
+from etude.presets import Preset as Preset, find_presets as find_presets, preset as preset
 from etude.recordings import (
     RawRow as RawRow,
     Recording as Recording,

@@ -137,6 +137,7 @@ def helps(preloaded: Preloaded) -> dict[str, str]:
         "        main([*name.split(), '--help-all'])\n    out[name] = text.getvalue()\nprint(json.dumps(out))"
     )
     names = [
+        "presets",
         "train ppo",
         "train a2c",
         "train impala",

@@ -26,6 +26,7 @@ from torch import nn
 from etude.algorithms.nested import AgentsConfig
 from etude.connectors import Connector, FunctionConnector, PreLearner
 from etude.connectors.pipeline import BY_NAME
+from etude.envs import names_module
 from etude.errors import CheckpointError, EtudeError, SettingsError
 from etude.runners import Callback
 from etude.settings import from_dict, merged, placed, settings_inside, typed
@@ -218,7 +219,7 @@ def _from_text(text: str, place: SettingPlace) -> Any:
     """Text in a place where it may name code."""
     if place.trust:
         return text
-    if gym.Env in place.kinds and ":" in text:  # a factory, or a module that Gymnasium would import before its id
+    if gym.Env in place.kinds and names_module(text):  # a factory, or one that Gymnasium would import before its id
         raise place.error(text)
     if Connector in place.kinds and text.partition(":")[0] not in BY_NAME:
         raise place.error(text)
@@ -326,7 +327,7 @@ def names_code(config: Any) -> bool:
     """Whether settings name code of a user's own, or hold what has no name: to load them takes more than a path."""
     plain = to_plain(config)
     texts = [plain["env"], *plain["callbacks"]]
-    return any(isinstance(text, str) and ":" in text for text in texts) or _names_code(plain)
+    return any(isinstance(text, str) and names_module(text) for text in texts) or _names_code(plain)
 
 
 def _names_code(plain: Any) -> bool:

@@ -16,6 +16,7 @@ from etude.connectors.pipeline import BY_NAME, ConnectorLike
 from etude.envs import EnvLike
 from etude.errors import SettingsError
 from etude.learners import Schedule
+from etude.presets import Preset, find_preset
 from etude.runners import CallbackLike, ModuleOf
 from etude.settings import choice, from_dict, merged, placed, settings, typed
 
@@ -24,10 +25,14 @@ from etude.settings import choice, from_dict, merged, placed, settings, typed
 class RunOptions:
     """What all commands that train take besides the settings of the algorithm."""
 
-    everyday: ClassVar[tuple[str, ...]] = ("config",)
+    everyday: ClassVar[tuple[str, ...]] = ("preset", "config")
 
     stop: Stop = Stop()
     """When to stop."""
+
+    preset: bool = False
+    """Begin with the settings that are known to work for this algorithm and env, and stop where they do: see `etude
+    presets`. A file and flags count more."""
 
     config: str | None = None
     """A YAML or JSON file with settings by name, and `stop`; flags count more."""
@@ -94,6 +99,9 @@ def ask(
     found = flags.parse(kinds, args[1:], prog=f"etude {command} {name}", about=about, converters=CONVERTERS)
     given, asked = found[owner], found[command]
     written, stop = written_in(cls.Config, asked["config"], owner) if asked.get("config") else ({}, {})
+    if typed(kind, {"preset": asked.get("preset", False)}, owner=owner)["preset"]:
+        tuned = _preset(name, given.get("env", written.get("env")))
+        written, stop = merged(typed(cls.Config, tuned.settings, owner=owner), written), merged(tuned.stop, stop)
     ray, engine = asked.pop("ray", {}), given.get("engine", written.get("engine", "local"))
     if ray and engine == "local":
         raise SettingsError(f"{owner} has `ray.{next(iter(ray))}`, but lives on the local engine: add --engine ray.")
@@ -102,6 +110,12 @@ def ask(
         given["engine"] = merged(before if isinstance(before, Mapping) else {}, ray) or "ray"
     asked["stop"] = from_dict(Stop, merged(stop, asked.get("stop", {})), owner=f"{owner}.stop")
     return owner, merged(written, given), from_dict(kind, asked, owner=owner)
+
+
+def _preset(algorithm: str, env: Any) -> Preset:
+    if env is None:
+        raise SettingsError("--preset is for an algorithm and an env: give --env. See `etude presets`.")
+    return find_preset(algorithm, str(env))
 
 
 def config_of(cls: type[Algorithm[Any]], given: Mapping[str, Any], owner: str) -> AlgorithmConfig:

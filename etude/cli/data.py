@@ -330,7 +330,6 @@ class Show(DataCommand):
 
     def execute(self) -> int:
         """Serve the page until Ctrl-C, or write it."""
-        from etude.files import located
         from etude.viewer import PageServer, RecordingView, save_page
 
         if self.episodes < 0:
@@ -339,7 +338,7 @@ class Show(DataCommand):
             raise SettingsError("--where is for a page that --to writes; a served page has a filter of its own.")
         views = [RecordingView(self.opened(path)) for path in self.path]
         if self.to is not None:
-            notes = save_page(views, located(self.to), where=self.where, max_episodes=self.episodes)
+            notes = save_page(views, self.to, where=self.where, max_episodes=self.episodes)
             found = {"path": self.to, "recordings": list(self.path), "notes": notes}
             return self.tell([view.recording for view in views], found, "\n".join([f"{self.to}: written.", *notes]))
         server = PageServer(views, self.port)

@@ -15,6 +15,7 @@ from etude.settings import choice
 
 COMMANDS = {
     "train": ("train", "Train an algorithm: etude train ppo --env CartPole-v1 --stop.return-mean 450."),
+    "presets": ("presets", "List settings that are known to work for a task, with what they reached."),
     "tune": ("tune", "Train with many settings at once, and see which are best (needs etude[ray])."),
     "record": ("play", "Let a trained run play, and record its episodes as Parquet."),
     "watch": ("play", "See a trained run play: as a clip (mp4, webm, gif), or in the env's window."),

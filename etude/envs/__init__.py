@@ -9,7 +9,7 @@ from etude.envs.make import make_arena
 from etude.envs.masks import InfoActionMask
 from etude.envs.multi_agent import MultiAgentEnv
 from etude.envs.pool import PoolArena
-from etude.envs.registry import EnvLike, env_name
+from etude.envs.registry import EnvLike, env_name, names_module
 from etude.envs.vector import VectorArena, make_vector_env
 from etude.envs.workers import EnvLimits, Workers
 
@@ -30,4 +30,5 @@ __all__ = [
     "kill_workers",
     "make_arena",
     "make_vector_env",
+    "names_module",
 ]

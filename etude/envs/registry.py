@@ -16,6 +16,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
 from etude.envs.adapters import ReducedEnv
+from etude.envs.tasks import is_task, task
 from etude.errors import EnvError, SettingsError, described
 from etude.settings import nearest
 
@@ -103,6 +104,11 @@ def make_spec(spec: EnvSpec, **arguments: Any) -> gym.Env[Any, Any]:
         ) from error
 
 
+def names_module(name: str) -> bool:
+    """Whether making the env of this name imports a module that the name gives."""
+    return ":" in name and not is_task(name)
+
+
 def env_name(env: EnvLike) -> str:
     """What to call an env in results and recordings: its id, or ``module:name`` of what makes it."""
     if isinstance(env, str):
@@ -115,13 +121,15 @@ def env_name(env: EnvLike) -> str:
 
 
 def named(name: str) -> EnvSpec | Callable[[], Any]:
-    """What ``id``, ``module:id`` or ``module:factory`` names.
+    """What ``id``, ``module:id``, ``module:factory`` or a task such as ``atari:Pong`` names.
 
     Raises:
         EnvError: there is no such thing; the nearest id is named.
     """
     if ":" not in name:
         return _spec(name)
+    if is_task(name):
+        return task(name)
     module_name, _, attribute = name.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -192,7 +200,7 @@ def make_one(factory: Callable[[], Any], name: str | None = None) -> Any:
     name = env_name(factory) if name is None else name
     try:
         return factory()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, EnvError):
         raise
     except BaseException as error:
         raise EnvError(f"{name} fails to make an env: {described(error)}") from error

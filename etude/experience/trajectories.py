@@ -4,6 +4,7 @@
 A trajectory is a sequence of steps of one agent in one episode without a gap. It is open while it can be continued.
 """
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.columns import Columns
-from etude.errors import CheckpointError, DataError
+from etude.errors import CheckpointError, DataError, SettingsError
 from etude.experience.arrays import Array, Index, are_alike, describe
 from etude.experience.experience import Experience, Segments, offsets_of
 
@@ -34,6 +35,21 @@ _TABLE: dict[str, Any] = {
     "known": np.bool_,  # the observation after the last step is stored
     "blind": np.bool_,  # it is not, though the episode did not terminate, so that it is needed
 }
+
+
+def _check_room(sizes: Mapping[str, int], rows: int) -> None:
+    """Raise a SettingsError where columns of these bytes are more than this machine's memory."""
+    try:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return  # not told on this system
+    if (total := sum(sizes.values())) > memory:
+        largest = max(sizes, key=lambda name: sizes[name])
+        raise SettingsError(
+            f"a replay of {rows - 1:,} steps takes {total / 2**30:.1f} GiB here ({sizes[largest] / 2**30:.1f} "
+            f"of it for `{largest}`), but this machine has {memory / 2**30:.1f} GiB of memory. Choose a smaller `capacity` "
+            f"(`replay.capacity` of an algorithm): {int(0.5 * memory / total * rows):,} steps take half of the memory."
+        )
 
 
 class Added(NamedTuple):
@@ -96,6 +112,8 @@ class TrajectoryStore:
     def _allocate(self, steps: Mapping[str, Array], final_obs: Mapping[str, Array], num: int = 0) -> None:
         """Make room for columns such as these, and for ``num`` trajectories; forget all that is held."""
         rows = self.capacity + 1
+        if self._path is None:
+            _check_room({name: rows * x.dtype.itemsize * math.prod(x.shape[1:]) for name, x in steps.items()}, rows)
         self.columns = {name: self._column(name, (rows, *x.shape[1:]), x.dtype) for name, x in steps.items()}
         self.table = {name: np.zeros(0, dtype) for name, dtype in _TABLE.items()}
         self.final_obs = {name: x[:0] for name, x in final_obs.items()}

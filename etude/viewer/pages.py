@@ -4,6 +4,7 @@
 import base64
 import errno
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
 from etude.errors import EtudeError, SettingsError
-from etude.files import AnyPath, replace
+from etude.files import RemotePath, located, replace
 from etude.viewer.views import RecordingView, compared
 
 _EMBEDDED: Final = "/*ANSWERS*/ null"
@@ -68,7 +69,13 @@ def _page(answers: Mapping[str, Any] | None) -> str:
     return text.replace(_EMBEDDED, data.replace("<", "\\u003c"))  # so that no text in it ends the script
 
 
-def save_page(views: Sequence[RecordingView], path: AnyPath, *, where: str = "", max_episodes: int = 20) -> list[str]:
+def save_page(
+    views: Sequence[RecordingView],
+    path: str | os.PathLike[str] | RemotePath,
+    *,
+    where: str = "",
+    max_episodes: int = 20,
+) -> list[str]:
     """Write the page of ``views`` as one file that needs nothing else.
 
     Args:
@@ -122,7 +129,7 @@ def save_page(views: Sequence[RecordingView], path: AnyPath, *, where: str = "",
                 notes.append(
                     f"{view.recording.path}: {len(ids)} of {listed['found']:,} episodes are there step by step."
                 )
-    replace(path, _page(answers).encode())
+    replace(located(path), _page(answers).encode())
     return notes
 
 

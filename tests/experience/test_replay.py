@@ -221,3 +221,11 @@ def test_what_came_of_a_terminated_end_needs_no_final_observation() -> None:
     assert batch["terminated"].all()
     assert not batch["discount"].any()
     assert set(batch["reward"]) == {2.0}
+
+
+def test_a_replay_larger_than_the_memory_is_refused_at_once() -> None:
+    segments = Segments.of(1, episode_id=["e"], terminated=True, has_final_obs=False)
+    steps = {"obs": np.zeros((1, 2**20)), "reward": np.zeros(1)}
+    exp = Experience(steps, np.array([0, 1]), segments, {"obs": np.zeros((1, 2**20))})
+    with pytest.raises(SettingsError, match=r"100,000,000 steps takes .* GiB .* Choose a smaller `capacity`"):
+        Replay(100_000_000).add(exp)

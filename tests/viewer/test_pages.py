@@ -99,7 +99,7 @@ def test_a_saved_page_holds_what_was_asked_for_and_says_what_it_lacks(views, tmp
 
 def test_a_saved_page_stays_below_its_size(views, tmp_path, monkeypatch):
     monkeypatch.setattr("etude.viewer.pages.MAX_PAGE_BYTES", 10_000)
-    notes = save_page(views, tmp_path / "page.html")
+    notes = save_page(views, str(tmp_path / "page.html"))
     assert (tmp_path / "page.html").stat().st_size < 60_000
     assert any("more would take too much" in note for note in notes)
 

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tasks that have a name of Etude's own: Atari games behind their usual wrappers, and envs that hide velocities."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from etude.errors import EnvError, described
+from etude.settings import nearest
+
+_POSITIONS: Final = {
+    "CartPole": (0, 2),
+    "MountainCar": (0,),
+    "MountainCarContinuous": (0,),
+    "Pendulum": (0, 1),
+    "Acrobot": (0, 1, 2, 3),
+    "LunarLander": (0, 1, 4, 6, 7),
+    "LunarLanderContinuous": (0, 1, 4, 6, 7),
+}
+"""The entries of an observation that are no velocities, by the env's name without its version."""
+
+
+def is_task(name: str) -> bool:
+    """Whether an env's name is one of these: ``atari:Pong``, ``no_velocity:CartPole-v1``."""
+    kind, colon, _ = name.partition(":")
+    return bool(colon) and kind in _KINDS
+
+
+def task(name: str) -> Callable[[], gym.Env[Any, Any]]:
+    """What makes the env of a name for which `is_task` holds; it can be pickled."""
+    kind, _, inner = name.partition(":")
+    return partial(_KINDS[kind], inner)
+
+
+def atari(game: str) -> gym.Env[Any, Any]:
+    """An Atari game with the wrappers that most results are reported with (Mnih et al. 2015, "Human-level control
+    through deep reinforcement learning", methods).
+
+    A step lasts four frames, of which the last two are joined by their maximum; observations are grey, uint8
+    ``[84, 84]``; an episode begins with up to 30 frames without an action, and with the fire button where the game has
+    one. Frames are not stacked (connector ``frame_stack:4``), rewards are not clipped (``clip_reward:sign=True``),
+    actions are never repeated at random, and a lost life does not end the episode.
+
+    Args:
+        game: Such as ``Pong`` or ``SpaceInvaders``, as in ``ALE/Pong-v5``.
+
+    Raises:
+        EnvError: there is no such game, or a package is missing.
+    """
+    try:
+        import ale_py
+        import cv2  # noqa: F401  # AtariPreprocessing scales images with it
+    except ImportError as error:
+        raise EnvError(
+            f"env 'atari:{game}' needs packages that can't be imported here ({described(error)}). Install them: "
+            "pip install ale-py opencv-python-headless"
+        ) from error
+    gym.register_envs(ale_py)
+    games = {spec.id[len("ALE/") : -len("-v5")] for spec in gym.registry.values() if spec.id.startswith("ALE/")}
+    if game not in games:
+        near = nearest(game, games)
+        hint = f"Nearest: 'atari:{near}'." if near else "Games are named as in 'atari:Pong' and 'atari:SpaceInvaders'."
+        raise EnvError(f"there is no Atari game {game!r}. {hint}")
+    env = gym.make(f"ALE/{game}-v5", frameskip=1, repeat_action_probability=0.0, disable_env_checker=True)
+    env = gym.wrappers.AtariPreprocessing(env, noop_max=30, frame_skip=4, screen_size=84, grayscale_obs=True)
+    return FireFirst(env) if "FIRE" in env.unwrapped.get_action_meanings() else env  # type: ignore[attr-defined]
+
+
+class FireFirst(gym.Wrapper[Any, Any, Any, Any]):
+    """Presses the fire button when an episode begins: some games wait for it."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset, and press it once."""
+        self.env.reset(seed=seed, options=options)
+        fire = self.env.unwrapped.get_action_meanings().index("FIRE")  # type: ignore[attr-defined]
+        obs, _, terminated, truncated, info = self.env.step(fire)
+        return self.env.reset(options=options) if terminated or truncated else (obs, info)
+
+
+def no_velocity(env_id: str) -> gym.Env[Any, Any]:
+    """An env whose observations lack their velocities, so that an agent needs a memory.
+
+    Args:
+        env_id: A registered id, such as ``CartPole-v1``.
+
+    Raises:
+        EnvError: it is not known which entries of its observations are velocities.
+    """
+    name = env_id.rpartition("-v")[0]
+    if name not in _POSITIONS:
+        known = ", ".join(_POSITIONS)
+        raise EnvError(
+            f"env 'no_velocity:{env_id}': it is not known which entries of its observations are velocities. They are "
+            f"known of {known}; wrap another env in gymnasium.ObservationWrapper yourself."
+        )
+    return Positions(gym.make(env_id, disable_env_checker=True), _POSITIONS[name])
+
+
+class Positions(gym.ObservationWrapper[NDArray[Any], Any, NDArray[Any]]):
+    """Shows some entries of an observation only.
+
+    Args:
+        env: Its observations are a Box ``[N]``.
+        kept: Their indices.
+    """
+
+    def __init__(self, env: gym.Env[NDArray[Any], Any], kept: tuple[int, ...]) -> None:
+        super().__init__(env)
+        box = env.observation_space
+        assert isinstance(box, gym.spaces.Box)
+        self.kept = np.array(kept)
+        low, high = box.low[self.kept], box.high[self.kept]
+        self.observation_space = gym.spaces.Box(low, high, dtype=box.dtype.type)
+
+    def observation(self, observation: NDArray[Any]) -> NDArray[Any]:
+        """Those entries."""
+        return np.asarray(observation[self.kept])
+
+
+_KINDS: Final[dict[str, Callable[[str], gym.Env[Any, Any]]]] = {"atari": atari, "no_velocity": no_velocity}
