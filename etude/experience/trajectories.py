@@ -45,10 +45,11 @@ def _check_room(sizes: Mapping[str, int], rows: int) -> None:
         return  # not told on this system
     if (total := sum(sizes.values())) > memory:
         largest = max(sizes, key=lambda name: sizes[name])
+        fits = int(0.5 * memory / total * rows)
         raise SettingsError(
-            f"a replay of {rows - 1:,} steps takes {total / 2**30:.1f} GiB here ({sizes[largest] / 2**30:.1f} "
-            f"of it for `{largest}`), but this machine has {memory / 2**30:.1f} GiB of memory. Choose a smaller "
-            f"`capacity` (`replay.capacity` of an algorithm): {int(0.5 * memory / total * rows):,} steps take half of the memory."
+            f"a replay of {rows - 1:,} steps takes {total / 2**30:.1f} GiB here ({sizes[largest] / 2**30:.1f} of it "
+            f"for `{largest}`), but this machine has {memory / 2**30:.1f} GiB of memory. Choose a smaller `capacity` "
+            f"(`replay.capacity` of an algorithm): {fits:,} steps take half of the memory."
         )
 
 
