@@ -1,6 +1,6 @@
 # Everything that a clone needs, from nothing but Python (3.11 or newer) and make.
 #   make demo   train, record, clone          make test   lint and tests
-#   make lint   make bench   make docs   make clean   make traces BASE=<commit>   make mutations
+#   make lint   make bench   make results   make docs   make clean   make traces BASE=<commit>   make mutations
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 python; do \
 	"$$p" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := pyproject.toml constraints.txt
 
-.PHONY: demo test lint format bench docs serve-docs traces mutations clean
+.PHONY: demo test lint format bench results docs serve-docs traces mutations clean
 .DELETE_ON_ERROR:
 
 # Runs a suite, and what failed in it once more, one test at a time: a busy machine must not decide. Both runs are printed.
@@ -43,6 +43,9 @@ mutations: $(VENV)/installed-dev
 
 traces: $(VENV)/installed-dev
 	$(BIN)/python tests/traces.py $(BASE)
+
+results: $(VENV)/installed-bench
+	$(BIN)/python -m results
 
 docs: $(VENV)/installed-dev
 	$(BIN)/mkdocs build --strict

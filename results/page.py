@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was reached, as ``docs/results.md``, its pictures, and the figures that ``etude presets`` shows."""
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+import etude
+from etude.algorithms.comparison import Run, band_of, bootstrap_interval
+from etude.metrics.plot import plot_bands
+from etude.presets import RESULTS, Preset
+
+ROOT: Final = Path(__file__).parent.parent
+PAGE: Final = ROOT / "docs" / "results.md"
+PICTURES: Final = ROOT / "docs" / "assets" / "results"
+REACHED: Final = ROOT / "etude" / "presets" / RESULTS
+BEGIN, END = "<!-- begin: written by `make results` -->", "<!-- end -->"
+FAMILIES: Final = {
+    "MuJoCo": ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5"),
+    "Classic control and Box2D": (
+        *("CartPole-v1", "no_velocity:CartPole-v1", "Acrobot-v1", "MountainCar-v0", "LunarLander-v3"),
+    ),
+    "Atari": ("atari:Pong", "atari:Breakout"),
+    "Many agents": ("pettingzoo.sisl.pursuit_v5:parallel_env", "pettingzoo.sisl.multiwalker_v9:parallel_env"),
+}
+NAMES: Final = {"etude": "Etude", "sb3": "Stable-Baselines3", "sb3-contrib": "sb3-contrib", "d3rlpy": "d3rlpy"}
+PANELS: Final = 3
+"""In a picture."""
+
+
+def write(runs: Sequence[Mapping[str, Any]]) -> None:
+    """Write everything anew from the runs that were made."""
+    presets = {preset.name: preset for preset in etude.find_presets()}
+    groups: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
+    for run in runs:
+        groups.setdefault((run["preset"], run["by"], json.dumps(run["stop"])), []).append(run)
+    _write_reached(groups)
+    lines = []
+    for family, envs in FAMILIES.items():
+        own = [(presets[key[0]], key[1], made) for key, made in groups.items() if presets[key[0]].env in envs]
+        if own:
+            lines += [f"## {family}", "", *_table(own), "", *_pictures(family, own)]
+    not_run = [
+        f"`{preset.algorithm}` on `{preset.env}`"
+        for preset in presets.values()
+        if preset.name not in {name for name, by, _ in groups if by == "etude"}
+    ]
+    lines += ["## Not run", "", f"These presets were not run: {', '.join(not_run)}."]
+    before, begin, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise SystemExit(f"{PAGE} has no {BEGIN} ... {END} to write between.")
+    PAGE.write_text("\n".join([before + BEGIN, "", *lines, "", END]) + after, encoding="utf-8")
+
+
+def _write_reached(groups: Mapping[tuple[str, str, str], Sequence[Mapping[str, Any]]]) -> None:
+    reached = {}
+    for (name, by, _), runs in groups.items():
+        if by == "etude":
+            returns, seconds = [run["return"] for run in runs], statistics.fmean(run["cpu_seconds"] for run in runs)
+            reached[name] = {"returns": returns, **runs[0]["stop"], "seconds": round(seconds)}
+    REACHED.write_text(json.dumps(reached, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _table(own: Sequence[tuple[Preset, str, Sequence[Mapping[str, Any]]]]) -> list[str]:
+    lines = [
+        "| task | algorithm | by | after | return | 95 % interval | seeds | CPU minutes | source reports |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for preset, by, runs in sorted(own, key=lambda one: (one[0].env, one[0].algorithm, one[1] != "etude")):
+        (unit, size), returns = next(iter(runs[0]["stop"].items())), np.array([run["return"] for run in runs])
+        low, high = bootstrap_interval(returns) if len(returns) > 1 else (returns[0], returns[0])
+        minutes = statistics.fmean(run["cpu_seconds"] for run in runs) / 60
+        short = "" if size >= preset.stop[unit] else f" of {preset.stop[unit]:,}"
+        cells = (
+            *(f"`{preset.env}`", f"`{preset.algorithm}`", NAMES[by], f"{size:,}{short} {unit.replace('_', ' ')}"),
+            *(f"{returns.mean():,.1f}", f"{low:,.1f} … {high:,.1f}", str(len(runs)), f"{minutes:,.1f}"),
+            preset.published.partition(":")[0] if by == "etude" else "",
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _pictures(family: str, own: Sequence[tuple[Preset, str, Sequence[Mapping[str, Any]]]]) -> list[str]:
+    panels: dict[str, list[Any]] = {}
+    for preset, by, runs in own:
+        curves = [np.array(run["curve"], np.float64) for run in runs if len(run["curve"]) > 1]
+        if curves:
+            label = preset.algorithm if by == "etude" else f"{preset.algorithm}, {NAMES[by]}"
+            found = [Run("", label, preset.env, curve[:, 0], curve[:, 1]) for curve in curves]
+            panels.setdefault(preset.env, []).append(band_of(found))
+    names, lines = list(panels), []
+    for k in range(0, len(names), PANELS):
+        shown = {name: panels[name] for name in names[k : k + PANELS]}
+        file = PICTURES / f"{family.split()[0].lower()}-{k // PANELS + 1}.png"
+        plot_bands(shown, file, x="env_steps", y="return_mean")
+        lines += [f"![Learning curves: {', '.join(shown)}](assets/results/{file.name})", ""]
+    return lines

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run of a preset: trained, evaluated, and told as a line of ``runs.jsonl``."""
+
+import dataclasses
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+import etude
+from etude.presets import Preset
+from results.plan import Planned
+
+HERE: Final = Path(__file__).parent
+RUNS: Final = HERE / "runs.jsonl"
+FOLDER: Final = Path("runs/results")
+EPISODES: Final = 20
+"""Of the evaluation at the end, without exploration."""
+POINTS: Final = 50
+"""That are kept of a learning curve."""
+
+
+def told() -> list[dict[str, Any]]:
+    """The runs that were made, in order."""
+    return [json.loads(line) for line in RUNS.read_text(encoding="utf-8").splitlines()]
+
+
+def preset_of(planned: Planned) -> tuple[Preset, dict[str, int]]:
+    """The preset, and the `etude.Stop` of its run."""
+    preset = next(preset for preset in etude.find_presets() if preset.name == planned.preset)
+    (unit, size), budget = next(iter(preset.stop.items())), planned.budget
+    return preset, {unit: size if budget is None else budget}
+
+
+def is_made(planned: Planned, seed: int, made: list[dict[str, Any]]) -> bool:
+    """Whether this run is among those that were made."""
+    _, stop = preset_of(planned)
+    wanted = {"preset": planned.preset, "seed": seed, "by": planned.peer or "etude", "stop": stop}
+    return any(all(run[name] == value for name, value in wanted.items()) for run in made)
+
+
+def make(planned: Planned, seed: int, minutes: float) -> None:
+    """Make a run in a process of its own, and keep its line.
+
+    A run of Etude goes on from its last checkpoint where it was interrupted.
+
+    Raises:
+        TimeoutExpired: it took longer than ``minutes``.
+        CalledProcessError: it failed.
+    """
+    words = [sys.executable, "-m", "results.runs", json.dumps(planned), str(seed)]
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    done = subprocess.run(words, env=os.environ | threads, stdout=subprocess.PIPE, text=True, timeout=60 * minutes)
+    done.check_returncode()
+    with RUNS.open("a", encoding="utf-8") as file:
+        file.write(done.stdout.splitlines()[-1] + "\n")
+
+
+def run(planned: Planned, seed: int) -> dict[str, Any]:
+    """Make a run in this process.
+
+    Returns:
+        What it reached: ``return``, the mean of `EPISODES` episodes without exploration; ``curve``, pairs of a clock
+        and the mean return of training; ``cpu_seconds`` of training and evaluating.
+    """
+    preset, stop = preset_of(planned)
+    if planned.peer is None:
+        reached, curve = _with_etude(preset, stop, seed)
+    else:
+        from results import peers  # their packages are there for results only
+
+        reached, curve = peers.RUN[planned.peer](preset, stop, seed)
+    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return {
+        "preset": planned.preset,
+        "by": planned.peer or "etude",
+        "seed": seed,
+        "stop": stop,
+        "return": round(reached, 3),
+        "cpu_seconds": round(sum(used.ru_utime + used.ru_stime for used in usage)),
+        "machine": platform.machine(),
+        "curve": thinned(curve),
+    }
+
+
+def _with_etude(preset: Preset, stop: dict[str, int], seed: int) -> tuple[float, list[tuple[float, float]]]:
+    kind, folder = etude.ALGORITHMS[preset.algorithm], FOLDER / preset.name / f"seed-{seed}"
+    config = preset.config()
+    config = dataclasses.replace(config, seed=seed, compute=dataclasses.replace(config.compute, threads=1))
+    goes_on = (folder / "checkpoint.json").exists()
+    algorithm = etude.load(folder, env=preset.env) if goes_on else kind(config)
+    with closing(algorithm):
+        algorithm.fit(etude.Stop(**stop), out=folder, log=("jsonl",), save_interval=120)
+        reached = algorithm.evaluate(EPISODES, seed=1000 + seed).return_mean
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    clock = next(iter(stop))
+    return reached, [(line[clock], line["return_mean"]) for line in lines if line["return_mean"] is not None]
+
+
+def thinned(curve: list[tuple[float, float]]) -> list[list[float]]:
+    """At most `POINTS` points of a curve, from the first to the last."""
+    if not curve:
+        return []
+    kept = np.unique(np.linspace(0, len(curve) - 1, POINTS).round().astype(int))
+    return [[curve[k][0], round(curve[k][1], 2)] for k in kept]
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(Planned(*json.loads(sys.argv[1])), int(sys.argv[2]))))
