@@ -28,7 +28,9 @@ class Stateful:
             if isinstance(own, Stateful):
                 own.load_state_dict(stored)
             elif isinstance(own, np.ndarray):
-                own[...] = np.asarray(stored, own.dtype).reshape(own.shape)
+                setattr(
+                    self, name, np.array(stored, own.dtype).reshape(own.shape)
+                )  # its own: another's may be read-only
             else:
                 setattr(self, name, type(own)(stored) if isinstance(own, int | float | str) else stored)
 

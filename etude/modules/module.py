@@ -344,6 +344,13 @@ class Module(nn.Module):
             if was_training:
                 self.train()
 
+    def without_value(self) -> "Module":
+        """The same module, parameters shared, without a value function where that can be left out: enough to act."""
+        net = self.net
+        if type(self) is not Module or type(net) is not Network or net.value_head is None:
+            return self
+        return Module(net.without_value(), self.obs_space, self.action_space, self.dist)
+
     def actor(self, *, explore: bool) -> Actor:
         """An actor for this module: it samples if ``explore``, and otherwise takes the modes.
 

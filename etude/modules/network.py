@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The built-in network: encoders for all spaces, recurrent layers, fully connected layers; and its output."""
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -463,6 +464,12 @@ class Network(nn.Module):
         if self.critic is not None:
             state |= {OF_VALUE + name: zeros for name, zeros in state.items()}
         return state
+
+    def without_value(self) -> "Network":
+        """The policy alone, with the same parameters: it gives no value, and has no state of the value function's."""
+        policy = copy.copy(self)
+        policy.__dict__["_modules"] = {**self._modules, "critic": None, "value_head": None}
+        return policy
 
     def _make_head(self, dist: Distribution, config: NetworkConfig) -> None:
         own_std = len(dist.log_std) > 0 and not config.state_dependent_std

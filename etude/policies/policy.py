@@ -41,6 +41,7 @@ class Policy:
         action_space: Space | None = None,
     ) -> None:
         self.module = module
+        self._acting = module.without_value()
         self.connectors = Pipeline() if connectors is None else connectors
         self.obs_space = module.obs_space if obs_space is None else obs_space
         self.action_space = module.action_space if action_space is None else action_space
@@ -74,7 +75,7 @@ class Policy:
         return {
             "first": np.ones(rows, bool),
             "action": {n: np.zeros((rows, *leaf_shape(leaf)), leaf_dtype(leaf)) for n, leaf in actions.items()},
-            "memory": {name: np.repeat(part[None], rows, 0) for name, part in self.module.initial_state().items()},
+            "memory": {name: np.repeat(part[None], rows, 0) for name, part in self._acting.initial_state().items()},
             "connectors": self.connectors.new_state(rows),
         }
 
@@ -133,7 +134,7 @@ class Policy:
 
     def _actor(self, explore: bool, rng: np.random.Generator | None) -> Actor:
         if explore not in self._actors:
-            self._actors[explore] = self.module.actor(explore=explore)
+            self._actors[explore] = self._acting.actor(explore=explore)
         if self.module.training:
             self.module.eval()  # no dropout while acting; the learner switches back to training mode
         actor = self._actors[explore]
@@ -221,7 +222,7 @@ class Policy:
         """
         takes_reward = bool(self.readers(col.REWARD))
         traced = TracedPolicy(
-            self.module, self.connectors, self.obs_space, self.initial_state(1), takes_reward=takes_reward
+            self._acting, self.connectors, self.obs_space, self.initial_state(1), takes_reward=takes_reward
         )
 
         def act(obs: Columns) -> Columns:

@@ -119,7 +119,9 @@ def pair(cluster: None) -> Iterator[tuple[Any, Learners]]:
 @pytest.fixture
 def two(pair: tuple[Any, Learners]) -> tuple[Any, Learners]:
     algorithm, learners = pair
-    algorithm.learner.modules["main"].load_state_dict(made().learner.modules["main"].state_dict())
+    new = made().learner.modules["main"]
+    algorithm.learner.modules["main"].load_state_dict(new.state_dict())
+    algorithm.learner.modules["main"].lr.update(new.lr)
     algorithm.learner.set_env_steps(0)
     algorithm.weight, algorithm.died = 1.0, ""
     learners.stats()

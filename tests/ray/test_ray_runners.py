@@ -337,7 +337,7 @@ def test_evaluations_by_runners_of_their_own(made: Any) -> None:
     assert evaluation.length_mean == 5
     ray.kill(evaluators.pool.members[0].actor)
     evaluation, _ = evaluators.next(4, seed=3)
-    assert evaluation.episodes == 2  # the others' part
+    assert evaluation.episodes in (2, 4)  # its part is lost, unless it had played it already
     assert evaluators.pool.restarts == 1
     evaluation, _ = evaluators.finished()
     assert evaluation.episodes == 4

@@ -38,7 +38,10 @@ signal.signal(signal.SIGTERM, handler)
 print(ensure_started(num_cpus=37.5))
 import os, pathlib
 def parent(pid):
-    return int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    try:
+        return int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None  # ended meanwhile
 children = [int(name) for name in os.listdir("/proc") if name.isdecimal() and parent(name) == os.getpid()]
 print(len(children) > 1, os.getpgid(0) in map(os.getpgid, children))  # a signal to the group does not end the cluster
 print(signal.getsignal(signal.SIGTERM) is handler, "PYTHONPATH" in __import__("os").environ)
