@@ -116,11 +116,8 @@ def read_value(space: Space, value: Any, root: str, max_rows: int) -> tuple[Colu
         shape = leaf_shape(leaf)
         is_batch = array.ndim == len(shape) + 1
         if array.shape[is_batch:] != shape:
-            raise RequestError(
-                name,
-                f"has shape {list(array.shape)}, but its space {leaf} has shape {list(shape)}; a batch has one "
-                "more axis in front.",
-            )
+            found = f"has shape {list(array.shape)}, but in its space {list(shape)}"
+            raise RequestError(name, f"{found}; a batch has one more axis in front.")
         rows[name] = len(array) if is_batch else None
         if len(set(rows.values())) > 1:
             other, count = next(iter(rows.items()))

@@ -160,7 +160,7 @@ class PolicyService:
         return {"policies": policies, "explore": self.config.explore, "checkpoint": checkpoint}
 
     def gauges(self) -> dict[str, float]:
-        found = {"etude_sessions": len(self.sessions)}
+        found: dict[str, float] = {"etude_sessions": len(self.sessions)}
         for gauge, name in (("time_seconds", "time"), ("env_steps", "env_steps")):
             if isinstance(value := self._meta.get(name), int | float):
                 found[f"etude_checkpoint_{gauge}"] = value

@@ -4,6 +4,7 @@
 import asyncio
 import contextlib
 import errno
+import os
 import socket
 import threading
 import time
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 LOCAL: Final = ("localhost", "127.0.0.1", "[::1]", "::1")
 GRACE: Final = 5
 """Seconds that requests may take to end when the server is stopped."""
+KEEP_ALIVE: Final = 75
+"""Seconds after which a connection that is not used is closed."""
 
 
 class Service(Protocol):
@@ -219,10 +222,16 @@ class Server:
         app = make_app(service)
         import uvicorn
 
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        # With its protocol named: asyncio sends small answers at once only then (TCP_NODELAY).
+        self._socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            self._socket = socket.create_server((host, port), family=family, backlog=1024)
+            if os.name == "posix":
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._socket.bind((host, port))
+            self._socket.listen(1024)
         except (OSError, OverflowError) as error:
+            self._socket.close()
             what = "is taken" if getattr(error, "errno", None) == errno.EADDRINUSE else f"can't be used ({error})"
             raise SettingsError(f"port {port} of {host} {what}: give another with --port, or 0 for any.") from error
         shown = f"[{host}]" if ":" in host else host
@@ -235,6 +244,7 @@ class Server:
                 access_log=False,
                 server_header=False,
                 lifespan="on",
+                timeout_keep_alive=KEEP_ALIVE,
                 timeout_graceful_shutdown=GRACE,
             )
         )
