@@ -94,7 +94,8 @@ class ClientService:
         if fields.get(SESSION) is None:
             raise RequestError(SESSION, "is missing: open one by POST /sessions.")
         with self._changed:
-            self._check_open()
+            if self._is_shut:
+                raise _ended()
             client = self._sessions.find(fields[SESSION])
             is_first = client.phase == "new"
             step = read_step(fields, self._obs_space, is_first=is_first, needs_reward=True)
@@ -115,10 +116,6 @@ class ClientService:
             with self._changed:
                 client.is_busy = False
                 self._sessions.touch(client)
-
-    def _check_open(self) -> None:
-        if self._is_shut:
-            raise RequestError(SESSION, "has no run any more: it has ended.", 410)
 
     def _dropped(self, client: _Client) -> None:
         del self._clients[client.slot]
@@ -188,10 +185,8 @@ class ClientService:
             self._is_shut = True
             for client in self._clients.values():
                 if client.phase in ("asks", "waits"):
-                    try:
-                        self._check_open()
-                    except RequestError as error:
-                        self._set(client, error)
+                    client.phase = "new"
+                    self._set(client, _ended())
 
     def _set(self, client: _Client, result: Any) -> None:
         answer = client.answer
@@ -207,6 +202,10 @@ class ClientService:
                 answer.set_result(result)
 
         self._loop.call_soon_threadsafe(in_loop)
+
+
+def _ended() -> RequestError:
+    return RequestError(SESSION, "has no run any more: it has ended.", 410)
 
 
 class ExternalEnv:
