@@ -56,7 +56,7 @@ def decode(body: bytes, content_type: str) -> dict[str, Any]:
         return {}
     try:
         if content_type == JSON:
-            fields = json.loads(body, parse_constant=_refuse_constant)
+            fields = _from_json(body.decode())
         elif content_type == MSGPACK:
             fields = msgpack.unpackb(body, raw=False, strict_map_key=True)
         else:
@@ -74,11 +74,15 @@ def encode(answer: Any, content_type: str) -> bytes:
     if content_type == MSGPACK:
         packed: bytes = msgpack.packb(answer)
         return packed
-    return json.dumps(answer, allow_nan=False, separators=(",", ":")).encode()
+    return _to_json(answer).encode()
 
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON; numbers must be finite")
+
+
+_from_json = json.JSONDecoder(parse_constant=_refuse_constant).decode
+_to_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 
 def check_fields(fields: Mapping[str, Any], known: Collection[str]) -> None:

@@ -2,8 +2,10 @@
 """The HTTP side: an ASGI app on Starlette for a service, its metrics, and the uvicorn server that runs it."""
 
 import asyncio
+import bisect
 import contextlib
 import errno
+import itertools
 import os
 import socket
 import threading
@@ -173,34 +175,36 @@ class Metrics:
     }
 
     def __init__(self) -> None:
-        self._values: dict[str, dict[str, float]] = {name: {} for name in self.KINDS}
-        for name, bounds in self.BOUNDS.items():
-            labels = [f'{name}_bucket{{le="{bound:g}"}}' for bound in (*bounds, float("inf"))]
-            self._values[name] = dict.fromkeys([*labels, f"{name}_sum", f"{name}_count"], 0.0)
+        self._counts: dict[str, dict[str, float]] = {name: {} for name in self.KINDS}
+        self._buckets = {name: [0] * (len(bounds) + 1) for name, bounds in self.BOUNDS.items()}
+        self._sums = dict.fromkeys(self.BOUNDS, 0.0)
 
     def count(self, name: str, **labels: str) -> None:
         """Count one more."""
         of = ",".join(f'{label}="{value}"' for label, value in labels.items())
-        key = f"{name}{{{of}}}"
-        self._values[name][key] = self._values[name].get(key, 0) + 1
+        counts = self._counts[name]
+        counts[of] = counts.get(of, 0) + 1
 
     def observe(self, name: str, value: float) -> None:
         """Take a value into a histogram."""
-        values = self._values[name]
-        for bound, key in zip((*self.BOUNDS[name], float("inf")), values, strict=False):
-            values[key] += value <= bound
-        values[f"{name}_sum"] += value
-        values[f"{name}_count"] += 1
+        self._buckets[name][bisect.bisect_left(self.BOUNDS[name], value)] += 1
+        self._sums[name] += value
 
     def text(self, gauges: Mapping[str, float]) -> str:
         """All of them in Prometheus's text format, and ``gauges`` by name."""
         lines = []
         for name, (kind, about) in self.KINDS.items():
-            values = {name: gauges[name]} if name in gauges else self._values[name]
+            values = [f"{name}{{{of}}} {value!r}" for of, value in self._counts[name].items()]
+            if name in gauges:
+                values = [f"{name} {gauges[name]!r}"]
+            elif name in self.BOUNDS:
+                bounds = [*(f"{bound:g}" for bound in self.BOUNDS[name]), "+Inf"]
+                sums = list(itertools.accumulate(self._buckets[name]))
+                values = [f'{name}_bucket{{le="{le}"}} {count}' for le, count in zip(bounds, sums, strict=True)]
+                values += [f"{name}_sum {self._sums[name]!r}", f"{name}_count {sums[-1]}"]
             if values:
-                lines += [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
-                lines += [f"{key} {value!r}" for key, value in values.items()]
-        return "\n".join(lines).replace('le="inf"', 'le="+Inf"') + "\n"
+                lines += [f"# HELP {name} {about}", f"# TYPE {name} {kind}", *values]
+        return "\n".join(lines) + "\n"
 
 
 # -- the server -------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from etude.policies import Policy
 from etude.serving import PolicyService, Server, ServingConfig, app
 from etude.serving.protocol import RequestError
 from etude.serving.sessions import Session, Sessions
+from etude.serving.web import Metrics
 
 BOX = spaces.Box(-1, 1, (3,), np.float32)
 NESTED = spaces.Dict({"camera": spaces.Box(0, 255, (4, 4, 1), np.uint8), "mode": spaces.Discrete(2)})
@@ -150,7 +151,7 @@ def test_what_waits_is_answered_by_one_call_and_only_who_is_wrong_is_refused():
         return await asyncio.gather(*map(own.act, requests), return_exceptions=True)
 
     assert asyncio.run(together(asks)) == [{"action": 1}] * 7
-    assert "etude_batch_rows_count 1.0" in own.metrics.text({})
+    assert "etude_batch_rows_count 1\n" in own.metrics.text({})
     asks[3] = {"obs": {"action_mask": [0, 0, 0], "x": [0, 0, 0]}}
     found = asyncio.run(together(asks))
     assert isinstance(found[3], RequestError)
@@ -381,3 +382,18 @@ def test_a_client_of_the_asgi_app_alone():
     start, body = asyncio.run(asked())
     assert start["status"] == 200
     assert json.loads(body["body"]) == {"action": int(make_policy("plain").act(np.zeros(3, np.float32)))}
+
+
+def test_metrics_are_prometheus_text():
+    metrics = Metrics()
+    for value in (0.0001, 0.001, 0.003, 9.0):
+        metrics.observe("etude_act_seconds", value)
+    metrics.count("etude_requests_total", path="act", status="200")
+    lines = metrics.text({"etude_sessions": 3}).splitlines()
+    assert 'etude_requests_total{path="act",status="200"} 1' in lines
+    assert "etude_sessions 3" in lines
+    buckets = [line for line in lines if line.startswith("etude_act_seconds_bucket")]
+    assert [int(line.split()[-1]) for line in buckets][:5] == [1, 2, 2, 3, 3]
+    assert buckets[-1] == 'etude_act_seconds_bucket{le="+Inf"} 4'
+    assert "etude_act_seconds_count 4" in lines
+    assert "# TYPE etude_act_seconds histogram" in lines
