@@ -55,6 +55,11 @@ def make_arena(
     if foreign := foreign_env(env):
         raise EnvError(foreign)
     if isinstance(env, Arena):
+        if workers.num_workers or workers.max_steps is not None:
+            raise EnvError(
+                f"{type(env).__name__} runs its envs itself: it can have no workers (workers.num_workers), and its "
+                "episodes can't be truncated here (workers.max_steps, trajectories.at_max_length)."
+            )
         if exact and env.num_envs != num_envs:
             raise EnvError(
                 f"the {type(env).__name__} has {env.num_envs} envs, but num_envs is {num_envs}: make them equal."

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 
@@ -96,12 +97,8 @@ class EpisodeRecorder:
         self._flush_seconds = flush_seconds
         self._due: float | None = None
         self._bytes = 0
-        learned = learned_by_connectors(policies)
-        meta = {
-            "connectors": [repr(one) for one in next(iter(policies.values())).connectors.connectors],
-            "explore": explore,
-            **({"filter": learned[MAIN] if [*policies] == [MAIN] else learned} if learned else {}),
-        }
+        self._explore = explore
+        meta = _meta(policies, explore)
         prefix = f"{PREFIX}-{secrets.token_hex(4)}" if isinstance(root, RemotePath) else PREFIX  # no locks there
         self._writers: dict[str, RecordingWriter] = {}
         with ExitStack() as opened:
@@ -120,6 +117,11 @@ class EpisodeRecorder:
                     opened.callback(self._writers[folder].close)
             self._opened = opened.pop_all()
         self._thread = ThreadPoolExecutor(1, "etude-recorder")
+
+    def set_policies(self, policies: Mapping[str, Policy]) -> None:
+        """Note that other policies of the same spaces act from now on."""
+        meta = _meta(policies, self._explore)
+        self._thread.submit(lambda: [writer.set_meta(meta) for writer in self._writers.values()])
 
     def write(self, episode: ServedEpisode, step: Step, policy: Policy, name: str) -> "Future[None]":
         """Write an episode that ends with ``step``."""
@@ -152,3 +154,12 @@ class EpisodeRecorder:
         """
         self._thread.shutdown()
         self._opened.close()
+
+
+def _meta(policies: Mapping[str, Policy], explore: bool) -> dict[str, Any]:
+    """What is kept beside the episodes; see `Algorithm.recording_meta`."""
+    learned: Mapping[str, Any] = learned_by_connectors(policies)
+    if [*policies] == [MAIN]:
+        learned = learned.get(MAIN, {})
+    connectors = [repr(one) for one in next(iter(policies.values())).connectors.connectors]
+    return {"connectors": connectors, "explore": explore, **({"filter": learned} if learned else {})}

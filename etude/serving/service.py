@@ -126,6 +126,8 @@ class PolicyService:
         self.saved_as = ""
         """The file of the checkpoint that is served."""
         self._refused = ""  # of one that can't be
+        self._trouble = ""
+        """What went wrong in the last look at what is due, of which was warned."""
         self._meta: dict[str, Any] = {}
         if isinstance(policies, str | os.PathLike):
             self.run = policies
@@ -326,8 +328,11 @@ class PolicyService:
             if self.recorder is not None and (flushed := self.recorder.flush_if_due()) is not None:
                 await asyncio.wrap_future(flushed)
             await self._reload()
-        except EtudeError as error:
-            _log.warning("%s", error)
+            self._trouble = ""
+        except Exception as error:  # noqa: BLE001  requests are answered on, and it is tried again
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                _log.warning("%s", error)
 
     async def _reload(self) -> None:
         if self.run is None:
@@ -348,6 +353,8 @@ class PolicyService:
             self.metrics.count("etude_reloads_total", taken="no")
             raise
         self.saved_as, self._meta, self.policies = saved_as, meta, {name: policies[name] for name in self.policies}
+        if self.recorder is not None:
+            self.recorder.set_policies(self.policies)
         self.metrics.count("etude_reloads_total", taken="yes")
         _log.info("%s: a newer checkpoint is served.", self.run)
 

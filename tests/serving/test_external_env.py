@@ -206,6 +206,8 @@ def test_it_is_an_env_of_as_many_copies_as_the_config_says():
         assert make_arena(env, 2) is env
         with pytest.raises(EnvError, match="has 2 envs, but num_envs is 3"):
             make_arena(env, 3)
+        with pytest.raises(EnvError, match="runs its envs itself"):
+            make_arena(env, 2, etude.Workers(max_steps=5))
         with (
             closing(etude.PPO(etude.PPOConfig(env=env, num_envs=2, num_steps=8))) as ppo,
             pytest.raises(SettingsError, match="training is in the middle of"),

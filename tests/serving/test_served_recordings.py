@@ -150,6 +150,7 @@ def is_alone(group):
     return False
 
 
+@pytest.mark.slow
 def test_sigkill_leaves_whole_episodes_alone(run, tmp_path):
     data, told = tmp_path / "data", {}
     with command(run, "--record", data, "--flush-seconds", "0") as (child, url), connected(url) as client:
@@ -170,6 +171,7 @@ def test_sigkill_leaves_whole_episodes_alone(run, tmp_path):
     assert exp.segments.truncated.all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_finish_the_recording(run, tmp_path, number):
     with command(run, "--record", tmp_path / "data") as (child, url), connected(url) as client:
