@@ -211,8 +211,8 @@ def _ended() -> RequestError:
 class ExternalEnv:
     """An arena whose envs are clients: a game or a simulator, in any language, that asks for actions over HTTP.
 
-    It is given as the ``env`` of a config, whose ``num_envs`` is the same, and is closed with the algorithm. Clients may
-    connect and leave at any time; the run waits while there is none. The unfinished episode of a client that vanishes
+    It is given as the ``env`` of a config, whose ``num_envs`` is the same, and is closed with the algorithm. Clients
+    may connect and leave at any time; the run waits while there is none. The unfinished episode of a client that vanishes
     is cut. The page "Serve a policy" of the docs has the protocol. The methods are those of `etude.envs.Arena`.
 
     Args:
