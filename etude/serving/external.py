@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -212,8 +212,9 @@ class ExternalEnv:
     """An arena whose envs are clients: a game or a simulator, in any language, that asks for actions over HTTP.
 
     It is given as the ``env`` of a config, whose ``num_envs`` is the same, and is closed with the algorithm. Clients
-    may connect and leave at any time; the run waits while there is none. The unfinished episode of a client that vanishes
-    is cut. The page "Serve a policy" of the docs has the protocol. The methods are those of `etude.envs.Arena`.
+    may connect and leave at any time; the run waits while there is none. The unfinished episode of a client that
+    vanishes is cut. The page "Serve a policy" of the docs has the protocol. The methods are those of
+    `etude.envs.Arena`.
 
     Args:
         observation_space: Of one observation.
@@ -267,6 +268,9 @@ class ExternalEnv:
         """Where clients connect."""
         self._thread = threading.Thread(target=self._server.serve, name="etude-external-env", daemon=True)
         self._thread.start()
+
+    def __reduce__(self) -> NoReturn:
+        raise EnvError("an ExternalEnv can't be sent to another process: its run is of the local engine.")
 
     def reset(self, seed: int | None = None) -> None:
         """Let clients begin new episodes; those in the middle of one are told with their next answer. Seeds are

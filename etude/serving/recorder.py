@@ -121,7 +121,8 @@ class EpisodeRecorder:
     def set_policies(self, policies: Mapping[str, Policy]) -> None:
         """Note that other policies of the same spaces act from now on."""
         meta = _meta(policies, self._explore)
-        self._thread.submit(lambda: [writer.set_meta(meta) for writer in self._writers.values()])
+        for writer in self._writers.values():
+            self._thread.submit(writer.set_meta, meta)
 
     def write(self, episode: ServedEpisode, step: Step, policy: Policy, name: str) -> "Future[None]":
         """Write an episode that ends with ``step``."""

@@ -1,6 +1,7 @@
 """A run whose envs are clients: what it collects is what they report."""
 
 import json
+import pickle
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +26,7 @@ def external(**more):
     return etude.ExternalEnv(OBS, ACTION, **more)
 
 
-def test_ppo_trains_on_a_client_in_plain_python():
+def test_ppo_trains_on_a_client_in_plain_python(tmp_path):
     env = external(num_envs=2)
     config = etude.PPOConfig(
         env=env, num_envs=2, num_steps=128, lr=0.02, seed=1, network=etude.NetworkConfig(hidden=(16,))
@@ -35,6 +36,7 @@ def test_ppo_trains_on_a_client_in_plain_python():
             [sys.executable, "-I", str(PLAIN), env.url, "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         results = list(ppo.iterate(etude.Stop(return_mean=7.0, env_steps=8_000)))
+        ppo.save(tmp_path / "run")
     out, error = client.communicate(timeout=60)
     assert client.returncode == 0, error
     found = json.loads(out)
@@ -45,6 +47,8 @@ def test_ppo_trains_on_a_client_in_plain_python():
     assert episodes > 30
     # Episodes whose end came behind the last step that was collected are the client's alone.
     assert len(found["returns"]) - 2 <= episodes <= len(found["returns"])
+    policy = etude.load_policy(tmp_path / "run")  # which needs no env
+    assert [int(policy.act([shown])) for shown in (-1.0, 1.0)] == [0, 1]
     assert results[-1].env_steps == 128 * len(results)
 
 
@@ -206,6 +210,8 @@ def test_it_is_an_env_of_as_many_copies_as_the_config_says():
         assert make_arena(env, 2) is env
         with pytest.raises(EnvError, match="has 2 envs, but num_envs is 3"):
             make_arena(env, 3)
+        with pytest.raises(EnvError, match="can't be sent to another process"):
+            pickle.dumps(env)
         with pytest.raises(EnvError, match="runs its envs itself"):
             make_arena(env, 2, etude.Workers(max_steps=5))
         with (

@@ -1,5 +1,6 @@
 """Served episodes as recordings: what clients have lived through, whole or not at all."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -93,6 +94,27 @@ def test_policies_of_other_spaces_have_folders_of_their_own_and_more_is_added(tm
             assert (exp.num_segments, exp.num_steps) == (count, 2 * count)
     with pytest.raises(DataError, match="other spaces"):
         PolicyService(make_policy(spaces.Discrete(3)), ServingConfig(record=str(tmp_path / "data" / "red")))
+
+
+def test_the_recording_says_what_the_newest_checkpoint_has_learned(tmp_path):
+    config = etude.PPOConfig(env="CartPole-v1", num_envs=2, num_steps=32, connectors=["normalize_obs"], seed=1)
+    with closing(etude.PPO(config)) as ppo:
+        ppo.train()
+        ppo.save(tmp_path / "run")
+        own = PolicyService(str(tmp_path / "run"), ServingConfig(record=str(tmp_path / "data")))
+        ppo.train()
+        ppo.save(tmp_path / "run")
+
+        async def served():
+            async with own.running():
+                await own.look_after()
+                session = own.open({})["session"]
+                await own.act({"session": session, "obs": [0, 0, 0, 0]})
+                await own.act({"session": session, "reward": 1, "terminated": True})
+
+        asyncio.run(served())
+    learned = etude.Recording.open(tmp_path / "data").meta["filter"]["connectors"]
+    assert [one["state"]["obs"]["count"] for one in learned if one["name"] == "normalize_obs"] == [64]
 
 
 def test_an_episode_has_a_limit(tmp_path):
