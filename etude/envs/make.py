@@ -77,6 +77,8 @@ def make_arena(
     if isinstance(env, str | gym.Env) or not callable(env):
         return InlineArena(env, num_envs, workers, drop=drop)
     first = [make_one(env)]
+    if isinstance(first[0], Arena):
+        return make_arena(first[0], num_envs, workers, exact=exact)
     if isinstance(first[0], VectorEnv):
         return _vector_arena(first[0], num_envs, is_given=False, **limits)
     return InlineArena(_then(first, env), num_envs, workers, drop=drop)

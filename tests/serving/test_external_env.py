@@ -219,5 +219,7 @@ def test_it_is_an_env_of_as_many_copies_as_the_config_says():
             pytest.raises(SettingsError, match="training is in the middle of"),
         ):
             ppo.evaluate(1)
+    with closing(make_arena(lambda: external(num_envs=3), 3)) as env:
+        assert env.url.startswith("http://127.0.0.1:")
     with pytest.raises(SettingsError, match="num_envs"):
         external(num_envs=0)
