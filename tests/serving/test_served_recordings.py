@@ -9,6 +9,7 @@ import time
 from contextlib import closing, contextmanager
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from gymnasium import spaces
@@ -115,6 +116,20 @@ def test_the_recording_says_what_the_newest_checkpoint_has_learned(tmp_path):
         asyncio.run(served())
     learned = etude.Recording.open(tmp_path / "data").meta["filter"]["connectors"]
     assert [one["state"]["obs"]["count"] for one in learned if one["name"] == "normalize_obs"] == [64]
+
+
+def test_an_episode_of_many_row_groups_is_in_one_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("etude.recordings.writer.ROW_GROUP_ROWS", 8)
+    data, rewards = tmp_path / "data", np.arange(30.0)
+    with serving(make_policy(), data, flush_seconds=1000.0) as url, connected(url) as client:
+        for _ in range(2):
+            play(client, client.open(), np.zeros((31, 3)), rewards, truncated=True)
+        assert not list(data.glob("*.parquet"))  # a file ends between two episodes
+    (file,) = etude.Recording.open(data).files
+    assert pq.ParquetFile(file).num_row_groups > 6
+    exp = etude.Recording.open(data).read().join()
+    assert exp.lengths.tolist() == [30, 30]
+    np.testing.assert_array_equal(exp.steps["reward"], [*rewards, *rewards])
 
 
 def test_an_episode_has_a_limit(tmp_path):
