@@ -20,6 +20,7 @@ ROWS = {
     "ray-sampling": "ray_sampling:rows",
     "recurrent": "recurrent:rows",
     "act": "act:rows",
+    "serve": "serve:rows",
     "overhead": "overhead:rows",
     "workers": "workers:rows",
     "agents": "agents:rows",

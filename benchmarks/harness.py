@@ -16,7 +16,7 @@ ETUDE = "Etude"
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 """Environment variables that hold thread pools to a size."""
 
-STEPS_A_SECOND, SHARE = "steps/s", "of its speed alone"
+STEPS_A_SECOND, REQUESTS_A_SECOND, SHARE = "steps/s", "requests/s", "of its speed alone"
 """Units of which more is better."""
 
 Work = Callable[[], int]
@@ -85,7 +85,7 @@ class Row:
     @property
     def more_is_better(self) -> bool:
         """Whether a larger figure is the better one; not so for times and memory."""
-        return self.unit in (STEPS_A_SECOND, SHARE)
+        return self.unit in (STEPS_A_SECOND, REQUESTS_A_SECOND, SHARE)
 
     def ratio_to(self, other: Figure) -> float:
         """Etude's figure over another's: the median over the rounds, in which drift of the machine cancels."""

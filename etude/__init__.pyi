@@ -80,6 +80,7 @@ from etude.runners import (
     Runner as Runner,
     RunningEpisode as RunningEpisode,
 )
+from etude.serving import ExternalEnv as ExternalEnv
 from etude.settings import settings as settings
 
 __version__: str

@@ -160,6 +160,7 @@ def helps(preloaded: Preloaded) -> dict[str, str]:
         "plot",
         "show",
         "export",
+        "serve",
         "compare",
         "demo",
         *(f"data {name}" for name in DATA_COMMANDS),

@@ -6,9 +6,6 @@ import logging
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
-from gymnasium import Env
-from gymnasium.vector import VectorEnv
-
 from etude.algorithms.algorithm import Algorithm
 from etude.algorithms.checkpoint import Component
 from etude.algorithms.config import ActingConfig
@@ -270,7 +267,7 @@ class ActingAlgorithm(Algorithm[C]):
 
     def in_use(self, env: EnvLike) -> bool:
         """Whether ``env`` is an object that training acts in."""
-        return isinstance(env, Env | VectorEnv)
+        return not isinstance(env, str) and not callable(env)
 
     def components(self) -> dict[str, Component]:
         """Also ``runner``: running episodes and random streams. What the connectors know is theirs."""

@@ -117,7 +117,7 @@ class AlgorithmConfig:
     `network.separate` is nested."""
 
     env: EnvLike | None = None
-    """Where to act: a registered id, `module:factory`, a function that makes an env, an Env or a VectorEnv."""
+    """Where to act: a registered id, `module:factory`, a function that makes an env; an Env, VectorEnv or Arena."""
 
     engine: EngineLike = "local"
     """Where runners and learners live: `local`, this process and its env workers; or a Ray cluster: `ray`, or settings

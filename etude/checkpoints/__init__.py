@@ -11,6 +11,7 @@ from etude.checkpoints.tree import (
     load_tree,
     remove_tree,
     save_tree,
+    state_name,
 )
 
 __all__ = [
@@ -24,4 +25,5 @@ __all__ = [
     "load_tree",
     "remove_tree",
     "save_tree",
+    "state_name",
 ]

@@ -157,6 +157,15 @@ def load_meta(folder: Where) -> Tree:
     return _decoded(_read_manifest(at)["meta"], {}, at)
 
 
+def state_name(folder: Where) -> str:
+    """The name of the file with the checkpoint's arrays: each save gives it another name.
+
+    Raises:
+        CheckpointError: the folder is not a checkpoint, or it is of a newer version.
+    """
+    return str(_read_manifest(folder_at(folder))["state"]["file"])
+
+
 def remove_tree(folder: Where) -> None:
     """Remove a checkpoint, if it is there, and the folder, if there is nothing else in it.
 

@@ -5,7 +5,7 @@ import copy
 import dataclasses
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from gymnasium.spaces import Box
@@ -137,6 +137,7 @@ _FIELDS = tuple(field.name for field in dataclasses.fields(Turn))
 _NOT_ROWS = ("obs", "kind", "waits", "taken", "over", "lost", "infos")
 
 
+@runtime_checkable
 class Arena(Protocol):
     """A set of slots that wait for actions. After `reset`, `recv` and `send` take turns."""
 

@@ -39,11 +39,11 @@ def make_arena(
 
     Args:
         env: A registered id; ``module:factory`` or ``module:EnvId``; a function or class that makes an env; one env
-            object (then there can be one copy only); or a ready ``VectorEnv``.
+            object (then there can be one copy only); or a ready ``VectorEnv``, or `Arena`.
         num_envs: How many copies where there are no workers.
         workers: Where the copies live, and their limits. With ``num_workers``, there are ``num_workers *
             envs_per_worker`` copies.
-        exact: A ready ``VectorEnv`` must have ``num_envs`` copies; else it is taken with as many as it has.
+        exact: A ready ``VectorEnv`` or `Arena` must have ``num_envs`` copies; else it is taken with as many as it has.
         drop: Parts of the observation, such as ``mission`` or ``info/text``, that are left out if they are of a kind
             which Etude can't handle.
 
@@ -54,6 +54,17 @@ def make_arena(
     workers = Workers() if workers is None else workers
     if foreign := foreign_env(env):
         raise EnvError(foreign)
+    if isinstance(env, Arena):
+        if workers.num_workers or workers.max_steps is not None:
+            raise EnvError(
+                f"{type(env).__name__} runs its envs itself: it can have no workers (workers.num_workers), and its "
+                "episodes can't be truncated here (workers.max_steps, trajectories.at_max_length)."
+            )
+        if exact and env.num_envs != num_envs:
+            raise EnvError(
+                f"the {type(env).__name__} has {env.num_envs} envs, but num_envs is {num_envs}: make them equal."
+            )
+        return env
     if workers.num_workers:
         return PoolArena(env, workers, drop=drop)
     limits: dict[str, Any] = {"exact": exact, "max_steps": workers.max_steps, "check": workers.check, "drop": drop}
@@ -66,6 +77,8 @@ def make_arena(
     if isinstance(env, str | gym.Env) or not callable(env):
         return InlineArena(env, num_envs, workers, drop=drop)
     first = [make_one(env)]
+    if isinstance(first[0], Arena):
+        return make_arena(first[0], num_envs, workers, exact=exact)
     if isinstance(first[0], VectorEnv):
         return _vector_arena(first[0], num_envs, is_given=False, **limits)
     return InlineArena(_then(first, env), num_envs, workers, drop=drop)

@@ -16,11 +16,12 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
 from etude.envs.adapters import ReducedEnv
+from etude.envs.arena import Arena
 from etude.envs.tasks import is_task, task
 from etude.errors import EnvError, SettingsError, described
 from etude.settings import nearest
 
-EnvLike: TypeAlias = str | gym.Env[Any, Any] | VectorEnv[Any, Any, Any] | Callable[[], Any]
+EnvLike: TypeAlias = str | gym.Env[Any, Any] | VectorEnv[Any, Any, Any] | Arena | Callable[[], Any]
 
 
 class _Package(NamedTuple):

@@ -3,11 +3,11 @@
 
 import os
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from etude import columns as col
 from etude.columns import Columns
@@ -20,6 +20,19 @@ from etude.spaces import Flattener, Nester, Space, alike, leaf_dtype, leaf_shape
 
 PolicyState: TypeAlias = dict[str, Any]
 """The state of a policy in running episodes: plain data and arrays ``[B, ...]``, from `Policy.initial_state`."""
+
+
+class Choice(NamedTuple):
+    """What a policy chooses for a batch of B observations: see `Policy.choose`."""
+
+    action: Columns
+    """For the env: flat columns ``[B, ...]``."""
+    chosen: Columns
+    """What the module chose, before the connectors, as recordings have it: flat columns ``[B, ...]``."""
+    state: PolicyState
+    """The next state; {} if the policy has none."""
+    logp: NDArray[np.float32] | None
+    """``[B]``: the log-probabilities of what was chosen; 0 without exploration. None: not asked for, or not known."""
 
 
 class Policy:
@@ -116,21 +129,47 @@ class Policy:
                 the last reward, but there is none.
         """
         seen, is_batch, device = self._columns_of(obs)
-        rows = len(next(iter(seen.values())))
-        actor = self._actor(explore, rng)
-        after: PolicyState = {}
-        if self.remembers:
-            chosen, after = self._acted(actor, seen, state, reward, first)
-        else:
-            if self.connectors.observes:
-                nothing = np.zeros(rows)
-                seen = self.connectors.online(Inputs(np.arange(rows), seen, np.ones(rows, bool), {}, nothing)).obs
-            chosen, _ = actor.step(seen)
-        action = self.connectors.act(chosen) if self.connectors.acts else chosen
+        action, _, after, _ = self.choose(seen, state, reward=reward, first=first, explore=explore, rng=rng)
         if not is_batch:
             action = {name: column[0] for name, column in action.items()}
         nested = self._nest(action if device is None else _tensors(action, device))
         return nested if state is None else (nested, after)
+
+    def choose(
+        self,
+        obs: Columns,
+        state: PolicyState | None = None,
+        *,
+        reward: ArrayLike | None = None,
+        first: ArrayLike | None = None,
+        explore: bool = False,
+        rng: np.random.Generator | None = None,
+        with_logp: bool = False,
+    ) -> Choice:
+        """As `act`, for flat columns of observations ``[B, ...]``, which are not checked; also says what a recording
+        keeps.
+
+        Args:
+            obs: Columns of the shapes and dtypes of `obs_space`, such as ``obs`` or ``obs/camera``.
+            state: See `act`, as for the other arguments.
+            with_logp: Find the log-probabilities of what is chosen, too.
+
+        Raises:
+            SettingsError: as `act`.
+        """
+        rows = len(next(iter(obs.values())))
+        actor = self._actor(explore, rng)
+        after: PolicyState = {}
+        if self.remembers:
+            chosen, extras, after = self._step(actor, obs, state, reward, first)
+        else:
+            if self.connectors.observes:
+                nothing = np.zeros(rows)
+                obs = self.connectors.online(Inputs(np.arange(rows), obs, np.ones(rows, bool), {}, nothing)).obs
+            chosen, extras = actor.step(obs)
+        action = self.connectors.act(chosen) if self.connectors.acts else chosen
+        logp = actor.logp(extras.get(col.DIST_INPUTS), chosen) if with_logp else None
+        return Choice(action, chosen, after, logp)
 
     def _actor(self, explore: bool, rng: np.random.Generator | None) -> Actor:
         if explore not in self._actors:
@@ -168,15 +207,15 @@ class Policy:
             columns[name] = value.astype(dtype, copy=False)
         return columns, is_batch, device
 
-    def _acted(
+    def _step(
         self,
         actor: Actor,
         obs: Columns,
         state: PolicyState | None,
         reward: ArrayLike | None,
         first: ArrayLike | None,
-    ) -> tuple[Columns, PolicyState]:
-        """What a policy with state chooses, and its next state."""
+    ) -> tuple[Columns, Columns, PolicyState]:
+        """What a policy with state chooses, the other columns that its actor gives, and its next state."""
         rows = len(next(iter(obs.values())))
         if state is None or len(state.get("first", ())) != rows:
             raise SettingsError(
@@ -201,7 +240,7 @@ class Policy:
             "memory": {name: extras[f"{col.STATE_OUT}{col.SEPARATOR}{name}"] for name in memory},
             "connectors": kept,
         }
-        return chosen, after
+        return chosen, extras, after
 
     # -- elsewhere ----------------------------------------------------------------------------------------------
 

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The protocol of `etude serve` and `ExternalEnv`: bodies in JSON or msgpack, values of spaces, steps of an episode.
+
+``docs/serve.md`` has it on one page, for clients in any language.
+"""
+
+import json
+import math
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final, NamedTuple, NoReturn
+
+import msgpack
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from etude import columns as col
+from etude.columns import SEPARATOR, Columns
+from etude.errors import EtudeError
+from etude.spaces import Space, leaf_dtype, leaf_shape
+
+JSON: Final = "application/json"
+MSGPACK: Final = "application/msgpack"
+CONTENT_TYPE: Final = "Content-Type"
+SESSION: Final = "session"
+POLICY: Final = "policy"
+
+STEP_FIELDS: Final = (SESSION, col.OBS, col.REWARD, col.TERMINATED, col.TRUNCATED)
+"""What a step of an episode may have."""
+
+
+class RequestError(EtudeError):
+    """A request that is refused.
+
+    Args:
+        field: What is wrong in it: a path such as ``obs/camera``.
+        message: What is wrong, in words that go on after the field's name.
+        status: The status of the HTTP answer, 400 to 499.
+    """
+
+    def __init__(self, field: str, message: str, status: int = 400) -> None:
+        super().__init__(f"`{field}` {message}")
+        self.field, self.status = field, status
+
+
+# -- bodies -----------------------------------------------------------------------------------------------------------
+
+
+def decode(body: bytes, content_type: str) -> dict[str, Any]:
+    """The fields of a request.
+
+    Raises:
+        RequestError: the body is of another format, is broken, or is no object.
+    """
+    if not body:
+        return {}
+    try:
+        if content_type == JSON:
+            fields = _from_json(body.decode())
+        elif content_type == MSGPACK:
+            fields = msgpack.unpackb(body, raw=False, strict_map_key=True)
+        else:
+            raise RequestError(CONTENT_TYPE, f"is {content_type!r}, but must be {JSON} or {MSGPACK}.", 415)
+    except (ValueError, TypeError, RecursionError, MemoryError, msgpack.UnpackException) as error:
+        what = content_type.partition("/")[2]
+        raise RequestError("body", f"can't be read as {what}: {error or type(error).__name__}.") from None
+    if not isinstance(fields, dict):
+        raise RequestError("body", f"is {_kind(fields)}, but must be an object with fields.")
+    return fields
+
+
+def encode(answer: Any, content_type: str) -> bytes:
+    """An answer in the format of the request."""
+    if content_type == MSGPACK:
+        packed: bytes = msgpack.packb(answer)
+        return packed
+    return _to_json(answer).encode()
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON; numbers must be finite")
+
+
+_from_json = json.JSONDecoder(parse_constant=_refuse_constant).decode
+_to_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+
+
+def check_fields(fields: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raise a RequestError for the first field that is not one of ``known``."""
+    for name in fields:
+        if name not in known:
+            raise RequestError(str(name)[:100], f"is not a field of this request: it takes {', '.join(known)}.")
+
+
+def _kind(value: Any) -> str:
+    """What a value is, in the words of JSON."""
+    if value is None:
+        return "null"
+    kinds = {bool: "a boolean", int: "a number", float: "a number", str: "a text", list: "an array", dict: "an object"}
+    return kinds.get(type(value), f"of the type {type(value).__name__}")
+
+
+# -- values of spaces -------------------------------------------------------------------------------------------------
+
+
+def read_value(space: Space, value: Any, root: str, max_rows: int) -> tuple[Columns, bool]:
+    """A value of a space, or a batch of them, as flat columns ``[B, ...]``; and whether it is a batch.
+
+    A Dict is an object, a Tuple an array, all others are numbers in nested arrays. In a batch, each part has one more
+    axis, in front. In msgpack, an array may also be ``{"shape": [...], "data": bytes}``: little-endian numbers of the
+    dtype of the space, in C order.
+
+    Raises:
+        RequestError: it does not fit the space; the part is named.
+    """
+    columns: Columns = {}
+    rows: dict[str, int | None] = {}
+    for name, leaf, part in _parts(space, value, root):
+        array = _numbers(name, leaf, part)
+        shape = leaf_shape(leaf)
+        is_batch = array.ndim == len(shape) + 1
+        if array.shape[is_batch:] != shape:
+            found = f"has shape {list(array.shape)}, but in its space {list(shape)}"
+            raise RequestError(name, f"{found}; a batch has one more axis in front.")
+        rows[name] = len(array) if is_batch else None
+        if len(set(rows.values())) > 1:
+            other, count = next(iter(rows.items()))
+            raise RequestError(name, f"has {_rows(rows[name])}, but `{other}` has {_rows(count)}.")
+        if is_batch and not 1 <= len(array) <= max_rows:
+            raise RequestError(name, f"is a batch of {len(array)}, but must have 1 to {max_rows} rows.")
+        columns[name] = array if is_batch else array[None]
+    return columns, is_batch
+
+
+def _rows(count: int | None) -> str:
+    return "no axis of a batch" if count is None else f"{count} rows"
+
+
+def _parts(space: Space, value: Any, name: str) -> Iterator[tuple[str, Space, Any]]:
+    """The simple spaces in a space, with their names and values."""
+    if isinstance(space, spaces.Dict):
+        keys = [str(key) for key in space.spaces]
+        if not isinstance(value, Mapping):
+            raise RequestError(name, f"is {_kind(value)}, but must be an object with {', '.join(keys)}.")
+        for key in value:
+            if key not in keys:
+                raise RequestError(f"{name}{SEPARATOR}{key}"[:200], f"is not in the space: it has {', '.join(keys)}.")
+        for key, sub in zip(keys, space.spaces.values(), strict=True):
+            if key not in value:
+                raise RequestError(f"{name}{SEPARATOR}{key}", "is missing.")
+            yield from _parts(sub, value[key], f"{name}{SEPARATOR}{key}")
+    elif isinstance(space, spaces.Tuple):
+        if not isinstance(value, list) or len(value) != len(space.spaces):
+            found = f"an array of {len(value)}" if isinstance(value, list) else _kind(value)
+            raise RequestError(name, f"is {found}, but must be an array of {len(space.spaces)} parts.")
+        for i, (sub, part) in enumerate(zip(space.spaces, value, strict=True)):
+            yield from _parts(sub, part, f"{name}{SEPARATOR}{i}")
+    else:
+        yield name, space, value
+
+
+def _numbers(name: str, leaf: Space, value: Any) -> NDArray[Any]:
+    """An array of the leaf's dtype, of whatever shape, whose numbers are finite and in the space (but for bounds)."""
+    dtype = leaf_dtype(leaf)
+    if isinstance(value, Mapping):
+        array = _unpacked(name, value, dtype)
+    else:
+        try:
+            array = np.asarray(value)
+        except (ValueError, TypeError, OverflowError, RecursionError):
+            raise RequestError(name, "is not an array of numbers: its rows differ in length or depth.") from None
+    if array.dtype.kind not in "biuf":
+        what = _kind(value) if not isinstance(value, list) else "an array with something else than numbers in it"
+        raise RequestError(name, f"is {what}, but must be numbers.")
+    if array.dtype.kind == "f" and dtype.kind != "f" and array.size:
+        raise RequestError(name, f"has numbers with a fraction, but its space {leaf} has whole numbers.")
+    if dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            array = array.astype(dtype, copy=False)
+        if not np.isfinite(array).all():
+            raise RequestError(name, f"has a number that is not finite, or too large for {dtype}.")
+    elif array.dtype != dtype:
+        limits = np.iinfo(dtype) if dtype.kind in "iu" else None
+        if limits is not None and array.size and not (limits.min <= array.min() and array.max() <= limits.max):
+            raise RequestError(name, f"has a number outside the range of {dtype}.")
+        array = array.astype(dtype)
+    if not _is_choice(leaf, array):
+        raise RequestError(name, f"is outside its space {leaf}.")
+    return array
+
+
+def _is_choice(leaf: Space, array: NDArray[Any]) -> bool:
+    """Whether all values are choices of a space of choices; True for a Box, or where shapes do not fit."""
+    if isinstance(leaf, spaces.Discrete):
+        return bool(((array >= leaf.start) & (array < leaf.start + leaf.n)).all())
+    if isinstance(leaf, spaces.MultiBinary):
+        return bool(((array == 0) | (array == 1)).all())
+    if isinstance(leaf, spaces.MultiDiscrete) and array.shape[-len(leaf.shape) :] == leaf.shape:
+        return bool(((array >= leaf.start) & (array < leaf.start + leaf.nvec)).all())
+    return True
+
+
+def _unpacked(name: str, value: Mapping[str, Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    shape, data = value.get("shape"), value.get("data")
+    is_shape = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape) and len(shape) < 33
+    if value.keys() != {"shape", "data"} or not is_shape or not isinstance(data, bytes):
+        raise RequestError(name, 'is an object, but must be numbers, or in msgpack {"shape": [...], "data": bytes}.')
+    assert isinstance(shape, list)
+    size = math.prod(shape) * dtype.itemsize
+    if size != len(data):
+        raise RequestError(name, f"has {len(data)} bytes, but {dtype} of shape {shape} has {size}.")
+    return np.frombuffer(data, dtype.newbyteorder("<")).reshape(shape).astype(dtype)
+
+
+# -- steps ------------------------------------------------------------------------------------------------------------
+
+
+class Step(NamedTuple):
+    """What a client says of one step: what its last action brought, and what to act on next."""
+
+    obs: Columns | None
+    """Flat columns ``[1, ...]``; None: the episode has terminated, and there is no last observation."""
+    reward: float | None
+    """Of the last action; None: not said, or this begins an episode."""
+    terminated: bool
+    truncated: bool
+
+    @property
+    def done(self) -> bool:
+        """The episode has ended: no action is wanted."""
+        return self.terminated or self.truncated
+
+
+def read_step(fields: Mapping[str, Any], obs_space: Space, *, is_first: bool, needs_reward: bool) -> Step:
+    """The step that a request reports.
+
+    Args:
+        fields: Of the request.
+        obs_space: The space of one observation.
+        is_first: It begins an episode.
+        needs_reward: Later steps must say what they have earned.
+
+    Raises:
+        RequestError: something is missing or wrong.
+    """
+    check_fields(fields, STEP_FIELDS)
+    flags = {}
+    for name in (col.TERMINATED, col.TRUNCATED):
+        given = fields.get(name)
+        if given is not None and not isinstance(given, bool):
+            raise RequestError(name, f"is {_kind(given)}, but must be true or false.")
+        flags[name] = bool(given)
+        if is_first and given:
+            raise RequestError(name, "is true in the first step of an episode, before any action.")
+    reward = fields.get(col.REWARD)
+    if reward is not None:
+        is_number = isinstance(reward, int | float) and not isinstance(reward, bool)
+        if not is_number or not math.isfinite(_as_float(reward)):
+            raise RequestError(col.REWARD, f"is {_kind(reward)}, but must be one finite number.")
+        if is_first:
+            raise RequestError(col.REWARD, "is given, but this step begins an episode: nothing was earned yet.")
+        reward = _as_float(reward)
+    elif needs_reward and not is_first:
+        raise RequestError(col.REWARD, "is missing: what the last action has earned.")
+    obs = fields.get(col.OBS)
+    if obs is None:
+        if not flags[col.TERMINATED]:
+            raise RequestError(col.OBS, "is missing: the observation, which only a terminated episode may lack.")
+        return Step(None, reward, **flags)
+    columns, is_batch = read_value(obs_space, obs, col.OBS, 1)
+    if is_batch:
+        raise RequestError(col.OBS, f"is a batch, but a {SESSION} has one observation at a time.")
+    return Step(columns, reward, **flags)
+
+
+def _as_float(number: float) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf

@@ -1,0 +1,418 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PolicyService: answers requests for actions with policies, and records the episodes that clients report."""
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from etude import columns as col
+from etude.algorithms.loading import load_policy
+from etude.checkpoints import Where, load_meta, state_name
+from etude.columns import Columns
+from etude.errors import EnvError, EtudeError, ModuleError, SettingsError, SpaceError
+from etude.policies import Choice, Policy, PolicyState
+from etude.serving.protocol import POLICY, SESSION, RequestError, Step, check_fields, read_step, read_value
+from etude.serving.recorder import EpisodeRecorder, ServedEpisode
+from etude.serving.sessions import Session, Sessions
+from etude.serving.web import LOCAL, Metrics, repeat
+from etude.settings import check_rules, settings
+from etude.spaces import Nester, space_to_json
+
+Policies: TypeAlias = Policy | Mapping[str, Policy] | Where
+"""A policy; several by name; or the path or URL of a run, whose newest checkpoint is served."""
+
+HOUSEKEEPING: Final = 1.0
+"""Seconds between two looks at what is due."""
+
+_log = logging.getLogger("etude.serving")
+
+
+@settings
+class ServingConfig:
+    """How policies are served."""
+
+    host: str = "127.0.0.1"
+    """The address to listen at: `127.0.0.1` is for this machine alone, `0.0.0.0` for all that can reach it."""
+
+    port: int = 8080
+    """Where; 0 is any port that is free."""
+
+    record: str | None = None
+    """The folder of a recording, or its URL: sessions' episodes are added to it when their ends are reported."""
+
+    explore: bool = False
+    """Draw actions from the policy; else take the most likely ones."""
+
+    seed: int | None = None
+    """Of the actions drawn; none draws one from the system."""
+
+    max_body: int = 16 * 2**20
+    """The most bytes of a request, at least 1."""
+
+    max_batch: int = 1024
+    """The most observations of a request, and of one call of a policy, at least 1."""
+
+    max_sessions: int = 1000
+    """The most sessions that are open at one time, at least 0."""
+
+    session_seconds: float = 600.0
+    """A session that is not used for so long is closed, and its unfinished episode is dropped."""
+
+    max_episode_steps: int = 100_000
+    """The most steps of a recorded episode, at least 1: they are held in memory until its end."""
+
+    flush_seconds: float = 60.0
+    """Recorded episodes are on the disk so many seconds after they have ended, at the latest."""
+
+    def __post_init__(self) -> None:
+        check_rules(
+            self,
+            port=(0 <= self.port < 1 << 16, "from 0 to 65535"),
+            max_body=(self.max_body >= 1, "at least 1"),
+            max_batch=(self.max_batch >= 1, "at least 1"),
+            max_sessions=(self.max_sessions >= 0, "at least 0"),
+            session_seconds=(self.session_seconds > 0, "above 0"),
+            max_episode_steps=(self.max_episode_steps >= 1, "at least 1"),
+            flush_seconds=(self.flush_seconds >= 0, "at least 0"),
+        )
+
+
+@dataclasses.dataclass(eq=False)
+class ServedSession(Session):
+    """A session of one policy."""
+
+    policy: str
+    state: PolicyState
+    episode: ServedEpisode
+
+
+@dataclasses.dataclass
+class _Job:
+    """Rows that wait for one policy."""
+
+    obs: Columns
+    rows: int
+    state: PolicyState
+    reward: float | None
+    is_recorded: bool
+    result: "asyncio.Future[Choice]"
+
+
+class PolicyService:
+    """Serves policies; see `etude.serving.web.Service` for the methods.
+
+    Requests that wait when a policy can act are answered by one call of it.
+
+    Args:
+        policies: What acts.
+        config: How.
+
+    Raises:
+        CheckpointError: the run can't be loaded.
+        DataError: it can't be recorded to the folder.
+    """
+
+    def __init__(self, policies: Policies, config: ServingConfig) -> None:
+        self.config = config
+        self.max_body, self.is_local = config.max_body, config.host in LOCAL
+        self.metrics = Metrics()
+        self.run: Where | None = None
+        self.saved_as = ""
+        """The file of the checkpoint that is served."""
+        self._refused = ""  # of one that can't be
+        self._trouble = ""
+        """What went wrong in the last look at what is due, of which was warned."""
+        self._meta: dict[str, Any] = {}
+        if isinstance(policies, str | os.PathLike):
+            self.run = policies
+            self.saved_as, self._meta, self.policies = _loaded(policies)
+        else:
+            self.policies = {"main": policies} if isinstance(policies, Policy) else dict(policies)
+        if not self.policies:
+            raise SettingsError("there is no policy to serve.")
+        self._joins = {name: _can_join(policy) for name, policy in self.policies.items()}
+        self._rng = np.random.default_rng(config.seed)
+        self._jobs: dict[str, list[_Job]] = {}
+        self.sessions: Sessions[ServedSession] = Sessions(config.max_sessions, config.session_seconds, self._dropped)
+        self.recorder: EpisodeRecorder | None = None
+        if config.record is not None:
+            self.recorder = EpisodeRecorder(
+                config.record, self.policies, explore=config.explore, flush_seconds=config.flush_seconds
+            )
+
+    # -- requests -------------------------------------------------------------------------------------------------
+
+    def about(self) -> dict[str, Any]:
+        policies = {
+            name: {
+                "obs_space": space_to_json(policy.obs_space),
+                "action_space": space_to_json(policy.action_space),
+                "needs_session": policy.remembers,
+                "needs_reward": self._needs_reward(policy),
+            }
+            for name, policy in self.policies.items()
+        }
+        checkpoint = {name: self._meta.get(name) for name in ("time", "env_steps")} if self._meta else None
+        return {"policies": policies, "explore": self.config.explore, "checkpoint": checkpoint}
+
+    def gauges(self) -> dict[str, float]:
+        found: dict[str, float] = {"etude_sessions": len(self.sessions)}
+        for gauge, name in (("time_seconds", "time"), ("env_steps", "env_steps")):
+            if isinstance(value := self._meta.get(name), int | float):
+                found[f"etude_checkpoint_{gauge}"] = value
+        return found
+
+    def open(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        check_fields(fields, (POLICY,))
+        name = self._name_of(fields)
+        session = self.sessions.add(ServedSession(name, self.policies[name].initial_state(1), ServedEpisode()))
+        return {SESSION: session.id, POLICY: name, "seconds": self.sessions.seconds}
+
+    def close(self, session_id: str) -> dict[str, Any]:
+        self.sessions.drop(self.sessions.find(session_id))
+        return {SESSION: session_id}
+
+    async def act(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        if fields.get(SESSION) is not None:
+            return await self._act_in(self.sessions.find(fields[SESSION]), fields)
+        check_fields(fields, (col.OBS, POLICY))
+        name = self._name_of(fields)
+        policy = self.policies[name]
+        if policy.remembers:
+            raise RequestError(SESSION, f"is missing: the policy {name!r} remembers earlier steps; open a session.")
+        if fields.get(col.OBS) is None:
+            raise RequestError(col.OBS, "is missing.")
+        obs, is_batch = read_value(policy.obs_space, fields[col.OBS], col.OBS, self.config.max_batch)
+        action = (await self._choose(name, obs, {}, None, is_recorded=False)).action
+        return {col.ACTION: _listed(policy, action if is_batch else {n: column[0] for n, column in action.items()})}
+
+    async def _act_in(self, session: ServedSession, fields: Mapping[str, Any]) -> dict[str, Any]:
+        policy, episode = self.policies[session.policy], session.episode
+        needs_reward = self.recorder is not None or self._needs_reward(policy)
+        is_first = not episode.num_steps
+        step = read_step(fields, policy.obs_space, is_first=is_first, needs_reward=needs_reward)
+        session.is_busy = True
+        try:
+            if step.done:
+                return await self._end(session, step)
+            assert step.obs is not None
+            is_recorded = self.recorder is not None
+            if is_recorded and episode.num_steps >= self.config.max_episode_steps:
+                raise RequestError(
+                    SESSION, f"has an episode of {episode.num_steps} steps, the most that there may be: end it."
+                )
+            choice = await self._choose(session.policy, step.obs, session.state, step.reward, is_recorded=is_recorded)
+            session.state = choice.state
+            episode.add(step, choice if is_recorded else None)
+            return {col.ACTION: _listed(policy, {name: column[0] for name, column in choice.action.items()})}
+        finally:
+            session.is_busy = False
+            self.sessions.touch(session)
+
+    async def _end(self, session: ServedSession, step: Step) -> dict[str, Any]:
+        policy, episode = self.policies[session.policy], session.episode
+        if self.recorder is not None:
+            await asyncio.wrap_future(self.recorder.write(episode, step, policy, session.policy))
+        self.metrics.count("etude_episodes_total", how="ended" if self.recorder is None else "recorded")
+        session.state, session.episode = policy.initial_state(1), ServedEpisode()
+        return {col.ACTION: None, col.EPISODE_ID: episode.id}
+
+    def _dropped(self, session: ServedSession) -> None:
+        if session.episode.num_steps:
+            self.metrics.count("etude_episodes_total", how="dropped")
+
+    def _name_of(self, fields: Mapping[str, Any]) -> str:
+        name = fields.get(POLICY)
+        if name is None and len(self.policies) == 1:
+            return next(iter(self.policies))
+        if not isinstance(name, str) or name not in self.policies:
+            found = "is missing" if name is None else f"is {str(name)[:50]!r}"
+            raise RequestError(POLICY, f"{found}; there are {', '.join(self.policies)}.", 400 if name is None else 404)
+        return name
+
+    def _needs_reward(self, policy: Policy) -> bool:
+        return bool(policy.readers(col.REWARD))
+
+    # -- acting ---------------------------------------------------------------------------------------------------
+
+    def _choose(
+        self, name: str, obs: Columns, state: PolicyState, reward: float | None, *, is_recorded: bool
+    ) -> "asyncio.Future[Choice]":
+        """What a policy chooses, once it is asked for all that waits."""
+        loop = asyncio.get_running_loop()
+        result: asyncio.Future[Choice] = loop.create_future()
+        if not self._jobs:
+            loop.call_soon(self._act)  # behind the requests that have been read already
+        rows = len(next(iter(obs.values())))
+        self._jobs.setdefault(name, []).append(_Job(obs, rows, state, reward, is_recorded, result))
+        return result
+
+    def _act(self) -> None:
+        """Answer all that waits."""
+        waiting, self._jobs = self._jobs, {}
+        for name, jobs in waiting.items():
+            most = self.config.max_batch if self._joins[name] else 1
+            start, rows = 0, 0
+            for i, job in enumerate(jobs):
+                if i > start and rows + job.rows > most:
+                    self._answer(name, jobs[start:i])
+                    start, rows = i, 0
+                rows += job.rows
+            self._answer(name, jobs[start:])
+
+    def _answer(self, name: str, jobs: Sequence[_Job]) -> None:
+        policy = self.policies[name]
+        try:
+            found = self._chosen(policy, jobs)
+        except Exception as error:  # noqa: BLE001  it is raised where the request is answered
+            if len(jobs) > 1:  # only those that it is about are to fail
+                for job in jobs:
+                    self._answer(name, [job])
+            elif not jobs[0].result.done():
+                if isinstance(error, EnvError | SpaceError):  # such as a mask that forbids all actions
+                    field = col.OBS_MASK if policy.module.mask is not None else col.OBS
+                    error = RequestError(field, f"can't be acted on: {error}")
+                jobs[0].result.set_exception(error)
+            return
+        for job, choice in zip(jobs, found, strict=True):
+            if not job.result.done():  # else the server ends
+                job.result.set_result(choice)
+
+    def _chosen(self, policy: Policy, jobs: Sequence[_Job]) -> list[Choice]:
+        rows = sum(job.rows for job in jobs)
+        self.metrics.observe("etude_batch_rows", rows)
+        obs, state = (jobs[0].obs, jobs[0].state) if len(jobs) == 1 else (_joined([job.obs for job in jobs]), {})
+        if policy.remembers and len(jobs) > 1:
+            state = _joined([job.state for job in jobs])
+        all_chosen = policy.choose(
+            obs,
+            state,
+            reward=np.array([job.reward or 0.0 for job in jobs]) if policy.remembers else None,
+            explore=self.config.explore,
+            rng=self._rng,
+            with_logp=any(job.is_recorded for job in jobs),
+        )
+        for action_name, column in all_chosen.action.items():
+            if column.dtype.kind == "f" and not np.isfinite(column).all():
+                raise ModuleError(f"the policy gave an `{action_name}` that is not finite.")
+        if len(jobs) == 1:
+            return [all_chosen]
+        stops = np.cumsum([job.rows for job in jobs]).tolist()
+        return [_rows(all_chosen, slice(stop - job.rows, stop)) for job, stop in zip(jobs, stops, strict=True)]
+
+    # -- the checkpoint -------------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(repeat(HOUSEKEEPING, self.look_after))
+        try:
+            yield
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            self.sessions.clear()
+            if self.recorder is not None:
+                await asyncio.to_thread(self.recorder.close)
+
+    async def look_after(self) -> None:
+        """Take a newer checkpoint, if there is one; close sessions that are over; put episodes on the disk."""
+        self.sessions.expire()
+        try:
+            if self.recorder is not None and (flushed := self.recorder.flush_if_due()) is not None:
+                await asyncio.wrap_future(flushed)
+            await self._reload()
+            self._trouble = ""
+        except Exception as error:  # noqa: BLE001  requests are answered on, and it is tried again
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                _log.warning("%s", error)
+
+    async def _reload(self) -> None:
+        if self.run is None:
+            return
+        newest = await asyncio.to_thread(state_name, self.run)
+        if newest in (self.saved_as, self._refused):
+            return
+        try:
+            saved_as, meta, policies = await asyncio.to_thread(_loaded, self.run)
+            for name, policy in self.policies.items():
+                if name not in policies or _form(policies[name]) != _form(policy):
+                    raise SettingsError(
+                        f"the policy {name!r} of the checkpoint that was saved to {self.run} has other spaces or "
+                        "another memory, or is not there any more: the one before is served on. Start the server anew."
+                    )
+        except EtudeError:
+            self._refused = newest
+            self.metrics.count("etude_reloads_total", taken="no")
+            raise
+        self.saved_as, self._meta, self.policies = saved_as, meta, {name: policies[name] for name in self.policies}
+        if self.recorder is not None:
+            self.recorder.set_policies(self.policies)
+        self.metrics.count("etude_reloads_total", taken="yes")
+        _log.info("%s: a newer checkpoint is served.", self.run)
+
+
+def _loaded(run: Where) -> tuple[str, dict[str, Any], dict[str, Policy]]:
+    """The name of the newest checkpoint's file, its meta, and its policies, all of one save."""
+    while True:
+        saved_as, meta = state_name(run), load_meta(run)
+        names = list(meta["spaces"]) if isinstance(meta, dict) and isinstance(meta.get("spaces"), dict) else []
+        policies = {name: load_policy(run, name) for name in names} or {"main": load_policy(run)}
+        if state_name(run) == saved_as:
+            assert isinstance(meta, dict)
+            return saved_as, meta, policies
+
+
+def _form(policy: Policy) -> tuple[Any, ...]:
+    """What sessions and recordings depend on: two policies that are equal in it can take each other's place."""
+    spaces = (policy.obs_space, policy.action_space, policy.module.action_space)
+    shapes = {path: np.asarray(leaf).shape for path, leaf in _leaves(policy.initial_state(1))}
+    return *(repr(space_to_json(space)) for space in spaces), shapes
+
+
+# -- states as trees of arrays ----------------------------------------------------------------------------------------
+
+
+def _leaves(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...], Any]]:
+    if isinstance(tree, Mapping):
+        return [leaf for key, part in tree.items() for leaf in _leaves(part, (*path, key))]
+    return [(path, tree)]
+
+
+def _can_join(policy: Policy) -> bool:
+    """Whether states of rows can be joined: all that is in them has an axis of rows in front."""
+    return all(
+        isinstance(leaf, np.ndarray) and leaf.shape[:1] == (rows,)
+        for rows in (2, 3)
+        for _, leaf in _leaves(policy.initial_state(rows))
+    )
+
+
+def _joined(trees: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        key: _joined([tree[key] for tree in trees])
+        if isinstance(part, Mapping)
+        else np.concatenate([tree[key] for tree in trees])
+        for key, part in trees[0].items()
+    }
+
+
+def _cut(tree: Mapping[str, Any], rows: slice) -> dict[str, Any]:
+    return {key: _cut(part, rows) if isinstance(part, Mapping) else part[rows] for key, part in tree.items()}
+
+
+def _rows(choice: Choice, rows: slice) -> Choice:
+    action, chosen, state = (_cut(columns, rows) for columns in choice[:3])
+    return Choice(action, chosen, state, None if choice.logp is None else choice.logp[rows])
+
+
+def _listed(policy: Policy, action: Columns) -> Any:
+    """An action, or a batch of them, as nested lists and numbers."""
+    return Nester(policy.action_space, col.ACTION)({name: column.tolist() for name, column in action.items()})
