@@ -2,6 +2,7 @@
 """What one sees while one run or several train: a live picture in a terminal or a notebook, else lines."""
 
 import contextlib
+import io
 import math
 import sys
 import time
@@ -12,7 +13,7 @@ from etude.algorithms.results import Evaluation, Result, Stop
 from etude.errors import printable, printable_lines
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
     from rich.live import Live
 
 _PARTS = 6
@@ -34,20 +35,48 @@ class Shows(Protocol):
         """There are no more."""
 
 
-def _live(picture: "Callable[[], RenderableType]") -> "Live | None":
+class _Notebook:
+    """Shows a picture in a notebook's cell; rich's own way needs ipywidgets there, and shows nothing without."""
+
+    def __init__(self, picture: "Callable[[], RenderableType]") -> None:
+        from IPython.display import display
+
+        self._picture = picture
+        self._cell = display(self, display_id=True)
+
+    def _recorded(self) -> "Console":
+        from rich.console import Console
+
+        console = Console(file=io.StringIO(), record=True, force_jupyter=False, width=120)
+        console.print(self._picture())
+        return console
+
+    def _repr_html_(self) -> str:
+        return self._recorded().export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+
+    def __repr__(self) -> str:
+        return self._recorded().export_text()
+
+    def refresh(self) -> None:
+        """Show it as it is now."""
+        self._cell.update(self)
+
+    stop = refresh
+
+
+def _live(picture: "Callable[[], RenderableType]") -> "Live | _Notebook | None":
     """What shows a picture again and again, in a terminal or a notebook; None where there is neither."""
-    if not (sys.stderr.isatty() or "ipykernel" in sys.modules):
-        return None
-    from rich.console import Console
-    from rich.live import Live
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.live import Live
 
-    console = Console(stderr=True) if sys.stderr.isatty() else Console()  # which finds the notebook
-    live = Live(get_renderable=picture, console=console, refresh_per_second=2)
-    live.start()
-    return live
+        live = Live(get_renderable=picture, console=Console(stderr=True), refresh_per_second=2)
+        live.start()
+        return live
+    return _Notebook(picture) if "ipykernel" in sys.modules else None
 
 
-def _stop(live: "Live | None") -> None:
+def _stop(live: "Live | _Notebook | None") -> None:
     if live is not None:
         with contextlib.suppress(OSError):  # that the terminal is gone ends no run
             live.stop()
@@ -81,10 +110,13 @@ class View:
     def close(self) -> None:
         """Show the last result."""
         _stop(self._live)
-        self._write()
+        if self._live is None:
+            self._write()
 
     def _write(self) -> None:
-        if self._last is not None and self._waits and self._live is None and not self.quiet:
+        if isinstance(self._live, _Notebook):
+            self._live.refresh()
+        elif self._live is None and self._last is not None and self._waits and not self.quiet:
             self._say("  ".join(f"{name} {text}" for name, text in figures(self._last).items()))
         self._shown, self._waits = time.monotonic(), False
 
@@ -135,7 +167,7 @@ class Board:
         self._began: dict[str, float] = {}
         self._shown: dict[str, float] = {}
         self._start = time.monotonic()
-        self._live: Live | None = None
+        self._live: Live | _Notebook | None = None
 
     def open(self) -> None:
         """Begin to show them."""
@@ -169,7 +201,9 @@ class Board:
         _stop(self._live)
 
     def _write(self, name: str, how: str = "") -> None:
-        if self._live is None and not self.quiet:
+        if isinstance(self._live, _Notebook):
+            self._live.refresh()
+        elif self._live is None and not self.quiet:
             found = _short(self._last[name]) if name in self._last else {}
             self._say("  ".join([name, *([how] if how else []), *(f"{key} {text}" for key, text in found.items())]))
 
