@@ -235,11 +235,10 @@ class _Child:
         self._outcome: Outcome | None = None
         self._is_told = False
         self._silent_since = 0.0
-        self._log = job.out / OUTPUT
         mode = "ab" if job.goes_on else "wb"
         job.out.mkdir(parents=True, exist_ok=True)
         self.hears, tells = Pipe(duplex=False)
-        with tells, self._log.open(mode) as log:
+        with tells, (job.out / OUTPUT).open(mode) as log:
             given = (os.getpid(), tells.fileno(), *sent)
             self._process = spawning.start(_COMMAND, given, fds=[tells.fileno()], stdout=log, stderr=log)
 
@@ -277,7 +276,7 @@ class _Child:
             return Outcome(is_interrupted=True)
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
         hint = ", perhaps for want of memory" if code == -signal.SIGKILL else ""
-        return Outcome(error=f"its process {how}{hint}. What it wrote is in {self._log}.")
+        return Outcome(error=f"its process {how}{hint}.")
 
     def kill(self) -> None:
         """End it at once, with what its envs have started."""

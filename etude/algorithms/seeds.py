@@ -83,9 +83,8 @@ def fit_seeds(
     jobs = seed_jobs(numbers, folder, config, changes, **shared)
     board = Board(title_of(kind, config, len(jobs)), [job.name for job in jobs], stop, quiet=not progress)
     outcomes = train_all(jobs, folder, board, max_concurrent=max_concurrent, quiet=not progress)
-    for job, outcome in zip(jobs, outcomes, strict=True):
-        if outcome.error is not None:
-            _LOG.warning("%s failed: %s", job.out, outcome.error)
+    for line in failures(jobs, outcomes):
+        _LOG.warning(line)
     if any(outcome.is_interrupted for outcome in outcomes):
         raise KeyboardInterrupt(f"the runs are saved in {folder}; fit_seeds(..., resume=True) goes on")
     return [
