@@ -161,7 +161,7 @@ class Board:
         self, title: str, names: Sequence[str], stop: Stop, *, quiet: bool, say: Callable[[str], None] = say
     ) -> None:
         self.title, self.stop, self.quiet, self._say = printable(title), stop, quiet, say
-        self._state = dict.fromkeys(names, "waits")
+        self._state = dict.fromkeys(names, "waiting")
         self._first: dict[str, Result] = {}
         self._last: dict[str, Result] = {}
         self._began: dict[str, float] = {}
@@ -177,14 +177,14 @@ class Board:
 
     def begin(self, name: str) -> None:
         """A run begins."""
-        self._state[name], self._began[name] = "starts", time.monotonic()
+        self._state[name], self._began[name] = "starting", time.monotonic()
 
     def show(self, name: str, result: Result) -> None:
         """Take note of the newest result of a run; there is a line about once a second, of each run in turn."""
-        self._state[name] = "trains"
+        self._state[name] = "training"
         self._last[name] = result
         self._first.setdefault(name, result)
-        now, pause = time.monotonic(), max(1, [*self._state.values()].count("trains"))
+        now, pause = time.monotonic(), max(1, [*self._state.values()].count("training"))
         if now - self._shown.get(name, -math.inf) >= pause:
             self._shown[name] = now
             self._write(name)
@@ -215,16 +215,16 @@ class Board:
         from rich.text import Text
 
         table = Table.grid(padding=(0, 2))
-        goes_on = [name for name, state in self._state.items() if state in ("starts", "trains")]
+        goes_on = [name for name, state in self._state.items() if state in ("starting", "training")]
         some = {*goes_on, *[name for name in self._state if name not in goes_on][: max(0, _ROWS - len(goes_on))]}
         for name in [name for name in self._state if name in some]:
             state, last = self._state[name], self._last.get(name)
-            style = {"failed": "red", "done": "green", "waits": "dim"}.get(state, "")
+            style = {"failed": "red", "done": "green", "waiting": "dim"}.get(state, "")
             cells: list[RenderableType] = [Text(printable(name), "bold cyan"), Text(state, style)]
             found = _short(last) if last is not None else {}
             cells += [Text(f"{key} {found[key]}" if key in found else "") for key in ("return", "steps", "updates")]
             share = progress(self.stop, self._first[name], last) if last is not None and name in self._first else None
-            if state == "trains" and share is not None:
+            if state == "training" and share is not None:
                 spent = time.monotonic() - self._began[name]
                 left = f"{clock(spent * (1 - share) / share)} left" if 0.02 < share < 1 else ""
                 cells += [ProgressBar(1.0, share, width=20), Text(f"{share:.0%} {left}")]

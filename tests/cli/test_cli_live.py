@@ -136,11 +136,11 @@ def test_a_row_for_each_run_and_very_many_are_counted():
     lines = pictured(board)
     rows = {line.split()[0]: line for line in lines[1:-1]}
     assert (len(rows), {"seed-30", "seed-31"} <= rows.keys()) == (24, True)  # those that go on are always there
-    assert "trains  return 12.3  steps 25   updates 3" in rows["seed-30"]
+    assert "training  return 12.3  steps 25   updates 3" in rows["seed-30"]
     assert "25%" in rows["seed-30"]
     assert "done" in rows["seed-0"]
     assert "failed" in rows["seed-1"]
-    assert lines[-1].startswith("1 done, 1 failed, 36 waits, 1 trains, 1 starts, ")
+    assert lines[-1].startswith("1 done, 1 failed, 36 waiting, 1 training, 1 starting, ")
     board.close()
 
 
