@@ -34,6 +34,7 @@ from typing import (
     get_type_hints,
 )
 
+from etude.display import short
 from etude.errors import SettingsError
 
 C = TypeVar("C")
@@ -51,7 +52,9 @@ def settings(cls: type[C]) -> type[C]:
         SettingsError: ``cls`` changes the default of an inherited field without an annotation, which has no effect; or
             it has a field that is called as a nested setting of its bases is, and would hide it.
     """
-    made: Any = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+    made: Any = dataclasses.dataclass(frozen=True, kw_only=True, repr=False)(cls)
+    if made.__repr__ is object.__repr__:
+        made.__repr__ = _what_differs
     own = inspect.get_annotations(cls).keys()
     for name, default in cls.__dict__.items():
         if name in made.__dataclass_fields__ and name not in own:
@@ -87,6 +90,22 @@ def settings(cls: type[C]) -> type[C]:
 
     made.__init__ = checked_init
     return made  # type: ignore[no-any-return]
+
+
+def _what_differs(self: Any) -> str:
+    """The repr of settings: those that are not the default, by their own names."""
+    cls: type = type(self)
+    own = {path: name for name, path in own_paths(cls).items()}
+    changed = dict[str, Any]()
+    for leaf in leaves_of(cls):
+        value = functools.reduce(getattr, leaf.path, self)
+        try:
+            is_same = value is leaf.default or bool(value == leaf.default)
+        except Exception:  # noqa: BLE001  of arrays or of another package: what can't be compared is shown
+            is_same = False
+        if not is_same:
+            changed[own.get(leaf.path, ".".join(leaf.path))] = value
+    return short(self, **changed)
 
 
 @functools.cache

@@ -378,3 +378,14 @@ def _describe(value: Any) -> str:
     if isinstance(value, Mapping):
         return f"a dict with the keys {sorted(map(str, value))}"
     return f"a {type(value).__name__}"
+
+
+def in_short(space: Space) -> str:
+    """What a space is, in a few words: ``Box[4]``, ``Discrete(2)``, ``Dict(camera, state)``."""
+    if isinstance(space, spaces.Dict):
+        return f"Dict({', '.join(space)})"
+    if isinstance(space, spaces.Tuple):
+        return f"Tuple({', '.join(map(in_short, space))})"
+    if isinstance(space, spaces.Discrete):
+        return f"Discrete({int(space.n)})"
+    return f"{type(space).__name__}{list(space.shape or ())}"

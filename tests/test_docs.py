@@ -117,7 +117,7 @@ def test_shell_line_names_what_exists(page: Path, words: list[str], helps: dict[
         assert words[1] in ("--help", "--version")
         return
     assert words[1] in COMMANDS
-    depth = 3 if words[1] in ("train", "data", "tune") else 2
+    depth = 3 if words[1] in ("train", "data", "tune", "sweep") else 2
     if words[1] == "data":
         assert words[2] in DATA_COMMANDS
     name = " ".join(words[1:depth])
@@ -154,6 +154,7 @@ def helps(preloaded: Preloaded) -> dict[str, str]:
         "train sac",
         "train td3",
         "tune ppo",
+        "sweep ppo",
         "record",
         "watch",
         "evaluate",

@@ -37,6 +37,7 @@ from etude.algorithms.offline import OfflineAlgorithm as OfflineAlgorithm
 from etude.algorithms.on_policy import OnPolicyAlgorithm as OnPolicyAlgorithm
 from etude.algorithms.ray_config import Ray as Ray, RayData as RayData
 from etude.algorithms.results import Evaluation as Evaluation, Result as Result, Stop as Stop
+from etude.algorithms.seeds import SeedRun as SeedRun, fit_seeds as fit_seeds
 from etude.algorithms.task import Task as Task, TaskConfig as TaskConfig
 
 # The algorithms, in the order in which they are listed to users.

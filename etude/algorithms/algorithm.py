@@ -43,7 +43,7 @@ from etude.algorithms.policies import (
     spaces_in,
     spawned,
 )
-from etude.algorithms.progress import View, say
+from etude.algorithms.progress import Shows, View, say
 from etude.algorithms.record import Recorder, learned_by_connectors, record, seed_after
 from etude.algorithms.results import (
     MIN_EPISODES,
@@ -72,6 +72,7 @@ from etude.algorithms.run import (
 from etude.algorithms.slips import arguments_checked, how_to_train, no_such_attribute
 from etude.checkpoints import Where
 from etude.connectors import Pipeline
+from etude.display import short
 from etude.envs import EnvLike, env_name, kill_workers
 from etude.errors import SettingsError
 from etude.interruption import INTERRUPTED, Interrupted, Signals
@@ -171,6 +172,12 @@ class Algorithm(Generic[C]):
             if name.startswith("_") or hasattr(type(self), name):
                 return object.__getattribute__(self, name)  # raises what it raised before
             raise no_such_attribute(self, name)
+
+    def __repr__(self) -> str:
+        where = [] if self.config.env is None else [f"on {env_name(self.config.env)}"]
+        agents = {} if len(self.policies) == 1 else {"modules": [*self.policies]}
+        counts = {name: getattr(self, name) for name in ("iteration", "env_steps", "updates")}
+        return short(self, *where, **agents, **counts)
 
     def _build(self, weights: np.random.SeedSequence, learner: np.random.SeedSequence) -> None:
         config = self.config
@@ -581,7 +588,7 @@ class Algorithm(Generic[C]):
         out: Path,
         stop: Stop,
         signals: Signals,
-        view: View,
+        view: Shows,
         log: Sequence[Log],
         checkpoints: Checkpoints | None,
         save_interval: float,

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from etude.algorithms.algorithm import Algorithm
 from etude.connectors import ClipAction, Pipeline
+from etude.display import short
 from etude.envs import Arena, EnvLike, env_name, make_arena
 from etude.envs.registry import check_screen, no_screen_needed
 from etude.envs.render import (
@@ -39,7 +40,7 @@ Playable: TypeAlias = Algorithm[Any] | PolicyLike | None
 """What acts: an algorithm, a policy, a module without connectors, or None for actions at random."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Clip:
     """Episodes that were played to be seen."""
 
@@ -56,6 +57,10 @@ class Clip:
     """The same episodes as Experience, where that was asked for."""
     path: Path | None
     """The file, where one was asked for."""
+
+    def __repr__(self) -> str:
+        path = {} if self.path is None else {"path": str(self.path)}
+        return short(self, f"{len(self.returns)} episodes", num_frames=self.num_frames, fps=self.fps, **path)
 
 
 def clip(

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from etude.algorithms.results import Result
 from etude.checkpoints import Where, copy_tree, folder_at, has_manifest, load_meta, remove_tree
+from etude.display import short
 from etude.errors import CheckpointError, SettingsError
 from etude.files import names_in
 from etude.settings import nearest
@@ -85,6 +86,10 @@ class Checkpoints:
         self.metric, self.best_is = metric, best_is
         self._has_warned = False
         self._kept = {kept.iteration: kept for kept in self._found()}
+
+    def __repr__(self) -> str:
+        rule = {"keep_last": self.keep_last, "keep_best": self.keep_best, "metric": self.metric}
+        return short(self, redacted(self.folder), f"{len(self._kept)} kept", **rule)
 
     def _found(self) -> list[KeptCheckpoint]:
         """What the folders hold; those that hold no checkpoint are what a killed process left, and are removed."""

@@ -47,10 +47,7 @@ def load(path: Where, *, trust: bool = False, **overrides: Any) -> Algorithm[Any
     path = redacted(os.fspath(path))  # for messages
     cls, saved, spaces = _described(meta if isinstance(tree, dict) else None, path, trust=trust)
     left_out = meta.get("left_out") or {}
-    try:
-        config = saving.load_config(_config_class(cls, meta, trust=trust), saved, overrides, trust=trust)
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {error}") from error
+    config = _config(cls, meta, overrides, path, trust=trust)
     given = placed(type(config), overrides, type(config).__name__)
     if "network" in given and saving.to_plain(config.network) != saved.get("network"):
         raise CheckpointError("`network` can't be other than it was saved: the checkpoint is of another module.")
@@ -74,6 +71,22 @@ def load(path: Where, *, trust: bool = False, **overrides: Any) -> Algorithm[Any
         algorithm.close()
         raise
     return algorithm
+
+
+def load_settings(path: Where, *, trust: bool = False, **overrides: Any) -> AlgorithmConfig:
+    """The settings of the run that was saved at ``path``; arguments and errors are those of `load`."""
+    meta, shown = load_meta(path), redacted(os.fspath(path))
+    cls, _, _ = _described(meta, shown, trust=trust)
+    return _config(cls, meta, overrides, shown, trust=trust)
+
+
+def _config(
+    cls: type[Algorithm[Any]], meta: dict[str, Any], overrides: Mapping[str, Any], path: str, *, trust: bool
+) -> AlgorithmConfig:
+    try:
+        return saving.load_config(_config_class(cls, meta, trust=trust), meta["config"], overrides, trust=trust)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
 
 
 _NOT_OF_POLICIES = ("env", "engine", "data", "prelearner", "callbacks", "record", "workers", "replay", "compute")

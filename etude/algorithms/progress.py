@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one sees while it trains: a live picture in a terminal or a notebook, else a line about once a second."""
+"""What one sees while one run or several train: a live picture in a terminal or a notebook, else lines."""
 
 import contextlib
+import io
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from etude.algorithms.results import Evaluation, Result, Stop
 from etude.errors import printable, printable_lines
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
+    from rich.live import Live
 
 _PARTS = 6
 
@@ -21,6 +23,63 @@ def say(text: str) -> None:
     """A line on standard error; that nobody reads it any more ends no run."""
     with contextlib.suppress(OSError):
         sys.stderr.write(printable_lines(text) + "\n")
+
+
+class Shows(Protocol):
+    """What is given the results of a run: a `View`, or what sends them to another process."""
+
+    def show(self, result: Result) -> None:
+        """Take note of the newest result."""
+
+    def close(self) -> None:
+        """There are no more."""
+
+
+class _Notebook:
+    """Shows a picture in a notebook's cell; rich's own way needs ipywidgets there, and shows nothing without."""
+
+    def __init__(self, picture: "Callable[[], RenderableType]") -> None:
+        from IPython.display import display
+
+        self._picture = picture
+        self._cell = display(self, display_id=True)
+
+    def _recorded(self) -> "Console":
+        from rich.console import Console
+
+        console = Console(file=io.StringIO(), record=True, force_jupyter=False, width=120)
+        console.print(self._picture())
+        return console
+
+    def _repr_html_(self) -> str:
+        return self._recorded().export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+
+    def __repr__(self) -> str:
+        return self._recorded().export_text()
+
+    def refresh(self) -> None:
+        """Show it as it is now."""
+        self._cell.update(self)
+
+    stop = refresh
+
+
+def _live(picture: "Callable[[], RenderableType]") -> "Live | _Notebook | None":
+    """What shows a picture again and again, in a terminal or a notebook; None where there is neither."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.live import Live
+
+        live = Live(get_renderable=picture, console=Console(stderr=True), refresh_per_second=2)
+        live.start()
+        return live
+    return _Notebook(picture) if "ipykernel" in sys.modules else None
+
+
+def _stop(live: "Live | _Notebook | None") -> None:
+    if live is not None:
+        with contextlib.suppress(OSError):  # that the terminal is gone ends no run
+            live.stop()
 
 
 class View:
@@ -38,15 +97,8 @@ class View:
         self._first: Result | None = None
         self._last: Result | None = None
         self._began, self._shown = time.monotonic(), -math.inf
-        self._live, self._waits = None, False
-        if not quiet and (sys.stderr.isatty() or "ipykernel" in sys.modules):
-            from rich.console import Console
-            from rich.live import Live
-
-            console = Console(stderr=True) if sys.stderr.isatty() else Console()  # which finds the notebook
-            self._live = Live(get_renderable=self.picture, console=console, refresh_per_second=2)
-            self._live.start()
-        elif not quiet:
+        self._live, self._waits = None if quiet else _live(self.picture), False
+        if not quiet and self._live is None:
             self._say(f"training {self.title}")
 
     def show(self, result: Result) -> None:
@@ -57,13 +109,14 @@ class View:
 
     def close(self) -> None:
         """Show the last result."""
-        if self._live is not None:
-            with contextlib.suppress(OSError):  # that the terminal is gone ends no run
-                self._live.stop()
-        self._write()
+        _stop(self._live)
+        if self._live is None:
+            self._write()
 
     def _write(self) -> None:
-        if self._last is not None and self._waits and self._live is None and not self.quiet:
+        if isinstance(self._live, _Notebook):
+            self._live.refresh()
+        elif self._live is None and self._last is not None and self._waits and not self.quiet:
             self._say("  ".join(f"{name} {text}" for name, text in figures(self._last).items()))
         self._shown, self._waits = time.monotonic(), False
 
@@ -87,6 +140,108 @@ class View:
             left = f", about {clock(seconds * (1 - share) / share)} left" if 0.02 < share < 1 else ""
             bar.add_row(ProgressBar(1.0, share, width=48), f"{share:.0%}", f"{clock(seconds)}{left}")
         return Group(Text(self.title, "bold"), table, bar)
+
+
+_ROWS = 24
+"""More runs than this are counted, not shown, unless they go on."""
+
+
+class Board:
+    """Shows several runs until it is closed: a row for each, or a line of each now and then, and at its end.
+
+    Args:
+        title: What is trained.
+        names: What the runs are called.
+        stop: When each ends, which tells how far it is.
+        quiet: Show nothing.
+        say: Takes the lines.
+    """
+
+    def __init__(
+        self, title: str, names: Sequence[str], stop: Stop, *, quiet: bool, say: Callable[[str], None] = say
+    ) -> None:
+        self.title, self.stop, self.quiet, self._say = printable(title), stop, quiet, say
+        self._state = dict.fromkeys(names, "waiting")
+        self._first: dict[str, Result] = {}
+        self._last: dict[str, Result] = {}
+        self._began: dict[str, float] = {}
+        self._shown: dict[str, float] = {}
+        self._start = time.monotonic()
+        self._live: Live | _Notebook | None = None
+
+    def open(self) -> None:
+        """Begin to show them."""
+        self._live = None if self.quiet else _live(self.picture)
+        if not self.quiet and self._live is None:
+            self._say(f"training {self.title}")
+
+    def begin(self, name: str) -> None:
+        """A run begins."""
+        self._state[name], self._began[name] = "starting", time.monotonic()
+
+    def show(self, name: str, result: Result) -> None:
+        """Take note of the newest result of a run; there is a line about once a second, of each run in turn."""
+        self._state[name] = "training"
+        self._last[name] = result
+        self._first.setdefault(name, result)
+        now, pause = time.monotonic(), max(1, [*self._state.values()].count("training"))
+        if now - self._shown.get(name, -math.inf) >= pause:
+            self._shown[name] = now
+            self._write(name)
+
+    def end(self, name: str, result: Result | None, how: str) -> None:
+        """A run has ended: done, failed or interrupted."""
+        self._state[name] = how
+        if result is not None:
+            self._last[name] = result
+        self._write(name, how)
+
+    def close(self) -> None:
+        """Stop the picture."""
+        _stop(self._live)
+
+    def _write(self, name: str, how: str = "") -> None:
+        if isinstance(self._live, _Notebook):
+            self._live.refresh()
+        elif self._live is None and not self.quiet:
+            found = _short(self._last[name]) if name in self._last else {}
+            self._say("  ".join([name, *([how] if how else []), *(f"{key} {text}" for key, text in found.items())]))
+
+    def picture(self) -> "RenderableType":
+        """A row for each run, as they are now; of very many, those that go on and the first few others."""
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table.grid(padding=(0, 2))
+        goes_on = [name for name, state in self._state.items() if state in ("starting", "training")]
+        some = {*goes_on, *[name for name in self._state if name not in goes_on][: max(0, _ROWS - len(goes_on))]}
+        for name in [name for name in self._state if name in some]:
+            state, last = self._state[name], self._last.get(name)
+            style = {"failed": "red", "done": "green", "waiting": "dim"}.get(state, "")
+            cells: list[RenderableType] = [Text(printable(name), "bold cyan"), Text(state, style)]
+            found = _short(last) if last is not None else {}
+            cells += [Text(f"{key} {found[key]}" if key in found else "") for key in ("return", "steps", "updates")]
+            share = progress(self.stop, self._first[name], last) if last is not None and name in self._first else None
+            if state == "training" and share is not None:
+                spent = time.monotonic() - self._began[name]
+                left = f"{clock(spent * (1 - share) / share)} left" if 0.02 < share < 1 else ""
+                cells += [ProgressBar(1.0, share, width=20), Text(f"{share:.0%} {left}")]
+            table.add_row(*cells)
+        counts = {state: [*self._state.values()].count(state) for state in dict.fromkeys(self._state.values())}
+        summary = ", ".join(f"{count} {state}" for state, count in counts.items())
+        return Group(
+            Text(self.title, "bold"), table, Text(f"{summary}, {clock(time.monotonic() - self._start)}", "dim")
+        )
+
+
+def _short(result: Result) -> dict[str, str]:
+    """The figures for one row."""
+    shown = {"return": f"{result.return_mean:,.1f}"} if result.returns_counted else {}
+    if result.env_steps:
+        shown["steps"] = f"{result.env_steps:,}"
+    return {**shown, "updates": f"{result.updates:,}"}
 
 
 def figures(result: Result) -> Mapping[str, str]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from etude.display import short, table
 from etude.errors import SettingsError
 from etude.learners import Update
 from etude.metrics import Ema, Metrics, Window
@@ -18,7 +19,7 @@ MIN_EPISODES = 20
 """A mean return is taken for a goal only over as many episodes."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Result:
     """What one iteration of training brought."""
 
@@ -104,8 +105,20 @@ class Result:
         """The fields as plain data."""
         return dataclasses.asdict(self)
 
+    def __repr__(self) -> str:
+        named = ("iteration", "env_steps", "updates", "episodes", "return_mean", "seconds")
+        return short(self, **{name: getattr(self, name) for name in named})
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+    def _repr_html_(self) -> str:
+        rows = {name: f"{getattr(self, name):,}" for name in ("iteration", "env_steps", "updates", "episodes")}
+        if self.returns_counted:
+            rows["return_mean"] = f"{self.return_mean:,.1f} ({self.return_min:,.5g} to {self.return_max:,.5g})"
+            rows["length_mean"] = f"{self.length_mean:,.1f}"
+        rows |= {f"losses/{name}": f"{value:.4g}" for name, value in self.losses.items()}
+        return table("Result", {**rows, "seconds": f"{self.seconds:,.1f}"})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Evaluation:
     """What an evaluation brought."""
 
@@ -141,6 +154,10 @@ class Evaluation:
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain data."""
         return dataclasses.asdict(self)
+
+    def __repr__(self) -> str:
+        named = ("episodes", "return_mean", "return_std", "return_min", "return_max", "length_mean", "seconds")
+        return short(self, **{name: getattr(self, name) for name in named})
 
 
 @settings

@@ -105,13 +105,16 @@ def check_free(out: Path, goes_on: bool, *, overwrite: bool) -> None:
         raise SettingsError(
             f"{out} can't be both resumed and overwritten: leave out `overwrite`, or give another folder as `out`."
         )
-    if goes_on or overwrite:
-        return
-    if (out / MANIFEST).exists() or any(_holds_something(out / name) for name in (METRICS_FILE, TABLE)):
+    if not (goes_on or overwrite) and holds_run(out):
         raise SettingsError(
             f"{out} holds a run already. Go on with it (--resume {shlex.quote(str(out))}; in Python, fit what "
             "etude.load gives), replace it (--overwrite, overwrite=True), or give another folder (--out)."
         )
+
+
+def holds_run(out: Path) -> bool:
+    """Whether a run has left something in a folder."""
+    return (out / MANIFEST).exists() or any(_holds_something(out / name) for name in (METRICS_FILE, TABLE))
 
 
 def _holds_something(path: Path) -> bool:
@@ -141,6 +144,23 @@ def _writing(out: Path) -> Iterator[None]:
         raise SettingsError(
             f"can't write a run to {out}: {error.strerror or error}. Give a folder that can be written to, as `out`."
         ) from error
+
+
+def check_run_of(path: str | os.PathLike[str], algorithm: str, owner: str) -> None:
+    """Raise a SettingsError where the checkpoint at ``path`` is of another algorithm, or of none.
+
+    ``owner`` is what the algorithm is called in messages.
+    """
+    meta = load_meta(path)
+    was = meta.get("algorithm") if isinstance(meta, dict) else None
+    if was != algorithm:
+        raise SettingsError(f"{redacted(os.fspath(path))} is a run of {was}, not of {owner} ({algorithm}).")
+
+
+def numbered(out: Path, prefix: str) -> dict[int, Path]:
+    """The folders in ``out`` that are called ``prefix`` and a number, by that."""
+    found = {path.name.removeprefix(prefix): path for path in out.glob(f"{prefix}*") if path.is_dir()}
+    return {int(number): path for number, path in found.items() if number.isdecimal()}
 
 
 def is_run_of(out: Path, algorithm: str, iteration: int) -> bool:

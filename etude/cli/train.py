@@ -2,24 +2,31 @@
 """``etude train``: an algorithm from flags and files, trained until it is to stop, with all that it leaves behind."""
 
 import shlex
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+
 from etude.algorithms import ALGORITHMS, Algorithm, Checkpoints, Result, Stop, load, run
 from etude.algorithms.clips import check_clips, clip
+from etude.algorithms.comparison import bootstrap_interval, interquartile_mean
 from etude.algorithms.kept import check_metric
+from etude.algorithms.loading import load_settings
+from etude.algorithms.parallel import train_all
+from etude.algorithms.progress import Board
 from etude.algorithms.saving import name_of, names_code
-from etude.checkpoints import load_meta
+from etude.algorithms.seeds import failures, seed_jobs, seeds_of, title_of
+from etude.checkpoints import MANIFEST
 from etude.cli import streams
 from etude.cli.asked import RunOptions, algorithm_class, ask, config_of, import_from_here
 from etude.envs import kill_workers
 from etude.errors import EtudeError, SettingsError
 from etude.interruption import INTERRUPTED, Signals, interruptible
 from etude.settings import settings, typed
-from etude.urls import redacted
 
-GOAL_MISSED = 3
+FAILED, GOAL_MISSED = 1, 3
 CLIP_SIZE = "320x240"
 """TensorBoard loads clips whole."""
 
@@ -88,6 +95,13 @@ class TrainOptions(RunOptions):
     checkpoints: KeepOptions = KeepOptions()
     """Which other checkpoints are kept."""
 
+    seeds: int = 0
+    """Train with so many seeds, counted from `seed` (from 0 without one), each in a process and a folder of its own,
+    such as OUT/seed-0. 0: one run, in OUT itself."""
+
+    max_concurrent: int | None = None
+    """With `seeds`: how many are trained at a time at most. none: as many as the cores allow."""
+
     clip_interval: int = 0
     """Iterations between clips of an episode, in OUT/clips and in TensorBoard; 0 makes none. The env must be able to
     draw itself (render_mode)."""
@@ -96,6 +110,12 @@ class TrainOptions(RunOptions):
         super().__post_init__()
         if self.clip_interval < 0:
             raise SettingsError(f"`clip_interval` is {self.clip_interval}, but must be at least 0.")
+        if self.seeds < 0:
+            raise SettingsError(f"`seeds` is {self.seeds}, but must be at least 0.")
+        if self.seeds and self.clip_interval:
+            raise SettingsError("`clip_interval` is for one run: leave it out with `seeds`, and see etude watch.")
+        if not self.seeds and self.max_concurrent is not None:
+            raise SettingsError("`max_concurrent` is about the runs of several seeds: give --seeds, too.")
 
 
 def main(command: str, args: list[str]) -> int:
@@ -104,10 +124,11 @@ def main(command: str, args: list[str]) -> int:
     if cls is None:
         return 0
     owner, given, options = ask(cls, TrainOptions, args, "train", (cls.__doc__ or "").partition("\n")[0])
+    if options.seeds:
+        return _train_seeds(cls, owner, given, options)
     if options.resume is not None:
-        _check_run(cls, options.resume, owner)
-    asked = options.out if options.out is not None else options.resume
-    out = run.folder_of(asked) if asked is not None else run.new_folder(owner, given.get("env"))
+        run.check_run_of(options.resume, name_of(cls), owner)
+    out = _folder(owner, given, options)
     run.check_logs(options.log)
     # Claimed before a checkpoint is read: who has the folder may save a newer one meanwhile.
     with Signals(quiet=options.quiet, kill=kill_workers) as signals, run.claimed(out):
@@ -123,12 +144,9 @@ def main(command: str, args: list[str]) -> int:
             return train(algorithm, out, options, signals)
 
 
-def _check_run(cls: type[Algorithm[Any]], path: str, owner: str) -> None:
-    """Refuse to go on with a run of another algorithm, or with what is no run."""
-    meta = load_meta(path)
-    was = meta.get("algorithm") if isinstance(meta, dict) else None
-    if was != name_of(cls):
-        raise SettingsError(f"{redacted(path)} is a run of {was}, not of {owner} ({name_of(cls)}).")
+def _folder(owner: str, given: Mapping[str, Any], options: TrainOptions) -> Path:
+    asked = options.out if options.out is not None else options.resume
+    return run.folder_of(asked) if asked is not None else run.new_folder(owner, given.get("env"))
 
 
 def _made(cls: type[Algorithm[Any]], owner: str, given: dict[str, Any], options: TrainOptions) -> Algorithm[Any]:
@@ -167,6 +185,71 @@ def train(algorithm: Algorithm[Any], out: Path, options: TrainOptions, signals: 
     view, kept = algorithm.view(stop, quiet=options.quiet, say=streams.say), options.checkpoints.kept_in(out)
     settings = (options.log, kept, options.save_interval)
     return report(algorithm.fit_in(out, stop, signals, view, *settings, each=film, concluded=report))
+
+
+def _train_seeds(cls: type[Algorithm[Any]], owner: str, given: dict[str, Any], options: TrainOptions) -> int:
+    """Train with several seeds, each in a process of its own; gives the exit code."""
+    out = _folder(owner, given, options)
+    if options.resume is not None and out.resolve() != Path(options.resume).resolve():
+        raise SettingsError("several seeds go on where they are: give --resume alone, without --out.")
+    if options.trust:
+        import_from_here()
+    changes = {"engine": "local"} | typed(cls.Config, given, owner=owner)
+    begun = sorted(run.numbered(out, "seed-").items()) if options.resume is not None else []
+    saved = next((path for _, path in begun if (path / MANIFEST).exists()), None)
+    if saved is not None:  # as a single run goes on: with the settings of its checkpoint
+        run.check_run_of(saved, name_of(cls), owner)
+        first = changes.get("seed", begun[0][0])
+        config = load_settings(saved, trust=options.trust, **changes)
+    else:
+        config = config_of(cls, given, owner)
+        first = config.seed
+    seeds = seeds_of(first, options.seeds)
+    jobs = seed_jobs(
+        seeds,
+        out,
+        config,
+        changes,
+        algorithm=cls,
+        stop=options.stop,
+        resume=options.resume is not None,
+        overwrite=options.overwrite,
+        trust=options.trust,
+        log=options.log,
+        save_interval=options.save_interval,
+        kept_in=options.checkpoints.kept_in,
+    )
+    title = title_of(cls, config, len(jobs))
+    board = Board(title, [job.name for job in jobs], options.stop, quiet=options.quiet, say=streams.say)
+    outcomes = train_all(jobs, out, board, max_concurrent=options.max_concurrent, quiet=options.quiet)
+    results = [outcome.result for outcome in outcomes if outcome.result is not None]
+    cut, failed = any(outcome.is_interrupted for outcome in outcomes), failures(jobs, outcomes)
+    met = [options.stop.goals_met(result) for result in results]
+    for line in failed:
+        streams.say(f"error: {line}")
+    if not options.quiet:
+        to_go_on = f"etude train {owner} --seeds {options.seeds} --resume {shlex.quote(str(out))}"
+        if cut or failed:
+            streams.say(f"the runs are in {out}. Go on with: {to_go_on}")
+        else:
+            streams.say(f"{_over_seeds(results)}. The runs are in {out}: etude compare {shlex.quote(str(out))}")
+    if options.json:
+        runs = [
+            {"seed": seed, "out": str(job.out), "error": end.error, **(end.result.to_dict() if end.result else {})}
+            for seed, job, end in zip(seeds, jobs, outcomes, strict=True)
+        ]
+        about = {"algorithm": cls.name, "out": str(out), "goals_met": sum(met), "interrupted": cut}
+        streams.print_json({**about, "seeds": runs})
+    return INTERRUPTED if cut else FAILED if failed else 0 if all(met) else GOAL_MISSED
+
+
+def _over_seeds(results: Sequence[Result]) -> str:
+    """What the seeds ended with, in words."""
+    returns = np.array([result.return_mean for result in results if result.returns_counted])
+    if not returns.size:
+        return f"{len(results)} seeds are done"
+    (low, high), middle = bootstrap_interval(returns), interquartile_mean(returns)
+    return f"{len(results)} seeds are done, with a return of {middle:,.1f} ({low:,.1f} to {high:,.1f})"
 
 
 @interruptible

@@ -11,61 +11,38 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 from etude.algorithms import Algorithm, AlgorithmConfig
-from etude.algorithms.kept import check_metric
 from etude.algorithms.saving import to_plain
-from etude.cli import flags, values
-from etude.cli.asked import CONVERTERS, RunOptions, algorithm_class, ask, config_of, import_from_here
+from etude.cli import flags
+from etude.cli.asked import algorithm_class, config_of, import_from_here
+from etude.cli.searching import VALUES, SearchOptions, ask_space
 from etude.cli.streams import print_json, say, show
 from etude.errors import EngineError, SettingsError
-from etude.settings import Leaf, leaves_of, settings, settings_inside, typed
+from etude.settings import settings
 from etude.urls import inside, is_url
 
-FAILED, INTERRUPTED, SPACE = 1, 130, "--space."
-USAGE = """usage: etude tune ALGORITHM [SETTINGS] --space.NAME VALUES ... --stop.env-steps N [OPTIONS]
+FAILED, INTERRUPTED = 1, 130
+USAGE = (
+    """usage: etude tune ALGORITHM [SETTINGS] --space.NAME VALUES ... --stop.env-steps N [OPTIONS]
        etude tune --resume OUT --trust
 
 ALGORITHM is one of {names}, or `module:Class` of your own.
 Its settings, and the options: etude tune ALGORITHM --help, all of them: --help-all
 
-VALUES of a setting that is tried, for each of --samples:
-  0.1,0.2,0.3           one of these, drawn (also choice:0.1,0.2,0.3)
-  grid:0.1,0.2,0.3      each of these, with each of the other grids' values
-  uniform:0.1,0.3       a number between these
-  loguniform:1e-4,1e-2  a number between these, whose logarithm is even
-  randint:1,10          a whole number from the first up to, but not including, the second
-  lograndint:8,1024     the same, whose logarithm is even
-  64+64,256+256         + between the parts of settings that have several
 """
+    + VALUES
+)
 ABOUT = "Train with many settings, and see which are best. What --space.NAME takes: etude tune --help"
 
 
 @settings
-class TuneOptions(RunOptions):
+class TuneOptions(SearchOptions):
     """What `etude tune` takes besides the settings of the algorithm."""
-
-    everyday: ClassVar[tuple[str, ...]] = ("space", "samples", "metric", "best_is", "out")
-
-    space: str | None = None
-    """A YAML or JSON file with what is tried, by setting: the words of --space.NAME, or a list, each of whose values is
-    tried; --space.NAME counts more."""
-
-    samples: int = 1
-    """How often the search space is drawn from, at least 1; each time, all of its grids are gone through."""
-
-    metric: str = "return_mean"
-    """The field of results that says which trial is best; `losses/policy` is an entry of a field."""
-
-    best_is: Literal["max", "min"] = "max"
-    """Whether a large one is good, or a small one."""
 
     out: str | None = None
     """The folder of all trials, or its URL. None: runs/tune-ALGORITHM-ENV-TIME."""
-
-    max_concurrent: int | None = None
-    """How many trials go on at the same time at most; none: as many as there is room for."""
 
     resources: Mapping[str, float] | None = None
     """Of each trial itself, such as CPU=2 GPU=0.5. None: a CPU for each thread and each worker, and a GPU where it
@@ -139,71 +116,13 @@ def main(command: str, args: list[str]) -> int:
 
 def asked(cls: type[Algorithm[Any]], args: list[str]) -> tuple[AlgorithmConfig, dict[str, Any], TuneOptions]:
     """The settings that all trials share, the search space and the options that a command line asks for."""
-    tried, rest = split(args)
-    owner, given, options = ask(cls, TuneOptions, rest, "tune", ABOUT)
-    check_metric(options.metric)
-    _check_ray()
-    config = config_of(cls, given, owner)
-    space = _spaces(cls.Config, options.space, tried, owner)
-    if not space and options.samples == 1:
-        raise SettingsError(f"{owner} has nothing to try: give --space.lr loguniform:1e-4,1e-2, or --space FILE.")
-    return config, space, options
+    owner, given, space, options = ask_space(cls, TuneOptions, args, "tune", ABOUT, ready=_check_ray)
+    return config_of(cls, given, owner), space, options
 
 
 def _check_ray() -> None:
     if importlib.util.find_spec("ray") is None:
         raise EngineError('etude tune needs Ray: pip install "etude[ray]".')
-
-
-def split(args: list[str]) -> tuple[dict[str, str], list[str]]:
-    """The search space in the arguments, by the names that are given; and the other arguments."""
-    tried, rest, left = dict[str, str](), list[str](), iter(args)
-    for word in left:
-        flag, equals, value = word.partition("=")
-        if not flag.startswith(SPACE):
-            rest.append(word)
-            continue
-        value = value if equals else next(left, "")
-        if not value or value.startswith("--"):
-            raise SettingsError(f"{flag} needs what to try, such as 1e-4,1e-3 or uniform:1e-4,1e-3.")
-        if tried.setdefault(flag.removeprefix(SPACE), value) != value:
-            raise SettingsError(f"{flag} is there twice: put all its values behind one.")
-    return tried, rest
-
-
-def _spaces(kind: type[AlgorithmConfig], file: str | None, tried: Mapping[str, str], owner: str) -> dict[str, Any]:
-    """The search space of a file and of flags, by the settings' dotted names.
-
-    Raises:
-        SettingsError: a name is unknown, or what is written is no search space.
-    """
-    from etude.ray.space import flat
-
-    leaves = leaves_of(kind)
-    whole = {leaf.path[0] for leaf in leaves if len(leaf.path) == 1}  # such as the engine, which may also be a word
-    inner = [leaf for name, cls in settings_inside(kind).items() if name in whole for leaf in leaves_of(cls, (name,))]
-    names, found = flags.FlagNames([*leaves, *inner]), dict[str, Any]()
-    for name, value in {**flat(kind, values.read(file) if file else {}), **tried}.items():
-        leaf = names.find(name)
-        if leaf is None:
-            raise names.unknown(f"--{name}", f"the search space of {owner}", f"etude tune {owner}")
-        found[".".join(leaf.path)] = _space(value, leaf, owner)
-    return found
-
-
-def _space(value: Any, leaf: Leaf, owner: str) -> Any:
-    from etude.ray.space import written
-
-    name = ".".join(leaf.path)
-
-    def one(word: str) -> Any:
-        parts = word.split("+") if values.takes_many(leaf.hint) else [word]
-        value = values.of_words(leaf.hint, parts, f"{owner}.{name}", CONVERTERS)
-        return typed(leaf.owner, {leaf.path[-1]: value}, owner=f"{owner}.{name}".rpartition(".")[0])[leaf.path[-1]]
-
-    if isinstance(value, list):
-        return [values.made(leaf.hint, item, CONVERTERS) for item in value]
-    return written(value, name, one) if isinstance(value, str) else value
 
 
 def report(found: Any, out: str | None, *, as_json: bool) -> int:

@@ -10,30 +10,27 @@ what makes the envs once for all workers, and is no member of the process group 
 import contextlib
 import ctypes
 import dataclasses
-import json
 import mmap
 import multiprocessing
 import os
 import pickle
-import runpy
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import traceback
-import types
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
-from multiprocessing import connection, spawn
+from multiprocessing import connection
 from multiprocessing.connection import Connection
 from typing import Any, Final, NoReturn
 
 import numpy as np
 
+from etude import spawning
 from etude.envs import workers as worker_settings
 from etude.envs.buffers import CLOSING, READY, TIMED, AgentLayout, Infos, SharedBuffers, check_alike, same_object
 from etude.envs.worker import NAP, EnvWorker, Spin, WakeEvent, wait_for, work
@@ -247,13 +244,19 @@ class ProcessBackend(_Backend):
     infos: Infos | None = None
 
     def __init__(self, make: Callable[[], Any], name: str, workers: Workers) -> None:
-        if getattr(multiprocessing.current_process(), "_inheriting", False) or _is_importing_main:
+        if spawning.is_importing_main():
             raise EnvError(
                 "a worker imports your script to find what makes its envs, and the script starts workers itself. Put "
                 'what it does, other than imports and definitions, under `if __name__ == "__main__":`.'
             )
         pickled = _pickled(make, name)
-        preparation = _preparation(name, needs_main=b"__main__" in pickled)
+        needs_main = b"__main__" in pickled
+        if needs_main and spawning.is_interactive():
+            raise EnvError(
+                f"{name} is defined in an interactive session, where a worker process can't find it: put it into a "
+                "module (a .py file) and import it, or use threads: Workers(mode='thread')."
+            )
+        preparation = spawning.preparation(needs_main=needs_main)
         super().__init__(workers)
         self.spin = _spin()
         self._pid = os.getpid()
@@ -262,7 +265,7 @@ class ProcessBackend(_Backend):
         self._running: set[int] = set()
         self._is_closed = False
         self._shared: SharedBuffers | None = None
-        self._shared_fd = _nameless_file()
+        self._shared_fd = spawning.nameless_file()
         self._alive, alive = socket.socketpair()
         self._server, server = multiprocessing.Pipe()
         job = _WorkerJob(
@@ -278,7 +281,8 @@ class ProcessBackend(_Backend):
             events=self._events,
         )
         with server, alive:
-            self._process = _start_server(job)
+            env = dict.fromkeys(_THREADS, "1") | os.environ
+            self._process = spawning.start(_COMMAND, job, fds=job.fds(), env=env)
         self._wait = wait_for([self._arena_event.reader, self._server])
         _OPEN.add(self)
 
@@ -412,79 +416,20 @@ def _pickled(make: Callable[[], Any], name: str) -> bytes:
         ) from error
 
 
-def _preparation(name: str, *, needs_main: bool) -> dict[str, Any]:
-    """What `multiprocessing.spawn.prepare` does in a worker; the script is imported only where that is needed."""
-    main = sys.modules["__main__"]
-    path = getattr(main, "__file__", None)
-    if needs_main and getattr(main, "__spec__", None) is None and (path is None or not os.path.exists(path)):
-        raise EnvError(
-            f"{name} is defined in an interactive session, where a worker process can't find it: put it into a module "
-            "(a .py file) and import it, or use threads: Workers(mode='thread')."
-        )
-    wanted = ("sys_argv", "init_main_from_name", "init_main_from_path") if needs_main else ("sys_argv",)
-    data = {key: value for key, value in spawn.get_preparation_data(name).items() if key in wanted}
-    main_name = data.get("init_main_from_name", "")
-    if main_name.endswith("__main__"):  # which multiprocessing takes for nobody's
-        of_package = main_name.endswith(".__main__")
-        data = {"sys_argv": sys.argv} | ({_PACKAGE: main_name} if of_package else {"init_main_from_path": path})
-    return data
-
-
-def _start_server(job: _WorkerJob) -> "subprocess.Popen[bytes]":
-    with open(_nameless_file(), "w+b") as file:
-        pickle.dump(job, file)
-        file.flush()
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited, until it can ignore Ctrl-C
-        try:
-            return subprocess.Popen(
-                [
-                    sys.executable,
-                    "-P",
-                    "-c",
-                    _COMMAND,
-                    json.dumps([str(path) for path in sys.path]),
-                    str(file.fileno()),
-                ],
-                pass_fds=(file.fileno(), *job.fds()),
-                stdin=subprocess.DEVNULL,
-                process_group=0,  # a signal to the group of this process does not end its workers before it can save
-                env=dict.fromkeys(_THREADS, "1") | os.environ,
-            )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-def _nameless_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("etude")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
-
-
 # -- processes: the side of the server and the workers --------------------------------------------------------------
 
 
-_PACKAGE = "main_of_package"
-"""The ``package.__main__`` that is to be imported for what the maker needs of it."""
-
-_COMMAND = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from etude.envs.backends import serve; serve()"
-"""What Python is to run; the arguments are `sys.path` and the number of the file with the job."""
-
-_is_importing_main = False
-"""The script that made the arena is being imported again, in a server or a worker."""
+_COMMAND = spawning.command("etude.envs.backends", "serve")
 
 _FORK = multiprocessing.get_context("fork") if hasattr(os, "fork") else None
 
 
 def serve() -> NoReturn:
     """Be the server of an arena: start and kill workers as told, until the arena is gone."""
-    arguments = sys.argv[1:3]
-    job_fd, is_cold = int(arguments[1]), len(sys.argv) > 3
+    arguments, is_cold = sys.argv[1:3], len(sys.argv) > 3  # before `sys.argv` is that of the script
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the arena's business, which closes the workers
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    with open(job_fd, "rb", closefd=False) as file:
-        file.seek(0)
-        job: _WorkerJob = pickle.load(file)  # noqa: S301  the arena's own, never data
+    job_fd, job = spawning.received()
     for fd in (job_fd, *job.fds()):
         os.set_inheritable(fd, False)
     maker = None if is_cold else _load(job)
@@ -493,7 +438,7 @@ def serve() -> NoReturn:
     ):  # what was imported has started threads: forget it, and let each worker import it
         for fd in (job_fd, *job.fds()):
             os.set_inheritable(fd, True)
-        os.execv(sys.executable, [sys.executable, "-P", "-c", _COMMAND, *arguments, "cold"])
+        os.execv(sys.executable, [*_COMMAND, *arguments, "cold"])
     _Server(job, maker).run()
     os._exit(0)
 
@@ -507,21 +452,11 @@ def _num_threads() -> int:
 
 def _load(job: _WorkerJob) -> Callable[[], Any] | str:
     """What makes the envs, or why it can't be imported."""
-    global _is_importing_main
-    _is_importing_main = True
     try:
-        package = job.preparation.pop(_PACKAGE, None)
-        spawn.prepare(job.preparation)
-        if package is not None:
-            main = types.ModuleType("__mp_main__")
-            main.__dict__.update(runpy.run_module(package, run_name="__mp_main__", alter_sys=True))
-            sys.modules["__main__"] = sys.modules["__mp_main__"] = main
-        make: Callable[[], Any] = pickle.loads(job.pickled)  # noqa: S301  the arena's own, never data
+        make: Callable[[], Any] = spawning.unpickled(job.preparation, job.pickled)
         return make
     except BaseException:  # noqa: BLE001  told to the arena; a script that is imported may do anything
         return f"a worker can't import {job.name}:\n{traceback.format_exc().rstrip()}"
-    finally:
-        _is_importing_main = False
 
 
 class _Server:

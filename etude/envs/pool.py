@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from etude.display import short
 from etude.envs import workers as worker_settings
 from etude.envs.arena import Ints
 from etude.envs.backends import ProcessBackend, ThreadBackend
@@ -71,6 +72,9 @@ class PoolArena(CopiesArena):
         self._deadline: float | None = None  # for what is ready now
         self._total = shared.total.data
         self._cross = fence()
+
+    def __repr__(self) -> str:
+        return short(self, num_envs=self.num_envs, num_workers=self._workers.num_workers, mode=self._workers.mode)
 
     # -- orders -------------------------------------------------------------------------------------------------
 

@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.columns import Columns
+from etude.display import short
 from etude.envs import env_state
 from etude.envs.adapters import OFF_POLICY_ACTION, not_five, reduced_spaces
 from etude.envs.arena import BoundsCheck, Kind, Turn, turn_from_state, turn_to_state
 from etude.envs.registry import env_maker, env_name, make_one, named
 from etude.errors import EnvError, described
-from etude.spaces import Flattener, Nester, check_value, leaf_dtype, leaf_shape
+from etude.spaces import Flattener, Nester, check_value, in_short, leaf_dtype, leaf_shape
 
 if TYPE_CHECKING:
     import torch
@@ -90,6 +91,9 @@ class VectorArena:
         self.agents: list[str | None] = [None] * self.num_slots
         self.kinds: tuple[Kind, ...] = (Kind(self.obs_space, self.action_space, range(self.num_slots)),)
         self._bounds = BoundsCheck(self.kinds, self.env_of, self.agents, check)
+
+    def __repr__(self) -> str:
+        return short(self, f"{in_short(self.obs_space)} -> {in_short(self.action_space)}", num_envs=self.num_envs)
 
     def _autoreset_mode(self) -> AutoresetMode:
         mode = (self.env.metadata or {}).get("autoreset_mode")

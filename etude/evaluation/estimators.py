@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from etude import columns as col
+from etude.display import short
 from etude.evaluation.fqe import FQE, Values
 from etude.evaluation.policies import Chunks, Floats
 from etude.experience import Experience
@@ -33,7 +34,7 @@ class Estimate:
     weigh nothing."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class OffPolicyEvaluation:
     """What a policy is worth by each estimator; ``print`` it, or see `estimates`."""
 
@@ -70,6 +71,10 @@ class OffPolicyEvaluation:
     """Agents' parts in episodes that are not whole, and so left out, by reason."""
     notes: tuple[str, ...] = ()
     """What to mind about these estimates."""
+
+    def __repr__(self) -> str:
+        found = {method: estimate.mean for method, estimate in self.estimates.items()}
+        return short(self, f"{self.episodes:,} episodes", behaviour=self.behaviour.mean, **found)
 
     def noted(self, *notes: str) -> "OffPolicyEvaluation":
         """The same with more notes."""

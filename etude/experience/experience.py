@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from etude import columns as col
+from etude.display import short, table
 from etude.errors import DataError
 from etude.experience import arrays
 from etude.experience.arrays import Array, Index, describe
@@ -24,7 +25,7 @@ Names: TypeAlias = Ids | Sequence[str | None] | NDArray[np.object_]
 Bools: TypeAlias = NDArray[np.bool_]
 
 
-@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+@dataclasses.dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Segments:
     """Columns of length ``num_segments``, always on the host. Make one with `Segments.of`."""
 
@@ -44,6 +45,10 @@ class Segments:
     """The episode was stopped after the last step from outside (a time limit): what follows has a value."""
     has_final_obs: Bools
     """The observation after the last step is known. Where False, ``final_obs`` holds zeros that mean nothing."""
+
+    def __repr__(self) -> str:
+        ends = {name: int(getattr(self, name).sum()) for name in ("terminated", "truncated")}
+        return short(self, f"{len(self.t_start):,} segments", episodes=len({*self.episode_id.tolist()}), **ends)
 
     @classmethod
     def of(
@@ -169,8 +174,16 @@ class Experience:
 
     def __repr__(self) -> str:
         shown = [f"{name} {describe(column)}" for name, column in self.steps.items()]
+        if len(shown) > 6:
+            shown[5:] = [f"and {len(shown) - 5} more columns"]
         ends = f"terminated {int(self.segments.terminated.sum()):,}, truncated {int(self.segments.truncated.sum()):,}"
         return f"Experience({self.num_segments:,} segments, {self.num_steps:,} steps: {', '.join(shown)}; {ends})"
+
+    def _repr_html_(self) -> str:
+        columns = [[name, describe(column)] for name, column in self.steps.items()]
+        ends = f"terminated {int(self.segments.terminated.sum()):,}, truncated {int(self.segments.truncated.sum()):,}"
+        title = f"Experience: {self.num_segments:,} segments, {self.num_steps:,} steps; {ends}"
+        return table(title, columns)
 
     def returns(self) -> NDArray[np.float64]:
         """float64 ``[num_segments]``: the sum of each segment's rewards, lookback left out."""

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from etude import columns as col
 from etude.columns import Columns
+from etude.display import short
 from etude.errors import CheckpointError, DataError, SettingsError
 from etude.experience.arrays import Index
 from etude.experience.experience import Experience, without_lookback
@@ -64,6 +65,9 @@ class Replay:
         self._discounts = np.float64(gamma) ** np.arange(n_step + 1)
         self._stored = TrajectoryStore(capacity, path)
         self._prioritized = None if priorities is None else Prioritized(priorities, capacity)
+
+    def __repr__(self) -> str:
+        return short(self, f"{self.num_steps:,} of {self.capacity:,} steps", n_step=self.n_step, gamma=self.gamma)
 
     @property
     def beta(self) -> float:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from etude import columns as col
+from etude.display import short
 from etude.errors import DataError
 from etude.experience.arrays import Array, Index
 from etude.modules import Module, Output
@@ -154,6 +155,9 @@ class Batch:
         self._size = size
         self.used: dict[str, torch.Tensor] = {}
         """The columns asked for so far."""
+
+    def __repr__(self) -> str:
+        return short(self, *([] if self._size is None else [f"{self._size:,} rows"]), columns=[*self._columns])
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """A column ``[B, ...]`` by its full name."""

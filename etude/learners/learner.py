@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from etude.connectors import Pipeline
+from etude.display import short
 from etude.errors import DataError, EtudeError, SettingsError
 from etude.experience import Experience
 from etude.experience.arrays import Array
@@ -206,6 +207,11 @@ class ModuleLearner:
                 "`compile` is True, but the module is recurrent: its sequences differ in length, and each length would "
                 "be compiled anew. Leave `compile` out."
             )
+
+    def __repr__(self) -> str:
+        return short(
+            self, self.name, updates=self.updates, connectors=[repr(one) for one in self.connectors.connectors]
+        )
 
     @property
     def team(self) -> Team | None:
@@ -623,6 +629,9 @@ class Learner:
     ) -> None:
         self.modules = dict(modules or {})
         self.modules_to_train = modules_to_train
+
+    def __repr__(self) -> str:
+        return short(self, modules=[*self.modules], updates=self.updates if self.modules else 0)
 
     @property
     def only(self) -> ModuleLearner:

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from etude.display import short
 from etude.errors import ModuleError
 
 Figures: TypeAlias = dict[str, Any]
@@ -50,6 +51,9 @@ class Loss:
         self.logged: dict[str, torch.Tensor] = {}
         self.kept: dict[str, torch.Tensor] = {}
         self.resting: frozenset[str] = frozenset()
+
+    def __repr__(self) -> str:
+        return short(self, *self.parts)
 
     def log(self, **figures: torch.Tensor | float) -> "Loss":
         """Add numbers and scalar tensors that are logged beside the parts and do not change the gradient."""

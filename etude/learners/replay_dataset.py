@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 
 from etude import columns as col
 from etude.columns import Columns
+from etude.display import short
 from etude.errors import DataError, SettingsError
 from etude.experience import Experience
 from etude.experience.arrays import describe, ranges
@@ -75,6 +76,9 @@ class ReplayDataset(Dataset[dict[str, torch.Tensor]]):
         """The last row of the segment that each sample is of."""
         self.has_gaps = False
         """``mask`` is False somewhere."""
+
+    def __repr__(self) -> str:
+        return short(self, f"{len(self):,} samples", num_samples=self.num_samples, collections=self.collections)
 
     def add(self, exp: Experience) -> None:
         """Take a collection, and forget the oldest one if there are too many.

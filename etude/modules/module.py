@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from etude.columns import ACTION, ACTION_MASK, DIST_INPUTS, OBS, SEPARATOR, STATE_IN, STATE_OUT, VALUE, Columns
+from etude.display import short
 from etude.errors import CheckpointError, DataError, ModuleError
 from etude.experience import Experience, arrays
 from etude.modules.acting import (
@@ -26,7 +27,7 @@ from etude.modules.acting import (
 from etude.modules.distributions import Distribution, Floats, distribution_for
 from etude.modules.mask import action_mask
 from etude.modules.network import Network, NetworkConfig, Output
-from etude.spaces import Flattener, Nester, Space, leaf_dtype, leaf_shape, leaves
+from etude.spaces import Flattener, Nester, Space, in_short, leaf_dtype, leaf_shape, leaves
 
 T = TypeVar("T")
 
@@ -75,6 +76,11 @@ class Module(nn.Module):
         """Numbers that change during training, as tensors, so that the loss is compiled only once."""
         self._checked = False
         self._numpy: NumPyNetwork | None = None
+
+    def __repr__(self) -> str:
+        """In one line; ``print(module.net)`` shows the layers."""
+        spaces = f"{in_short(self.obs_space)} -> {in_short(self.action_space)}"
+        return short(self, spaces, net=type(self.net).__name__, parameters=sum(p.numel() for p in self.parameters()))
 
     def train(self, mode: bool = True) -> "Module":
         """As torch's, in less than half the time, since acting and learning may alternate after every step."""

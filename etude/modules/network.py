@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from etude.columns import ACTION_MASK, OBS, OBS_MASK
+from etude.display import short
 from etude.errors import ModuleError, SettingsError
 from etude.modules.distributions import Distribution, Floats, distribution_for
 from etude.settings import settings
 from etude.spaces import Flattener, Space, leaf_shape, leaves
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Output:
     """The output of a module for a batch of observations. All fields are optional, for a critic or a policy alone."""
 
@@ -33,6 +34,10 @@ class Output:
     """The state of a recurrent module after the last step, each ``[B, ...]``."""
     dist: Distribution | None = None
     """The distribution that `dist_inputs` parameterise; set by `Module.forward`."""
+
+    def __repr__(self) -> str:
+        shapes = {name: list(getattr(getattr(self, name), "shape", ())) for name in ("dist_inputs", "value")}
+        return short(self, **{name: shape for name, shape in shapes.items() if shape}, state=sorted(self.state or ()))
 
     def logp(self, action: Any) -> Tensor:
         """``[B]``: the log-probability of actions, tensors nested as in the action space."""

@@ -12,11 +12,12 @@ from numpy.typing import ArrayLike, NDArray
 from etude import columns as col
 from etude.columns import Columns
 from etude.connectors import Connector, Inputs, Pipeline
+from etude.display import short
 from etude.errors import SettingsError, SpaceError
 from etude.experience.arrays import host, where_rows
 from etude.modules import Actor, Module
 from etude.policies.export import TracedPolicy, export
-from etude.spaces import Flattener, Nester, Space, alike, leaf_dtype, leaf_shape, leaves
+from etude.spaces import Flattener, Nester, Space, alike, in_short, leaf_dtype, leaf_shape, leaves
 
 PolicyState: TypeAlias = dict[str, Any]
 """The state of a policy in running episodes: plain data and arrays ``[B, ...]``, from `Policy.initial_state`."""
@@ -62,6 +63,10 @@ class Policy:
         self._forms = {name: (leaf_shape(leaf), leaf_dtype(leaf)) for name, leaf in self._flatten.leaves.items()}
         self._actors: dict[bool, Actor] = {}
         self._rng = np.random.default_rng()
+
+    def __repr__(self) -> str:
+        through = {"connectors": [repr(one) for one in self.connectors.connectors]} if len(self.connectors) else {}
+        return short(self, f"{in_short(self.obs_space)} -> {in_short(self.action_space)}", **through)
 
     @property
     def remembers(self) -> bool:

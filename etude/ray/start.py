@@ -18,9 +18,9 @@ from typing import Any, cast
 import ray
 
 from etude.algorithms import ActingConfig, AlgorithmConfig, OfflineConfig
+from etude.algorithms.parallel import cores_of
 from etude.algorithms.ray_config import Ray
 from etude.errors import EngineError
-from etude.threads import for_acting
 
 PATIENCE = 10.0
 """Seconds within which a cluster's address must answer."""
@@ -253,10 +253,5 @@ def actors_of(config: AlgorithmConfig) -> list[dict[str, float]]:
 
 def driver_of(config: AlgorithmConfig) -> dict[str, float]:
     """The resources of the process that trains, where a cluster runs it, too: its threads, workers and GPU."""
-    workers = 0
-    if isinstance(config, OfflineConfig):
-        workers = config.reading.num_workers
-    elif isinstance(config, ActingConfig) and config.engine == "local":
-        workers = config.workers.num_workers
     gpu = {"GPU": 1.0} if config.compute.device.startswith("cuda") else {}
-    return {"CPU": float(for_acting(config.compute.threads) + workers), **gpu}
+    return {"CPU": float(cores_of(config)), **gpu}

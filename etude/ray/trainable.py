@@ -8,8 +8,10 @@ from typing import Any
 from ray import tune
 
 from etude.algorithms import Algorithm, AlgorithmConfig, Result
+from etude.algorithms.search import applied
+from etude.algorithms.seeds import algorithm_of
 from etude.errors import SettingsError
-from etude.ray.space import SHARED, Shared, applied
+from etude.ray.space import SHARED, Shared
 from etude.ray.start import actors_of, driver_of
 
 
@@ -89,23 +91,6 @@ def shared_in(given: Mapping[str, Any]) -> Shared:
     if not isinstance(shared, Shared):
         raise SettingsError(f"`{SHARED}` is {shared!r}, but must be an etude.ray.Shared(config=...).")
     return shared
-
-
-def algorithm_of(config: type[AlgorithmConfig]) -> type[Algorithm[Any]]:
-    """The algorithm whose settings are of the class ``config``.
-
-    Raises:
-        SettingsError: there is none, or more than one.
-    """
-    known = list[type[Algorithm[Any]]](Algorithm.__subclasses__())
-    for cls in known:
-        known += [inner for inner in cls.__subclasses__() if inner not in known]
-    # One's own algorithm may inherit from PPO, and take PPO's settings: they are PPO's all the same.
-    own = [cls for cls in known if cls.__dict__.get("Config") is config and cls.loss is not Algorithm.loss]
-    if len(own) != 1:
-        there = ", ".join(cls.__name__ for cls in own) or "no algorithm"
-        raise SettingsError(f"{config.__name__} are the settings of {there}: say which is meant, as algorithm=....")
-    return own[0]
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:

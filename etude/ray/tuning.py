@@ -15,11 +15,12 @@ from ray.tune.search.basic_variant import BasicVariantGenerator
 
 from etude.algorithms import Algorithm, AlgorithmConfig, OfflineConfig, Stop
 from etude.algorithms.kept import check_metric
+from etude.algorithms.seeds import algorithm_of
 from etude.envs import env_name
 from etude.errors import EngineError, SettingsError
 from etude.ray.space import SHARED, Shared, checked
 from etude.ray.start import actors_of, check_room, driver_of, ensure_started, let_go
-from etude.ray.trainable import Trainable, algorithm_of
+from etude.ray.trainable import Trainable
 from etude.urls import is_url
 
 

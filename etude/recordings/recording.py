@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recordings: Experience at rest, read whole, as a stream, or as batches. Needs neither the env nor torch."""
 
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,8 @@ import pyarrow.compute as pc
 
 from etude import columns as col
 from etude.columns import Columns
-from etude.errors import DataError
+from etude.display import table
+from etude.errors import DataError, printable
 from etude.experience import Experience
 from etude.files import AnyPath
 from etude.recordings.batches import (
@@ -159,7 +161,14 @@ class Recording:
         return self._num_episodes
 
     def __repr__(self) -> str:
-        return f"Recording({str(self.path)!r}: {self.num_steps:,} steps in {len(self.files)} files, env {self.env!r})"
+        counts = f"{self.num_steps:,} steps in {len(self.files)} files"
+        return printable(f"Recording({reprlib.repr(str(self.path))}: {counts}, env {reprlib.repr(self.env)})")
+
+    def _repr_html_(self) -> str:
+        rows = {"path": str(self.path), "env": str(self.env), "steps": f"{self.num_steps:,}"}
+        spaces = {"observations": str(self.obs_space), "actions": str(self.action_space)}
+        rows |= {name: text if len(text) < 200 else f"{text[:197]}..." for name, text in spaces.items()}
+        return table("Recording", {**rows, "files": f"{len(self.files):,}", "columns": ", ".join(self.columns)})
 
     @property
     def left_out(self) -> dict[str, int]:

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import queue
 import re
+import reprlib
 import threading
 import time
 import weakref
@@ -20,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from etude import columns as col
+from etude.display import short
 from etude.errors import DataError
 from etude.experience import Experience
 from etude.experience.arrays import describe
@@ -341,6 +343,9 @@ class RecordingWriter:
         thread.start()
         # Also on garbage collection and at the interpreter's exit: the thread must not outlive its writer.
         self._finish = weakref.finalize(self, _finish, self._pending, self._queue, thread, self._files, os.getpid())
+
+    def __repr__(self) -> str:
+        return short(self, reprlib.repr(str(self.path)), env=self.header.env)
 
     def __enter__(self) -> "RecordingWriter":
         return self

@@ -12,6 +12,7 @@ from gymnasium.vector import VectorEnv
 from numpy.typing import ArrayLike, NDArray
 
 from etude import columns as col
+from etude.display import short
 from etude.envs import Arena, Turn
 from etude.envs.render import MediaLike, encoded
 from etude.errors import DataError, EnvError, EtudeError, SettingsError
@@ -142,6 +143,9 @@ class RunningEpisode:
         """Values logged for histograms, by name."""
         self.media: dict[str, bytes] = {}
         """Logged images: PNGs and GIFs, the newest for each name."""
+
+    def __repr__(self) -> str:
+        return short(self, self.id, env_index=self.env_index, number=self.number, agents=[*self.agents])
 
     # -- attributes ---------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from etude.columns import Columns
+from etude.display import short
 from etude.envs import Arena
 from etude.errors import EtudeError
 from etude.experience import Experience, arrays
@@ -117,6 +118,9 @@ class Runner:
         self._set_policies(policies, module_of)
         called = [callback_from(callback) for callback in callbacks]
         self._callbacks = CallbackRunner(called, arena, self._tracker, self._clock, self.rollouts) if called else None
+
+    def __repr__(self) -> str:
+        return short(self, repr(self.arena), policies=len(self.policies), env_steps=self.env_steps)
 
     def _set_policies(self, policies: PolicyLike | Mapping[str, PolicyLike], module_of: ModuleOf | None) -> None:
         by_id: Mapping[Any, PolicyLike] = policies if isinstance(policies, Mapping) else {None: policies}

@@ -114,3 +114,44 @@ def test_the_picture_on_a_terminal(terminal, capsys):
     with closing(live.View("bc", Stop(), quiet=False)) as endless:
         endless.show(result(updates=1))
         assert "so far" in drawn(endless)
+
+
+# -- several runs -----------------------------------------------------------------------------------------------------
+
+
+def pictured(board):
+    console = Console(file=io.StringIO(), width=120)
+    console.print(board.picture())
+    return console.file.getvalue().splitlines()
+
+
+def test_a_row_for_each_run_and_very_many_are_counted():
+    board = live.Board("ppo on X, 40 seeds", [f"seed-{i}" for i in range(40)], Stop(env_steps=100), quiet=True)
+    board.open()
+    for name in ("seed-30", "seed-31"):
+        board.begin(name)
+    board.show("seed-30", result(env_steps=25, updates=3, **FULL))
+    board.end("seed-0", result(env_steps=100, updates=9, **FULL), "done")
+    board.end("seed-1", None, "failed")
+    lines = pictured(board)
+    rows = {line.split()[0]: line for line in lines[1:-1]}
+    assert (len(rows), {"seed-30", "seed-31"} <= rows.keys()) == (24, True)  # those that go on are always there
+    assert "training  return 12.3  steps 25   updates 3" in rows["seed-30"]
+    assert "25%" in rows["seed-30"]
+    assert "done" in rows["seed-0"]
+    assert "failed" in rows["seed-1"]
+    assert lines[-1].startswith("1 done, 1 failed, 36 waiting, 1 training, 1 starting, ")
+    board.close()
+
+
+def test_lines_of_several_runs_name_theirs(capsys):
+    board = live.Board("ppo on X", ["a", "b"], Stop(), quiet=False)
+    board.open()
+    for updates in range(50):
+        board.show("a", result(updates=updates))
+        board.show("b", result(updates=updates))
+    board.end("b", result(updates=50), "done")
+    board.close()
+    lines = capsys.readouterr().err.splitlines()
+    assert [lines[0], lines[1], lines[-1]] == ["training ppo on X", "a  updates 0", "b  done  updates 50"]
+    assert len(lines) < 8  # and no more than about one a second

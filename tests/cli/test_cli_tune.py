@@ -6,6 +6,7 @@ import pytest
 from cli_runs import SMALL
 
 import etude
+from etude.algorithms.search import Grid
 from etude.cli import tune as command
 from etude.cli.asked import ALGORITHMS
 from etude.cli.main import main
@@ -25,13 +26,13 @@ def test_words_of_the_search_space_become_spaces_of_settings():
         "--space.engine.num-runners", "randint:1,3", "--clip", "0.3", "--stop.updates", "3", "--samples", "2",
         "--resources", "CPU=2", "GPU=0.5",
     )  # fmt: skip
-    assert (space["lr"].lower, space["lr"].upper) == (1e-4, 1e-2)
-    assert space["clip"].categories == [0.1, 0.2]
-    assert space["network.hidden"] == {"grid_search": [(8, 8), (16,)]}
+    assert (space["lr"].low, space["lr"].high) == (1e-4, 1e-2)
+    assert space["clip"].values == [0.1, 0.2]
+    assert space["network.hidden"] == Grid([(8, 8), (16,)])
     assert space["workers.num_workers"] == 0
-    assert space["normalize_advantages"].categories == [True, False]
-    assert space["kl_target"].categories == [None, 0.01]
-    assert (space["engine.num_runners"].lower, space["engine.num_runners"].upper) == (1, 3)
+    assert space["normalize_advantages"].values == [True, False]
+    assert space["kl_target"].values == [None, 0.01]
+    assert (space["engine.num_runners"].low, space["engine.num_runners"].high) == (1, 3)
     assert (config.clip, options.stop, options.samples) == (0.3, etude.Stop(updates=3), 2)
     assert options.resources == {"CPU": 2.0, "GPU": 0.5}
 
@@ -47,7 +48,7 @@ def test_a_search_space_from_a_file_which_flags_override(tmp_path):
     assert space["lr"] == 1e-3
     assert space["network.hidden"] == [[8], [16, 16]]
     assert space["clip"] == [0.1, 0.2]
-    assert space["connectors"].categories == [("normalize_obs",), ()]
+    assert space["connectors"].values == [("normalize_obs",), ()]
     assert (config.clip, options.stop.updates) == (0.3, 3)
     assert (config.engine.num_runners, config.engine.num_learners) == (3, 1)
 

@@ -15,11 +15,13 @@ from etude.errors import EngineError, SettingsError
 ray_tune = pytest.importorskip("ray.tune")
 
 from etude.algorithms import Algorithm  # noqa: E402
+from etude.algorithms.search import Choice, Grid, Range  # noqa: E402
+from etude.algorithms.seeds import algorithm_of  # noqa: E402
 from etude.cli.tune import report  # noqa: E402
 from etude.ray import Shared, Trainable, resume_tuning, tune  # noqa: E402
-from etude.ray.space import applied, checked, written  # noqa: E402
+from etude.ray.space import checked  # noqa: E402
 from etude.ray.start import driver_of  # noqa: E402
-from etude.ray.trainable import algorithm_of, flat, settings_of  # noqa: E402
+from etude.ray.trainable import flat, settings_of  # noqa: E402
 
 TINY = etude.PPOConfig(
     env="CartPole-v1",
@@ -371,53 +373,27 @@ def test_flat_names():
     }
 
 
-def test_tried_settings_go_into_those_that_are_there():
-    config = etude.PPOConfig(network=etude.NetworkConfig(hidden=(8,), activation="relu"))
-    found = applied(config, {"network.hidden": [4, 4], "lr": 1e-4, "engine.num_runners": 3}, "ppo")
-    assert (found.network.hidden, found.network.activation, found.lr) == ((4, 4), "relu", 1e-4)
-    assert found.engine == etude.Ray(num_runners=3)
-    again = applied(found, {"engine.num_learners": 2}, "ppo")
-    assert (again.engine.num_runners, again.engine.num_learners) == (3, 2)
-
-
 def test_lists_are_grids_and_the_rest_stays():
     space = ray_tune.uniform(0.1, 0.3)
     found = checked(TINY, {"lr": [1e-3, 1e-4], "clip": space, "num_envs": 4, "network.hidden": (8, 8)}, "ppo")
     assert found == {"lr": {"grid_search": [1e-3, 1e-4]}, "clip": space, "num_envs": 4, "network.hidden": (8, 8)}
 
 
-def test_search_spaces_in_words():
-    assert written("0.1", "lr", float) == 0.1
-    assert written("0.1,0.2", "lr", float).categories == [0.1, 0.2]
-    assert written("choice:1,2", "n", int).categories == [1, 2]
-    assert written("grid:1,2", "n", int) == {"grid_search": [1, 2]}
-    for words, kind in (("uniform:0,1", float), ("loguniform:1e-4,1e-2", float), ("randint:1,4", int)):
-        space = written(words, "x", float)
-        low, high = words.partition(":")[2].split(",")
-        drawn = [space.sample(random_state=np.random.RandomState(seed)) for seed in range(50)]
-        assert all(isinstance(value, kind | np.integer) and float(low) <= value <= float(high) for value in drawn)
-    assert {written("randint:1,4", "x", int).sample(random_state=np.random.RandomState(i)) for i in range(50)} == {
-        1,
-        2,
-        3,
+def test_what_words_give_is_drawn_by_tune():
+    space = {
+        "lr": Range(1e-4, 1e-2, is_log=True, is_whole=False),
+        "num_steps": Range(64, 67, is_log=False, is_whole=True),
+        "clip": Choice([0.1, 0.2]),
+        "epochs": Grid([1, 2]),
     }
-    assert written("module:f,module:g", "env", str).categories == ["module:f", "module:g"]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("logunifrm:1,2", "there is no `logunifrm`. Nearest: `loguniform`."),
-        ("uniform:1", r"is 'uniform:1', but must be uniform:LOW,HIGH, as in uniform:1e-4,1e-2"),
-        ("uniform:2,1", r"\(2 is not less than 1\)"),
-        ("loguniform:0,1", r"but must be loguniform:LOW,HIGH, as in loguniform:1e-4,1e-2"),
-        ("randint:1.5,3", r"but must be randint:LOW,HIGH, as in randint:1,100 \(1.5 is not a whole number\)"),
-        ("uniform:a,b", "could not convert string to float"),
-    ],
-)
-def test_words_that_are_no_search_space(words, message):
-    with pytest.raises(SettingsError, match=message):
-        written(words, "lr", float)
+    found = checked(TINY, space, "ppo")
+    assert found["epochs"] == {"grid_search": [1, 2]}
+    assert found["clip"].categories == [0.1, 0.2]
+    draws = [np.random.RandomState(seed) for seed in range(50)]
+    assert {found["num_steps"].sample(random_state=draw) for draw in draws} == {64, 65, 66}
+    rates = np.array([found["lr"].sample(random_state=draw) for draw in draws])
+    assert ((rates >= 1e-4) & (rates < 1e-2)).all()
+    assert 0.2 < (rates < 1e-3).mean() < 0.8
 
 
 def test_what_tune_writes_is_plain_json_lines(tuned):

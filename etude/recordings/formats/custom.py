@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.columns import Columns
+from etude.display import short
 from etude.errors import DataError, EtudeError, SettingsError
 from etude.experience import Experience, Segments
 from etude.experience.experience import offsets_of
@@ -44,6 +45,9 @@ class RawRow(NamedTuple, Generic[Raw]):
     """The bytes of the file; or the line, as text without its end."""
     number: int
     """The line in its file, from 0; 0 where the row is a file."""
+
+    def __repr__(self) -> str:  # type: ignore[misc]  # mypy takes a generic NamedTuple for another type
+        return short(self, path=self.path, data=self.data, number=self.number)
 
 
 class ByteSpan(NamedTuple):

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 
 from etude import columns as col
 from etude.columns import SEPARATOR
+from etude.display import short
 from etude.errors import DataError, SettingsError
 from etude.files import RemotePath, shown
 from etude.settings import choice, nearest
@@ -116,7 +117,7 @@ class Source:
 
     def __repr__(self) -> str:
         """Without credentials, which a URL may hold."""
-        return f"Source({described(self.data)}, {dict(self.columns)!r})"
+        return short(self, described(self.data), columns=dict(self.columns))
 
     def __post_init__(self) -> None:
         for name, own in self.columns.items():

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Search spaces: which settings are tried, by name, written in a few words; and the trials that they give."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple, TypeVar
+
+import numpy as np
+
+from etude.algorithms.config import AlgorithmConfig
+from etude.errors import SettingsError
+from etude.settings import from_dict, nearest, settings_inside, typed
+
+C = TypeVar("C", bound=AlgorithmConfig)
+
+
+class Grid(NamedTuple):
+    """Each of these is tried, with each of the values of other grids; so is a list."""
+
+    values: list[Any]
+
+
+class Choice(NamedTuple):
+    """One of these is drawn."""
+
+    values: list[Any]
+
+
+class Range(NamedTuple):
+    """A number is drawn, ``low <= number < high``."""
+
+    low: float
+    high: float
+    is_log: bool
+    """Its logarithm is evenly spread, rather than the number itself."""
+    is_whole: bool
+
+    def draw(self, rng: np.random.Generator) -> float:
+        """One number."""
+        if self.is_whole and not self.is_log:
+            return int(rng.integers(int(self.low), int(self.high)))
+        bounds = (math.log(self.low), math.log(self.high)) if self.is_log else (self.low, self.high)
+        value = float(rng.uniform(*bounds))
+        value = min(max(math.exp(value) if self.is_log else value, self.low), self.high)
+        return min(int(value), int(self.high) - 1) if self.is_whole else value
+
+
+_RANGES: Final = {
+    "uniform": (False, False),
+    "loguniform": (True, False),
+    "randint": (False, True),
+    "lograndint": (True, True),
+}
+"""By word: whether the logarithm is even, and whether the number is whole."""
+_LISTS: Final = {"choice": Choice, "grid": Grid}
+
+
+def written(text: str, name: str, value_of: Callable[[str], Any]) -> Any:
+    """A search space in words: ``0.1,0.2,0.3`` or ``choice:...``, ``grid:...``, ``loguniform:1e-4,1e-2``.
+
+    Args:
+        text: These words. A single value stands for itself.
+        name: What is searched, for messages.
+        value_of: What a word of a list means.
+
+    Raises:
+        SettingsError: the words are no search space.
+    """
+    head, colon, tail = text.partition(":")
+    if colon and head in _RANGES:
+        is_log, is_whole = _RANGES[head]
+        try:
+            low, high = map(float, tail.split(","))
+            if not low < high:
+                raise ValueError(f"{low:g} is not less than {high:g}")
+            if is_log and low <= 0:
+                raise ValueError(f"{low:g} has no logarithm")
+            if is_whole and not (low.is_integer() and high.is_integer()):
+                raise ValueError("both must be whole numbers")
+        except ValueError as error:
+            raise SettingsError(
+                f"the search space of `{name}` is {text!r}, but must be {head}:LOW,HIGH, as in "
+                f"{head}:{'1,100' if is_whole else '1e-4,1e-2'} ({error})."
+            ) from error
+        return Range(low, high, is_log, is_whole)
+    if colon and head in _LISTS:
+        return _LISTS[head]([value_of(word) for word in tail.split(",")])
+    near = nearest(head, (*_RANGES, *_LISTS)) if colon else None
+    if near:
+        raise SettingsError(f"the search space of `{name}` is {text!r}: there is no `{head}`. Nearest: `{near}`.")
+    values = [value_of(word) for word in text.split(",")]
+    return Choice(values) if len(values) > 1 else values[0]
+
+
+def trials(space: Mapping[str, Any], samples: int, seed: int) -> list[dict[str, Any]]:
+    """The settings that are tried, by dotted names: ``samples`` draws, and for each draw all values of all grids.
+
+    More samples of the same seed begin with the same trials.
+    """
+    rng, found = np.random.default_rng(seed), list[dict[str, Any]]()
+    grids = {name: value for name, value in space.items() if isinstance(value, Grid | list)}
+    for values in itertools.islice(itertools.cycle(_combinations(grids)), samples * len(_combinations(grids))):
+        tried = dict[str, Any]()
+        for name, value in space.items():
+            if isinstance(value, Choice):
+                value = value.values[int(rng.integers(len(value.values)))]
+            tried[name] = values[name] if name in values else value.draw(rng) if isinstance(value, Range) else value
+        found.append(tried)
+    return found
+
+
+def _combinations(grids: Mapping[str, Any]) -> list[dict[str, Any]]:
+    lists = [value.values if isinstance(value, Grid) else value for value in grids.values()]
+    return [dict(zip(grids, values, strict=True)) for values in itertools.product(*lists)]
+
+
+def flat(cls: type, space: Mapping[str, Any]) -> dict[str, Any]:
+    """Names of settings inside others, dotted."""
+    inside, found = settings_inside(cls), dict[str, Any]()
+    for name, value in space.items():
+        if name in inside and isinstance(value, Mapping) and "grid_search" not in value:
+            found |= {f"{name}.{inner}": item for inner, item in flat(inside[name], value).items()}
+        else:
+            found[name] = value
+    return found
+
+
+def tried(config: C, trial: Mapping[str, Any], owner: str) -> C:
+    """The settings of a trial, as `applied`; an error also says what was tried."""
+    try:
+        return applied(config, trial, owner)
+    except SettingsError as error:
+        values = ", ".join(f"{name}={value!r}" for name, value in trial.items())
+        raise SettingsError(f"{error} The search space gave {values}.") from error
+
+
+def applied(config: C, trial: Mapping[str, Any], owner: str) -> C:
+    """``config`` with some settings, by their dotted names, as a trial has them.
+
+    Raises:
+        SettingsError: they are not settings, or do not fit.
+    """
+    nested: dict[str, Any] = {}
+    for name, value in trial.items():
+        *outer, last = name.split(".")
+        here = nested
+        for part in outer:
+            here = here.setdefault(part, {})
+        here[last] = value
+    found: C = _replaced(config, nested, owner)
+    return found
+
+
+def _replaced(whole: Any, given: Mapping[str, Any], owner: str) -> Any:
+    inside, own = settings_inside(type(whole)), typed(type(whole), given, owner=owner)
+    for name, value in own.items():
+        if name in inside and isinstance(value, Mapping):
+            before, where = getattr(whole, name), f"{owner}.{name}"
+            is_there = isinstance(before, inside[name])
+            own[name] = _replaced(before, value, where) if is_there else from_dict(inside[name], value, owner=where)
+    return dataclasses.replace(whole, **own)

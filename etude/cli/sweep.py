@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``etude sweep``: train with many settings in processes of this machine, and see which are best."""
+
+import csv
+import dataclasses
+import io
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from etude.algorithms import Algorithm, Stop, run
+from etude.algorithms.comparison import bootstrap_interval, interquartile_mean
+from etude.algorithms.kept import score_of
+from etude.algorithms.parallel import Job, Outcome, train_all
+from etude.algorithms.progress import Board
+from etude.algorithms.saving import to_plain
+from etude.algorithms.search import trials, tried
+from etude.algorithms.seeds import failures, seed_jobs, seeds_of, title_of
+from etude.checkpoints import load_meta
+from etude.cli import streams
+from etude.cli.asked import algorithm_class, config_of
+from etude.cli.searching import VALUES, SearchOptions, ask_space
+from etude.errors import SettingsError
+from etude.files import write_atomically
+from etude.settings import settings
+
+FAILED, INTERRUPTED = 1, 130
+TABLE = "sweep.csv"
+USAGE = (
+    """usage: etude sweep ALGORITHM [SETTINGS] --space.NAME VALUES ... --stop.env-steps N [OPTIONS]
+
+ALGORITHM is one of {names}, or `module:Class` of your own.
+Its settings, and the options: etude sweep ALGORITHM --help, all of them: --help-all
+
+"""
+    + VALUES
+)
+ABOUT = "Train with many settings on this machine, and see which are best. What --space.NAME takes: etude sweep --help"
+
+
+@settings
+class SweepOptions(SearchOptions):
+    """What `etude sweep` takes besides the settings of the algorithm."""
+
+    out: str | None = None
+    """The folder of all trials; that of the first one's first seed is OUT/trial-0/seed-0. None:
+    runs/sweep-ALGORITHM-ENV-TIME, or the resumed sweep."""
+
+    seeds: int = 1
+    """How many seeds each trial is trained with, counted from `seed` (from 0 without one), at least 1."""
+
+    resume: str | None = None
+    """Go on with the sweep in this folder, with the same command otherwise: trials that have ended are not trained
+    again, the others go on from their checkpoints."""
+
+    overwrite: bool = False
+    """Replace the runs that are in the folder."""
+
+    log: tuple[run.Log, ...] = ("jsonl", "tensorboard")
+    """Where metrics go, see `etude train`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("samples", "seeds"):
+            if getattr(self, name) < 1:
+                raise SettingsError(f"`{name}` is {getattr(self, name)}, but must be at least 1.")
+
+
+class Trial(NamedTuple):
+    """What is known of a trial."""
+
+    number: int
+    tried: Mapping[str, Any]
+    jobs: Sequence[Job]
+    """One for each seed."""
+    outcomes: Sequence[Outcome]
+    """Of those runs that have ended."""
+
+    def row(self, metric: str) -> dict[str, Any]:
+        """What is written of it."""
+        results = [outcome.result for outcome in self.outcomes if outcome.result is not None]
+        scores = np.array([score_of(result.to_dict(), metric) for result in results])
+        scores = scores[np.isfinite(scores)]
+        low, high = bootstrap_interval(scores) if scores.size else (None, None)
+        errors = {outcome.error for outcome in self.outcomes if outcome.error is not None}
+        done = [outcome for outcome in self.outcomes if outcome.error is None and not outcome.is_interrupted]
+        return {
+            "trial": self.number,
+            **{name: to_plain(value) for name, value in self.tried.items()},
+            metric: float(interquartile_mean(scores)) if scores.size else None,
+            "low": None if low is None else float(low),
+            "high": None if high is None else float(high),
+            "env_steps": sum(result.env_steps for result in results),
+            "updates": sum(result.updates for result in results),
+            "state": "failed" if errors else "done" if len(done) == len(self.jobs) else "interrupted",
+            "error": " ".join(sorted(errors)) or None,
+            "path": str(self.jobs[0].out.parent),
+        }
+
+
+def main(command: str, args: list[str]) -> int:
+    """Run ``etude sweep ALGORITHM ...``."""
+    cls = algorithm_class(args, "sweep", USAGE)
+    if cls is None:
+        return 0
+    owner, given, space, options = ask_space(cls, SweepOptions, args, "sweep", ABOUT)
+    if options.stop == Stop():
+        raise SettingsError("`stop` is not set, but trials need to know when to end: give it a budget, as `env_steps`.")
+    if None not in (options.out, options.resume) and options.out != options.resume:
+        raise SettingsError("a sweep goes on where it is: give --resume alone, without --out.")
+    asked = options.out if options.out is not None else options.resume
+    out = run.folder_of(asked) if asked is not None else run.new_folder(f"sweep-{owner}", given.get("env"))
+    found = _trials(cls, owner, given, space, options, out)
+    jobs = [job for trial in found for job in trial.jobs]
+    done: list[Outcome | None] = [None] * len(jobs)
+
+    def table() -> list[dict[str, Any]]:
+        """The trials with what is known of their runs now, the best first."""
+        rows = []
+        for i, trial in enumerate(found):
+            ends = done[i * options.seeds : (i + 1) * options.seeds]
+            rows.append(trial._replace(outcomes=[end for end in ends if end is not None]).row(options.metric))
+        return sorted(rows, key=lambda row: _rank(row[options.metric], is_max=options.best_is == "max"))
+
+    def note(number: int, outcome: Outcome) -> None:
+        done[number] = outcome
+        write_atomically(out / TABLE, _as_csv(table()))  # so that a killed sweep has one, too
+
+    title = title_of(cls, jobs[0].config, len(found), "trial")
+    title += f", {options.seeds} seeds each" if options.seeds > 1 else ""
+    board = Board(title, [job.name for job in jobs], options.stop, quiet=options.quiet, say=streams.say)
+    how: dict[str, Any] = {"max_concurrent": options.max_concurrent, "quiet": options.quiet, "ended": note}
+    outcomes = train_all(jobs, out, board, **how)
+    return _report(table(), out, options, jobs, outcomes)
+
+
+def _trials(
+    cls: type[Algorithm[Any]],
+    owner: str,
+    given: Mapping[str, Any],
+    space: Mapping[str, Any],
+    options: SweepOptions,
+    out: Path,
+) -> list[Trial]:
+    """All trials, none of which has begun; those of a sweep that goes on are as they were."""
+    base, found = config_of(cls, given, owner), []
+    for number, values in enumerate(trials(space, options.samples, base.seed or 0)):
+        config = tried(base, values, owner)
+        jobs = seed_jobs(
+            seeds_of(config.seed, options.seeds),
+            out / f"trial-{number}",
+            config,
+            {field.name: getattr(config, field.name) for field in dataclasses.fields(config)},
+            prefix=f"trial-{number}/",
+            algorithm=cls,
+            stop=options.stop,
+            resume=options.resume is not None,
+            overwrite=options.overwrite,
+            log=options.log,
+            save_interval=options.save_interval,
+        )
+        for job in jobs:
+            if job.goes_on:
+                _check_same(job, values)
+        found.append(Trial(number, values, jobs, ()))
+    return found
+
+
+def _check_same(job: Job, values: Mapping[str, Any]) -> None:
+    """Refuse to go on with a trial of other settings, which another command has drawn."""
+    plain = {field.name: to_plain(getattr(job.config, field.name)) for field in dataclasses.fields(job.config)}
+    for name in values:
+        was, now = (_at(place, name) for place in (load_meta(job.out).get("config"), plain))
+        if was != now:
+            raise SettingsError(
+                f"{job.out} was trained with `{name}` {was}, but is now to have {now}: a sweep goes on with the "
+                "--space, --seed and --samples that it began with (more samples are fine). Or give another --out."
+            )
+
+
+def _at(place: Any, name: str) -> Any:
+    for part in name.split("."):
+        place = place.get(part) if isinstance(place, Mapping) else None
+    return place
+
+
+def _rank(score: float | None, *, is_max: bool) -> float:
+    return math.inf if score is None else -score if is_max else score
+
+
+def _as_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()
+
+
+def _report(
+    rows: list[dict[str, Any]], out: Path, options: SweepOptions, jobs: Sequence[Job], outcomes: Sequence[Outcome]
+) -> int:
+    """Write what was found to standard output, the best first; gives the exit code."""
+    cut, failed, metric = any(end.is_interrupted for end in outcomes), failures(jobs, outcomes), options.metric
+    best = rows[0] if rows[0][metric] is not None else None
+    if options.json:
+        about = {"metric": metric, "out": str(out), "interrupted": cut, "best": best and best["trial"]}
+        streams.print_json({**about, "trials": sorted(rows, key=lambda row: int(row["trial"]))})
+    else:
+        names = [name for name in rows[0] if name not in ("error", "path", "updates" if best else "")]
+        cells = [["" if row[n] is None else _shown(row[n]) for n in names] for row in rows]
+        streams.show(streams.table([names, *cells]))
+        if best is not None:
+            streams.show(f"\nbest: {metric} {best[metric]:,.5g}, in {best['path']}; all trials: {out / TABLE}")
+    for line in failed:
+        streams.say(f"error: {line}")
+    if (cut or failed) and not options.quiet:
+        streams.say(f"go on with the same command and --resume {shlex.quote(str(out))}")
+    return INTERRUPTED if cut else FAILED if failed else 0
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.5g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several seeds, each a run in a process and a folder of its own."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+import etude
+from etude.algorithms.comparison import compare
+from etude.algorithms.parallel import cores_of
+from etude.algorithms.run import claimed
+from etude.algorithms.seeds import seeds_of
+from etude.errors import SettingsError
+
+SMALL = etude.PPOConfig(env="CartPole-v1", num_envs=2, num_steps=64, minibatch_size=32, epochs=1, seed=3)
+SHORT = etude.Stop(env_steps=256)
+
+
+def rows(path):
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights(algorithm):
+    return np.concatenate([p.detach().numpy().ravel() for p in algorithm.module.parameters()])
+
+
+def test_each_seed_is_a_run_of_its_own_and_finished_ones_are_not_trained_again(tmp_path, capsys):
+    out = tmp_path / "runs"
+    with claimed(out / "seed-4"):
+        runs = etude.fit_seeds(SMALL, 2, stop=SHORT, out=out, progress=True)
+    assert [(run.seed, run.path) for run in runs] == [(3, str(out / "seed-3")), (4, str(out / "seed-4"))]
+    assert "another process is training in it" in runs[1].error  # and the other one got through
+    assert runs[1].result is None
+    assert runs[0].result.env_steps == 256
+    err = capsys.readouterr().err
+    assert "training ppo on CartPole-v1, 2 seeds\n" in err
+    assert "seed-3  done  return " in err
+    alone = etude.PPO(SMALL)
+    assert dataclasses.replace(alone.fit(SHORT), seconds=0).return_mean == runs[0].result.return_mean
+    np.testing.assert_array_equal(weights(etude.load(out / "seed-3")), weights(alone))
+
+    before = (out / "seed-3" / "metrics.jsonl").stat().st_mtime_ns
+    again = etude.fit_seeds(SMALL, [3, 4], stop=SHORT, out=out, resume=True)
+    assert (out / "seed-3" / "metrics.jsonl").stat().st_mtime_ns == before
+    assert again[0].result == runs[0].result
+    assert [run.error for run in again] == [None, None]
+    assert again[1].result.env_steps == 256
+
+    more = etude.fit_seeds(SMALL, [3], stop=etude.Stop(env_steps=384), out=out, resume=True)
+    assert [row["env_steps"] for row in rows(out / "seed-3")] == [64, 128, 192, 256, 320, 384]
+    alone.fit(etude.Stop(env_steps=384))
+    np.testing.assert_array_equal(weights(etude.load(more[0].path)), weights(alone))  # as if it had never stopped
+    assert [group.num_runs for group in compare([out])] == [2]
+
+
+def test_what_does_not_fit_is_refused_before_anything_starts(tmp_path):
+    out = tmp_path / "runs"
+
+    def refused(match, config=SMALL, seeds=2, stop=SHORT, **how):
+        with pytest.raises(SettingsError, match=match):
+            etude.fit_seeds(config, seeds, stop=stop, out=out, **how)
+        assert not out.exists()
+
+    refused("lambdas and functions in functions can't be sent", dataclasses.replace(SMALL, env=lambda: None))
+    refused(
+        "several runs can't write one recording", dataclasses.replace(SMALL, record=etude.RecordConfig(path="data"))
+    )
+    refused("these runs are processes of this machine", dataclasses.replace(SMALL, engine="ray"))
+    refused("must be how many .at least 1., or different whole numbers", seeds=[1, 1])
+    refused("`seeds` is 0", seeds=0)
+    refused("needs to know when to stop", stop=etude.Stop())
+    refused("`max_concurrent` is 0", max_concurrent=0)
+    refused("both resumed and overwritten", resume=True, overwrite=True)
+
+
+def test_runs_that_are_there_are_neither_mixed_nor_lost(tmp_path):
+    out = tmp_path / "runs"
+    etude.PPO(SMALL).fit(SHORT, out=out / "seed-3")
+    with pytest.raises(SettingsError, match=f"Go on with all that are in {out} "):
+        etude.fit_seeds(SMALL, 2, stop=SHORT, out=out)
+    with pytest.raises(SettingsError, match="is a run of etude.algorithms.ppo:PPO, not of a2c"):
+        etude.fit_seeds(etude.A2CConfig(env="CartPole-v1", seed=3), 1, stop=SHORT, out=out, resume=True)
+    with pytest.raises(SettingsError, match="seed-3 holds a run already"):
+        etude.fit_seeds(SMALL, 1, stop=SHORT, out=out / "seed-3")
+    assert len(rows(out / "seed-3")) == 4
+
+
+def test_as_many_at_once_as_the_cores_allow():
+    assert cores_of(SMALL) == 1
+    assert cores_of(dataclasses.replace(SMALL, num_workers=3, threads=2)) == 5
+    assert (seeds_of(None, 3), seeds_of(7, 2), seeds_of(7, 0)) == ([0, 1, 2], [7, 8], [])
