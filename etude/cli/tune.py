@@ -19,7 +19,7 @@ from etude.algorithms.saving import to_plain
 from etude.cli import flags, values
 from etude.cli.asked import CONVERTERS, RunOptions, algorithm_class, ask, config_of, import_from_here
 from etude.cli.streams import print_json, say, show
-from etude.errors import EngineError, SettingsError
+from etude.errors import EngineError, SettingsError, how_to_install
 from etude.settings import Leaf, leaves_of, settings, settings_inside, typed
 from etude.urls import inside, is_url
 
@@ -152,7 +152,7 @@ def asked(cls: type[Algorithm[Any]], args: list[str]) -> tuple[AlgorithmConfig, 
 
 def _check_ray() -> None:
     if importlib.util.find_spec("ray") is None:
-        raise EngineError('etude tune needs Ray: pip install "etude[ray]".')
+        raise EngineError(f"etude tune needs Ray: {how_to_install('ray')}.")
 
 
 def split(args: list[str]) -> tuple[dict[str, str], list[str]]:
