@@ -25,7 +25,9 @@ def write_log(path: Path, seed: int, trips: int = 40, words: tuple[str, ...] = t
         for tick in range(5):
             command = draw.choices(words, [CHANCES[word] for word in words])[0]
             speed, weather = draw.random(), draw.choice(["dry", "wet"])
-            rows.append(f"s{trip},{tick},{speed:.3f},{weather},{command},{int(command == 'left')},{CHANCES[command]}")
+            rows.append(
+                f"s{seed}-{trip},{tick},{speed:.3f},{weather},{command},{int(command == 'left')},{CHANCES[command]}"
+            )
     path.write_text("\n".join(rows) + "\n")
     return path
 

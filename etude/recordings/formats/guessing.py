@@ -144,7 +144,7 @@ class _Guessing:
     def __init__(self, table: pa.Table) -> None:
         names = [name for name in dict.fromkeys(table.schema.names) if table.schema.names.count(name) == 1]
         self._columns = {name: _decoded(table[name].combine_chunks()) for name in names}
-        self._rows = table.num_rows
+        self._rows = int(table.num_rows)
         self._distinct = {name: _num_distinct(array) for name, array in self._columns.items()}
         self._left = list(names)
         self._taken: dict[str, str | tuple[str, ...]] = {}
