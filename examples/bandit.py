@@ -11,6 +11,7 @@ import numpy as np
 
 import etude
 from etude.evaluation import FQEConfig, evaluate_on
+from etude.recordings import guess_columns
 
 OFFERS = ("banner", "coupon", "none")
 
@@ -40,7 +41,7 @@ def write_log(path: str, visitors: int, seed: int) -> None:
 write_log("train.csv", 20_000, seed=1)
 write_log("test.csv", 10_000, seed=2)
 
-print(etude.recordings.guess_columns("train.csv").words)
+print(guess_columns("train.csv").words)
 COLUMNS = {
     "obs": ["age", "device"],
     "action": "offer",

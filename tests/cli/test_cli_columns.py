@@ -11,6 +11,7 @@ import pytest
 
 import etude
 from etude.cli.main import main
+from etude.spaces import NamedDiscrete
 
 COLUMNS = ["obs=speed,weather", "action=command", "reward=score", "episode_id=trip", "t=tick"]
 COLUMNS += ["propensity=p", "terminated=last-row"]
@@ -93,7 +94,7 @@ def test_data_commands_write_what_they_read(command: list[str], steps: int | Non
     words = [word.format(log=log, to=tmp_path / "new") for word in command]
     assert main(["data", *words, "--columns", *COLUMNS]) == 0
     new = etude.Recording.open(tmp_path / "new")
-    assert new.action_space == etude.spaces.NamedDiscrete(["left", "right", "stay"])
+    assert new.action_space == NamedDiscrete(["left", "right", "stay"])
     assert steps is None or new.num_steps == steps
 
 
@@ -111,7 +112,7 @@ def test_columns_in_a_settings_file_and_several_files(log: Path, tmp_path: Path)
     (tmp_path / "bc.json").write_text(json.dumps(settings))
     assert main(["train", "bc", "--config", str(tmp_path / "bc.json"), "--out", str(tmp_path / "run"), "--quiet"]) == 0
     policy = etude.load_policy(tmp_path / "run")
-    assert policy.action_space == etude.spaces.NamedDiscrete(["left", "right", "stay"])
+    assert policy.action_space == NamedDiscrete(["left", "right", "stay"])
 
 
 def test_columns_without_data(capsys: Said) -> None:
