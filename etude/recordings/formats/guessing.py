@@ -117,14 +117,14 @@ def guess_columns(data: Any, filesystem: Any = None) -> Guess:
     if not groups:
         raise DataError("the table has no rows: there is nothing to guess from.")
     first: list[pa.Table] = []
-    for group in groups:
-        if sum(table.num_rows for table in first) < MOST_ROWS:
-            try:
+    try:
+        for group in groups:
+            if sum(table.num_rows for table in first) < MOST_ROWS:
                 first.append(group.read(group.schema.names))
-            except BROKEN as error:
-                raise unreadable(group.file, error) from error
-    table = pa.concat_tables(first, promote_options="permissive").slice(0, MOST_ROWS)
-    return _Guessing(table).guess(sum(group.num_rows for group in groups))
+        table = pa.concat_tables(first, promote_options="permissive").slice(0, MOST_ROWS)
+        return _Guessing(table).guess(sum(group.num_rows for group in groups))
+    except BROKEN as error:
+        raise unreadable(groups[0].file, error) from error
 
 
 def _word(own: str | Sequence[str]) -> str:
@@ -167,7 +167,7 @@ class _Guessing:
 
     def _facts(self, name: str) -> ColumnFacts:
         array = self._columns[name]
-        shown = tuple(str(value.as_py())[:40] for value in array.slice(0, 3))
+        shown = tuple(_shown(value) for value in array.slice(0, 3))
         return ColumnFacts(str(array.type), self._distinct[name], array.null_count, shown)
 
     # -- by name ------------------------------------------------------------------------------------------------
@@ -286,6 +286,13 @@ def _decoded(array: Any) -> pa.Array:
     """One array; of a dictionary its values."""
     array = pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+
+
+def _shown(value: pa.Scalar) -> str:
+    try:
+        return str(value.as_py())[:40]
+    except (ValueError, OverflowError):  # a time that Python does not have
+        return "?"
 
 
 def _num_distinct(array: pa.Array) -> int | None:

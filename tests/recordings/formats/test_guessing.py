@@ -146,3 +146,28 @@ def test_columns_with_odd_names_are_written_so_that_they_are_read() -> None:
 def test_without_rows() -> None:
     with pytest.raises(DataError, match="the table has no rows"):
         guess_columns(pa.table({"a": pa.array([], pa.int64())}))
+
+
+ODD = {
+    "float16": pa.array([0.5, 1.5], pa.float16()),
+    "decimal": pa.array([1, 2]).cast(pa.decimal128(25, 2)),
+    "nothing": pa.nulls(2),
+    "missing": pa.array([None, 1.5]),
+    "lists": pa.array([[1, 2], [3]]),
+    "structs": pa.array([{"a": 1}, {"a": 2}]),
+    "bytes": pa.array([b"a", b"b"]),
+    "late": pa.array([2**62, 2**62], pa.timestamp("s")),
+    "large": pa.array([2**64 - 1, 0], pa.uint64()),
+    "maps": pa.array([[("a", 1)], []], pa.map_(pa.string(), pa.int64())),
+}
+
+
+@pytest.mark.parametrize("name", ["t", "done", "reward", "p", "logp", "episode_id", "action", "obs", "x1", "other"])
+@pytest.mark.parametrize("kind", ODD)
+def test_odd_columns_are_guessed_or_refused(kind: str, name: str) -> None:
+    try:
+        guess = guess_columns(pa.table({name: ODD[kind], "a": [0, 1]}))
+    except DataError:
+        return
+    assert guess.words
+    assert set(guess.found) == {name, "a"}
