@@ -1,5 +1,6 @@
 # Everything that a clone needs, from nothing but Python (3.11 or newer) and make.
 #   make demo   train, record, clone          make test   lint and tests
+#   make wheel   build a wheel, and try it in a fresh environment
 #   make lint   make bench   make results   make docs   make clean   make traces BASE=<commit>   make mutations
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 python; do \
@@ -9,7 +10,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := pyproject.toml constraints.txt
 
-.PHONY: demo test lint format bench results docs serve-docs traces mutations clean
+.PHONY: demo test lint format bench results docs wheel serve-docs traces mutations clean
 .DELETE_ON_ERROR:
 
 # Runs a suite, and what failed in it once more, one test at a time: a busy machine must not decide. Both runs are printed.
@@ -24,6 +25,16 @@ test: lint
 	@$(call suite,-m "slow and not cluster")
 	@$(call suite,-m "learning and not cluster and not slow")
 	@$(call suite,-m cluster)
+
+# What Etude needs is taken from $(VENV); Etude itself from the wheel alone.
+wheel: $(VENV)/installed
+	rm -rf dist build/fresh
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	$(BIN)/python -m venv build/fresh
+	build/fresh/bin/python -m pip install --quiet --disable-pip-version-check --no-deps dist/*.whl
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > \
+		"$$(build/fresh/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/needs.pth"
+	cd build && fresh/bin/python ../tests/wheel.py
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

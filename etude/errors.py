@@ -22,6 +22,11 @@ def described(error: BaseException) -> str:
     return type(error).__name__ + "".join(f" in {at.filename}, line {at.lineno}: `{at.line}`" for at in raised)
 
 
+def how_to_install(extra: str) -> str:
+    """How to install what a feature needs, for a message."""
+    return f"pip install '.[{extra}]' in the clone of Etude, which is on no package index yet"
+
+
 class EtudeError(Exception):
     """Base class of all errors of Etude. The text is safe to print, whatever names it contains."""
 

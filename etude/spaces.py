@@ -36,6 +36,59 @@ _ROUNDING: Final = 1e-5
 _LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
+class NamedDiscrete(spaces.Discrete):
+    """A Discrete space whose numbers stand for names: ``i`` stands for ``names[i]``.
+
+    It equals another one only if their names are the same, in the same order, and never a Discrete without names.
+
+    Args:
+        names: The names, all different, at least one.
+        dtype: Of the numbers.
+
+    Raises:
+        SpaceError: there are no names, or one is there twice or is no text.
+    """
+
+    def __init__(self, names: Sequence[str], dtype: Any = np.int64) -> None:
+        self.names = tuple(names)
+        if not self.names or isinstance(names, str) or not all(isinstance(name, str) for name in self.names):
+            raise SpaceError(f"the names of a NamedDiscrete are {reprlib.repr(names)}: give a list of texts.")
+        if len(set(self.names)) < len(self.names):
+            twice = next(name for i, name in enumerate(self.names) if name in self.names[:i])
+            raise SpaceError(f"a NamedDiscrete has the name {twice!r} twice: leave one of them out.")
+        super().__init__(len(self.names), dtype=dtype)
+
+    def numbers(self, names: Any) -> np.ndarray:
+        """What names stand for: an array of `dtype`, of the shape of ``names`` (a text, or an array of texts).
+
+        Raises:
+            SpaceError: a name is unknown.
+        """
+        known = {name: i for i, name in enumerate(self.names)}
+        given = np.asarray(names, object)
+        unknown = next((name for name in given.flat if name not in known), None)
+        if unknown is not None:
+            raise SpaceError(f"{unknown!r} is none of the {self.n} known names: {self.listed()}.")
+        return np.array([known[name] for name in given.flat], self.dtype).reshape(given.shape)
+
+    def named(self, numbers: Any) -> Any:
+        """The names of numbers: an array of texts of their shape, or one text for one number."""
+        found = np.array(self.names, object)[np.asarray(numbers)]
+        return found if isinstance(found, str) else found.astype(str)
+
+    def listed(self) -> str:
+        """The names for a message; of many, the first."""
+        return ", ".join(self.names[:12]) + (", ..." if self.n > 12 else "")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NamedDiscrete) and super().__eq__(other) and self.names == other.names
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"NamedDiscrete({self.n}: {self.listed()})"
+
+
 def leaves(space: Space, root: str) -> dict[str, Space]:
     """The simple spaces inside ``space`` by column name, in the space's own order.
 
@@ -214,7 +267,9 @@ def _to_json(space: Space, room: "_Room", level: int) -> dict[str, Any]:
             "high": _bounds_to_json(space.high),
         }
     if isinstance(space, spaces.Discrete):
-        return {"type": "Discrete", "n": int(space.n), "start": int(space.start), "dtype": np.dtype(space.dtype).name}
+        names = {"names": list(space.names)} if isinstance(space, NamedDiscrete) else {}
+        own = {"type": "Discrete", "n": int(space.n), "start": int(space.start), "dtype": np.dtype(space.dtype).name}
+        return own | names
     if isinstance(space, spaces.MultiDiscrete):
         return {
             "type": "MultiDiscrete",
@@ -270,7 +325,12 @@ def _from_json(data: Any, room: _Room, level: int) -> Space:
             low, high = (_bounds_from_json(data[side], shape, dtype) for side in ("low", "high"))
             return spaces.Box(low, high, shape, dtype.type)
         if kind == "Discrete":
-            return spaces.Discrete(data["n"], start=data["start"], dtype=_dtype(data.get("dtype", "int64"), "iu").type)
+            dtype = _dtype(data.get("dtype", "int64"), "iu")
+            if "names" not in data:
+                return spaces.Discrete(data["n"], start=data["start"], dtype=dtype.type)
+            if (data["n"], data["start"]) != (len(data["names"]), 0):
+                raise ValueError(f"there are {len(data['names'])} names, not {data['n']} from 0")
+            return NamedDiscrete(data["names"], dtype.type)
         if kind == "MultiDiscrete":
             dtype = _dtype(data["dtype"], "iu")
             start = np.asarray(data["start"], dtype) if "start" in data else None

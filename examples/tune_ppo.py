@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings are tried: PPO with four learning rates and networks, each trial in a process of its own, through Ray Tune.
 
-Needs ``pip install "etude[ray]"``.
+Needs ``pip install ".[ray]"`` in the clone.
 """
 
 import tempfile

@@ -10,7 +10,7 @@ from etude.algorithms.policies import spaces_in
 from etude.algorithms.results import Evaluation
 from etude.columns import Columns
 from etude.envs import Arena, make_arena
-from etude.errors import EngineError
+from etude.errors import EngineError, how_to_install
 from etude.experience import Experience
 from etude.learners import Update
 from etude.learners.loss import Figures
@@ -268,7 +268,7 @@ def engine_of(algorithm: Any) -> Engine:
     try:
         importlib.import_module("ray")
     except ModuleNotFoundError as error:
-        raise EngineError('the ray engine needs Ray: pip install "etude[ray]".') from error
+        raise EngineError(f"the ray engine needs Ray: {how_to_install('ray')}.") from error
     # By name: algorithms stand below the ray engine, and must be there without it.
     engine: Engine = importlib.import_module("etude.ray.engine").RayEngine(algorithm)
     return engine

@@ -66,6 +66,7 @@ class OfflineAlgorithm(Algorithm[C]):
             DataError: it is not there or broken, or its spaces are others than those that a saved run learned from.
         """
         from etude.recordings import Recording  # needs pyarrow, which acting does not
+        from etude.recordings.formats.source import with_spaces
         from etude.recordings.where import RowFilter
 
         if self.config.filter is not None:
@@ -73,8 +74,10 @@ class OfflineAlgorithm(Algorithm[C]):
         if self.config.data is None:
             raise SettingsError("there is no recording to learn from: set `data`, or give batches to `learn_from`.")
         data = self.config.data
-        recording = data if isinstance(data, Recording) else Recording.open(data, on_bad=self.config.reading.on_bad)
         saved = None if self._saved_spaces is None else next(iter(self._saved_spaces.values()))
+        if saved is not None:
+            data = with_spaces(data, *saved)  # so that names stand for the same numbers
+        recording = data if isinstance(data, Recording) else Recording.open(data, on_bad=self.config.reading.on_bad)
         if saved not in (None, (recording.obs_space, recording.action_space)):
             raise DataError(
                 f"{shown(self.config.data)} has the spaces {recording.obs_space} and {recording.action_space}, but "

@@ -29,7 +29,7 @@ class RayData:
 
 @settings
 class Ray:
-    """The ray engine: runners and learners as actors of a Ray cluster. Needs ``pip install "etude[ray]"``."""
+    """The ray engine: runners and learners as actors of a Ray cluster. Needs ``pip install ".[ray]"`` in the clone."""
 
     main_setting: ClassVar[str] = "num_runners"
     everyday: ClassVar[tuple[str, ...]] = ("num_runners",)

@@ -95,13 +95,20 @@ def ask(
     """
     name = next((known for known, found in ALGORITHMS.items() if found is cls), args[0])
     owner = name.rpartition(":")[2]
-    kinds = {owner: cls.Config, command: kind}
+    kinds: dict[str, type] = {owner: cls.Config, command: kind}
+    if issubclass(cls.Config, OfflineConfig):
+        kinds["table"] = flags.TableOptions
     found = flags.parse(kinds, args[1:], prog=f"etude {command} {name}", about=about, converters=CONVERTERS)
-    given, asked = found[owner], found[command]
+    given, asked, table = found[owner], found[command], found.get("table", {})
     written, stop = written_in(cls.Config, asked["config"], owner) if asked.get("config") else ({}, {})
     if typed(kind, {"preset": asked.get("preset", False)}, owner=owner)["preset"]:
         tuned = _preset(name, given.get("env", written.get("env")))
         written, stop = merged(typed(cls.Config, tuned.settings, owner=owner), written), merged(tuned.stop, stop)
+    table = {"columns": written.pop("columns")} | table if "columns" in written else table
+    if table:
+        given["data"] = _table(
+            from_dict(flags.TableOptions, table, owner=owner), given.get("data", written.get("data"))
+        )
     ray, engine = asked.pop("ray", {}), given.get("engine", written.get("engine", "local"))
     if ray and engine == "local":
         raise SettingsError(f"{owner} has `ray.{next(iter(ray))}`, but lives on the local engine: add --engine ray.")
@@ -118,6 +125,12 @@ def _preset(algorithm: str, env: Any) -> Preset:
     return find_preset(algorithm, str(env))
 
 
+def _table(options: flags.TableOptions, data: Any) -> Any:
+    if data is None:
+        raise SettingsError("`columns` says which columns of a table are what: give the table, too, as --data log.csv.")
+    return options.described(data)
+
+
 def config_of(cls: type[Algorithm[Any]], given: Mapping[str, Any], owner: str) -> AlgorithmConfig:
     """The settings that are asked for; offline, with data."""
     config: AlgorithmConfig = from_dict(cls.Config, given, owner=owner)
@@ -127,8 +140,9 @@ def config_of(cls: type[Algorithm[Any]], given: Mapping[str, Any], owner: str) -
 
 
 def written_in(config: type[AlgorithmConfig], path: str, owner: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings in a file, and its `stop`."""
+    """The settings in a file, with the `columns` of its table, if there is one; and its `stop`."""
     found = values.read(path)
+    table = {"columns": found.pop("columns")} if "columns" in found and issubclass(config, OfflineConfig) else {}
     try:
         stop = found.pop("stop", None) or {}
         if not isinstance(stop, Mapping):
@@ -137,7 +151,7 @@ def written_in(config: type[AlgorithmConfig], path: str, owner: str) -> tuple[di
             )
         found = placed(config, found, owner)
         written = [values.made_of_file(cls, of, CONVERTERS) for cls, of in ((config, found), (Stop, stop))]
-        return typed(config, written[0], owner=owner), typed(Stop, written[1], owner=f"{owner}.stop")
+        return typed(config, written[0], owner=owner) | table, typed(Stop, written[1], owner=f"{owner}.stop")
     except SettingsError as error:
         raise SettingsError(f"{path}: {error}") from error
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``etude data`` and ``etude show``: look into recordings, and make others of them. Imports no torch."""
 
+import shlex
 import sys
 import webbrowser
 from collections import Counter
@@ -13,14 +14,14 @@ from etude.errors import DataError, SettingsError, printable
 from etude.settings import choice, settings
 
 if TYPE_CHECKING:
-    from etude.recordings import Recording
+    from etude.recordings import Guess, Recording
     from etude.recordings.editing import Edited
 
 PROBLEMS = 1
 
 
 @settings
-class Validate:
+class Validate(flags.TableOptions):
     """Look at every row, and name every problem; exit code 1 if there is one, or a warning."""
 
     path: tuple[str, ...]
@@ -33,7 +34,7 @@ class Validate:
         """Print every problem and every warning."""
         from etude.recordings import validate
 
-        report = validate(_one_or_many(self.path))
+        report = validate(self.described(_one_or_many(self.path)))
         if self.json:
             print_json(report.to_json())
         else:
@@ -42,7 +43,7 @@ class Validate:
 
 
 @settings
-class DataCommand:
+class DataCommand(flags.TableOptions):
     """What commands take that read recordings."""
 
     json: bool = False
@@ -56,7 +57,7 @@ class DataCommand:
         """The recording at ``path``, or of several of them."""
         from etude.recordings import Recording
 
-        return Recording.open(path, on_bad=self.on_bad)
+        return Recording.open(self.described(path), on_bad=self.on_bad)
 
     def tell(self, recordings: Sequence["Recording"], found: Mapping[str, Any], words: str) -> int:
         """Print what a command found or did, and what was bad in what it read."""
@@ -79,16 +80,24 @@ class DataCommand:
 
 @settings
 class Info(DataCommand):
-    """What a recording holds, counted over every row."""
+    """What a recording holds, counted over every row; of a table, its columns, and a guess at which is what."""
 
     path: tuple[str, ...]
     """The recording: a folder, or one file; several are read as one."""
 
     def execute(self) -> int:
         """Count, and print."""
+        from etude.recordings import TableError
+
         try:
             recording = self.opened(_one_or_many(self.path))
             found = recording.info()
+        except TableError as error:
+            if self.json:
+                print_json({"path": error.path, "table": error.guess.to_json()})
+            else:
+                show(_of_table(error.path, error.guess))
+            return 0
         except DataError as error:
             if self.on_bad != "strict" or "--on-bad" in str(error) or not self._can_be_read():
                 raise
@@ -100,7 +109,7 @@ class Info(DataCommand):
         from etude.recordings import Recording
 
         try:
-            Recording.open(_one_or_many(self.path), on_bad="skip")
+            Recording.open(self.described(_one_or_many(self.path)), on_bad="skip")
         except DataError:
             return False
         return True
@@ -116,7 +125,7 @@ class Head(DataCommand):
     rows: int = 10
     """How many, at least 1."""
 
-    columns: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
     """Which columns, by name or root (`obs` is all its parts); without, all."""
 
     def execute(self) -> int:
@@ -126,7 +135,7 @@ class Head(DataCommand):
         if self.rows < 1:
             raise SettingsError(f"--rows is {self.rows}, but must be at least 1.")
         recording = self.opened(_one_or_many(self.path))
-        rows = first_rows(recording, self.rows, self.columns or None)
+        rows = first_rows(recording, self.rows, self.only or None)
         cells = [[_cell(value) for value in row.values()] for row in rows]
         return self.tell([recording], {"rows": rows}, table([list(rows[0]), *cells] if rows else []))
 
@@ -157,12 +166,12 @@ class Writing(DataCommand):
     """The recording: a folder, or one file."""
 
     to: str
-    """The folder of the new recording."""
+    """The folder of the new recording; it may also stand behind PATH, as A B."""
 
 
 @settings
 class Convert(Writing):
-    """Write a recording of any kind that can be read, as A B, in Etude's format or another."""
+    """Write a recording of any kind that can be read in Etude's format or another: `etude data convert A B`."""
 
     format: str = "etude"
     """What to write: `etude`; `rllib-episodes` or `rllib-table`, which RLlib reads; `minari`; or `lerobot`."""
@@ -229,7 +238,7 @@ class Split(DataCommand):
 
 @settings
 class Filter(Writing):
-    """Write the episodes that are asked for, as A B: by return, length or an expression."""
+    """Write the episodes that are asked for, by return, length or an expression: `etude data filter A B ...`."""
 
     min_return: float | None = None
     """Keep episodes whose rewards, over all agents, sum to at least this."""
@@ -259,7 +268,7 @@ class Filter(Writing):
 
 @settings
 class Sample(Writing):
-    """Write some episodes, as A B, drawn at random."""
+    """Write some episodes, drawn at random: `etude data sample A B --episodes 9`."""
 
     episodes: int | None = None
     """How many whole episodes to draw."""
@@ -391,6 +400,18 @@ def _one_or_many(paths: tuple[str, ...]) -> Any:
     return paths[0] if len(paths) == 1 else paths
 
 
+def _of_table(path: str, guess: "Guess") -> str:
+    """The columns of a table, and what they may be."""
+    rows = [["column", "type", "different", "missing", "for example"]]
+    for name, facts in guess.found.items():
+        distinct = "-" if facts.distinct is None else f"{facts.distinct:,}"
+        rows.append([name, facts.type, distinct, f"{facts.missing:,}", ", ".join(facts.examples)])
+    lines = [f"{path}: a table of {guess.rows:,} rows.", "", table(rows), "", "a guess at what they are, to check:"]
+    lines += [f"  {guess.words}", *(f"  not sure: {reason}" for reason in guess.unsure)]
+    more = f"then: etude data info {shlex.quote(path)} --columns ..., etude train ALGORITHM --data {shlex.quote(path)} "
+    return "\n".join(map(printable, [*"\n".join(lines).split("\n"), "", f"{more}--columns ..."]))
+
+
 def _described(found: Mapping[str, Any], recording: "Recording") -> str:
     steps = f"{found['env_steps']:,}"
     if found["agent_steps"] != found["env_steps"]:
@@ -408,8 +429,8 @@ def _described(found: Mapping[str, Any], recording: "Recording") -> str:
         "steps": steps,
         "return": returns,
         "columns": " ".join(found["columns"]),
-        "obs": str(recording.obs_space),
-        "action": str(recording.action_space),
+        "obs": " ".join(str(recording.obs_space).split()),  # NumPy pads bounds
+        "action": " ".join(str(recording.action_space).split()),
         "files": f"{found['files']:,}, {found['bytes'] / 1e6:,.2f} MB",
         **meta,
         **({"filter": "learned statistics of the connectors"} if "filter" in meta else {}),

@@ -23,6 +23,7 @@ from etude.settings import (
     main_setting,
     nearest,
     other_names,
+    settings,
     shown,
 )
 
@@ -97,6 +98,33 @@ def parse(
                 where = ".".join([owner, *leaf.path])
                 inner[leaf.path[-1]] = values.of_words(leaf.hint, given.pop(leaf.path), where, converters or {})
     return found
+
+
+@settings
+class TableOptions:
+    """What commands take that read data."""
+
+    columns: Mapping[str, Any] | None = None
+    """Of a table (CSV, Parquet, JSON, Arrow): which of its columns are what, as obs=speed,load action=command
+    reward=score episode_id=trip t=tick propensity=p; `etude data info TABLE` guesses it."""
+
+    def __post_init__(self) -> None:
+        wrong = [name for name, own in (self.columns or {}).items() if not own]
+        if wrong:
+            raise SettingsError(f"`columns` has {wrong[0]} without a column: write {wrong[0]}=NAME.")
+
+    def described(self, data: Any) -> Any:
+        """``data`` as a `Source` with these columns; as it is where none are given."""
+        if not self.columns:
+            return data
+        from etude.recordings import Source
+
+        return Source(data, {name: _column_names(own) for name, own in self.columns.items()})
+
+
+def _column_names(own: Any) -> Any:
+    names = tuple(own.split(",")) if isinstance(own, str) else tuple(own) if isinstance(own, list) else own
+    return names[0] if isinstance(names, tuple) and len(names) == 1 else names
 
 
 class FlagNames:

@@ -90,7 +90,7 @@ class Play:
 
 
 @settings
-class Evaluate(Play):
+class Evaluate(Play, flags.TableOptions):
     """Let a trained run play whole episodes, and report their returns; with --on, estimate these from episodes that
     another policy played."""
 
@@ -120,7 +120,8 @@ class Evaluate(Play):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        estimates = ("methods", "gamma", "confidence", "greedy", "behaviour", "on_bad")
+        flags.TableOptions.__post_init__(self)
+        estimates = ("methods", "gamma", "confidence", "greedy", "behaviour", "on_bad", "columns")
         for name in estimates if self.on is None else ("env", "explore", "episodes", "max_steps"):
             if getattr(self, name) == defaults(Evaluate)[name]:
                 continue
@@ -149,7 +150,7 @@ class Evaluate(Play):
         with closing(self.loaded(plays=False)) as algorithm:
             found = evaluate_each_on(
                 algorithm,
-                data,
+                self.described(data),
                 methods=METHODS if self.methods is None else self.methods.split(","),
                 gamma=self.gamma,
                 confidence=self.confidence,

@@ -19,7 +19,7 @@ from etude.cli import flags
 from etude.cli.asked import algorithm_class, config_of, import_from_here
 from etude.cli.searching import VALUES, SearchOptions, ask_space
 from etude.cli.streams import print_json, say, show
-from etude.errors import EngineError, SettingsError
+from etude.errors import EngineError, SettingsError, how_to_install
 from etude.settings import settings
 from etude.urls import inside, is_url
 
@@ -122,7 +122,7 @@ def asked(cls: type[Algorithm[Any]], args: list[str]) -> tuple[AlgorithmConfig, 
 
 def _check_ray() -> None:
     if importlib.util.find_spec("ray") is None:
-        raise EngineError('etude tune needs Ray: pip install "etude[ray]".')
+        raise EngineError(f"etude tune needs Ray: {how_to_install('ray')}.")
 
 
 def report(found: Any, out: str | None, *, as_json: bool) -> int:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Env adapters: one running env, whatever its API, as steps of its agents; checks of what a Gymnasium env returns."""
 
+import functools
+import logging
 import re
 import traceback
 from collections.abc import Mapping
@@ -15,6 +17,9 @@ from etude.spaces import Space, find_part, is_handled, without
 
 OFF_POLICY_ACTION: Final = "off_policy_action"
 """The key in infos under which an env says which action it took instead of the one that it was given."""
+
+
+_log = logging.getLogger("etude.envs")
 
 
 class AgentStep(NamedTuple):
@@ -77,6 +82,34 @@ class GymAdapter(EnvAdapter):
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         super().__init__(env, (None,), (env.observation_space,), (env.action_space,))
+        warn_of_statistics(env)
+
+
+_INSTEAD: Final = {"NormalizeObservation": "normalize_obs", "NormalizeReward": "normalize_reward"}
+"""Gymnasium's wrappers with statistics, and the connectors that do the same."""
+
+
+def warn_of_statistics(env: Any) -> None:
+    """Warn, once a process, of wrappers whose statistics are neither shared nor saved."""
+    while isinstance(env, gym.Wrapper):
+        name = type(env).__name__
+        if name in _INSTEAD and type(env).__module__.startswith("gymnasium."):
+            _warn_of_wrapper(name, _INSTEAD[name])
+        env = env.env
+
+
+@functools.cache
+def _warn_of_wrapper(name: str, connector: str) -> None:
+    _log.warning(
+        "The env is wrapped in Gymnasium's %s: each copy has statistics of its own, which no checkpoint keeps, so that "
+        "evaluations see other numbers than training%s. Take the connector `%s` in its place, whose statistics are "
+        "shared and saved: connectors=(%r,), or --connectors %s.",
+        name,
+        ", and returns are of scaled rewards" if connector == "normalize_reward" else "",
+        connector,
+        connector,
+        connector,
+    )
 
 
 class ReducedEnv(NamedTuple):

@@ -20,7 +20,7 @@ from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from etude.envs.registry import EnvLike, env_name, make_spec, named
-from etude.errors import DataError, EnvError, EtudeError, SettingsError, described
+from etude.errors import DataError, EnvError, EtudeError, SettingsError, described, how_to_install
 from etude.files import publish
 
 if TYPE_CHECKING:
@@ -530,5 +530,5 @@ def ffmpeg() -> str:
         return str(imageio_ffmpeg.get_ffmpeg_exe())
     except (ImportError, RuntimeError) as error:
         raise SettingsError(
-            f"mp4 and webm need ffmpeg ({error}): pip install 'etude[video]'. A .gif can be written without it."
+            f"mp4 and webm need ffmpeg ({error}): {how_to_install('video')}. A .gif can be written without it."
         ) from error

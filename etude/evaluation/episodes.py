@@ -18,9 +18,10 @@ from etude.experience.arrays import first_not_finite
 from etude.experience.experience import without_lookback
 from etude.recordings import Recording, Source
 from etude.recordings.episodes import Assembler
+from etude.recordings.formats.source import with_spaces
 from etude.recordings.pieces import pieces, row_bytes
 from etude.recordings.screening import OnBad
-from etude.spaces import Space, alike, leaf_shape, leaves
+from etude.spaces import Space, Spaces, alike, leaf_shape, leaves
 
 HeldOutLike: TypeAlias = str | os.PathLike[str] | Source | Recording | Experience
 """Where held-out episodes are: a path, or data that is open or in memory."""
@@ -33,13 +34,17 @@ BROKEN: Final = "with a gap or without their beginning"
 NO_MODULE: Final = "of agents that no module acts for"
 
 
-def opened(data: HeldOutLike, on_bad: OnBad) -> Recording | Experience:
+def opened(data: HeldOutLike, on_bad: OnBad, spaces: Spaces) -> Recording | Experience:
     """The data, opened with ``on_bad`` where it is a path or a `Source`.
+
+    A `Source` without spaces gets ``spaces``, those of the policy: so that its names stand for the same numbers.
 
     Raises:
         DataError: there is none, or it has no rewards.
     """
-    held = data if isinstance(data, Recording | Experience) else Recording.open(data, on_bad=on_bad)
+    held = data
+    if not isinstance(held, Recording | Experience):
+        held = Recording.open(with_spaces(held, *spaces), on_bad=on_bad)
     columns = held.columns if isinstance(held, Recording) else list(held.steps)
     for root in (col.OBS, col.ACTION, col.REWARD):
         if not col.under(columns, root):

@@ -152,7 +152,7 @@ def evaluate_each_on(
     episodes were played. Modules without a whole episode are left out, and named in the others' notes.
     """
     config = dataclasses.replace(config, **settings)
-    held = opened(data, config.on_bad)
+    held = opened(data, config.on_bad, next(iter(algorithm.spaces.values())))
     found = {name: _evaluated(algorithm, name, held, config) for name in algorithm.policies}
     absent = [name for name, result in found.items() if result is None]
     notes = [f"there is no whole episode of the modules {absent}"] if absent else []

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from etude.errors import DataError, SettingsError
+from etude.errors import DataError, SettingsError, how_to_install
 from etude.metrics.writers import Sink, scalars
 
 _BATCH = 1000  # metrics per request, the maximum of MLflow's REST API
@@ -117,4 +117,4 @@ def tracker(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise SettingsError(f"metrics can't go to {name} ({error}): pip install 'etude[{name}]'.") from error
+        raise SettingsError(f"metrics can't go to {name} ({error}): {how_to_install(name)}.") from error

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from etude import columns as col
 from etude.connectors import Connector, Inputs, Pipeline, overrides
-from etude.errors import ModuleError, SettingsError
+from etude.errors import ModuleError, SettingsError, how_to_install
 from etude.experience.arrays import where_rows
 from etude.modules import Module
 from etude.spaces import Flattener, Space, leaf_dtype, leaf_shape, space_to_json
@@ -206,7 +206,7 @@ def _check_packages() -> None:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise SettingsError(
-            f"to write ONNX takes the packages onnx and onnxscript ({error}): pip install 'etude[export]'. A .pt2 file "
+            f"to write ONNX takes the packages onnx and onnxscript ({error}): {how_to_install('export')}. A .pt2 file "
             "takes none."
         ) from error
 

@@ -17,7 +17,7 @@ from etude.errors import SettingsError, SpaceError
 from etude.experience.arrays import host, where_rows
 from etude.modules import Actor, Module
 from etude.policies.export import TracedPolicy, export
-from etude.spaces import Flattener, Nester, Space, alike, in_short, leaf_dtype, leaf_shape, leaves
+from etude.spaces import Flattener, NamedDiscrete, Nester, Space, alike, in_short, leaf_dtype, leaf_shape, leaves
 
 PolicyState: TypeAlias = dict[str, Any]
 """The state of a policy in running episodes: plain data and arrays ``[B, ...]``, from `Policy.initial_state`."""
@@ -61,6 +61,8 @@ class Policy:
         self.action_space = module.action_space if action_space is None else action_space
         self._flatten, self._nest = Flattener(self.obs_space, col.OBS), Nester(self.action_space, col.ACTION)
         self._forms = {name: (leaf_shape(leaf), leaf_dtype(leaf)) for name, leaf in self._flatten.leaves.items()}
+        parts = leaves(self.action_space, col.ACTION).items()
+        self._named = {name: leaf for name, leaf in parts if isinstance(leaf, NamedDiscrete)}
         self._actors: dict[bool, Actor] = {}
         self._rng = np.random.default_rng()
 
@@ -109,19 +111,23 @@ class Policy:
         reward: ArrayLike | None = None,
         first: ArrayLike | None = None,
         explore: bool = False,
+        names: bool = False,
         rng: np.random.Generator | None = None,
     ) -> Any:
         """The action for an observation, or the actions for a batch of observations: the shapes decide.
 
         Args:
             obs: One observation as the env returns it, nested as `obs_space`; or a batch of arrays ``[B, *shape]``, as
-                a vector env returns it. NumPy arrays, or torch tensors on any device.
+                a vector env returns it. NumPy arrays, or torch tensors on any device. Parts with names
+                (`NamedDiscrete`) may be texts.
             state: The state of the episode: `initial_state` at its start, then the state returned with the last action.
                 It is not modified. A policy without state needs none.
             reward: The reward of the last step, a number or ``[B]``, for policies that use it (`PrevActionReward`,
                 `ReturnToGo`).
             first: bool ``[B]``: rows of a batch that begin an episode, as in a vector env; their state is reset.
             explore: Sample the action from the module's distribution; otherwise take the most likely one.
+            names: Give names in place of numbers, where the action space has some: `NamedDiscrete`, as of a table whose
+                actions were text. One name is a text, those of a batch an array of texts.
             rng: The generator to sample with; None: the policy's own, seeded by the operating system.
 
         Returns:
@@ -131,13 +137,18 @@ class Policy:
         Raises:
             SpaceError: the observation does not fit `obs_space`.
             SettingsError: the policy needs a state, but there is none, or one with another number of rows; or it needs
-                the last reward, but there is none.
+                the last reward, but there is none; or names are asked for, and the action space has none.
         """
+        if names and not self._named:
+            raise SettingsError(f"the actions {self.action_space} have no names: leave names=True out.")
         seen, is_batch, device = self._columns_of(obs)
         action, _, after, _ = self.choose(seen, state, reward=reward, first=first, explore=explore, rng=rng)
         if not is_batch:
             action = {name: column[0] for name, column in action.items()}
-        nested = self._nest(action if device is None else _tensors(action, device))
+        answer: dict[str, Any] = dict(action) if device is None else _tensors(action, device)
+        if names:
+            answer |= {name: space.named(action[name]) for name, space in self._named.items()}
+        nested = self._nest(answer)
         return nested if state is None else (nested, after)
 
     def choose(
@@ -195,6 +206,10 @@ class Policy:
                     device = value.device
                     value = host(value)
                 given[name] = np.asarray(value)
+                if given[name].dtype.kind in "UO" and isinstance(leaf := self._flatten.leaves[name], NamedDiscrete):
+                    given[name] = leaf.numbers(value)
+        except SpaceError as error:
+            raise SpaceError(f"`{name}` of the observation: {error}") from error
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise SpaceError(f"the observation does not fit its space {self.obs_space}: {error!r}.") from error
         is_batch = all(given[name].ndim == len(shape) + 1 for name, (shape, _) in self._forms.items())

@@ -6,8 +6,10 @@ from etude.recordings.converting import convert
 from etude.recordings.editing import Edited, filter_recording, merge_recordings, sample_recording, split_recording
 from etude.recordings.format import Contents, Format, Problem, Unit
 from etude.recordings.formats.custom import CustomSource, RawRow, read_binary, read_text
+from etude.recordings.formats.guessing import Guess, guess_columns
 from etude.recordings.formats.source import Source
 from etude.recordings.layout import Header
+from etude.recordings.opening import TableError
 from etude.recordings.recording import Recording
 from etude.recordings.screening import Report, validate
 from etude.recordings.writer import RecordingWriter
@@ -17,6 +19,7 @@ __all__ = [
     "CustomSource",
     "Edited",
     "Format",
+    "Guess",
     "Header",
     "Problem",
     "RawRow",
@@ -24,9 +27,11 @@ __all__ = [
     "RecordingWriter",
     "Report",
     "Source",
+    "TableError",
     "Unit",
     "convert",
     "filter_recording",
+    "guess_columns",
     "merge_recordings",
     "read_binary",
     "read_text",

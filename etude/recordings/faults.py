@@ -58,7 +58,7 @@ def find(exp: Experience, leaves: Mapping[str, Space]) -> Iterator[Fault]:
         for fault in _of_values(renamed, np.asarray(values)[known], leaves.get(name)):
             yield fault._replace(rows=last[known[fault.rows]])
     is_unknown = ~exp.segments.has_final_obs & ~exp.segments.terminated
-    for harmless, how in ((False, "goes on"), (True, "was truncated")):
+    for harmless, how in ((False, "goes on, as no flag says that it ended there"), (True, "was truncated")):
         unknown = np.flatnonzero(is_unknown & (exp.segments.truncated == harmless))
         if exp.final_obs and len(unknown):
             what = f"is not known after the last step of episode {exp.segments.episode_id[unknown[0]]!r}, which {how}"

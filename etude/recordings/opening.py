@@ -14,15 +14,16 @@ from etude.files import AnyPath, RemotePath, Systems, expanded, shown
 from etude.recordings import footers
 from etude.recordings.files import data_files, has_own_columns, recordings_in
 from etude.recordings.format import FileFormat, Format, Problem
-from etude.recordings.formats import foreign, format_of, of_files
+from etude.recordings.formats import foreign, format_of, minari, of_files
 from etude.recordings.formats.custom import CustomFormat, CustomSource
+from etude.recordings.formats.guessing import Guess, guess_columns
 from etude.recordings.formats.inferring import joint_space
-from etude.recordings.formats.source import ETUDE, Source
+from etude.recordings.formats.source import ETUDE, Source, described
 from etude.recordings.formats.table import Table
 from etude.recordings.layout import HEADER_KEY, MANIFEST, Header
 from etude.recordings.own import OwnFormat, is_in_order
 from etude.recordings.units import Described, Units
-from etude.spaces import Space, leaf_dtype, leaf_shape, leaves
+from etude.spaces import NamedDiscrete, Space, leaf_dtype, leaf_shape, leaves
 
 if TYPE_CHECKING:
     One: TypeAlias = str | os.PathLike[str] | RemotePath | Source | CustomSource | Format
@@ -30,6 +31,23 @@ if TYPE_CHECKING:
     """What `Recording.open` takes: a path, a URL, a glob, a `Source`, or a list of these."""
 
 _AT_ONCE: Final = 24
+
+
+class TableError(DataError):
+    """A table was given without saying which of its columns are what."""
+
+    def __init__(self, path: str, guess: Guess) -> None:
+        words = f"A guess, for you to check: {guess.words}"
+        listed = "; ".join(guess.unsure)
+        super().__init__(
+            f"{path} is a table with the columns {', '.join(guess.found)}: say which of them are what, with --columns, "
+            f"or in Python with etude.Source(path, columns=...). {words}{f' (not sure: {listed})' if listed else ''}. "
+            f"`etude data info` shows more."
+        )
+        self.path, self.guess = path, guess
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path, self.guess)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +59,7 @@ class Places:
 
     def __str__(self) -> str:
         """In words, without credentials."""
-        return shown(self.given)
+        return described(self.given.data) if isinstance(self.given, Source) else shown(self.given)
 
     def __repr__(self) -> str:
         return f"Places({shown(self.given)!r})"
@@ -100,6 +118,8 @@ def found(given: "DataLike", filesystem: Any = None, faults: list[Problem] | Non
     known: Systems = {}
     places: list[Any] = []
     for one in given if several else [given]:  # type: ignore[union-attr]
+        if isinstance(one, str) and one.startswith(minari.URL):
+            one = minari.local_dataset(one)
         is_path = isinstance(one, str | os.PathLike | RemotePath)
         places += expanded(one, filesystem, known) if is_path else [one]
     places = _listed(places)
@@ -158,8 +178,19 @@ def _of_path(path: AnyPath, faults: list[Problem] | None) -> list[Found]:
         found = foreign(path, faults)
         if found is not None:
             return [Found(path, None, lambda: Described(*found))]
+        _check_described([path])
     folders = list(recordings_in(path)) if path.is_dir() else []
     return [Found(folder, None, partial(_own, folder, None, faults)) for folder in folders or [path]]
+
+
+def _check_described(paths: Sequence[AnyPath]) -> None:
+    """Raise a TableError where there are tables whose columns nobody has named."""
+    try:
+        guess = guess_columns(list(paths)) if paths else None
+    except DataError:  # it is no table
+        return
+    if guess is not None:
+        raise TableError(str(paths[0]), guess)
 
 
 def _own(path: AnyPath, given: Sequence[AnyPath] | None, faults: list[Problem] | None) -> Described:
@@ -190,6 +221,7 @@ def _of_files(files: Sequence[AnyPath], faults: list[Problem] | None) -> Iterabl
         kinds.setdefault(kind, []).append(file)
     for kind, alike in kinds.items():
         if kind is None:
+            _check_described([file for file in alike if file.exists() and not is_own(file)])
             yield Found(alike[0], tuple(alike), partial(_own, alike[0], alike, faults))
         else:
             yield Found(alike[0], tuple(alike), partial(_of_kind, kind, alike, faults))
@@ -270,7 +302,11 @@ def _is_inferred(member: Described, root: str) -> bool:
 
 
 def _leaves(space: Space, root: str) -> dict[str, str]:
-    return {n: f"{type(s).__name__} {leaf_shape(s)} {leaf_dtype(s)}" for n, s in leaves(space, root).items()}
+    def kind_of(leaf: Space) -> str:
+        names = leaf.names if isinstance(leaf, NamedDiscrete) else ""
+        return f"{type(leaf).__name__} {leaf_shape(leaf)} {leaf_dtype(leaf)} {names}"
+
+    return {name: kind_of(leaf) for name, leaf in leaves(space, root).items()}
 
 
 def _meta(members: Sequence[Described]) -> dict[str, object]:

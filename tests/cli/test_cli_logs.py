@@ -84,7 +84,7 @@ def test_what_is_missing_is_said_before_anything_is_touched(tmp_path, capsys, na
     out = trained(tmp_path / "run")
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     assert main([*SMALL, "--out", str(out), "--overwrite", "--log", "jsonl", name]) == 2
-    said = f"metrics can't go to {name} (No module named '{name}'): pip install 'etude[{name}]'."
+    said = f"metrics can't go to {name} (No module named '{name}'): pip install '.[{name}]' in the clone"
     assert said in capsys.readouterr().err
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 

@@ -59,7 +59,7 @@ def test_a_page_is_served_until_ctrl_c(data):
         (["show", "{data}", "--to", "x.html", "--episodes", "-1"], "at least 0"),
         (["show", "{data}-elsewhere", "--no-browser"], "-elsewhere"),
         (["data", "head", "{data}", "--rows", "0"], "at least 1"),
-        (["data", "head", "{data}", "--columns", "speed"], "speed"),
+        (["data", "head", "{data}", "--only", "speed"], "speed"),
     ],
 )
 def test_what_is_wrong_is_said(data, args, word, capsys):
@@ -68,7 +68,7 @@ def test_what_is_wrong_is_said(data, args, word, capsys):
 
 
 def test_head_shows_the_first_steps(data, capsys):
-    assert main(["data", "head", data, "--rows", "5", "--columns", "obs", "reward"]) == 0
+    assert main(["data", "head", data, "--rows", "5", "--only", "obs", "reward"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["episode_id", "t", "obs", "reward", "terminated", "truncated"]
     assert lines[4].split() == ["a", "3", "[1.8", "1.9", "2", "2.1", "…]", "3", "True", "False"]

@@ -23,7 +23,7 @@ def where_installed(name):
 def test_a_missing_package_is_named_with_how_to_get_it(name, sink, monkeypatch):
     if importlib.util.find_spec(name) is not None:
         monkeypatch.setitem(sys.modules, name, None)  # as if it were not
-    said = rf"^metrics can't go to {name} \(.*{name}.*\): pip install 'etude\[{name}\]'\.$"
+    said = rf"^metrics can't go to {name} \(.*{name}.*\): pip install '\.\[{name}\]' in the clone of Etude"
     with pytest.raises(SettingsError, match=said):
         sink("mine")
 

@@ -32,8 +32,18 @@ def one_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     return array
 
 
-def flat(array: pa.Array, name: str, place: Place) -> dict[str, NDArray[Any]]:
+Coded: TypeAlias = Callable[[pa.Array, str], NDArray[Any]]
+"""Turns a column of text into numbers; it is given the column's path, too."""
+
+
+def flat(array: pa.Array, name: str, place: Place, coded: Coded | None = None) -> dict[str, NDArray[Any]]:
     """A column as arrays ``[rows, ...]`` by path: one under ``name``, or one for each member of a struct.
+
+    Args:
+        array: The column.
+        name: Its path.
+        place: Names a row in errors.
+        coded: What text becomes; None: text is an error.
 
     Raises:
         DataError: it holds other than numbers, empty rows, or lists of different lengths; the row is named.
@@ -41,8 +51,11 @@ def flat(array: pa.Array, name: str, place: Place) -> dict[str, NDArray[Any]]:
     if pa.types.is_struct(array.type):
         _check_depth(name.count("/"), name, place)
         _check_nulls(array, name, place)
-        parts = [flat(pc.struct_field(array, [i]), f"{name}/{f.name}", place) for i, f in enumerate(array.type)]
+        parts = [flat(pc.struct_field(array, [i]), f"{name}/{f.name}", place, coded) for i, f in enumerate(array.type)]
         return {path: values for part in parts for path, values in part.items()}
+    if coded is not None and is_text(array.type):
+        _check_nulls(array, name, place)
+        return {name: coded(array, name)}
     return {name: numbers(array, name, place)}
 
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Spaces and dtypes of columns: as a space says where no number is lost, else as the numbers are."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -11,7 +12,7 @@ from etude import columns as col
 from etude.columns import SEPARATOR, Columns
 from etude.errors import DataError
 from etude.experience.table import KEYS
-from etude.spaces import Space
+from etude.spaces import NamedDiscrete, Space
 
 MOST_CHOICES: Final = 65_536
 """Whole numbers from 0 up to this many are taken for choices; larger ones are numbers."""
@@ -41,19 +42,25 @@ def widened(space: Space, root: str, dtypes: Mapping[str, np.dtype[Any]]) -> Spa
         return spaces.Box(space.low.astype(dtype), space.high.astype(dtype), space.shape, dtype.type)
     if isinstance(space, spaces.MultiDiscrete) and dtype.kind in "iu":
         return spaces.MultiDiscrete(space.nvec.astype(dtype), dtype.type, start=space.start.astype(dtype))
+    if isinstance(space, NamedDiscrete) and dtype.kind in "iu":
+        return NamedDiscrete(space.names, dtype.type)
     if isinstance(space, spaces.Discrete) and dtype.kind in "iu":
         return spaces.Discrete(int(space.n), start=int(space.start), dtype=dtype.type)
     raise DataError(f"column `{root}` holds {dtype}, but its space is {space}. Correct one of them.")
 
 
 def inferred_space(
-    columns: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]], root: str, ranges: Mapping[str, Range]
+    columns: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]],
+    root: str,
+    ranges: Mapping[str, Range],
+    names: Mapping[str, Iterable[str]] = MappingProxyType({}),
 ) -> Space:
     """The space of columns that come without one. This is the one rule, for whatever format they are read from.
 
     - One whole number a step, never negative and at most 65,535: ``Discrete``, as large as the largest number asks for,
       next observations included.
     - Several of them in an action: ``MultiDiscrete``, each place of which is sized by the same rule.
+    - Text: a `NamedDiscrete` of all that is there, sorted, so that neither rows nor files in another order change it.
     - Truth: ``Discrete(2)``, or ``MultiBinary`` where there are several.
     - All other numbers: a ``Box`` of their dtype without bounds.
     - Several columns: a ``Dict`` of these, or a ``Tuple`` where they are called 0, 1, 2 and so on.
@@ -62,18 +69,23 @@ def inferred_space(
         columns: The dtype of each column under ``root``, and the shape of a row of it.
         root: ``obs`` or ``action``, or a column of them.
         ranges: Of the columns for which `needs_range` holds; see `widen`.
+        names: Of columns of text, all that is in them.
 
     Raises:
-        DataError: there are none.
+        DataError: there are none; or a column has more than 65,536 different texts.
     """
     if not columns:
         raise DataError(f"`{root}` holds nothing: no numbers are in it")
     if list(columns) != [root]:
         keys = list(dict.fromkeys(name[len(root) + 1 :].split(SEPARATOR)[0] for name in columns))
         inside = {key: {n: c for n, c in columns.items() if col.is_under(n, f"{root}{SEPARATOR}{key}")} for key in keys}
-        parts = [(key, inferred_space(found, f"{root}{SEPARATOR}{key}", ranges)) for key, found in inside.items()]
+        parts = [(k, inferred_space(found, f"{root}{SEPARATOR}{k}", ranges, names)) for k, found in inside.items()]
         is_tuple = keys == [str(i) for i in range(len(keys))]
         return spaces.Tuple([part for _, part in parts]) if is_tuple else spaces.Dict(parts)
+    if root in names:
+        if len(sorted_names := sorted(names[root])) > MOST_CHOICES:
+            raise DataError(f"`{root}` has more than {MOST_CHOICES:,} different texts, for instance {sorted_names[:3]}")
+        return NamedDiscrete(sorted_names)
     dtype, shape = columns[root]
     if dtype.kind == "b":
         return spaces.MultiBinary(list(shape) if len(shape) > 1 else shape[0]) if shape else spaces.Discrete(2)
@@ -103,7 +115,7 @@ def joint_space(a: Space, b: Space) -> Space | None:
         return spaces.Tuple(found) if len(found) == len(pairs) else None
     if a == b:
         return a
-    if a.shape != b.shape or a.dtype != b.dtype:
+    if a.shape != b.shape or a.dtype != b.dtype or isinstance(a, NamedDiscrete) or isinstance(b, NamedDiscrete):
         return None
     if isinstance(a, spaces.Discrete) and isinstance(b, spaces.Discrete) and a.start == b.start == 0:
         return max(a, b, key=lambda space: int(space.n))

@@ -28,7 +28,7 @@ from PIL import Image
 
 from etude import columns as col
 from etude.columns import Columns
-from etude.errors import DataError, SettingsError, SpaceError
+from etude.errors import DataError, SettingsError, SpaceError, how_to_install
 from etude.experience import Experience, Segments
 from etude.files import AnyPath
 from etude.recordings import footers
@@ -709,7 +709,7 @@ def _decoded(
     try:
         command = [ffmpeg(), "-hide_banner", "-nostats", "-nostdin", "-loglevel", "info", "-copyts", "-noautorotate"]
     except SettingsError as error:
-        text = "is a video, which needs ffmpeg: pip install 'etude[video]', or leave the camera out"
+        text = f"is a video, which needs ffmpeg: {how_to_install('video')}; or leave the camera out"
         raise DataError(f"{where} {text} ({error})") from error
     command += ["-max_pixels", str((height + 64) * (width + 64)), "-ss", f"{max(0.0, first - 0.5 / fps):.6f}"]
     command += ["-protocol_whitelist", "file", "-f", "mov", "-i", f"file:{path}", "-map", "0:v:0", "-vf", "showinfo"]

@@ -8,7 +8,9 @@ an env said at its reset has no step to stand at and is left out: ``info/<name>`
 import itertools
 import json
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -20,7 +22,7 @@ from etude.columns import SEPARATOR
 from etude.errors import DataError, SpaceError
 from etude.experience import Experience, Segments
 from etude.experience.experience import offsets_of
-from etude.files import AnyPath
+from etude.files import AnyPath, relative
 from etude.recordings.format import Contents, Format, Place, Problem, Unit, grouped
 from etude.recordings.formats.inferring import fitting, widened
 from etude.recordings.formats.minari_episodes import (
@@ -32,6 +34,7 @@ from etude.recordings.formats.minari_episodes import (
     MinariColumn,
 )
 from etude.recordings.layout import Header, loads
+from etude.settings import choice
 from etude.spaces import Space, leaf_shape, leaves
 
 # -- metadata.json: spaces (JSON inside of JSON), the env's id -------------------------------------------------------
@@ -143,6 +146,27 @@ def json_of(space: Space) -> dict[str, Any]:
 
 NAMES: Final = {col.REWARD: "rewards", col.TERMINATED: "terminations", col.TRUNCATED: "truncations"}
 ROOTS: Final = {col.OBS: "observations", col.ACTION: "actions"}
+
+
+URL: Final = "minari://"
+"""What stands before the id of a dataset."""
+
+
+def local_dataset(name: str) -> str:
+    """The folder of the dataset ``minari://ID``, where Minari keeps what it has downloaded or written.
+
+    Raises:
+        DataError: it is not there.
+    """
+    home = Path(os.environ.get("MINARI_DATASETS_PATH") or Path("~", ".minari", "datasets").expanduser())
+    wanted = name.removeprefix(URL)
+    if (home / wanted).is_dir() and wanted:
+        return str(home / wanted)
+    there = sorted(relative(folder, home).parent.as_posix() for folder in _datasets(home)) if home.is_dir() else []
+    raise DataError(
+        f"{name}: Minari has no such dataset on this machine (in {home}). {choice(wanted, there)} Minari itself "
+        f"downloads: minari download {wanted or 'ID'}"
+    )
 
 
 def detect(path: AnyPath) -> bool:

@@ -18,11 +18,16 @@ from etude.spaces import Space
 KEYS: Final = (col.EPISODE_ID, col.AGENT_ID, col.MODULE_ID)
 DONE: Final = "done"
 FLAGS: Final = (col.TERMINATED, col.TRUNCATED, DONE)
+EVERY_ROW: Final = "every-row"
+LAST_ROW: Final = "last-row"
+"""What a flag can be mapped to in place of a column: it is set in each row, or in the last row of each episode."""
+PROPENSITY: Final = "propensity"
+"""The probability of the action that was taken; its logarithm is ``logp``."""
 OUTPUTS: Final = (
     *(col.REWARD, col.ENV_T, col.LOGP, col.DIST_INPUTS, col.VALUE, col.ADVANTAGE, col.VALUE_TARGET, col.WEIGHT),
     *(col.STATE_IN, col.STATE_OUT, col.INFO),
 )
-NAMES: Final = (col.OBS, col.ACTION, col.NEXT_OBS, col.FINAL_OBS, *OUTPUTS, *FLAGS, *KEYS, col.T_INDEX)
+NAMES: Final = (col.OBS, col.ACTION, col.NEXT_OBS, col.FINAL_OBS, *OUTPUTS, PROPENSITY, *FLAGS, *KEYS, col.T_INDEX)
 """What a table's columns can be mapped to; a part of a nested one is ``obs/camera``."""
 
 _ROOTS: Final = (col.OBS, col.ACTION, col.NEXT_OBS, col.FINAL_OBS, *OUTPUTS)
@@ -101,13 +106,18 @@ class Source:
     """For each of our columns the table's: ``obs``, ``action``, ``next_obs``, ``reward``, ``terminated``,
     ``truncated``, ``done`` (either end, as older tools have it), ``episode_id``, ``t``, ``agent_id``, ``module_id``,
     ``logp`` and so on; ``obs/camera`` is a part of a nested one. ``final_obs``, instead of ``next_obs``, is what was
-    observed after the row, and empty where that is the next row. Several columns of single numbers make one vector. The
-    table's other columns are kept under their own names."""
+    observed after the row, and empty where that is the next row. Several columns of single numbers make one vector;
+    where some are text, ``numbers`` is that vector, and each text a part of its own. The table's other columns are kept
+    under their own names.
+
+    ``propensity`` is the probability of the action that was taken, above 0 and at most 1; ``logp`` is made of it. In
+    place of a column, a flag can be ``every-row`` (each row ends its episode, as in the log of a bandit) or
+    ``last-row`` (the last row of each episode ends it)."""
     preset: str | None = None
     """``rllib`` or ``d4rl``: these tools' names for whatever `columns` leaves out and the table has. ``etude``: those
     of Etude's own recordings, for one that another tool has written anew: sorted, filtered, or without its metadata."""
     obs_space: Space | None = None
-    """None: from the numbers; an unbounded Box, or Discrete for single integers from 0."""
+    """None: from the numbers; an unbounded Box, Discrete for single integers from 0, or `NamedDiscrete` for text."""
     action_space: Space | None = None
     """As `obs_space`."""
     env: str | None = None
@@ -128,13 +138,13 @@ class Source:
             several = isinstance(own, list | tuple) and own and all(isinstance(part, str) for part in own)
             if not isinstance(own, str) and not several:
                 raise SettingsError(f"Source.columns[{name!r}] is {own!r}: give a column's name, or a list of names.")
-            if not isinstance(own, str) and name in (*FLAGS, *KEYS, col.T_INDEX):
+            if not isinstance(own, str) and name in (*FLAGS, *KEYS, col.T_INDEX, PROPENSITY):
                 raise SettingsError(f"Source.columns[{name!r}] is {own!r}: give the name of one column.")
         if self.preset is not None and self.preset not in (*PRESETS, ETUDE):
             raise SettingsError(f"Source.preset is {self.preset!r}; known are {', '.join((*PRESETS, ETUDE))}.")
 
     def mapped(self, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-        """The columns of a table with these ``names`` by ours.
+        """The columns of a table with these ``names`` by ours; of flags also `EVERY_ROW` or `LAST_ROW`.
 
         Raises:
             DataError: a column that is named is not there, or observations or actions are not mapped.
@@ -142,7 +152,7 @@ class Source:
         out = {name: (own,) if isinstance(own, str) else tuple(own) for name, own in self.columns.items()}
         for name, own in out.items():
             for part in own:
-                if part not in names:
+                if part not in names and not (name in FLAGS and part in (EVERY_ROW, LAST_ROW)):
                     near = nearest(part, list(names))
                     hint = f" Nearest: `{near}`." if near else ""
                     raise DataError(f"there is no column `{part}` for `{name}`; there are {', '.join(names)}.{hint}")
@@ -153,10 +163,23 @@ class Source:
             taken = name == DONE and (col.TERMINATED in out or col.TRUNCATED in out)
             if found and not taken and not any(col.is_under(mapped, name) for mapped in out):
                 out[name] = (found,)
+        if PROPENSITY in out and col.LOGP in out:
+            raise DataError(f"`{PROPENSITY}` and `{col.LOGP}` are one thing: map only one of them.")
         for root in (col.OBS, col.ACTION):
             if not col.under(out, root):
                 raise DataError(f"`{root}` is not mapped: name its column; the table has {', '.join(names)}.")
         return out
+
+
+def with_spaces(data: Any, obs_space: Space, action_space: Space) -> Any:
+    """``data``, where each `Source` that has no spaces of its own has these; its numbers and names are read by them."""
+    if isinstance(data, list | tuple):
+        return type(data)(with_spaces(one, obs_space, action_space) for one in data)
+    if not isinstance(data, Source):
+        return data
+    seen = obs_space if data.obs_space is None else data.obs_space
+    acted = action_space if data.action_space is None else data.action_space
+    return dataclasses.replace(data, obs_space=seen, action_space=acted)
 
 
 def is_paths(data: Any) -> bool:

@@ -4,12 +4,13 @@
 import copy
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from etude import columns as col
@@ -22,11 +23,11 @@ from etude.recordings.formats.arrow import flat, is_text, one_array, strings
 from etude.recordings.formats.inferring import Range, fitting, inferred_space, needs_range, reserved, widen, widened
 from etude.recordings.formats.parquet_files import DecodedCache
 from etude.recordings.formats.sorting import SortedTable, bounds_of, is_large
-from etude.recordings.formats.source import DONE, ETUDE, FLAGS, KEYS, Source, described
-from etude.recordings.formats.table_index import Ints, TableIndex, index_of, sorted_index, tracks_of
+from etude.recordings.formats.source import DONE, ETUDE, EVERY_ROW, FLAGS, KEYS, LAST_ROW, PROPENSITY, Source, described
+from etude.recordings.formats.table_index import Ints, TableIndex, ended_at_last_rows, index_of, sorted_index, tracks_of
 from etude.recordings.formats.table_inputs import BROKEN, Group, groups_of, unreadable
 from etude.recordings.layout import Header
-from etude.spaces import Space, leaf_shape, leaves
+from etude.spaces import NamedDiscrete, Space, leaf_shape, leaves
 
 # -- columns, decoded group by group ---------------------------------------------------------------------------------
 
@@ -35,6 +36,10 @@ CACHE_BYTES: Final = 256 * 2**20
 """Decoded groups that are kept, so that parts of one group, or rows that are scattered, are not decoded each time."""
 NUMBERS: Final = (col.OBS, col.ACTION, col.REWARD, col.ENV_T, col.WEIGHT)
 OWN: Final = (*NUMBERS, col.INFO)
+CODED: Final = (col.OBS, col.ACTION, col.NEXT_OBS, col.FINAL_OBS)
+"""Where text becomes numbers with names."""
+_ROUNDING: Final = 1e-6
+"""So far a probability of float32 may be above 1."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,17 +50,59 @@ class ColumnMap:
     """For each of our columns, the table's."""
     extras: Mapping[str, str]
     """The table's other columns, by the names they get."""
+    vectors: frozenset[str] = frozenset()
+    """Which of ours are vectors, of however few columns."""
+    ends: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Flags that are no columns: `EVERY_ROW` or `LAST_ROW`."""
+    is_propensity: bool = False
+    """The column of ``logp`` holds probabilities."""
 
     @staticmethod
     def of(schema: pa.Schema, mapped: Mapping[str, tuple[str, ...]]) -> "ColumnMap":
-        """The plan for a table; its columns that are not ``mapped`` are extras."""
+        """The plan for a table, from `Source.mapped`; its columns that are not ``mapped`` are extras."""
+        ends = {name: mapped[name][0] for name in FLAGS if name in mapped and mapped[name][0] not in schema.names}
+        is_propensity = PROPENSITY in mapped
+        own_names = {name: col.LOGP if name == PROPENSITY else name for name in mapped if name not in ends}
+        mapped, vectors = _texts_apart({own: mapped[name] for name, own in own_names.items()}, schema)
         used = {name for own in mapped.values() for name in own}
         extras = {}
         for name in schema.names:
             if name not in used and not name.startswith("__index_level_"):  # pandas' index without a name
                 taken = reserved(name) or any(col.is_under(name, own) for own in (*OWN, *mapped))
                 extras[f"extra/{name}" if taken else name] = name
-        return ColumnMap(mapped, extras)
+        return ColumnMap(mapped, extras, vectors, ends, is_propensity)
+
+
+def _texts_apart(
+    mapped: Mapping[str, tuple[str, ...]], schema: pa.Schema
+) -> tuple[dict[str, tuple[str, ...]], frozenset[str]]:
+    """The same, but of several columns those of text are parts of their own, beside one of all numbers; and its name.
+
+    Parts of next observations are called as those of observations in the same places.
+    """
+    out: dict[str, tuple[str, ...]] = {}
+    vectors: list[str] = []
+    for name, own in mapped.items():
+        alike = mapped.get(_obs_name(name), own)
+        is_several = len(own) > 1 and len(alike) == len(own) and any(col.is_under(name, root) for root in CODED)
+        texts = [is_text(schema.field(part).type) for part in alike]
+        if not is_several or not any(texts):
+            out[name] = own
+            continue
+        apart = {part: one for part, one, text in zip(alike, own, texts, strict=True) if text}
+        numbers = tuple(one for one, text in zip(own, texts, strict=True) if not text)
+        if numbers:
+            vector = "numbers" if "numbers" not in apart else "all numbers"
+            vectors.append(f"{name}{col.SEPARATOR}{vector}")
+            out[vectors[-1]] = numbers
+        out |= {f"{name}{col.SEPARATOR}{part}": (one,) for part, one in apart.items()}
+    return out, frozenset(vectors)
+
+
+def _obs_name(name: str) -> str:
+    """The column of observations of which ``name`` holds others: of ``next_obs`` or ``final_obs``; else ``name``."""
+    root = next((root for root in (col.NEXT_OBS, col.FINAL_OBS) if col.is_under(name, root)), None)
+    return name if root is None else col.OBS + name[len(root) :]
 
 
 class TableColumns:
@@ -68,6 +115,8 @@ class TableColumns:
         self._groups, self._schema, self._plan = groups, schema, plan
         self._kept: DecodedCache[Columns] = DecodedCache(CACHE_BYTES)
         self._found = dict(known or {})
+        self._texts: dict[str, set[str]] = {}  # by column, all that was found
+        self._named: dict[str, NamedDiscrete] = {}
         self.inferred: dict[str, str] = {}
         """What was made out from the numbers alone, by column."""
         self.dropped: dict[str, str] = {}
@@ -100,10 +149,11 @@ class TableColumns:
 
     def keys(self, names: Sequence[str]) -> Iterator[tuple[int, dict[str, pa.ChunkedArray]]]:
         """The rows of one group after the other, and columns of them as they are in the table, by our names."""
-        own = {name: self._plan.mapped[name][0] for name in names}
+        own = {name: self._plan.mapped[name][0] for name in names if name in self._plan.mapped}
         for group in self._groups:
             table = self._read(group, list(dict.fromkeys(own.values())))
-            yield group.num_rows, {name: table[column] for name, column in own.items()}
+            always = pa.chunked_array([pa.array(np.ones(group.num_rows, bool))])
+            yield group.num_rows, {name: table[own[name]] if name in own else always for name in names}
 
     def load(self, g: int, names: Sequence[str]) -> Columns:
         """Columns of one group, by our names."""
@@ -135,8 +185,8 @@ class TableColumns:
         if not known.any():
             shape, dtype = self._found[name]
             return known, np.zeros((0, *shape), dtype)
-        values = flat(array.drop_null(), own, lambda row: self._groups[g].place(int(rows[known][row])))
-        return known, self._as_planned(g, name, values[own])
+        values = self._flat(array.drop_null(), own, name, lambda row: self._groups[g].place(int(rows[known][row])))
+        return known, self._as_planned(g, name, values[name])
 
     # -- what there is ----------------------------------------------------------------------------------------
 
@@ -171,7 +221,7 @@ class TableColumns:
             self.inferred[root] = "the space, from the numbers"
             found = {name: self._found[name][::-1] for name in names}
             ranges = self._ranges(root) if any(needs_range(name, *own) for name, own in found.items()) else {}
-            space = inferred_space(found, root, ranges)
+            space = inferred_space(found, root, ranges, col.subtree(self._texts, root))
         else:
             wanted = leaves(given, root)
             if set(wanted) != set(names):
@@ -181,9 +231,16 @@ class TableColumns:
                     raise DataError(
                         f"`{name}` has rows of shape {list(self._found[name][0])}, but its space is {leaf}."
                     )
+                if name in self._texts and not isinstance(leaf, NamedDiscrete):
+                    raise DataError(
+                        f"`{name}` is text, but its space, {leaf}, has no names: give a NamedDiscrete, or leave the "
+                        "space out."
+                    )
             space = widened(given, root, {n: fitting(leaf, self._found[n][1]) for n, leaf in wanted.items()})
         for name, leaf in leaves(space, root).items():
             self._found[name] = leaf_shape(leaf), np.dtype(leaf.dtype)
+            if name in self._texts and isinstance(leaf, NamedDiscrete):
+                self._named[name] = leaf
         return space
 
     def _ranges(self, root: str) -> dict[str, Range]:
@@ -227,17 +284,44 @@ class TableColumns:
         """One of our columns in a group: the numbers as they are in the table."""
         group = self._groups[g]
         table = self._read(group, own)
-        if len(own) == 1:
+        if len(own) == 1 and name not in self._plan.vectors:
             array = one_array(table[own[0]])
             if is_text(array.type) and not any(col.is_under(name, root) for root in (*NUMBERS, col.NEXT_OBS)):
                 return {name: strings(array, own[0], group.place)}
-            found = flat(array, own[0], group.place)
-            return {name + path[len(own[0]) :]: values for path, values in found.items()}
+            found = self._flat(array, own[0], name, group.place)
+            if name == col.LOGP and self._plan.is_propensity:
+                found = {name: _logarithm(values, own[0], group.place) for name, values in found.items()}
+            return found
         parts = [flat(one_array(table[part]), part, group.place) for part in own]
         for part, found in zip(own, parts, strict=True):
             if list(found) != [part] or found[part].ndim != 1:
                 raise DataError(f"{group.place(0)}: column `{part}` holds more than one number a row: map it alone.")
         return {name: np.stack([found[part] for part, found in zip(own, parts, strict=True)], axis=1)}
+
+    def _flat(self, array: pa.Array, own: str, name: str, place: Callable[[int], str]) -> Columns:
+        """The numbers of the table's column ``own``, by our names, of which the first part is ``name``."""
+
+        def coded(texts: pa.Array, path: str) -> NDArray[Any]:
+            return self._coded(texts, _obs_name(name) + path[len(own) :], path, place)
+
+        found = flat(array, own, place, coded if any(col.is_under(name, root) for root in CODED) else None)
+        return {name + path[len(own) :]: values for path, values in found.items()}
+
+    def _coded(self, texts: pa.Array, name: str, own: str, place: Callable[[int], str]) -> NDArray[Any]:
+        """Text as the numbers of its `NamedDiscrete`; zeros while that is not known."""
+        if name not in self._named:
+            self._texts.setdefault(name, set()).update(strings(pc.unique(texts), own, place))
+            return np.zeros(len(texts), np.int64)
+        space = self._named[name]
+        found = pc.index_in(texts.cast(pa.string()), value_set=pa.array(space.names, pa.string()))
+        if found.null_count:
+            row = int(np.argmax(np.asarray(found.is_null())))
+            raise DataError(
+                f"{place(row)}: column `{own}` holds {texts[row].as_py()!r}, which is none of the {space.n} names that "
+                f"`{name}` has here: {space.listed()}. Correct the name, or leave the row out; a policy can't learn it "
+                "later."
+            )
+        return np.asarray(found).astype(space.dtype)
 
     def _as_planned(self, g: int, name: str, values: NDArray[Any]) -> NDArray[Any]:
         if name not in self._found:
@@ -251,6 +335,22 @@ class TableColumns:
         if dtype.kind == "O" or values.dtype == dtype:
             return values.reshape(len(values), *shape)
         return values.reshape(len(values), *shape).astype(dtype)
+
+
+def _logarithm(values: NDArray[Any], own: str, place: Callable[[int], str]) -> NDArray[np.float64]:
+    """Probabilities as their logarithms."""
+    if values.ndim != 1:
+        raise DataError(f"{place(0)}: column `{own}` of `{PROPENSITY}` holds more than one number a row.")
+    chance = values.astype(np.float64)
+    wrong = ~((chance > 0) & (chance <= 1 + _ROUNDING))
+    if wrong.any():
+        row, more = int(wrong.argmax()), f" ({int(wrong.sum()):,} rows are like it)" if wrong.sum() > 1 else ""
+        raise DataError(
+            f"{place(row)}: column `{own}` of `{PROPENSITY}` is {values[row]}, but the probability of an action that "
+            f"was taken is above 0 and at most 1{more}. Correct it, or leave the row out; if it is a logarithm, map it "
+            f"as `{col.LOGP}`."
+        )
+    return np.log(np.minimum(chance, 1.0))
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------
@@ -339,12 +439,12 @@ def contents_of(source: Source, groups: Sequence[Group], known: Sorted | None = 
     if not groups:
         raise DataError(f"{where}: there are no rows.")
     try:
-        schema = pa.unify_schemas([group.schema for group in groups], promote_options="permissive")
+        schema = _joint_schema([group.schema for group in groups])
         plan = ColumnMap.of(schema, source.mapped(schema.names))
     except (DataError, *BROKEN) as error:
         raise DataError(f"{where}: {error}") from error
     columns = TableColumns(groups, schema, plan, source, known.shapes if known else None)
-    keys = [name for name in (*KEYS, col.T_INDEX, *FLAGS) if name in plan.mapped]
+    keys = [n for n in (*KEYS, col.T_INDEX, *FLAGS) if n in plan.mapped or plan.ends.get(n) == EVERY_ROW]
     has_next = bool(col.under(plan.mapped, col.NEXT_OBS))
     has_finals = bool(col.under(plan.mapped, col.FINAL_OBS)) and not has_next
     common, by_one = (
@@ -354,7 +454,7 @@ def contents_of(source: Source, groups: Sequence[Group], known: Sorted | None = 
     index = index_of(partial(columns.keys, keys), has_next, common.words, by_one=by_one, is_sorted=known is not None)
     if index is None and is_large(groups):
         needed, tracks = columns.of_table(), partial(_tracks, common, keys)
-        made_by = (needed, [plan.mapped[name] for name in keys])
+        made_by = (needed, [plan.mapped.get(name) for name in keys])
         groups = SortedTable.of(groups, partial(columns.tables, needed), tracks, *made_by).groups()
         common = common._replace(groups=groups, first=bounds_of(groups), columns=columns.over(groups))
         ordered = partial(common.columns.keys, keys)
@@ -362,9 +462,24 @@ def contents_of(source: Source, groups: Sequence[Group], known: Sorted | None = 
     elif index is None:
         index = sorted_index(partial(columns.keys, keys), has_next, common.words, by_one=by_one)
     assert index is not None  # rows that are sorted are in order
+    for name, word in plan.ends.items():
+        if word == LAST_ROW:
+            index = ended_at_last_rows(index, col.TRUNCATED if name == col.TRUNCATED else col.TERMINATED)
     header = Header(columns.obs_space, columns.action_space, source.env, _meta(plan, columns, index))
     units = [_unit(k, index, common, files) for k in range(len(index.parts) - 1)]
     return Contents(header, columns.steps, units, files)
+
+
+def _joint_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
+    """The types that all groups have together; a dictionary here and plain values there are plain."""
+    try:
+        return pa.unify_schemas(schemas, promote_options="permissive")
+    except pa.ArrowTypeError:
+        plain = [
+            pa.schema([f.with_type(f.type.value_type) if pa.types.is_dictionary(f.type) else f for f in schema])
+            for schema in schemas
+        ]
+        return pa.unify_schemas(plain, promote_options="permissive")
 
 
 def read_rows(unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
@@ -408,6 +523,8 @@ def _meta(plan: ColumnMap, columns: TableColumns, index: TableIndex) -> dict[str
     inferred = dict(columns.inferred)
     if DONE in plan.mapped and col.TERMINATED not in plan.mapped:
         inferred[DONE] = "read as terminated, but where truncated: time limits can't be told apart"
+    if plan.is_propensity:
+        inferred[col.LOGP] = f"the logarithm of `{plan.mapped[col.LOGP][0]}`"
     if index.stride > 1:
         inferred[col.T_INDEX] = f"counts by {index.stride} in the table"
     if index.is_clock:

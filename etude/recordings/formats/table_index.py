@@ -93,6 +93,20 @@ def sorted_index(groups: Groups, has_next: bool, place: Place, *, by_one: bool) 
     return cut.index(reader, order)
 
 
+def ended_at_last_rows(index: TableIndex, flag: str) -> TableIndex:
+    """The same, where the last row of each agent in each episode has set ``flag``, and ends it."""
+    ids = [names for name, names in index.ids.items() if name != col.MODULE_ID]
+    is_last = np.append(np.zeros(len(index.t_start) - 1, bool), True)
+    for names in ids:
+        is_last[:-1] |= names[1:] != names[:-1]
+    terminated, truncated = index.terminated, index.truncated
+    if flag == col.TRUNCATED:
+        truncated = truncated | (is_last & ~terminated)
+    else:
+        terminated = terminated | (is_last & ~truncated)
+    return dataclasses.replace(index, terminated=terminated, truncated=truncated)
+
+
 def tracks_of(groups: Groups, has_next: bool, place: Place) -> Iterator[tuple[Ints, Ints]]:
     """What rows of any order are sorted by, group after group: the number of the track of each row, and its time."""
     reader, first = _KeyReader(has_next, place), 0
@@ -260,7 +274,7 @@ class _KeyReader:
 
         terminated, truncated = _ends(columns, num, place)
         t = _time(columns[col.T_INDEX], place) if col.T_INDEX in columns else None
-        is_clock = t is not None and is_time(columns[col.T_INDEX].type)
+        is_clock = t is not None and (is_time(kind := columns[col.T_INDEX].type) or is_text(kind))
         if col.EPISODE_ID in columns:
             names = [name for name in KEYS if name in columns]
             codes = [self._coded(columns[name], name, place) for name in names]
@@ -334,15 +348,19 @@ def is_time(kind: pa.DataType) -> bool:
 
 def _time(column: pa.ChunkedArray, place: Place) -> Ints:
     array = one_array(column)
-    if is_time(array.type):
+    if is_clock := is_text(array.type):
+        try:
+            array = array.cast(pa.string()).cast(pa.timestamp("us"))
+        except pa.ArrowException as error:
+            raise DataError(
+                f"{place(0)}: the column of `{col.T_INDEX}` is text such as {str(array[0])[:40]!r}, neither the number "
+                f"of a step nor a time such as 2026-03-01 08:30:00 ({error}). Convert it; or leave `{col.T_INDEX}` "
+                "out, if the rows of each episode are in order."
+            ) from error
+    if is_clock := is_clock or is_time(array.type):
         array = array.cast({32: pa.int32(), 64: pa.int64()}[array.type.bit_width])
-    elif is_text(array.type):
-        raise DataError(
-            f"{place(0)}: the column of `{col.T_INDEX}` is of type {array.type}, neither the number of a step nor a "
-            f"timestamp. Convert it; or leave `{col.T_INDEX}` out, if the rows of each episode are in order."
-        )
     values = numbers(array, col.T_INDEX, place)
-    if is_time(column.type):
+    if is_clock:
         return values.astype(np.int64)
     if values.ndim == 1 and values.dtype.kind == "f":
         bad = ~(np.abs(values) < 2**53) | (values != np.round(values))

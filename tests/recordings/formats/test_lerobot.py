@@ -127,7 +127,7 @@ def test_videos_without_ffmpeg(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     recording = Recording.open(MADE / "films")
     assert recording.read(columns=["obs/state"]).num_steps == 23
-    with pytest.raises(DataError, match=r"is a video, which needs ffmpeg: pip install 'etude\[video\]'"):
+    with pytest.raises(DataError, match=r"is a video, which needs ffmpeg: pip install '\.\[video\]' in the clone"):
         recording.read()
 
 

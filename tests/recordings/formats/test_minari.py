@@ -16,7 +16,7 @@ from PIL import Image
 
 from etude.errors import DataError
 from etude.experience import Experience
-from etude.recordings import Recording
+from etude.recordings import Recording, Source, convert
 from etude.recordings.formats import minari
 
 BOX = {"type": "Box", "dtype": "float32", "shape": [3], "low": [-10.0] * 3, "high": [float("inf")] * 3}
@@ -380,3 +380,17 @@ def test_mutated_bytes_end_in_data_errors(tmp_path: Path, kind: str) -> None:
             refused += 1
         path.write_bytes(whole[path])
     assert refused > 20
+
+
+def test_datasets_that_minari_has_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    actions = np.array([0, 1, 1])
+    table = pa.table({"obs": [0.5, 1.5, 2.5], "action": actions, "reward": [1.0] * 3, "done": [False, False, True]})
+    columns = {"obs": "obs", "action": "action", "reward": "reward", "terminated": "done"}
+    convert(Source(table, columns), str(tmp_path / "mine" / "small-v0"), "minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    found = Recording.open("minari://mine/small-v0")
+    assert found.read().steps["action"].tolist() == actions.tolist()
+    with pytest.raises(
+        DataError, match=r"no such dataset on this machine .*Nearest: `mine/small-v0`.* minari download"
+    ):
+        Recording.open("minari://mine/smal-v0")

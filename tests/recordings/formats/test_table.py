@@ -378,9 +378,9 @@ def test_a_time_that_is_missing_is_named() -> None:
     [
         ({"obs": "spede"}, "there is no column `spede` for `obs`; there are .* Nearest: `speed`"),
         ({"action": None}, "`action` is not mapped: name its column"),
-        ({"obs": "note"}, "column `note` is of type string, for instance 'at 0.0', not of numbers"),
+        ({"reward": "note"}, "column `note` is of type string, for instance 'at 0.0', not of numbers"),
         ({"terminated": "note"}, "the column of `terminated` is of type string, not true or false"),
-        ({"t": "note"}, "`t` is of type string|column `t` is of type string"),
+        ({"t": "note"}, "the column of `t` is text such as 'at 0.0', neither the number of a step nor a time"),
         ({"t": "note"}, "leave `t` out"),
         ({"t": "speed2"}, "t` is 0.5, but counts steps from 0|has step t 0 a second time"),
         ({"terminated": "tick"}, "row 2: the column of `terminated` is 2, not true or false"),

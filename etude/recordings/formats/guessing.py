@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A guess at which columns of a table are what, for a person to check. Nothing reads a table by it.
+
+The rules, in order; they look at the first `MOST_ROWS` rows:
+
+1. A column is taken for what it is called (`CALLED`, in lower case, with ``_`` between words), if its values fit: flags
+   are true or false, propensities lie in (0, 1], and so on. Of several, the first in the list is taken.
+2. Without a column called as an action, it is the only text column with at most `MOST_CHOICES` different values.
+3. Observations are a column called so; else all columns with a name such as ``obs_0``, ``state_speed`` or ``x3``; else
+   all others that can be: numbers, truth, and text with at most `MOST_CHOICES` different values. Constants are left
+   out, and so are ids: names that end in ``id``, and text or whole numbers that differ in every row.
+4. Without a flag, an episode ends at its last row (``terminated=last-row``). Without flags and without an episode's id,
+   each row is an episode (``terminated=every-row``), as in the log of a bandit, unless ``t`` starts anew.
+"""
+
+import dataclasses
+import json
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from etude import columns as col
+from etude.errors import DataError
+from etude.recordings.formats.arrow import is_text
+from etude.recordings.formats.source import DONE, EVERY_ROW, FLAGS, LAST_ROW, PROPENSITY
+from etude.recordings.formats.table_index import is_time
+from etude.recordings.formats.table_inputs import BROKEN, groups_of, unreadable
+
+MOST_ROWS: Final = 65_536
+MOST_CHOICES: Final = 100
+CALLED: Final[Mapping[str, tuple[str, ...]]] = {
+    name: tuple(" ".join(words).split())
+    for name, words in {
+        col.EPISODE_ID: (
+            "episode_id episode eps_id episode_index ep_id trajectory_id trajectory traj_id traj trip_id trip",
+            "session_id session rollout_id rollout game_id match_id visit_id stay_id",
+        ),
+        col.AGENT_ID: ("agent_id agent",),
+        col.T_INDEX: (
+            "t step time_step timestep step_id step_index frame_index tick turn time timestamp ts datetime date",
+        ),
+        col.ACTION: (
+            "action actions act action_id action_taken chosen_action command arm treatment decision choice chosen",
+            "offer a",
+        ),
+        col.REWARD: ("reward rewards rew score payoff outcome profit click clicked conversion converted purchase r",),
+        col.TERMINATED: ("terminated terminateds terminal terminals is_terminal",),
+        col.TRUNCATED: ("truncated truncateds timeout timeouts",),
+        DONE: ("done dones is_done is_last last end",),
+        PROPENSITY: (
+            "propensity propensity_score pscore action_prob action_probability behavior_prob behaviour_prob",
+            "prob probability p",
+        ),
+        col.LOGP: ("logp log_prob logprob action_logp log_propensity",),
+        col.NEXT_OBS: ("next_obs new_obs next_observation next_observations next_state next_states",),
+        col.OBS: ("obs observation observations state states context features",),
+    }.items()
+}
+"""What columns are called in the field, the most telling names first."""
+_PART: Final = r"(obs|observations?|states?|context|features?|feat)_\w+|x_?\d+|s_?\d+"
+PLACEHOLDER: Final = "COLUMN"
+
+
+@dataclasses.dataclass(frozen=True)
+class ColumnFacts:
+    """What is known of a column of a table, from its first rows."""
+
+    type: str
+    """As Arrow calls it."""
+    distinct: int | None
+    """How many different values there are; None for lists and the like."""
+    missing: int
+    """How many rows are empty."""
+    examples: tuple[str, ...]
+    """The first few values, as text."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Guess:
+    """A guess at the ``columns`` of a `Source`."""
+
+    columns: Mapping[str, str | tuple[str, ...]]
+    """For each of our columns the table's; ``COLUMN`` where none was found for one that is needed."""
+    unsure: tuple[str, ...]
+    """What to check; empty where each column is called what it is."""
+    found: Mapping[str, ColumnFacts]
+    """The columns of the table."""
+    rows: int
+    """The rows of the table."""
+
+    @property
+    def words(self) -> str:
+        """As the command line takes it: ``--columns obs=speed,load action=command``."""
+        return " ".join(["--columns", *(shlex.quote(f"{name}={_word(own)}") for name, own in self.columns.items())])
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return {**dataclasses.asdict(self), "words": self.words}
+
+
+def guess_columns(data: Any, filesystem: Any = None) -> Guess:
+    """Which columns of a table are probably what, by the rules above. To be checked by whoever knows the table.
+
+    Args:
+        data: As `Source.data`: a path, a URL, a glob, a folder, a list of them, or a table in memory.
+        filesystem: As `Source.filesystem`.
+
+    Raises:
+        DataError: there is no table, or it can't be read; or it has no rows.
+    """
+    groups = [group for group in groups_of(data, filesystem) if group.num_rows]
+    if not groups:
+        raise DataError("the table has no rows: there is nothing to guess from.")
+    first: list[pa.Table] = []
+    try:
+        for group in groups:
+            if sum(table.num_rows for table in first) < MOST_ROWS:
+                first.append(group.read(group.schema.names))
+        table = pa.concat_tables(first, promote_options="permissive").slice(0, MOST_ROWS)
+        return _Guessing(table).guess(sum(group.num_rows for group in groups))
+    except BROKEN as error:
+        raise unreadable(groups[0].file, error) from error
+
+
+def _word(own: str | Sequence[str]) -> str:
+    names = [own] if isinstance(own, str) else list(own)
+    return json.dumps(names) if any("," in name or name[:1] in "[{" for name in names) else ",".join(names)
+
+
+def _plain_name(name: str) -> str:
+    """``EpisodeId`` and ``episode id`` are ``episode_id``."""
+    split = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
+    return re.sub(r"\W+", "_", split).strip("_").lower()
+
+
+class _Guessing:
+    """The columns of a table, those that were taken, and what is not sure."""
+
+    def __init__(self, table: pa.Table) -> None:
+        names = [name for name in dict.fromkeys(table.schema.names) if table.schema.names.count(name) == 1]
+        self._columns = {name: _decoded(table[name].combine_chunks()) for name in names}
+        self._rows = int(table.num_rows)
+        self._distinct = {name: _num_distinct(array) for name, array in self._columns.items()}
+        self._left = list(names)
+        self._taken: dict[str, str | tuple[str, ...]] = {}
+        self._unsure: list[str] = []
+
+    def guess(self, num_rows: int) -> Guess:
+        """Apply the rules."""
+        for role in CALLED:
+            self._take_called(role)
+        if col.ACTION not in self._taken:
+            self._take_action()
+        self._take_observations()
+        if col.REWARD not in self._taken:
+            self._unsure.append("no column is called as a reward: only imitation (bc) goes without one")
+        self._end_episodes()
+        first = (col.OBS, col.ACTION, col.REWARD, col.EPISODE_ID, col.AGENT_ID, col.T_INDEX)
+        columns = {role: self._taken[role] for role in (*first, *self._taken) if role in self._taken}
+        found = {name: self._facts(name) for name in self._columns}
+        return Guess(columns, tuple(self._unsure), found, num_rows)
+
+    def _facts(self, name: str) -> ColumnFacts:
+        array = self._columns[name]
+        shown = tuple(_shown(value) for value in array.slice(0, 3))
+        return ColumnFacts(str(array.type), self._distinct[name], array.null_count, shown)
+
+    # -- by name ------------------------------------------------------------------------------------------------
+
+    def _take_called(self, role: str) -> None:
+        named = {_plain_name(name): name for name in reversed(self._left)}
+        found = [named[word] for word in CALLED[role] if word in named]
+        fits, what = _FITS.get(role, (None, ""))
+        good = [name for name in found if fits is None or fits(self._columns[name])]
+        for name in found:
+            if name not in good:
+                self._unsure.append(f"`{name}` is called as a {role}, but does not hold {what}")
+        if role in (col.LOGP, col.TRUNCATED, DONE) and {PROPENSITY, col.TERMINATED} & self._taken.keys():
+            other = {col.LOGP: PROPENSITY, DONE: col.TERMINATED}.get(role)
+            good = [] if other in self._taken else good  # the same once more
+        if good:
+            self._take(role, good[0])
+            if len(good) > 1:
+                self._left = [name for name in self._left if name not in good]
+                self._unsure.append(f"{role} could also be `{'` or `'.join(good[1:])}`")
+
+    def _take(self, role: str, *names: str) -> None:
+        self._taken[role] = names[0] if len(names) == 1 else names
+        self._left = [name for name in self._left if name not in names]
+
+    def _take_action(self) -> None:
+        few = [name for name in self._left if is_text(self._columns[name].type) and self._is_choice(name)]
+        self._take(col.ACTION, few[0] if len(few) == 1 else PLACEHOLDER)
+        why = f"`{few[0]}` is the only text with few different values" if len(few) == 1 else "say which it is"
+        self._unsure.append(f"no column is called as an action: {why}")
+
+    # -- observations -------------------------------------------------------------------------------------------
+
+    def _take_observations(self) -> None:
+        if col.OBS in self._taken:
+            return
+        parts = [
+            n for n in self._left if re.fullmatch(_PART, _plain_name(n)) and self._can_be_observed(n, is_named=True)
+        ]
+        nexts = {f"next_{_plain_name(name)}": name for name in parts}
+        if parts:
+            self._take(col.OBS, *parts)
+            after = {_plain_name(name): name for name in self._left}
+            if all(name in after for name in nexts):
+                self._take(col.NEXT_OBS, *(after[name] for name in nexts))
+            return
+        others = [name for name in self._left if self._can_be_observed(name)]
+        self._take(col.OBS, *(others or [PLACEHOLDER]))
+        self._unsure.append(
+            f"obs is all that is left ({', '.join(others)}): leave out what is not known before the action"
+            if others
+            else "no column can be an observation: say which it is"
+        )
+        if self._left and others:
+            self._unsure.append(f"left out of obs, as an id, a constant, or no numbers: {', '.join(self._left)}")
+
+    def _is_choice(self, name: str) -> bool:
+        distinct = self._distinct[name] or 0
+        return 1 < distinct <= min(MOST_CHOICES, max(2, self._rows // 2))
+
+    def _can_be_observed(self, name: str, *, is_named: bool = False) -> bool:
+        kind, distinct = self._columns[name].type, self._distinct[name]
+        if pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind) or pa.types.is_struct(kind):
+            return True
+        if is_named:
+            return _is_number(self._columns[name]) or (is_text(kind) and self._is_choice(name))
+        if distinct == 1 or re.search(r"(^|_)(id|uuid|index|unnamed_\d+)$", _plain_name(name)):
+            return False
+        if is_text(kind):
+            return self._is_choice(name)
+        is_id = pa.types.is_integer(kind) and distinct == self._rows > 2
+        return _is_number(self._columns[name]) and not bool(is_id)
+
+    # -- episodes -----------------------------------------------------------------------------------------------
+
+    def _end_episodes(self) -> None:
+        has_flag, has_id = any(flag in self._taken for flag in FLAGS), col.EPISODE_ID in self._taken
+        if has_id:
+            self._check_time()
+        if has_flag or (col.NEXT_OBS in self._taken and not has_id):
+            return
+        if has_id:
+            alone = self._distinct[str(self._taken[col.EPISODE_ID])] == self._rows
+            self._taken[col.TERMINATED] = EVERY_ROW if alone else LAST_ROW
+            if not alone:
+                self._unsure.append(
+                    f"no column says where episodes end: terminated={LAST_ROW} takes the last row of each for its end; "
+                    f"write truncated={LAST_ROW} where they were cut off"
+                )
+            return
+        t = self._columns.get(str(self._taken.get(col.T_INDEX)))
+        if t is not None and not is_time(t.type) and not is_text(t.type) and (np.diff(np.asarray(t)) <= 0).any():
+            self._taken[col.TERMINATED] = LAST_ROW
+            self._unsure.append(f"no column has the episode's id: one begins where `{self._taken[col.T_INDEX]}` falls")
+            return
+        if t is not None and not is_time(t.type) and not is_text(t.type):
+            self._left.append(str(self._taken.pop(col.T_INDEX)))  # it counts the rows
+        self._taken[col.TERMINATED] = EVERY_ROW
+        self._unsure.append(
+            "nothing tells episodes apart: each row is taken for one (a bandit). Else map episode_id, or a flag"
+        )
+
+    def _check_time(self) -> None:
+        episode, t = (self._taken.get(role) for role in (col.EPISODE_ID, col.T_INDEX))
+        keys = [name for name in (episode, self._taken.get(col.AGENT_ID), t) if isinstance(name, str)]
+        if t is None:
+            if self._distinct[str(episode)] != self._rows:
+                self._unsure.append("no column is called as a step or a time: rows are taken as they stand")
+            return
+        table = pa.table({name: self._columns[name] for name in keys})
+        if table.group_by(keys).aggregate([]).num_rows < self._rows:
+            self._unsure.append(f"`{'`, `'.join(keys)}` are the same in several rows: a step would be there twice")
+
+
+def _decoded(array: Any) -> pa.Array:
+    """One array; of a dictionary its values."""
+    array = pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
+    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+
+
+def _shown(value: pa.Scalar) -> str:
+    try:
+        return str(value.as_py())[:40]
+    except (ValueError, OverflowError):  # a time that Python does not have
+        return "?"
+
+
+def _num_distinct(array: pa.Array) -> int | None:
+    try:
+        return int(pc.count_distinct(array).as_py())
+    except pa.ArrowException:
+        return None
+
+
+def _is_number(array: pa.Array) -> bool:
+    kind = array.type
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+def _range(array: pa.Array) -> tuple[float, float]:
+    """The smallest and largest number; NaN where there are none."""
+    found: Mapping[str, Any] = pc.min_max(array).as_py() if _is_number(array) else {"min": None, "max": None}
+    low, high = (np.nan if found[key] is None else float(found[key]) for key in ("min", "max"))
+    return low, high
+
+
+def _is_flag(array: pa.Array) -> bool:
+    whole = not pa.types.is_floating(array.type) or bool(pc.all(pc.equal(pc.floor(array), array)).as_py())
+    return _is_number(array) and whole and set(_range(array)) <= {0.0, 1.0}
+
+
+def _is_count(array: pa.Array) -> bool:
+    if is_time(array.type):
+        return True
+    if is_text(array.type):
+        try:
+            return bool(pc.cast(array.slice(0, 100), pa.timestamp("us")))
+        except pa.ArrowException:
+            return False
+    return bool(pa.types.is_integer(array.type)) and _range(array)[0] >= 0
+
+
+def _is_chance(array: pa.Array) -> bool:
+    low, high = _range(array)
+    return bool(pa.types.is_floating(array.type)) and low > 0 and high <= 1
+
+
+def _is_log(array: pa.Array) -> bool:
+    return bool(pa.types.is_floating(array.type)) and _range(array)[1] <= 0
+
+
+def _is_key(array: pa.Array) -> bool:
+    return bool(is_text(array.type) or pa.types.is_integer(array.type))
+
+
+_FITS: Final[Mapping[str, tuple[Callable[[pa.Array], bool], str]]] = {
+    **dict.fromkeys(FLAGS, (_is_flag, "true and false")),
+    **dict.fromkeys((col.EPISODE_ID, col.AGENT_ID), (_is_key, "text or whole numbers")),
+    col.T_INDEX: (_is_count, "whole numbers from 0 or times"),
+    col.REWARD: (_is_number, "numbers"),
+    PROPENSITY: (_is_chance, "probabilities above 0 and at most 1"),
+    col.LOGP: (_is_log, "logarithms of probabilities"),
+}
+"""Which values can be what, and in words."""

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gymnasium's wrappers with statistics of their own: a warning says which connector to take."""
+
+import logging
+from typing import Any
+
+import gymnasium as gym
+import pytest
+from gymnasium.wrappers import NormalizeObservation, NormalizeReward, TimeLimit
+
+from etude.envs import make_arena
+from etude.envs.adapters import _warn_of_wrapper
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "connector"), [(NormalizeObservation, "normalize_obs"), (NormalizeReward, "normalize_reward")]
+)
+def test_a_warning_names_the_connector_once(wrapper: Any, connector: str, caplog: pytest.LogCaptureFixture) -> None:
+    _warn_of_wrapper.cache_clear()
+    with caplog.at_level(logging.WARNING, "etude.envs"):
+        make_arena(lambda: TimeLimit(wrapper(gym.make("Pendulum-v1")), 20), 2).close()
+    (said,) = (record.getMessage() for record in caplog.records if record.name == "etude.envs")
+    assert f"wrapped in Gymnasium's {wrapper.__name__}" in said
+    assert f"connectors=('{connector}',), or --connectors {connector}." in said
+
+
+def test_other_wrappers_are_fine(caplog: pytest.LogCaptureFixture) -> None:
+    _warn_of_wrapper.cache_clear()
+    with caplog.at_level(logging.WARNING, "etude.envs"):
+        make_arena(lambda: TimeLimit(gym.make("Pendulum-v1"), 20), 2).close()
+    assert not caplog.records

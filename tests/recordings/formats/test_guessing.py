@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Guesses at what the columns of tables are, for tables of several kinds that people have."""
+
+import datetime
+import shlex
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from etude.cli.flags import TableOptions
+from etude.cli.values import of_words
+from etude.errors import DataError
+from etude.recordings import Recording, guess_columns
+
+NOON = datetime.datetime(2026, 3, 1, 12)
+
+
+def trips(**more: Any) -> dict[str, Any]:
+    """Two trips of three steps."""
+    plain = {
+        "trip": ["a", "a", "a", "b", "b", "b"],
+        "tick": [0, 1, 2, 0, 1, 2],
+        "speed": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6],
+        "load": [1.5, 0.5, 1.5, 0.5, 1.5, 0.5],
+        "command": ["go", "stop", "go", "stop", "go", "go"],
+        "score": [0.0, 1.0, 0.5, 1.0, 0.5, 0.0],
+        "p": [0.5, 0.25, 0.5, 0.25, 0.5, 0.5],
+    }
+    return {name: values for name, values in (plain | more).items() if values is not None}
+
+
+TABLES: dict[str, tuple[dict[str, Any], str, list[str]]] = {
+    "trips": (
+        trips(),
+        "obs=speed,load action=command reward=score episode_id=trip t=tick propensity=p terminated=last-row",
+        ["obs is all that is left", "no column says where episodes end"],
+    ),
+    "with a flag, and named parts": (
+        trips(state_speed=[0.1] * 3 + [0.2] * 3, speed=None, load=None, done=[False, False, True] * 2, p=None),
+        "obs=state_speed action=command reward=score episode_id=trip t=tick done=done",
+        [],
+    ),
+    "in other words": (
+        {
+            "EpisodeId": [7, 7, 8, 8],
+            "timestamp": [NOON + datetime.timedelta(minutes=m) for m in (0, 1, 0, 1)],
+            "x0": [0.5, 1.5, 0.5, 1.5],
+            "x1": [1, 2, 3, 4],
+            "next_x0": [1.5, 2.5, 1.5, 2.5],
+            "next_x1": [2, 3, 4, 5],
+            "Action": [0.5, -0.5, 0.25, 1.0],
+            "Reward": [1, 0, 1, 0],
+            "is_terminal": [0, 1, 0, 1],
+        },
+        "obs=x0,x1 action=Action reward=Reward episode_id=EpisodeId t=timestamp terminated=is_terminal "
+        "next_obs=next_x0,next_x1",
+        [],
+    ),
+    "a bandit": (
+        {
+            "shown at": [NOON + datetime.timedelta(minutes=m) for m in range(6)],
+            "user_id": list("uvwxyz"),
+            "age": [20, 30, 40, 50, 60, 30],
+            "offer": ["none", "coupon", "none", "coupon", "none", "none"],
+            "clicked": [True, False, True, False, False, True],
+            "propensity": [0.5] * 6,
+            "version": [3] * 6,
+        },
+        "obs=age action=offer reward=clicked propensity=propensity terminated=every-row",
+        ["obs is all that is left (age)", "shown at, user_id, version", "each row is taken for one (a bandit)"],
+    ),
+    "a bandit whose rows have ids": (
+        {"session": list("abcdef"), "obs": [[0.0, 1.0]] * 6, "arm": [0, 1, 2, 0, 1, 2], "reward": [0.0, 1.0] * 3},
+        "obs=obs action=arm reward=reward episode_id=session terminated=every-row",
+        ["no column is called as a step or a time"][:0],
+    ),
+    "t starts anew": (
+        {"t": [0, 1, 0, 1, 2], "obs": [0.5, 1.5, 2.5, 3.5, 4.5], "a": [1, 0, 1, 0, 1], "r": [1.0, 0.0, 1.0, 0.0, 1.0]},
+        "obs=obs action=a reward=r t=t terminated=last-row",
+        ["one begins where `t` falls"],
+    ),
+    "nothing is called so": (
+        {"u": [0.5, 1.5, 2.5], "v": [1.5, 2.5, 3.5]},
+        "obs=u,v action=COLUMN terminated=every-row",
+        ["no column is called as an action: say which it is", "no column is called as a reward", "each row"],
+    ),
+    "called so, but other values": (
+        trips(p=[0.5, -2.0, 3.0, 0.5, 0.5, 0.5], tick=[0.5] * 6),
+        "obs=speed,load,p action=command reward=score episode_id=trip terminated=last-row",
+        [
+            "`p` is called as a propensity, but does not hold probabilities",
+            "`tick` is called as a t, but does not hold whole numbers",
+            "rows are taken as they stand",
+        ],
+    ),
+    "two could be": (
+        trips(choice=["x", "y"] * 3, done=[False, False, True] * 2, tick=[0, 1, 1, 0, 1, 2]),
+        "obs=speed,load action=command reward=score episode_id=trip t=tick done=done propensity=p",
+        ["action could also be `choice`", "`trip`, `tick` are the same in several rows"],
+    ),
+    "names with commas and spaces": (
+        {"obs": [0.5, 1.5], "action": [0, 1], "my score": [1.0, 2.0], "reward": [1.0, 0.0], "done": [True, True]},
+        "obs=obs action=action reward=reward done=done",
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_the_guess_and_what_is_not_sure(kind: str) -> None:
+    columns, words, unsure = TABLES[kind]
+    guess = guess_columns(pa.table(columns))
+    assert sorted(shlex.split(guess.words)[1:]) == sorted(words.split())
+    assert all(any(text in reason for reason in guess.unsure) for text in unsure), guess.unsure
+    assert bool(guess.unsure) == bool(unsure), guess.unsure
+    assert list(guess.found) == list(columns)
+    assert guess.rows == len(next(iter(columns.values())))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in TABLES if "COLUMN" not in TABLES[kind][1]])
+def test_the_words_can_be_pasted(kind: str) -> None:
+    table = pa.table(TABLES[kind][0])
+    guess = guess_columns(table)
+    words = of_words(TableOptions.__annotations__["columns"], shlex.split(guess.words)[1:], "columns", {})
+    source = TableOptions(columns=words).described(table)
+    assert source.columns == guess.columns
+    if kind != "two could be":  # a step is there twice, as the guess says
+        assert Recording.open(source).read().num_steps == guess.rows
+
+
+def test_neither_rows_nor_their_order_change_it() -> None:
+    table = pa.table(trips())
+    order = np.random.default_rng(0).permutation(6)
+    assert guess_columns(table.take(order)).columns == guess_columns(table).columns
+
+
+def test_columns_with_odd_names_are_written_so_that_they_are_read() -> None:
+    table = pa.table({"x,y": [0.5, 1.5], "it's": [1.5, 0.5], "action": [0, 1], "reward": [1.0, 0.0], "done": [1, 1]})
+    guess = guess_columns(table)
+    words = of_words(TableOptions.__annotations__["columns"], shlex.split(guess.words)[1:], "columns", {})
+    assert TableOptions(columns=words).described(table).columns["obs"] == ("x,y", "it's")
+
+
+def test_without_rows() -> None:
+    with pytest.raises(DataError, match="the table has no rows"):
+        guess_columns(pa.table({"a": pa.array([], pa.int64())}))
+
+
+ODD = {
+    "float16": pa.array([0.5, 1.5], pa.float16()),
+    "decimal": pa.array([1, 2]).cast(pa.decimal128(25, 2)),
+    "nothing": pa.nulls(2),
+    "missing": pa.array([None, 1.5]),
+    "lists": pa.array([[1, 2], [3]]),
+    "structs": pa.array([{"a": 1}, {"a": 2}]),
+    "bytes": pa.array([b"a", b"b"]),
+    "late": pa.array([2**62, 2**62], pa.timestamp("s")),
+    "large": pa.array([2**64 - 1, 0], pa.uint64()),
+    "maps": pa.array([[("a", 1)], []], pa.map_(pa.string(), pa.int64())),
+}
+
+
+@pytest.mark.parametrize("name", ["t", "done", "reward", "p", "logp", "episode_id", "action", "obs", "x1", "other"])
+@pytest.mark.parametrize("kind", ODD)
+def test_odd_columns_are_guessed_or_refused(kind: str, name: str) -> None:
+    try:
+        guess = guess_columns(pa.table({name: ODD[kind], "a": [0, 1]}))
+    except DataError:
+        return
+    assert guess.words
+    assert set(guess.found) == {name, "a"}

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables as people have them: actions in words, propensities, times, and no flag where episodes end."""
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+from gymnasium import spaces
+
+from etude.errors import DataError, SpaceError
+from etude.recordings import Recording, Source, convert, merge_recordings
+from etude.spaces import NamedDiscrete, space_from_json, space_to_json
+
+WORDS = ["stay", "left", "right", "left", "stay", "stay"]
+NAMES = ("left", "right", "stay")
+MAP = {"obs": "speed", "action": "command", "episode_id": "trip", "t": "t"}
+
+ENDED = MAP | {"terminated": "last-row"}
+
+
+def table(**more: Any) -> pa.Table:
+    plain = {"trip": list("aaabbb"), "t": [0, 1, 2] * 2, "speed": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6], "command": WORDS}
+    return pa.table(plain | more)
+
+
+def opened(data: Any, more: dict[str, Any] | None = None, **settings: Any) -> Recording:
+    ends = {} if (more or {}).keys() & {"done", "truncated"} else {"terminated": "last-row"}
+    return Recording.open(Source(data, MAP | ends | (more or {}), **settings))
+
+
+def words_of(recording: Recording) -> list[str]:
+    space = recording.action_space
+    assert isinstance(space, NamedDiscrete)
+    return list(space.named(recording.read().steps["action"]))
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())])
+def test_text_becomes_numbers_with_names(kind: pa.DataType) -> None:
+    recording = opened(table(command=pa.array(WORDS, pa.string()).cast(kind)))
+    assert recording.action_space == NamedDiscrete(NAMES)
+    assert recording.read().steps["action"].tolist() == [2, 0, 1, 0, 2, 2]
+    assert words_of(recording) == WORDS
+
+
+def test_names_do_not_depend_on_the_order_of_rows_or_files(tmp_path: Path) -> None:
+    whole = table()
+    for k, part in enumerate((whole.slice(3), whole.slice(0, 3))):
+        pq.write_table(part, tmp_path / f"{k}.parquet")
+    pyarrow.csv.write_csv(whole.take([5, 2, 0, 4, 1, 3]), tmp_path / "mixed.csv")
+    files = [[str(tmp_path / f"{k}.parquet") for k in order] for order in itertools.permutations(range(2))]
+    for data in (*files, str(tmp_path / "mixed.csv")):
+        recording = opened(data)
+        assert recording.action_space == NamedDiscrete(NAMES)
+        assert sorted(words_of(recording)) == sorted(WORDS)
+
+
+def test_dictionaries_of_other_orders_and_plain_text_are_read_together(tmp_path: Path) -> None:
+    for name, words in (("0", ["left", "stay", "stay"]), ("1", ["stay", "right", "left"])):
+        own = pa.array(words).dictionary_encode() if name == "0" else pa.array(words)
+        pq.write_table(
+            pa.table({"trip": [name] * 3, "tick": [0, 1, 2], "speed": [0.5] * 3, "command": own}),
+            tmp_path / f"{name}.parquet",
+        )
+    recording = Recording.open(Source(str(tmp_path), ENDED | {"t": "tick"}))
+    assert words_of(recording) == ["left", "stay", "stay", "stay", "right", "left"]
+
+
+def test_other_data_are_read_by_names_that_are_given_and_an_unknown_one_is_an_error() -> None:
+    known = NamedDiscrete(NAMES)
+    few = opened(table(command=["stay"] * 6), action_space=known)
+    assert few.action_space == known
+    assert few.read().steps["action"].tolist() == [2] * 6
+    with pytest.raises(DataError, match=r"row 4: column `command` holds 'back', which is none of the 3 names that "):
+        opened(table(command=[*WORDS[:4], "back", "stay"]), action_space=known).read()
+    with pytest.raises(DataError, match=r"`action` is text, but its space, Discrete\(3\), has no names"):
+        opened(table(), action_space=spaces.Discrete(3))
+
+
+def test_text_among_observations_is_a_part_of_its_own_beside_the_vector_of_numbers() -> None:
+    columns = table(weather=["dry", "wet", "dry", "dry", "wet", "dry"], load=[1, 2, 3, 4, 5, 6])
+    recording = opened(columns, {"obs": ["speed", "weather", "load"]})
+    assert recording.obs_space == spaces.Dict(
+        [("numbers", spaces.Box(-np.inf, np.inf, (2,), np.float64)), ("weather", NamedDiscrete(["dry", "wet"]))]
+    )
+    steps = recording.read().steps
+    assert steps["obs/numbers"][:2].tolist() == [[0.1, 1.0], [0.2, 2.0]]
+    assert steps["obs/weather"].tolist() == [0, 1, 0, 0, 1, 0]
+
+
+def test_next_observations_share_the_names() -> None:
+    columns = table(weather=["dry"] * 6, load=[1] * 6, weather2=["wet"] * 6, load2=[2] * 6)
+    recording = opened(columns, {"obs": ["load", "weather"], "next_obs": ["load2", "weather2"]})
+    parts = recording.obs_space
+    assert isinstance(parts, spaces.Dict)
+    assert parts["weather"] == NamedDiscrete(["dry", "wet"])
+    assert parts["numbers"].shape == (1,)
+    exp = recording.read()
+    assert exp.final_obs["obs/weather"].tolist() == [1, 1]
+    assert exp.final_obs["obs/numbers"].tolist() == [[2], [2]]
+
+
+def test_rewards_in_words_stay_an_error() -> None:
+    with pytest.raises(DataError, match="not of numbers"):
+        opened(table(score=["much"] * 6), {"reward": "score"})
+
+
+def test_names_survive_conversion_and_must_agree_in_a_merge(tmp_path: Path) -> None:
+    kept = convert(opened(table()), str(tmp_path / "a"))
+    assert kept.action_space == NamedDiscrete(NAMES)
+    assert words_of(Recording.open(str(tmp_path / "a"))) == WORDS
+    convert(opened(table(command=["go", "stay", "left"] * 2)), str(tmp_path / "b"))
+    with pytest.raises(
+        DataError, match=r"NamedDiscrete\(3: go, left, stay\), but .*NamedDiscrete\(3: left, right, stay\)"
+    ):
+        merge_recordings([Recording.open(str(tmp_path / name)) for name in "ab"], str(tmp_path / "c"))
+    with pytest.raises(DataError, match="can't be read as one recording"):
+        Recording.open([Source(table(), ENDED), Source(table(command=["go", "stay", "left"] * 2), ENDED)])
+
+
+@pytest.mark.parametrize("format", ["minari", "lerobot", "rllib-episodes", "rllib-table"])
+def test_other_formats_get_the_numbers(format: str, tmp_path: Path) -> None:
+    source = Source(table(r=[1.0] * 6), MAP | {"reward": "r", "truncated": "last-row", "next_obs": "speed"})
+    new = convert(Recording.open(source), str(tmp_path / "new-v0"), format)
+    assert new.action_space == (NamedDiscrete(NAMES) if format == "lerobot" else spaces.Discrete(3))
+    assert new.read().steps["action"].tolist() == [2, 0, 1, 0, 2, 2]
+
+
+# -- propensities, times, ends ---------------------------------------------------------------------------------------
+
+
+def test_propensities_become_logp() -> None:
+    chances = [0.5, 1.0, 0.25, 0.125, 1.0000001, 1e-6]
+    recording = opened(table(p=chances), {"propensity": "p"})
+    assert np.allclose(recording.read().steps["logp"], [math.log(min(p, 1)) for p in chances])
+    assert recording.meta["inferred"]["logp"] == "the logarithm of `p`"
+
+
+@pytest.mark.parametrize("wrong", [0.0, -0.1, 1.1, math.nan])
+def test_what_is_no_propensity(wrong: float) -> None:
+    with pytest.raises(DataError, match=rf"row 3: column `p` of `propensity` is {wrong}, but the probability"):
+        opened(table(p=[0.5, 0.5, 0.5, wrong, 0.5, wrong]), {"propensity": "p"}).read()
+
+
+def test_propensity_and_logp_are_one_thing() -> None:
+    with pytest.raises(DataError, match="`propensity` and `logp` are one thing"):
+        opened(table(p=[0.5] * 6), {"propensity": "p", "logp": "p"})
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_times_order_steps(as_text: bool) -> None:
+    minutes = [2, 0, 1, 5, 3, 9]
+    texts = [f"2026-03-01 08:{m:02}:30" for m in minutes]
+    times = pa.array(texts) if as_text else pa.array(texts).cast(pa.timestamp("s"))
+    recording = opened(table(t=times))
+    assert recording.read().steps["obs"].tolist() == [0.2, 0.3, 0.1, 0.5, 0.4, 0.6]
+    assert recording.meta["inferred"]["t"] == "times in the table: steps are numbered from 0"
+
+
+def test_text_that_is_no_time() -> None:
+    with pytest.raises(DataError, match=r"text such as 'soon', neither the number of a step nor a time such as"):
+        opened(table(t=["soon"] * 6))
+
+
+@pytest.mark.parametrize(("flag", "ends"), [("terminated", (2, 0)), ("done", (2, 0)), ("truncated", (0, 2))])
+def test_the_last_row_of_each_episode_ends_it(flag: str, ends: tuple[int, int]) -> None:
+    for rows in (range(6), (5, 0, 3, 2, 4, 1)):
+        segments = opened(table().take(list(rows)), {flag: "last-row"}).read().segments
+        assert (segments.terminated.sum(), segments.truncated.sum()) == ends
+    gap = opened(table(t=[0, 1, 2, 0, 1, 5]), {"truncated": "last-row", "next_obs": "speed"}).read().segments
+    assert gap.truncated.tolist() == [True, False, True]
+
+
+def test_every_row_of_a_bandits_log_is_an_episode() -> None:
+    source = Source(table(), {"obs": "speed", "action": "command", "terminated": "every-row"})
+    exp = Recording.open(source).read()
+    assert (exp.num_segments, exp.segments.terminated.all(), exp.segments.t_start.max()) == (6, True, 0)
+    assert exp.steps["obs"].tolist() == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
+
+
+def test_a_column_of_that_name_comes_first() -> None:
+    source = Source(table(**{"last-row": [False] * 3 + [True] * 3}), MAP | {"truncated": "last-row"})
+    assert Recording.open(source, on_bad=None).read().segments.truncated.tolist() == [False, True, True, True]
+
+
+# -- the space --------------------------------------------------------------------------------------------------------
+
+
+def test_a_space_with_names() -> None:
+    space = NamedDiscrete(["b", "a"])
+    assert space.n == 2
+    assert space == space_from_json(space_to_json(space)) == NamedDiscrete(["b", "a"])
+    assert space != NamedDiscrete(["a", "b"])
+    assert space != spaces.Discrete(2)
+    assert spaces.Discrete(2) != space
+    assert (space.named(1), space.named([[0], [1]]).tolist()) == ("a", [["b"], ["a"]])
+    assert space.numbers("a") == 1
+    assert space.numbers(["a", "b"]).tolist() == [1, 0]
+    with pytest.raises(SpaceError, match="'c' is none of the 2 known names: b, a"):
+        space.numbers(["a", "c"])
+    for wrong in ([], ["a", "a"], "ab", [1]):
+        with pytest.raises(SpaceError, match="NamedDiscrete"):
+            NamedDiscrete(wrong)
+    with pytest.raises(SpaceError, match="2 names, not 3"):
+        space_from_json(space_to_json(space) | {"n": 3})
