@@ -30,7 +30,7 @@ from etude.recordings.formats import sorting
 from etude.recordings.formats.inferring import Range, described, inferred_space, widen
 from etude.recordings.formats.packed import PACKED, unpack
 from etude.recordings.formats.rllib_columns import flat_entries, flat_whole, numbers, own_name
-from etude.recordings.formats.rllib_rows import Ints, hashes_of
+from etude.recordings.formats.rllib_rows import Ints, unlike_before
 from etude.recordings.formats.source import ETUDE, Source
 from etude.recordings.formats.source import KEYS as TABLE_KEYS
 from etude.recordings.formats.table import Sorted, contents_of, read_rows, row_place
@@ -168,7 +168,7 @@ def is_float32(values: NDArray[Any]) -> bool:
 class RowKeys(NamedTuple):
     """What tells which episode and step the rows of a batch are."""
 
-    done: NDArray[np.bool_]
+    flags: Mapping[str, NDArray[np.bool_]]
     episodes: NDArray[Any] | None
     agents: NDArray[Any] | None
     t: NDArray[Any] | None
@@ -184,7 +184,7 @@ def row_keys(batch: LineBatch) -> RowKeys:
     if episodes is not None and t is not None and len(t) and not 0 <= int(t.min()) <= int(t.max()) < 2**62:
         odd = int(t.min()) if t.min() < 0 else int(t.max())
         raise DataError(f"`t` is {odd} in one row; steps count from 0")
-    return RowKeys(np.logical_or(*flags(batch).values()), episodes, agents, t)
+    return RowKeys(flags(batch), episodes, agents, t)
 
 
 class Trajectories:
@@ -205,7 +205,8 @@ class Trajectories:
             keys: Of these.
             place: A name for rows that have none: each stretch up to an end is an episode of its own.
         """
-        done, episodes, agents, t = keys
+        flags, episodes, agents, t = keys
+        done = np.logical_or(*flags.values())
         if agents is None:
             agents = np.zeros(batch.num, np.int64)
         if episodes is None:
@@ -239,21 +240,6 @@ class Trajectories:
             self.names.append((named, str(agent) if is_many else None, policy))
             self._next.append(0)
         return code
-
-
-def unlike_before(code: Ints, t: Ints, content: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """bool ``[rows]``: the rows that are not the same step of a trajectory, with the same content, as one before.
-
-    A row of a step that is there already, but that holds something else, is kept: both can't be right, and the reader
-    of the episodes looks for steps that are there twice.
-    """
-    order = np.lexsort((content, t, code))
-    same = np.ones(max(0, len(order) - 1), bool)
-    for key in (code, t, content):
-        same &= key[order][1:] == key[order][:-1]
-    out = np.ones(len(order), bool)
-    out[order[1:][same]] = False
-    return out
 
 
 # -- the recording ---------------------------------------------------------------------------------------------------
@@ -473,21 +459,12 @@ def _columns(batch: LineBatch, dropped: set[str]) -> Columns:
     return out
 
 
-def _content(batch: LineBatch, columns: Columns) -> NDArray[np.uint64]:
-    """A number for what each row of a batch holds, whatever its dtypes are on this line."""
-    roots = (col.OBS, col.ACTION, col.REWARD)
-    kept = {name: values for name, values in columns.items() if any(col.is_under(name, root) for root in roots)}
-    wide = {name: values.astype(np.float64) for name, values in (kept | flags(batch)).items()}
-    return hashes_of(wide)
-
-
 # -- sorting --------------------------------------------------------------------------------------------------------
 
 
 _VERSION: Final = 1
 """Of what is sorted; a change of it makes the cache's entries anew."""
 _CONTENTS: Final = "contents.json"
-_CONTENT: Final = "content of rllib"
 _BATCH: Final = 16_384
 """Rows that are handed on together."""
 
@@ -502,15 +479,12 @@ def _convert(files: Sequence[AnyPath], folder: Path) -> None:
     first = np.append(0, np.cumsum(scan.num_lines))
 
     def kept(rows: sorting.KeyedRows) -> sorting.KeyedRows:
-        keep = unlike_before(rows.track, rows.when, np.asarray(rows.table[_CONTENT]))
+        keep = unlike_before(rows)
         line, again = np.unique(np.asarray(rows.table[sorting.ROW])[~keep], return_counts=True)
         file = np.searchsorted(first, line, side="right") - 1
         for where, number, count in zip(file.tolist(), (line - first[file] + 1).tolist(), again.tolist(), strict=True):
             repeated[where, number] = repeated.get((where, number), 0) + count
-        table = rows.table.drop_columns([_CONTENT])
-        return sorting.KeyedRows(
-            rows.track[keep], rows.when[keep], table if keep.all() else table.filter(pa.array(keep))
-        )
+        return rows if keep.all() else rows.filtered(keep)
 
     sorting.write_sorted(tracks, _decoded_rows(scan, plan, first), folder / sorting.TABLE, kept)
     _, header = scan.described(sum(repeated.values()))
@@ -534,22 +508,18 @@ def _decoded_rows(scan: _Scan, plan: _Plan, first: Ints) -> Iterator[sorting.Key
             if number > scan.num_lines[file]:
                 break  # what is behind could not be read
             for batch in batches_of(line) if (str(path), number - 1) not in bad else ():
-                code, t = trajectories.rows_of(batch, row_keys(batch), f"{path.stem}-{number}")
-                own = _columns(batch, plan.dropped)
+                keys, own = row_keys(batch), _columns(batch, plan.dropped)
+                code, t = trajectories.rows_of(batch, keys, f"{path.stem}-{number}")
                 row = np.full(batch.num, first[file] + number - 1)
-                keys = {**flags(batch), col.T_INDEX: t, sorting.ROW: row, _CONTENT: _content(batch, own)}
                 arrays = {name: _as_arrow(own.get(name), batch.num, plan, name) for name in names}
-                arrays |= {name: pa.array(values) for name, values in keys.items()}
-                codes, inverse = np.unique(code, return_inverse=True)
-                named = list(zip(*(trajectories.names[i] for i in codes.tolist()), strict=True)) or [()] * 3
-                for name, own_names in zip(TABLE_KEYS, named, strict=True):
-                    arrays[name] = pa.array(own_names, pa.string()).take(pa.array(inverse))
+                for name, values in {**keys.flags, col.T_INDEX: t, sorting.ROW: row}.items():
+                    arrays[name] = pa.array(values)
                 waiting.append(sorting.KeyedRows(code, t, pa.table(arrays)))
             if sum(len(rows.track) for rows in waiting) >= _BATCH:
-                yield _together(waiting)
+                yield _together(waiting, trajectories)
                 waiting = []
     if waiting:
-        yield _together(waiting)
+        yield _together(waiting, trajectories)
 
 
 def _stored(plan: _Plan) -> list[str]:
@@ -558,9 +528,15 @@ def _stored(plan: _Plan) -> list[str]:
     return [*plan.schema, *(col.NEXT_OBS + name[len(col.OBS) :] for name in obs if plan.has_next_obs)]
 
 
-def _together(rows: Sequence[sorting.KeyedRows]) -> sorting.KeyedRows:
-    track, when = (np.concatenate(parts) for parts in list(zip(*rows, strict=True))[:2])
-    return sorting.KeyedRows(track, when, pa.concat_tables([own.table for own in rows]).combine_chunks())
+def _together(parts: Sequence[sorting.KeyedRows], trajectories: Trajectories) -> sorting.KeyedRows:
+    """The rows of some batches, with the names of their trajectories."""
+    track, when = (np.concatenate(keys) for keys in list(zip(*parts, strict=True))[:2])
+    table = pa.concat_tables([own.table for own in parts]).combine_chunks()
+    codes, inverse = np.unique(track, return_inverse=True)
+    named = list(zip(*(trajectories.names[i] for i in codes.tolist()), strict=True)) or [()] * len(TABLE_KEYS)
+    for name, own in zip(TABLE_KEYS, named, strict=True):
+        table = table.append_column(name, pa.array(own, pa.string()).take(pa.array(inverse)))
+    return sorting.KeyedRows(track, when, table)
 
 
 def _as_arrow(values: NDArray[Any] | None, num: int, plan: _Plan, name: str) -> pa.Array:

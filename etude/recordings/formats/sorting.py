@@ -90,6 +90,10 @@ class KeyedRows(NamedTuple):
     when: Ints
     table: pa.Table
 
+    def filtered(self, keep: NDArray[np.bool_]) -> "KeyedRows":
+        """Those that are to be kept."""
+        return KeyedRows(self.track[keep], self.when[keep], self.table.filter(pa.array(keep)))
+
 
 class _Buckets:
     """Ranges of tracks, and of the times of a long track, of about ``limit`` rows each, in order."""

@@ -141,6 +141,14 @@ def test_many_agents_and_rows_written_again(tmp_path):
     assert "a.json: line 2: 3 rows are there already on an earlier line" in problem.message
 
 
+def test_steps_that_contradict_each_other_are_refused(tmp_path):
+    lines = [sample_batch(rows_of(3) | {"rewards": rewards}) for rewards in ([0.0, 1.0, 2.0], [0.0, 1.0, 3.0])]
+    recording = Recording.open(write(tmp_path / "a.json", *lines))
+    assert recording.meta["duplicates"] == 2
+    with pytest.raises(DataError, match=r"a.json: line 2: episode .* has step t 2 a second time; it is in .*line 1"):
+        recording.read()
+
+
 def test_old_files_with_dones_and_without_t(tmp_path):
     rows = joined(rows_of(3), rows_of(2, seed=5))  # one id for two episodes
     for name in ("t", "truncateds"):
