@@ -296,5 +296,7 @@ def bounds_of(groups: Sequence[Group]) -> Ints:
 
 def _plain(table: pa.Table) -> pa.Table:
     """The same without dictionaries, each of which would be that of one batch alone."""
-    kinds = [f.with_type(f.type.value_type) if pa.types.is_dictionary(f.type) else f for f in table.schema]
-    return table.cast(pa.schema(kinds))
+    for i, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):  # a cast of all columns fails for lists that can't hold empty entries
+            table = table.set_column(i, field.name, table[i].cast(field.type.value_type))
+    return table
