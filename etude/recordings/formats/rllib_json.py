@@ -250,7 +250,7 @@ _LACKING: Final = "which other lines have; read without that column"
 _REMEDY: Final = "Leave this line out, or restore the file from a copy"
 
 
-class _Plan(NamedTuple):
+class _JsonPlan(NamedTuple):
     """What holds for all lines."""
 
     schema: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
@@ -407,7 +407,7 @@ class _Scan:
         for root in (col.OBS, col.NEXT_OBS, col.ACTION):
             widen(self._ranges, col.subtree(columns, root))
 
-    def described(self, num_repeated: int) -> tuple[_Plan, Header]:
+    def described(self, num_repeated: int) -> tuple[_JsonPlan, Header]:
         """What holds for the whole."""
         steps = {name: c for name, c in self._shapes.items() if not col.is_under(name, col.NEXT_OBS)}
         obs, action = (
@@ -423,7 +423,7 @@ class _Scan:
         header = Header(obs, action, None, meta)
         leaves = {**header.obs_leaves(), **header.action_leaves()}
         schema = {n: (words.schema_dtype(n, c.dtype, leaves.get(n)), c.shape[1:]) for n, c in steps.items()}
-        return _Plan(schema, self._dropped, len(steps) < len(self._shapes)), header
+        return _JsonPlan(schema, self._dropped, len(steps) < len(self._shapes)), header
 
 
 def _repeated(files: Sequence[AnyPath], lines: Mapping[tuple[int, int], int]) -> Iterator[Problem]:
@@ -498,7 +498,7 @@ def _convert(files: Sequence[AnyPath], folder: Path) -> None:
     (folder / _CONTENTS).write_bytes(json.dumps(found).encode())
 
 
-def _decoded_rows(scan: _Scan, plan: _Plan, first: Ints) -> Iterator[sorting.KeyedRows]:
+def _decoded_rows(scan: _Scan, plan: _JsonPlan, first: Ints) -> Iterator[sorting.KeyedRows]:
     """The rows of all lines that can be read, with the columns that they have."""
     names = _stored(plan)
     trajectories, bad = Trajectories(), {(problem.file, problem.row) for problem in scan.problems}
@@ -522,7 +522,7 @@ def _decoded_rows(scan: _Scan, plan: _Plan, first: Ints) -> Iterator[sorting.Key
         yield _together(waiting, trajectories)
 
 
-def _stored(plan: _Plan) -> list[str]:
+def _stored(plan: _JsonPlan) -> list[str]:
     """The columns of steps, and the next observations."""
     obs = [name for name in plan.schema if col.is_under(name, col.OBS)]
     return [*plan.schema, *(col.NEXT_OBS + name[len(col.OBS) :] for name in obs if plan.has_next_obs)]
@@ -539,7 +539,7 @@ def _together(parts: Sequence[sorting.KeyedRows], trajectories: Trajectories) ->
     return sorting.KeyedRows(track, when, table)
 
 
-def _as_arrow(values: NDArray[Any] | None, num: int, plan: _Plan, name: str) -> pa.Array:
+def _as_arrow(values: NDArray[Any] | None, num: int, plan: _JsonPlan, name: str) -> pa.Array:
     """A column of a line; empty where the line has none, or another one than other lines: who reads it is told."""
     dtype, shape = plan.schema[_like(name)]
     kind = pa.from_numpy_dtype(dtype)
