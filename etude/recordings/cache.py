@@ -10,14 +10,17 @@ import contextlib
 import hashlib
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
+import pyarrow as pa
+
 from etude.errors import DataError, SettingsError
-from etude.files import AnyPath, RemotePath, absolute, as_os_error
+from etude.files import AnyPath, RemotePath, absolute, as_os_error, input_file
 from etude.urls import first_line
 
 MAX_BYTES: Final = 20 * 10**9
@@ -80,11 +83,42 @@ class Origin:
 
         return entry(self.key, made)
 
+    @property
+    def size(self) -> int:
+        """The bytes of all files."""
+        return sum(size for size, _ in self._state)
+
     def check(self) -> None:
         """Raise a DataError where a file has changed since this was made."""
         for file, state in zip(self.files, self._state, strict=True):
             if _state(file) != state:
                 raise changed(file)
+
+
+class Made:
+    """Files that are made of others: in the cache, where they are made anew once they are gone, or in memory.
+
+    It can be pickled.
+
+    Args:
+        origin: What they are made of.
+        make: Fills the new folder that it gets.
+        in_memory: Keep them in memory.
+    """
+
+    def __init__(self, origin: Origin, make: Callable[[Path], None], *, in_memory: bool) -> None:
+        self._origin, self._make = origin, make
+        self._held: dict[str, bytes] | None = None
+        if in_memory:
+            with tempfile.TemporaryDirectory(prefix="etude-") as folder:
+                make(Path(folder))
+                self._held = {file.name: file.read_bytes() for file in Path(folder).iterdir()}
+
+    def opened(self, name: str) -> pa.NativeFile:
+        """One of the files, to be closed by who asks; nothing of it is copied."""
+        if self._held is not None:
+            return pa.BufferReader(self._held[name])
+        return input_file(self._origin.entry(self._make) / name, mapped=True)
 
 
 def changed(file: AnyPath, what: str = "") -> DataError:

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from etude.errors import EtudeError, SettingsError
+from etude.errors import EtudeError, SettingsError, how_to_install
 from etude.serving.protocol import CONTENT_TYPE, JSON, MSGPACK, RequestError, decode, encode
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def check_packages() -> None:
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise SettingsError(
-            f"serving takes the packages starlette and uvicorn ({error}): pip install 'etude[serve]'."
+            f"serving takes the packages starlette and uvicorn ({error}): {how_to_install('serve')}."
         ) from error
 
 

@@ -321,6 +321,23 @@ def test_rows_in_any_order_are_sorted_once_as_in_memory(
     if has_t:
         np.testing.assert_array_equal(exp.steps["obs"][:, 0], np.concatenate([np.arange(n) for n in exp.lengths]))
     assert exp.steps["note"].tolist() == [f"row {int(i)}" for i in exp.steps["obs"][:, 1]]
+    names = [table[name].to_pylist() for name in ("e", "agent")]
+    first = [list(dict.fromkeys(own)).index for own in names]
+    when = table["t"].to_pylist() if has_t else range(table.num_rows)
+    order = sorted(range(table.num_rows), key=lambda i: (first[0](names[0][i]), first[1](names[1][i]), when[i]))
+    assert exp.steps["obs"][:, 1].tolist() == order
+
+
+def test_rows_are_sorted_that_have_a_final_observation_in_few(tmp_path: Path, sorts: list[Path]) -> None:
+    kind = pa.list_(pa.field("element", pa.float32(), nullable=False), 1)
+    finals = pa.array([[9.0], None, None, None], kind)
+    table = pa.table({"e": ["a"] * 4, "t": [3, 2, 1, 0], "o": [[3.0], [2.0], [1.0], [0.0]], "a": [0] * 4, "f": finals})
+    pq.write_table(table, tmp_path / "a.parquet")
+    columns = {"obs": "o", "action": "a", "episode_id": "e", "t": "t", "final_obs": "f"}
+    exp = Recording.open(Source(tmp_path / "a.parquet", columns=columns), on_bad=None).read()
+    assert len(sorts) == 1
+    assert exp.steps["obs"].tolist() == [[0.0], [1.0], [2.0], [3.0]]
+    assert exp.final_obs["obs"].tolist() == [[9.0]]
 
 
 def test_faults_of_sorted_rows_are_named_where_the_files_have_them(tmp_path: Path, sorts: list[Path]) -> None:

@@ -241,4 +241,4 @@ def test_what_is_wrong_with_the_command_is_said(run, words, word, capsys):
 def test_missing_packages_are_named(run, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert main(["serve", str(run)]) == 2
-    assert "pip install 'etude[serve]'" in capsys.readouterr().err
+    assert "pip install '.[serve]'" in capsys.readouterr().err

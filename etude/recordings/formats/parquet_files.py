@@ -111,18 +111,6 @@ class ParquetFiles:
             ) from error
         return table
 
-    def check(self, group: int, column: str) -> None:
-        """Raise a DataError where what the footer says of a column makes no sense.
-
-        Arrow ends the process where it is asked for that; opening the column finds it first.
-        """
-        file, own = self.groups[group]
-        try:
-            with footers.opened(self.paths[file], self.metadata[file]) as parquet:
-                next(parquet.iter_batches(batch_size=1, row_groups=[own], columns=[column]), None)
-        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-            raise DataError(f"{self.paths[file]}: row group {own} can't be decoded ({first_line(error)}).") from error
-
     def place(self, group: int, row: int) -> str:
         """Where a row of a row group is, in words; rows are counted from 0 in their file."""
         return f"{self.paths[self.groups[group][0]]}: row {self.file_row(group, row)}"

@@ -2,9 +2,9 @@
 """RLlib's JSON recordings: lines of ``SampleBatch`` or ``MultiAgentBatch``, or of one step each.
 
 Lines are fragments: they begin and end anywhere in an episode. Rows of one agent in one episode are put together, in
-order of ``t`` where it is there. An agent's rows that are written again on a later line are read once and counted in
-``header.meta["duplicates"]``. A part is some lines; an episode that goes on in the next part is cut there. Large
-recordings are decoded and sorted once, into the cache, and read as a table from there.
+order of ``t`` where it is there: they are decoded and sorted, and then read as a table. Those of large recordings are
+sorted once, into the cache. An agent's rows that are written again on a later line are read once and counted in
+``header.meta["duplicates"]``.
 """
 
 import dataclasses
@@ -24,13 +24,13 @@ from etude.errors import DataError
 from etude.experience import Experience
 from etude.files import AnyPath
 from etude.recordings import cache
-from etude.recordings.format import MAX_ROWS, Contents, FileFormat, Place, Problem, Unit, UnreadableError
+from etude.recordings.format import Contents, FileFormat, Place, Problem, Unit, UnreadableError
 from etude.recordings.formats import rllib_columns as words
 from etude.recordings.formats import sorting
 from etude.recordings.formats.inferring import Range, described, inferred_space, widen
 from etude.recordings.formats.packed import PACKED, unpack
 from etude.recordings.formats.rllib_columns import flat_entries, flat_whole, numbers, own_name
-from etude.recordings.formats.rllib_rows import SegmentedRows, hashes_of, segments_of
+from etude.recordings.formats.rllib_rows import Ints, unlike_before
 from etude.recordings.formats.source import ETUDE, Source
 from etude.recordings.formats.source import KEYS as TABLE_KEYS
 from etude.recordings.formats.table import Sorted, contents_of, read_rows, row_place
@@ -112,7 +112,8 @@ def column(value: Any, root: str) -> Columns:
     if not isinstance(value, list):
         raise DataError(f"`{root}` is neither a list nor a packed array")
     try:
-        return flat_entries([_unpacked(v) for v in value], None, root)
+        is_packed = bool(value) and isinstance(value[0], str)
+        return flat_entries([_unpacked(v) for v in value] if is_packed else value, None, root)
     except DataError:
         parts = value[0] if value and isinstance(value[0], list) else []
         if not parts or not all(isinstance(v, list) and len(v) == len(parts) for v in value):
@@ -167,7 +168,7 @@ def is_float32(values: NDArray[Any]) -> bool:
 class RowKeys(NamedTuple):
     """What tells which episode and step the rows of a batch are."""
 
-    done: NDArray[np.bool_]
+    flags: Mapping[str, NDArray[np.bool_]]
     episodes: NDArray[Any] | None
     agents: NDArray[Any] | None
     t: NDArray[Any] | None
@@ -183,7 +184,7 @@ def row_keys(batch: LineBatch) -> RowKeys:
     if episodes is not None and t is not None and len(t) and not 0 <= int(t.min()) <= int(t.max()) < 2**62:
         odd = int(t.min()) if t.min() < 0 else int(t.max())
         raise DataError(f"`t` is {odd} in one row; steps count from 0")
-    return RowKeys(np.logical_or(*flags(batch).values()), episodes, agents, t)
+    return RowKeys(flags(batch), episodes, agents, t)
 
 
 class Trajectories:
@@ -196,7 +197,7 @@ class Trajectories:
         self._next: list[int] = []  # by code, the step behind the rows that came last
         self._lives: dict[tuple[str, int, str | None], int] = {}  # how often an id without steps ended
 
-    def rows_of(self, batch: LineBatch, keys: RowKeys, place: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def rows_of(self, batch: LineBatch, keys: RowKeys, place: str) -> tuple[Ints, Ints]:
         """The code and step of each row of a batch.
 
         Args:
@@ -204,11 +205,12 @@ class Trajectories:
             keys: Of these.
             place: A name for rows that have none: each stretch up to an end is an episode of its own.
         """
-        done, episodes, agents, t = keys
+        flags, episodes, agents, t = keys
+        done = np.logical_or(*flags.values())
         if agents is None:
             agents = np.zeros(batch.num, np.int64)
         if episodes is None:
-            number: NDArray[np.int64] = np.cumsum(done) - done
+            number: Ints = np.cumsum(done) - done
             episodes = np.array([f"{place}-{batch.policy or 0}-{n}" for n in number.tolist()], object)
             t = None
         new = np.ones(batch.num, bool)
@@ -240,21 +242,6 @@ class Trajectories:
         return code
 
 
-def unlike_before(code: NDArray[np.int64], t: NDArray[np.int64], content: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """bool ``[rows]``: the rows that are not the same step of a trajectory, with the same content, as one before.
-
-    A row of a step that is there already, but that holds something else, is kept: both can't be right, and the reader
-    of the episodes looks for steps that are there twice.
-    """
-    order = np.lexsort((content, t, code))
-    same = np.ones(max(0, len(order) - 1), bool)
-    for key in (code, t, content):
-        same &= key[order][1:] == key[order][:-1]
-    out = np.ones(len(order), bool)
-    out[order[1:][same]] = False
-    return out
-
-
 # -- the recording ---------------------------------------------------------------------------------------------------
 
 
@@ -263,47 +250,12 @@ _LACKING: Final = "which other lines have; read without that column"
 _REMEDY: Final = "Leave this line out, or restore the file from a copy"
 
 
-class _FoundLines(NamedTuple):
-    """A line of a file, and what its rows hold."""
-
-    file: int
-    number: int
-    """From 1, as editors count."""
-    start: int
-    size: int
-    code: NDArray[np.int64]
-    """``[rows]``: the trajectory of each row, those of all policies behind each other."""
-    t: NDArray[np.int64]
-    content: NDArray[np.uint64]
-    """``[rows]``: numbers that are equal for rows of equal content."""
-
-
-class _Line(NamedTuple):
-    """A line of a file, and which of its rows are read: those that `unlike_before` tells."""
-
-    file: int
-    number: int
-    start: int
-    size: int
-    code: NDArray[np.int64]
-    t: NDArray[np.int64]
-    keep: NDArray[np.bool_]
-
-
 class _JsonPlan(NamedTuple):
-    """What holds for all units."""
+    """What holds for all lines."""
 
-    files: Sequence[AnyPath]
     schema: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
     dropped: set[str]
     has_next_obs: bool
-
-
-class _JsonUnit(NamedTuple):
-    lines: Sequence[_Line]
-    names: Mapping[int, tuple[str, str | None, str | None]]
-    """Episode, agent and module, by code."""
-    plan: _JsonPlan
 
 
 class RLlibJson(FileFormat):
@@ -329,41 +281,38 @@ class RLlibJson(FileFormat):
         Raises:
             DataError: there is nothing that can be read; the message names the file and the line.
         """
-        if sum(file.stat().st_size for file in self.files) >= cache.LEAST_BYTES:
-            return _sorted_contents(self.files)
-        scan = _Scan(self.files)
-        found = list(scan.looked_through())
-        scan.check()
-        keep = unlike_before(*(np.concatenate([getattr(rows, n) for rows in found]) for n in _FoundLines._fields[4:]))
-        ends = np.cumsum([len(rows.code) for rows in found])
-        lines = [
-            _Line(*rows[:-1], keep[end - len(rows.code) : end]) for rows, end in zip(found, ends.tolist(), strict=True)
-        ]
-        plan, header = scan.described(int((~keep).sum()))
-        repeated = {(line.file, line.number): int((~line.keep).sum()) for line in lines if not line.keep.all()}
-        units: list[Unit] = []
-        for part in _parts_of(lines):
-            codes = np.unique(np.concatenate([line.code for line in part])).tolist()
-            names = {code: scan.trajectories.names[code] for code in codes}
-            units.append(
-                Unit(len(units), sum(int(line.keep.sum()) for line in part), data=_JsonUnit(part, names, plan))
-            )
-        problems = [*scan.problems, *_repeated(self.files, repeated)]
-        return Contents(header, list(plan.schema), units, self.files, problems)
-
-    # -- reading -----------------------------------------------------------------------------------------------
+        origin, make = cache.Origin(self.files, self.name, _VERSION, sorting.VERSION), partial(_convert, self.files)
+        made = cache.Made(origin, make, in_memory=origin.size < cache.LEAST_BYTES)
+        with made.opened(_CONTENTS) as file:
+            found = json.loads(file.read())
+        header = Header.from_json(found["header"], self.files[0])
+        lines = [_FileLines(pa.schema([]), n, file, 0) for file, n in zip(self.files, found["lines"], strict=True)]
+        groups = sorting.SortedTable(lines, made, f"{_LACKING}. {_REMEDY}.").groups()
+        spaces = header.obs_space, header.action_space
+        source = Source([str(file) for file in self.files], {}, ETUDE, *spaces)
+        shapes = {name: (tuple(shape), np.dtype(dtype)) for name, (dtype, shape) in found["schema"].items()}
+        contents = contents_of(source, groups, Sorted(self.files, shapes))
+        problems = [Problem(**problem) for problem in found["problems"]]
+        return dataclasses.replace(contents, header=header, problems=problems)
 
     def read(self, unit: Unit, columns: Sequence[str], problems: list[Problem] | None = None) -> Experience:
         """A segment for each agent's episode, or for each piece of it."""
-        return _loaded(unit.data, columns)[0] if isinstance(unit.data, _JsonUnit) else read_rows(unit, columns)
+        return read_rows(unit, columns)
 
     def place(self, unit: Unit, row: int, exp: Experience) -> Place:
         """Where a row is: its line."""
-        if not isinstance(unit.data, _JsonUnit):
-            return row_place(unit, row)
-        line = unit.data.lines[int(_loaded(unit.data, ())[1][row])]
-        path = self.files[line.file]
-        return Place(f"{path}: line {line.number}", str(path), line.number - 1)
+        return row_place(unit, row)
+
+
+@dataclasses.dataclass(frozen=True)
+class _FileLines(Group):
+    """The lines of a file: where rows are from."""
+
+    def read(self, names: Sequence[str]) -> pa.Table:
+        raise NotImplementedError  # rows are read from what was sorted
+
+    def place(self, row: int) -> str:
+        return f"{self.file}: line {row + 1}"
 
 
 # -- describing ------------------------------------------------------------------------------------------------
@@ -383,8 +332,8 @@ class _Scan:
         self._dropped: set[str] = set()
         self._has_begun = False
 
-    def looked_through(self) -> "Iterator[_FoundLines]":
-        """The rows of every line of all files."""
+    def looked_through(self) -> Iterator[tuple[Ints, Ints]]:
+        """The trajectory and the step of each row of every line of all files."""
         for file in range(len(self.files)):
             yield from self._look_through(file)
 
@@ -395,20 +344,20 @@ class _Scan:
         if not self._has_begun:
             raise DataError(f"{self.files[0]}: holds no batches: it is empty. Record some, or give another folder.")
 
-    def _look_through(self, file: int) -> "Iterator[_FoundLines]":
+    def _look_through(self, file: int) -> Iterator[tuple[Ints, Ints]]:
         path, at = self.files[file], 0
         try:
-            for number, start, line in _lines_of(self.files[file]):
+            for number, line in _lines_of(self.files[file]):
                 at = number
                 try:
-                    yield from self._look_at(file, number, start, line)
+                    yield from self._look_at(file, number, line)
                 except DataError as error:
                     self.problems.append(Problem("unreadable", str(error), str(path), number - 1, repairable=True))
         except DataError as error:
             self.problems.append(Problem("unreadable", str(error), str(path), at, repairable=True))
         self.num_lines.append(at)
 
-    def _look_at(self, file: int, number: int, start: int, line: bytes) -> "Iterator[_FoundLines]":
+    def _look_at(self, file: int, number: int, line: bytes) -> Iterator[tuple[Ints, Ints]]:
         try:
             batches = batches_of(line)
             columns = [self._columns(batch) for batch in batches]  # first: a line that fails leaves no trace
@@ -418,16 +367,11 @@ class _Scan:
             keys = [row_keys(batch) for batch in batches]
             for own in columns:
                 self._widen(own)
-            found = [
-                (*self.trajectories.rows_of(batch, key, place), _content(batch, own))
-                for batch, key, own in zip(batches, keys, columns, strict=True)
-            ]
+            found = [self.trajectories.rows_of(batch, key, place) for batch, key in zip(batches, keys, strict=True)]
         except DataError as error:
             raise DataError(f"{self.files[file]}: line {number}: {error}. {_REMEDY}.") from error
-        if found and sum(len(code) for code, _, _ in found):
-            self._has_begun = True
-            code, t, content = (np.concatenate(parts) for parts in zip(*found, strict=True))
-            yield _FoundLines(file, number, start, len(line), code, t, content)
+        self._has_begun |= any(len(code) for code, _ in found)
+        yield from found
 
     def _columns(self, batch: LineBatch) -> Columns:
         """The step columns and ``next_obs`` of a batch; those of the first line that hold no numbers are left out."""
@@ -479,7 +423,7 @@ class _Scan:
         header = Header(obs, action, None, meta)
         leaves = {**header.obs_leaves(), **header.action_leaves()}
         schema = {n: (words.schema_dtype(n, c.dtype, leaves.get(n)), c.shape[1:]) for n, c in steps.items()}
-        return _JsonPlan(self.files, schema, self._dropped, len(steps) < len(self._shapes)), header
+        return _JsonPlan(schema, self._dropped, len(steps) < len(self._shapes)), header
 
 
 def _repeated(files: Sequence[AnyPath], lines: Mapping[tuple[int, int], int]) -> Iterator[Problem]:
@@ -490,37 +434,22 @@ def _repeated(files: Sequence[AnyPath], lines: Mapping[tuple[int, int], int]) ->
         yield Problem("duplicate", text, str(path), number - 1, "eps_id", again, True, harmless=True)
 
 
-def _lines_of(path: AnyPath) -> Iterator[tuple[int, int, bytes]]:
-    """The lines of a file that are not empty: their number, where they begin, and their bytes."""
-    start = 0
+def _lines_of(path: AnyPath) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file that are not empty, and their numbers."""
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    yield number, start, line
-                start += len(line)
+                    yield number, line
     except OSError as error:
         raise DataError(f"{path}: can't be read ({error}).") from error
 
 
-def _parts_of(lines: Sequence[_Line]) -> Iterator[list[_Line]]:
-    """Lines of 65,536 rows at most together, unless one has more."""
-    part: list[_Line] = []
-    size = 0
-    for line in lines:
-        if part and size + len(line.code) > MAX_ROWS:
-            yield part
-            part, size = [], 0
-        part.append(line)
-        size += len(line.code)
-    yield part
-
-
-def _columns(batch: LineBatch, dropped: set[str], wanted: set[str] | None = None) -> Columns:
+def _columns(batch: LineBatch, dropped: set[str]) -> Columns:
     """The step columns and ``next_obs`` of a batch."""
     out: Columns = {}
     for name, root in roots(batch.columns).items():
-        if name in dropped or (wanted is not None and root not in wanted):
+        if name in dropped:
             continue
         for key, values in column(batch.columns[name], root).items():
             if values.ndim == 0 or len(values) != batch.num:
@@ -530,119 +459,32 @@ def _columns(batch: LineBatch, dropped: set[str], wanted: set[str] | None = None
     return out
 
 
-# -- reading ---------------------------------------------------------------------------------------------------
-
-
-def _loaded(unit: _JsonUnit, names: Sequence[str]) -> tuple[Experience, NDArray[np.int64]]:
-    """A unit, and for each of its rows the index of its line."""
-    lines, plan = unit.lines, unit.plan
-    obs = [name for name in names if col.is_under(name, col.OBS)]
-    finals = [col.NEXT_OBS + name[len(col.OBS) :] for name in obs] if plan.has_next_obs else []
-    pieces: list[Columns] = []
-    for line in lines:
-        pieces += _decoded(plan, line, [*names, *finals])
-    whole = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
-    code, t, keep = (np.concatenate([getattr(line, n) for line in lines]) for n in ("code", "t", "keep"))
-    at = np.repeat(np.arange(len(lines)), [len(line.code) for line in lines])
-    order = np.flatnonzero(keep)
-    order = order[np.lexsort((t[order], code[order]))]
-    if len(order) < len(code) or (np.diff(order) != 1).any():
-        whole = {name: values[order] for name, values in whole.items()}
-    rows = SegmentedRows(code[order], t[order], whole.pop("terminated"), whole.pop("truncated"))
-    rows.cut_where_time_jumps()
-    last = rows.offsets[1:] - 1
-    segments = segments_of(rows, unit.names.__getitem__, plan.has_next_obs)
-    ends = {
-        name: whole[col.NEXT_OBS + name[len(col.OBS) :]][last] if finals else np.zeros_like(whole[name][last])
-        for name in obs
-    }
-    return Experience({name: whole[name] for name in names}, rows.offsets, segments, ends), at[order]
-
-
-def _decoded(plan: _JsonPlan, line: _Line, names: list[str]) -> list[Columns]:
-    where = plan.files[line.file]
-    try:
-        with where.open("rb") as file:
-            file.seek(line.start)
-            batches = batches_of(file.read(line.size))
-        return [_as_elsewhere(plan, batch, names) for batch in batches]
-    except (DataError, OSError) as error:
-        raise DataError(f"{where}: line {line.number}: {error}. {_REMEDY}.") from error
-
-
-def _as_elsewhere(plan: _JsonPlan, batch: LineBatch, names: list[str]) -> Columns:
-    found = _columns(batch, plan.dropped, {name.split(col.SEPARATOR)[0] for name in names} | set(names))
-    out: Columns = dict(flags(batch))
-    for name in names:
-        if name not in found:
-            raise DataError(f"has no `{name}`, {_LACKING}")
-        out[name] = words.cast(found[name], *plan.schema[_like(name)], name)
-    return out
-
-
-def _content(batch: LineBatch, columns: Columns) -> NDArray[np.uint64]:
-    """A number for what each row of a batch holds, whatever its dtypes are on this line."""
-    roots = (col.OBS, col.ACTION, col.REWARD)
-    kept = {name: values for name, values in columns.items() if any(col.is_under(name, root) for root in roots)}
-    wide = {name: values.astype(np.float64) for name, values in (kept | flags(batch)).items()}
-    return hashes_of(wide)
-
-
-# -- many lines: sorted once -----------------------------------------------------------------------------------------
+# -- sorting --------------------------------------------------------------------------------------------------------
 
 
 _VERSION: Final = 1
 """Of what is sorted; a change of it makes the cache's entries anew."""
 _CONTENTS: Final = "contents.json"
-_CONTENT: Final = "content of rllib"
 _BATCH: Final = 16_384
 """Rows that are handed on together."""
 
 
-@dataclasses.dataclass(frozen=True)
-class _FileLines(Group):
-    """The lines of a file: where rows are from."""
-
-    def read(self, names: Sequence[str]) -> pa.Table:
-        raise NotImplementedError  # rows are read from what was sorted
-
-    def place(self, row: int) -> str:
-        return f"{self.file}: line {row + 1}"
-
-
-def _sorted_contents(files: Sequence[AnyPath]) -> Contents:
-    """As `RLlibJson.describe`, of rows that are decoded and sorted once, into the cache."""
-    origin, make = cache.Origin(files, RLlibJson.name, _VERSION, sorting.VERSION), partial(_convert, list(files))
-    found = json.loads((origin.entry(make) / _CONTENTS).read_bytes())
-    header = Header.from_json(found["header"], files[0])
-    lines = [_FileLines(pa.schema([]), num, file, 0) for file, num in zip(files, found["lines"], strict=True)]
-    groups = sorting.SortedTable(lines, origin, make, f"{_LACKING}. {_REMEDY}.").groups()
-    source = Source(list(map(str, files)), preset=ETUDE, obs_space=header.obs_space, action_space=header.action_space)
-    shapes = {name: (tuple(shape), np.dtype(dtype)) for name, (dtype, shape) in found["schema"].items()}
-    contents = contents_of(source, groups, Sorted(list(files), shapes))
-    problems = [Problem(**problem) for problem in found["problems"]]
-    return dataclasses.replace(contents, header=header, problems=problems)
-
-
 def _convert(files: Sequence[AnyPath], folder: Path) -> None:
     scan, tracks = _Scan(files), sorting.TrackTable()
-    for rows in scan.looked_through():
-        tracks.add(rows.code, rows.t)
+    for code, t in scan.looked_through():
+        tracks.add(code, t)
     scan.check()
     plan, _ = scan.described(0)
     repeated: dict[tuple[int, int], int] = {}
     first = np.append(0, np.cumsum(scan.num_lines))
 
     def kept(rows: sorting.KeyedRows) -> sorting.KeyedRows:
-        keep = unlike_before(rows.track, rows.when, np.asarray(rows.table[_CONTENT]))
+        keep = unlike_before(rows)
         line, again = np.unique(np.asarray(rows.table[sorting.ROW])[~keep], return_counts=True)
         file = np.searchsorted(first, line, side="right") - 1
         for where, number, count in zip(file.tolist(), (line - first[file] + 1).tolist(), again.tolist(), strict=True):
             repeated[where, number] = repeated.get((where, number), 0) + count
-        table = rows.table.drop_columns([_CONTENT])
-        return sorting.KeyedRows(
-            rows.track[keep], rows.when[keep], table if keep.all() else table.filter(pa.array(keep))
-        )
+        return rows if keep.all() else rows.filtered(keep)
 
     sorting.write_sorted(tracks, _decoded_rows(scan, plan, first), folder / sorting.TABLE, kept)
     _, header = scan.described(sum(repeated.values()))
@@ -656,30 +498,28 @@ def _convert(files: Sequence[AnyPath], folder: Path) -> None:
     (folder / _CONTENTS).write_bytes(json.dumps(found).encode())
 
 
-def _decoded_rows(scan: _Scan, plan: _JsonPlan, first: NDArray[np.int64]) -> Iterator[sorting.KeyedRows]:
+def _decoded_rows(scan: _Scan, plan: _JsonPlan, first: Ints) -> Iterator[sorting.KeyedRows]:
     """The rows of all lines that can be read, with the columns that they have."""
     names = _stored(plan)
     trajectories, bad = Trajectories(), {(problem.file, problem.row) for problem in scan.problems}
     waiting: list[sorting.KeyedRows] = []
     for file, path in enumerate(scan.files):
-        for number, _, line in _lines_of(path):
+        for number, line in _lines_of(path):
             if number > scan.num_lines[file]:
                 break  # what is behind could not be read
             for batch in batches_of(line) if (str(path), number - 1) not in bad else ():
-                code, t = trajectories.rows_of(batch, row_keys(batch), f"{path.stem}-{number}")
-                own = _columns(batch, plan.dropped)
+                keys, own = row_keys(batch), _columns(batch, plan.dropped)
+                code, t = trajectories.rows_of(batch, keys, f"{path.stem}-{number}")
                 row = np.full(batch.num, first[file] + number - 1)
-                keys = {**flags(batch), col.T_INDEX: t, sorting.ROW: row, _CONTENT: _content(batch, own)}
                 arrays = {name: _as_arrow(own.get(name), batch.num, plan, name) for name in names}
-                arrays |= {name: pa.array(values) for name, values in keys.items()}
-                named = zip(*(trajectories.names[i] for i in code.tolist()), strict=True) if batch.num else ((), (), ())
-                arrays |= {name: pa.array(own, pa.string()) for name, own in zip(TABLE_KEYS, named, strict=True)}
+                for name, values in {**keys.flags, col.T_INDEX: t, sorting.ROW: row}.items():
+                    arrays[name] = pa.array(values)
                 waiting.append(sorting.KeyedRows(code, t, pa.table(arrays)))
             if sum(len(rows.track) for rows in waiting) >= _BATCH:
-                yield _together(waiting)
+                yield _together(waiting, trajectories)
                 waiting = []
     if waiting:
-        yield _together(waiting)
+        yield _together(waiting, trajectories)
 
 
 def _stored(plan: _JsonPlan) -> list[str]:
@@ -688,9 +528,15 @@ def _stored(plan: _JsonPlan) -> list[str]:
     return [*plan.schema, *(col.NEXT_OBS + name[len(col.OBS) :] for name in obs if plan.has_next_obs)]
 
 
-def _together(rows: Sequence[sorting.KeyedRows]) -> sorting.KeyedRows:
-    track, when = (np.concatenate(parts) for parts in list(zip(*rows, strict=True))[:2])
-    return sorting.KeyedRows(track, when, pa.concat_tables([own.table for own in rows]).combine_chunks())
+def _together(parts: Sequence[sorting.KeyedRows], trajectories: Trajectories) -> sorting.KeyedRows:
+    """The rows of some batches, with the names of their trajectories."""
+    track, when = (np.concatenate(keys) for keys in list(zip(*parts, strict=True))[:2])
+    table = pa.concat_tables([own.table for own in parts]).combine_chunks()
+    codes, inverse = np.unique(track, return_inverse=True)
+    named = list(zip(*(trajectories.names[i] for i in codes.tolist()), strict=True)) or [()] * len(TABLE_KEYS)
+    for name, own in zip(TABLE_KEYS, named, strict=True):
+        table = table.append_column(name, pa.array(own, pa.string()).take(pa.array(inverse)))
+    return sorting.KeyedRows(track, when, table)
 
 
 def _as_arrow(values: NDArray[Any] | None, num: int, plan: _JsonPlan, name: str) -> pa.Array:

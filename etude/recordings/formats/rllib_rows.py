@@ -10,11 +10,15 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
+from etude import columns as col
 from etude.columns import Columns
 from etude.experience import Segments
 from etude.experience.experience import offsets_of
+from etude.recordings.formats.arrow import flat, one_array
+from etude.recordings.formats.sorting import KeyedRows
 
 Ints = NDArray[np.int64]
 
@@ -95,6 +99,41 @@ def hashes_of(columns: Columns) -> NDArray[np.uint64]:
         words = _raw(column).astype(np.uint64)
         factors = np.random.default_rng(0).integers(1, 2**63, words.shape[1], np.uint64) * np.uint64(2) + np.uint64(1)
         out = out * np.uint64(0x9E3779B97F4A7C15) + (words * factors).sum(axis=1, dtype=np.uint64)
+    return out
+
+
+def unlike_before(rows: KeyedRows) -> NDArray[np.bool_]:
+    """bool ``[rows]``: those that are not the same step of a trajectory, with the same content, as one before.
+
+    A row of a step that is there already, but that holds something else, is kept: both can't be right, and the reader
+    of the episodes looks for steps that are there twice.
+
+    Args:
+        rows: In order; columns have our names.
+    """
+    same = (rows.track[1:] == rows.track[:-1]) & (rows.when[1:] == rows.when[:-1])
+    twice = np.flatnonzero(np.append(same, False) | np.append(False, same))
+    keep = np.ones(len(rows.track), bool)
+    if len(twice):
+        content = hashes_of(_contents(rows.table.take(pa.array(twice))))
+        order = np.lexsort((content, rows.when[twice], rows.track[twice]))
+        alike = np.ones(len(twice) - 1, bool)
+        for key in (rows.track[twice], rows.when[twice], content):
+            alike &= key[order][1:] == key[order][:-1]
+        keep[twice[order[1:][alike]]] = False
+    return keep
+
+
+def _contents(table: pa.Table) -> Columns:
+    """What tells steps apart: observations, actions, rewards and flags, and where they are empty."""
+    roots = (col.OBS, col.ACTION, col.REWARD, col.TERMINATED, col.TRUNCATED)
+    out: Columns = {}
+    for name in (name for name in table.schema.names if any(col.is_under(name, root) for root in roots)):
+        array = one_array(table[name])
+        known = out[f"{name} is known"] = np.asarray(array.is_valid())
+        found = flat(array.drop_null(), name, str)[name]
+        out[name] = np.zeros((len(known), *found.shape[1:]), found.dtype)
+        out[name][known] = found
     return out
 
 

@@ -359,39 +359,8 @@ class TableFiles:
         found: dict[str, Range] = {}
         for own in (name, "new_obs") if name == "obs" and "new_obs" in self.fields else (name,):
             for group in range(len(self.parquet.groups)):
-                if not self._from_statistics(group, own, root, found):
-                    widen(found, self.column(self.parquet.read(group, [own]), own, group, 0))
+                widen(found, self.column(self.parquet.read(group, [own]), own, group, 0))
         return found
-
-    def _from_statistics(self, group: int, name: str, root: str, found: dict[str, Range]) -> bool:
-        """Widen ``found`` by the footer's minimum and maximum; False where it does not tell."""
-        kind = self.fields[name].type
-        if not (pa.types.is_integer(kind) or pa.types.is_struct(kind)):
-            return False
-        file, own = self.parquet.groups[group]
-        metadata = self.parquet.metadata[file]
-        self.parquet.check(group, name)
-        for i in range(metadata.num_columns):
-            try:
-                path = metadata.schema.column(i).path.replace(".", col.SEPARATOR)
-            except UnicodeDecodeError:
-                return False
-            if not col.is_under(path, name):
-                continue
-            leaf, column = root + path[len(name) :], metadata.row_group(own).column(i)
-            if column.physical_type not in ("INT32", "INT64"):
-                continue
-            if metadata.schema.column(i).max_repetition_level:  # lists: what is at each place, it does not tell
-                if root == col.ACTION:
-                    return False
-                continue
-            if not column.is_stats_set or not column.statistics.has_min_max:
-                return False
-            low, high = np.int64(column.statistics.min), np.int64(column.statistics.max)
-            if leaf in found:
-                low, high = min(low, found[leaf][0]), max(high, found[leaf][1])
-            found[leaf] = (low, high)
-        return True
 
 
 def _alike_by_t(runs: Sequence[Run], rows: Mapping[Run, NDArray[np.uint64]]) -> bool:

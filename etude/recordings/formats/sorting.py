@@ -13,7 +13,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from etude.errors import DataError
-from etude.files import input_file
 from etude.recordings import cache
 from etude.recordings.format import grouped
 from etude.recordings.formats.arrow import write_batches
@@ -90,6 +89,10 @@ class KeyedRows(NamedTuple):
     track: Ints
     when: Ints
     table: pa.Table
+
+    def filtered(self, keep: NDArray[np.bool_]) -> "KeyedRows":
+        """Those that are to be kept."""
+        return KeyedRows(self.track[keep], self.when[keep], self.table.filter(pa.array(keep)))
 
 
 class _Buckets:
@@ -198,20 +201,16 @@ def is_large(groups: Sequence[Group]) -> bool:
 
 
 class SortedTable:
-    """A table with its rows in order, which is made in the cache where it is not there. Can be pickled.
+    """A table with its rows in order. Can be pickled.
 
     Args:
-        groups: The rows as they are; each row of the file that is made has its number among these.
-        origin: Their files.
-        make: Makes the file `TABLE` in the folder that it is given; see `write_sorted`.
+        groups: The rows as they are; each row of the table in order has its number among these.
+        made: Has the file `TABLE`; see `write_sorted`.
         empty: What to say of a row that has no value in a column, which is no key; None: it may be so.
     """
 
-    def __init__(
-        self, groups: Sequence[Group], origin: cache.Origin, make: Callable[[Path], None], empty: str | None = None
-    ) -> None:
-        self._unsorted, self._first, self._origin, self._make = groups, bounds_of(groups), origin, make
-        self.empty = empty
+    def __init__(self, groups: Sequence[Group], made: cache.Made, empty: str | None = None) -> None:
+        self._unsorted, self._first, self.made, self.empty = groups, bounds_of(groups), made, empty
 
     @classmethod
     def of(
@@ -231,16 +230,11 @@ class SortedTable:
         """
         files = list(dict.fromkeys(group.file for group in groups if group.file))
         origin = cache.Origin(files, "sorted table", VERSION, pa.__version__, *made_by)
-        return cls(groups, origin, partial(_sort, tables, tracks))
-
-    @property
-    def path(self) -> Path:
-        """The file, which is there."""
-        return self._origin.entry(self._make) / TABLE
+        return cls(groups, cache.Made(origin, partial(_sort, tables, tracks), in_memory=False))
 
     def groups(self) -> list[Group]:
         """The rows in order."""
-        with input_file(self.path, mapped=True) as source:
+        with self.made.opened(TABLE) as source:
             reader = pa.ipc.open_file(source)
             sizes = [reader.get_batch(k).num_rows for k in range(reader.num_record_batches)]
             schema = reader.schema.remove(reader.schema.get_field_index(ROW))
@@ -278,7 +272,7 @@ class _SortedGroup(Group):
     index: int
 
     def read(self, names: Sequence[str]) -> pa.Table:
-        with input_file(self.table.path, mapped=True) as source:
+        with self.table.made.opened(TABLE) as source:
             batch = pa.ipc.open_file(source).get_batch(self.index).select(list(names))
             batch.validate(full=True)
             for name in names if self.table.empty else ():
@@ -302,5 +296,7 @@ def bounds_of(groups: Sequence[Group]) -> Ints:
 
 def _plain(table: pa.Table) -> pa.Table:
     """The same without dictionaries, each of which would be that of one batch alone."""
-    kinds = [f.with_type(f.type.value_type) if pa.types.is_dictionary(f.type) else f for f in table.schema]
-    return table.cast(pa.schema(kinds))
+    for i, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):  # a cast of all columns fails for lists that can't hold empty entries
+            table = table.set_column(i, field.name, table[i].cast(field.type.value_type))
+    return table

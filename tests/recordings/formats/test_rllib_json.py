@@ -16,15 +16,14 @@ from etude.recordings.formats import sorting
 from etude.recordings.formats.rllib_json import RLlibJson
 
 
-@pytest.fixture(autouse=True, params=["in memory", "sorted once"])
-def held(request, tmp_path_factory, monkeypatch):
-    """Small recordings are read line by line; large ones are sorted into the cache, here a few rows at a time."""
-    if request.param == "sorted once":
+@pytest.fixture(autouse=True, params=["in memory", "in the cache"])
+def kept(request, tmp_path_factory, monkeypatch):
+    """Small recordings are sorted in memory; large ones into the cache, here a few rows at a time."""
+    if request.param == "in the cache":
         monkeypatch.setenv("ETUDE_CACHE", str(tmp_path_factory.mktemp("cache")))
         monkeypatch.setattr(cache, "LEAST_BYTES", 0)
         monkeypatch.setattr(sorting, "BUCKET_BYTES", 500)
         monkeypatch.setattr(sorting, "_PENDING_BYTES", 2000)
-    return request.param
 
 
 def rows_of(length, eps_id=2**59 + 1, agent=0, t=0, seed=0):
@@ -127,18 +126,6 @@ def test_a_fragment_that_is_lost_cuts_the_episode(tmp_path):
     np.testing.assert_array_equal(exp.next_obs()["obs"], np.array(a["new_obs"] + c["new_obs"], np.float32))
 
 
-def test_episodes_that_go_on_in_the_next_part(tmp_path, monkeypatch, held):
-    if held == "sorted once":
-        pytest.skip("its parts are not of lines")
-    monkeypatch.setattr("etude.recordings.formats.rllib_json.MAX_ROWS", 4)
-    rows = rows_of(9)
-    recording, exp = read(write(tmp_path / "a.json", *map(sample_batch, cut(rows, (0, 3), (3, 6), (6, 9)))))
-    assert recording.num_parts == 3
-    assert exp.num_segments == 3
-    assert exp.join().num_segments == 1
-    assert_is(exp.join(), rows)
-
-
 def test_many_agents_and_rows_written_again(tmp_path):
     zero, one = rows_of(3), rows_of(4, agent=1)
     first = multi(p0=zero, p1=cut(one, (0, 3))[0])
@@ -152,6 +139,14 @@ def test_many_agents_and_rows_written_again(tmp_path):
     (problem,) = recording.validate().problems
     assert (problem.kind, problem.count) == ("duplicate", 3)
     assert "a.json: line 2: 3 rows are there already on an earlier line" in problem.message
+
+
+def test_steps_that_contradict_each_other_are_refused(tmp_path):
+    lines = [sample_batch(rows_of(3) | {"rewards": rewards}) for rewards in ([0.0, 1.0, 2.0], [0.0, 1.0, 3.0])]
+    recording = Recording.open(write(tmp_path / "a.json", *lines))
+    assert recording.meta["duplicates"] == 2
+    with pytest.raises(DataError, match=r"a.json: line 2: episode .* has step t 2 a second time; it is in .*line 1"):
+        recording.read()
 
 
 def test_old_files_with_dones_and_without_t(tmp_path):
