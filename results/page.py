@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 import etude
-from etude.algorithms.comparison import Run, band_of, bootstrap_interval
+from etude.algorithms.comparison import RunCurve, band_of, bootstrap_interval
 from etude.metrics.plot import plot_bands
 from etude.presets import RESULTS, Preset
 
@@ -91,7 +91,7 @@ def _pictures(family: str, own: Sequence[tuple[Preset, str, Sequence[Mapping[str
         curves = [np.array(run["curve"], np.float64) for run in runs if len(run["curve"]) > 1]
         if curves:
             label = preset.algorithm if by == "etude" else f"{preset.algorithm}, {NAMES[by]}"
-            found = [Run("", label, preset.env, curve[:, 0], curve[:, 1]) for curve in curves]
+            found = [RunCurve("", label, preset.env, curve[:, 0], curve[:, 1]) for curve in curves]
             panels.setdefault(preset.env, []).append(band_of(found))
     names, lines = list(panels), []
     for k in range(0, len(names), PANELS):

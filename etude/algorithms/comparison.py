@@ -24,7 +24,7 @@ NUM_RESAMPLES: Final = 2_000
 LEVEL: Final = 0.95
 
 
-class Run(NamedTuple):
+class RunCurve(NamedTuple):
     """A figure of one run over time."""
 
     path: str
@@ -36,7 +36,7 @@ class Run(NamedTuple):
     """``[rows]``, finite."""
 
 
-class Group(NamedTuple):
+class GroupEnd(NamedTuple):
     """How several runs of one env ended."""
 
     name: str
@@ -79,7 +79,7 @@ def bootstrap_interval(values: Floats, seed: int = 0) -> tuple[Floats, Floats]:
 
 def read_runs(
     paths: Sequence[str | os.PathLike[str]], *, by: str, y: str = "return_mean", x: str = "env_steps"
-) -> list[Run]:
+) -> list[RunCurve]:
     """Runs, each with the group that it is of.
 
     Args:
@@ -110,7 +110,7 @@ def _folders(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
     return found
 
 
-def _run(path: Path, by: str, y: str, x: str) -> Run:
+def _run(path: Path, by: str, y: str, x: str) -> RunCurve:
     rows = read_jsonl(path / METRICS_FILE)
     pairs = [(row.get(x), _figure(row, y)) for row in rows]
     known: dict[float, float] = {at: value for at, value in pairs if _is_number(at) and _is_number(value)}
@@ -121,7 +121,7 @@ def _run(path: Path, by: str, y: str, x: str) -> Run:
     at = np.array(sorted(known), np.float64)
     meta = load_meta(path) if (path / MANIFEST).exists() else {}
     settings = _settings(meta)
-    return Run(
+    return RunCurve(
         str(path),
         _group(path, settings, by),
         str(settings.get("env")),
@@ -166,15 +166,15 @@ def _group(path: Path, settings: Mapping[str, Any], by: str) -> str:
     return str(value) if by == "algorithm" else f"{by} {value}"
 
 
-def _grouped(runs: Sequence[Run]) -> dict[tuple[str, str], list[Run]]:
+def _grouped(runs: Sequence[RunCurve]) -> dict[tuple[str, str], list[RunCurve]]:
     """By env and group, in the order in which they come."""
-    out: dict[tuple[str, str], list[Run]] = {}
+    out: dict[tuple[str, str], list[RunCurve]] = {}
     for run in runs:
         out.setdefault((run.env, run.group), []).append(run)
     return out
 
 
-def band_of(runs: Sequence[Run]) -> Band:
+def band_of(runs: Sequence[RunCurve]) -> Band:
     """The interquartile mean of runs over time, where all of them have been, with its 95 % interval."""
     first, last = max(run.x[0] for run in runs), min(run.x[-1] for run in runs)
     if last < first:
@@ -212,7 +212,7 @@ def plot_groups(
 
 def compare(
     paths: Sequence[str | os.PathLike[str]], *, by: str = "algorithm", y: str = "return_mean", x: str = "env_steps"
-) -> list[Group]:
+) -> list[GroupEnd]:
     """How groups of runs ended: the interquartile mean of their last values, with its 95 % interval; the best first.
 
     Args and errors are those of `read_runs`. Envs are not mixed: returns of different ones have different scales.
@@ -221,5 +221,5 @@ def compare(
     for (env, name), runs in _grouped(read_runs(paths, by=by, y=y, x=x)).items():
         last = np.array([run.y[-1] for run in runs])
         low, high = bootstrap_interval(last)
-        out.append(Group(name, env, len(runs), float(interquartile_mean(last)), float(low), float(high)))
+        out.append(GroupEnd(name, env, len(runs), float(interquartile_mean(last)), float(low), float(high)))
     return sorted(out, key=lambda group: (group.env, -group.value))

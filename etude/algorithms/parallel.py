@@ -44,7 +44,7 @@ _COMMAND: Final = spawning.command("etude.algorithms.parallel", "be_run")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class TrainingJob:
     """A run that is to be trained in a process of its own."""
 
     name: str
@@ -126,7 +126,7 @@ def cores_of(config: AlgorithmConfig) -> int:
 
 
 def train_all(
-    jobs: Sequence[Job],
+    jobs: Sequence[TrainingJob],
     out: Path,
     board: Board,
     *,
@@ -209,7 +209,7 @@ def _word(outcome: Outcome) -> str:
     return "failed" if outcome.error is not None else "interrupted" if outcome.is_interrupted else "done"
 
 
-def _sendable(job: Job) -> tuple[Mapping[str, Any], bytes]:
+def _sendable(job: TrainingJob) -> tuple[Mapping[str, Any], bytes]:
     """What a process gets of a run: how to import what it is made of, and the run itself."""
     try:
         pickled = pickle.dumps(job)
@@ -231,7 +231,7 @@ def _sendable(job: Job) -> tuple[Mapping[str, Any], bytes]:
 class _Child:
     """The process of a run, as the process that started it knows it."""
 
-    def __init__(self, job: Job, sent: tuple[Mapping[str, Any], bytes]) -> None:
+    def __init__(self, job: TrainingJob, sent: tuple[Mapping[str, Any], bytes]) -> None:
         self._outcome: Outcome | None = None
         self._is_told = False
         self._silent_since = 0.0
@@ -337,7 +337,7 @@ class _Reports:
         """The last result goes with the outcome."""
 
 
-def _train(job: Job, tells: "Connection[Any, Any]") -> Outcome:
+def _train(job: TrainingJob, tells: "Connection[Any, Any]") -> Outcome:
     def outcome(result: Result) -> Outcome:
         return Outcome(result, is_interrupted=signals.is_set() and not job.stop.now(result))
 
@@ -355,7 +355,7 @@ def _train(job: Job, tells: "Connection[Any, Any]") -> Outcome:
         return outcome(algorithm.fit_in(job.out, job.stop, signals, *how, concluded=concluded))
 
 
-def _made(job: Job) -> Algorithm[Any]:
+def _made(job: TrainingJob) -> Algorithm[Any]:
     if job.goes_on:
         return load(job.out, trust=job.trust, **{"engine": "local"} | dict(job.changes))
     return job.algorithm(job.config)

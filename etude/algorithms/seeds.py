@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from etude.algorithms.algorithm import Algorithm
 from etude.algorithms.config import AlgorithmConfig
-from etude.algorithms.parallel import OUTPUT, Job, Outcome, train_all
+from etude.algorithms.parallel import OUTPUT, Outcome, TrainingJob, train_all
 from etude.algorithms.progress import Board
 from etude.algorithms.results import Result, Stop
 from etude.algorithms.run import Log, folder_of
@@ -106,7 +106,7 @@ def seed_jobs(
     *,
     prefix: str = "",
     **shared: Any,
-) -> list[Job]:
+) -> list[TrainingJob]:
     """The runs of these seeds in the folder ``out``.
 
     Args:
@@ -115,10 +115,10 @@ def seed_jobs(
         config: The settings of those that begin.
         changes: Settings that count more than those of a checkpoint, for those that go on.
         prefix: What their names begin with.
-        shared: The other fields of `Job`.
+        shared: The other fields of `TrainingJob`.
     """
     return [
-        Job(
+        TrainingJob(
             name=f"{prefix}seed-{seed}",
             config=dataclasses.replace(config, seed=seed),
             changes={**changes, "seed": seed},
@@ -135,9 +135,9 @@ def title_of(kind: type[Algorithm[Any]], config: AlgorithmConfig, num: int, noun
     return f"{kind.name}{where}, {num} {noun}{'s' if num != 1 else ''}"
 
 
-def failures(jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> list[str]:
+def failures(jobs: Sequence[TrainingJob], outcomes: Sequence[Outcome]) -> list[str]:
     """A line for each error, with the runs that failed with it."""
-    found: dict[str, list[Job]] = {}
+    found: dict[str, list[TrainingJob]] = {}
     for job, outcome in zip(jobs, outcomes, strict=True):
         if outcome.error is not None:
             found.setdefault(outcome.error, []).append(job)

@@ -15,7 +15,7 @@ from etude.settings import choice
 
 COMMANDS = {
     "train": ("train", "Train an algorithm: etude train ppo --env CartPole-v1 --stop.return-mean 450."),
-    "presets": ("presets", "List settings that are known to work for a task, with what they reached."),
+    "presets": ("train", "List settings that are known to work for a task, with what they reached."),
     "tune": ("tune", "Train with many settings at once, and see which are best (needs etude[ray])."),
     "sweep": ("sweep", "Train with many settings on this machine: etude sweep ppo --space.lr loguniform:1e-4,1e-2."),
     "record": ("play", "Let a trained run play, and record its episodes as Parquet."),

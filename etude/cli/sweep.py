@@ -15,7 +15,7 @@ import numpy as np
 from etude.algorithms import Algorithm, Stop, run
 from etude.algorithms.comparison import bootstrap_interval, interquartile_mean
 from etude.algorithms.kept import score_of
-from etude.algorithms.parallel import Job, Outcome, train_all
+from etude.algorithms.parallel import Outcome, TrainingJob, train_all
 from etude.algorithms.progress import Board
 from etude.algorithms.saving import to_plain
 from etude.algorithms.search import trials, tried
@@ -75,7 +75,7 @@ class Trial(NamedTuple):
 
     number: int
     tried: Mapping[str, Any]
-    jobs: Sequence[Job]
+    jobs: Sequence[TrainingJob]
     """One for each seed."""
     outcomes: Sequence[Outcome]
     """Of those runs that have ended."""
@@ -170,7 +170,7 @@ def _trials(
     return found
 
 
-def _check_same(job: Job, values: Mapping[str, Any]) -> None:
+def _check_same(job: TrainingJob, values: Mapping[str, Any]) -> None:
     """Refuse to go on with a trial of other settings, which another command has drawn."""
     plain = {field.name: to_plain(getattr(job.config, field.name)) for field in dataclasses.fields(job.config)}
     for name in values:
@@ -201,7 +201,11 @@ def _as_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def _report(
-    rows: list[dict[str, Any]], out: Path, options: SweepOptions, jobs: Sequence[Job], outcomes: Sequence[Outcome]
+    rows: list[dict[str, Any]],
+    out: Path,
+    options: SweepOptions,
+    jobs: Sequence[TrainingJob],
+    outcomes: Sequence[Outcome],
 ) -> int:
     """Write what was found to standard output, the best first; gives the exit code."""
     cut, failed, metric = any(end.is_interrupted for end in outcomes), failures(jobs, outcomes), options.metric

@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``etude train``: an algorithm from flags and files, trained until it is to stop, with all that it leaves behind."""
+"""``etude train``: an algorithm from flags and files, trained until it is to stop, with all that it leaves behind.
 
+And ``etude presets``, which lists settings that are known to work.
+"""
+
+import dataclasses
 import shlex
+import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -19,11 +25,12 @@ from etude.algorithms.progress import Board
 from etude.algorithms.saving import name_of, names_code
 from etude.algorithms.seeds import failures, seed_jobs, seeds_of, title_of
 from etude.checkpoints import MANIFEST
-from etude.cli import streams
+from etude.cli import flags, streams
 from etude.cli.asked import RunOptions, algorithm_class, ask, config_of, import_from_here
 from etude.envs import kill_workers
 from etude.errors import EtudeError, SettingsError
 from etude.interruption import INTERRUPTED, Signals, interruptible
+from etude.presets import Preset, find_preset, find_presets
 from etude.settings import settings, typed
 
 FAILED, GOAL_MISSED = 1, 3
@@ -119,7 +126,9 @@ class TrainOptions(RunOptions):
 
 
 def main(command: str, args: list[str]) -> int:
-    """Run ``etude train ALGORITHM ...``."""
+    """Run ``etude train ALGORITHM ...``, or ``etude presets``."""
+    if command == "presets":
+        return flags.run(PresetsOptions, args, prog="etude presets", positional="which")
     cls = algorithm_class(args, "train", USAGE)
     if cls is None:
         return 0
@@ -280,3 +289,48 @@ def _ending(algorithm: Algorithm[Any], out: Path, result: Result, stop: Stop, *,
         )
     reached = "goal met" if stop.return_mean is not None else "done"
     return f"{reached} after {result.seconds:.1f} s of training. The run is in {out}"
+
+
+# -- etude presets ----------------------------------------------------------------------------------------------------
+
+
+@settings
+class PresetsOptions:
+    """List the presets. With an algorithm and an env, write its settings file: etude presets ppo HalfCheetah-v5."""
+
+    which: tuple[str, ...] = ()
+    """An algorithm; or an algorithm and an env."""
+
+    json: bool = False
+    """Print them as one JSON object on standard output."""
+
+    def __post_init__(self) -> None:
+        if len(self.which) > 2:
+            raise SettingsError(f"give an algorithm and an env, not {len(self.which)} names: {' '.join(self.which)}.")
+
+    def execute(self) -> int:
+        """Do it."""
+        if len(self.which) > 1:
+            sys.stdout.write(find_preset(self.which[0], self.which[1]).to_yaml())
+            return 0
+        found = find_presets(*self.which)
+        if self.json:
+            streams.print_json({"presets": [dataclasses.asdict(preset) for preset in found]})
+        else:
+            streams.show(streams.table([PRESETS_HEAD, *map(_preset_row, found)]))
+        return 0
+
+
+PRESETS_HEAD = ("algorithm", "env", "for", "return", "seeds", "minutes")
+
+
+def _preset_row(preset: Preset) -> tuple[str, ...]:
+    """A line of the table: what it is for, and what it reached, the mean over seeds and their standard deviation."""
+    (unit, size), reached = next(iter(preset.stop.items())), preset.reached
+    what = (preset.algorithm, preset.env, f"{size:,} {unit.replace('_', ' ')}")
+    if reached is None:
+        return (*what, "not run", "", "")
+    returns = reached["returns"]
+    mean, spread = statistics.fmean(returns), statistics.pstdev(returns)
+    short = "" if reached[unit] >= size else f" after {reached[unit]:,}"
+    return (*what, f"{mean:,.0f} ± {spread:,.0f}{short}", str(len(returns)), f"{reached['seconds'] / 60:.0f}")

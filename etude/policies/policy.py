@@ -23,7 +23,7 @@ PolicyState: TypeAlias = dict[str, Any]
 """The state of a policy in running episodes: plain data and arrays ``[B, ...]``, from `Policy.initial_state`."""
 
 
-class Choice(NamedTuple):
+class Chosen(NamedTuple):
     """What a policy chooses for a batch of B observations: see `Policy.choose`."""
 
     action: Columns
@@ -161,7 +161,7 @@ class Policy:
         explore: bool = False,
         rng: np.random.Generator | None = None,
         with_logp: bool = False,
-    ) -> Choice:
+    ) -> Chosen:
         """As `act`, for flat columns of observations ``[B, ...]``, which are not checked; also says what a recording
         keeps.
 
@@ -185,7 +185,7 @@ class Policy:
             chosen, extras = actor.step(obs)
         action = self.connectors.act(chosen) if self.connectors.acts else chosen
         logp = actor.logp(extras.get(col.DIST_INPUTS), chosen) if with_logp else None
-        return Choice(action, chosen, after, logp)
+        return Chosen(action, chosen, after, logp)
 
     def _actor(self, explore: bool, rng: np.random.Generator | None) -> Actor:
         if explore not in self._actors:

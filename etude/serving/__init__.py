@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from etude.serving.external import ExternalEnv
 from etude.serving.service import Policies, PolicyService, ServingConfig
-from etude.serving.web import Server, make_app
+from etude.serving.web import WebServer, make_app
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-__all__ = ["ExternalEnv", "PolicyService", "Server", "ServingConfig", "app", "serve"]
+__all__ = ["ExternalEnv", "PolicyService", "ServingConfig", "WebServer", "app", "serve"]
 
 
 def app(policies: Policies, **config: Any) -> "Starlette":
@@ -42,7 +42,7 @@ def serve(policies: Policies, *, ready: Callable[[str], None] | None = None, **c
         KeyboardInterrupt: it was interrupted, and all is closed.
     """
     settings = ServingConfig(**config)
-    server = Server(PolicyService(policies, settings), settings.host, settings.port)
+    server = WebServer(PolicyService(policies, settings), settings.host, settings.port)
     if ready is not None:
         ready(server.url)
     server.serve()

@@ -17,7 +17,7 @@ from etude.envs import Kind, Turn
 from etude.errors import EnvError
 from etude.serving.protocol import SESSION, RequestError, Step, check_fields, read_step
 from etude.serving.sessions import Session, Sessions
-from etude.serving.web import LOCAL, Metrics, Server, repeat
+from etude.serving.web import LOCAL, ServingMetrics, WebServer, repeat
 from etude.settings import check_range
 from etude.spaces import Nester, Space, leaf_dtype, leaf_shape, leaves, space_to_json
 
@@ -56,7 +56,7 @@ class ClientService:
     def __init__(
         self, obs_space: Space, action_space: Space, limit: int, seconds: float, max_body: int, *, is_local: bool
     ) -> None:
-        self.max_body, self.is_local, self.metrics = max_body, is_local, Metrics()
+        self.max_body, self.is_local, self.metrics = max_body, is_local, ServingMetrics()
         self._obs_space, self._action_space, self._limit = obs_space, action_space, limit
         self._changed = threading.Condition()  # its lock is for all that follows
         self._sessions: Sessions[_Client] = Sessions(limit, seconds, self._dropped)
@@ -263,7 +263,7 @@ class ExternalEnv:
         self._num_lost = 0
         spaces = (observation_space, action_space)
         self._service = ClientService(*spaces, num_envs, session_seconds, max_body, is_local=host in LOCAL)
-        self._server = Server(self._service, host, port)
+        self._server = WebServer(self._service, host, port)
         self.url = self._server.url
         """Where clients connect."""
         self._thread = threading.Thread(target=self._server.serve, name="etude-external-env", daemon=True)

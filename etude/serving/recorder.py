@@ -16,7 +16,7 @@ from etude.algorithms.record import learned_by_connectors
 from etude.columns import Columns
 from etude.experience import Experience, Segments
 from etude.files import RemotePath, located
-from etude.policies import Choice, Policy
+from etude.policies import Chosen, Policy
 from etude.recordings.layout import PREFIX
 from etude.recordings.module_writers import folders_of
 from etude.recordings.pieces import row_bytes
@@ -39,7 +39,7 @@ class ServedEpisode:
         self._logp: list[np.ndarray] = []
         self._rewards: list[float] = []
 
-    def add(self, step: Step, choice: Choice | None) -> None:
+    def add(self, step: Step, choice: Chosen | None) -> None:
         """Note that an action was given; ``choice`` is what of it is recorded, one row; None: nothing is."""
         self.num_steps += 1
         if choice is None or step.obs is None:

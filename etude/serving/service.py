@@ -16,11 +16,11 @@ from etude.algorithms.loading import load_policy
 from etude.checkpoints import Where, load_meta, state_name
 from etude.columns import Columns
 from etude.errors import EnvError, EtudeError, ModuleError, SettingsError, SpaceError
-from etude.policies import Choice, Policy, PolicyState
+from etude.policies import Chosen, Policy, PolicyState
 from etude.serving.protocol import POLICY, SESSION, RequestError, Step, check_fields, read_step, read_value
 from etude.serving.recorder import EpisodeRecorder, ServedEpisode
 from etude.serving.sessions import Session, Sessions
-from etude.serving.web import LOCAL, Metrics, repeat
+from etude.serving.web import LOCAL, ServingMetrics, repeat
 from etude.settings import check_rules, settings
 from etude.spaces import Nester, space_to_json
 
@@ -93,7 +93,7 @@ class ServedSession(Session):
 
 
 @dataclasses.dataclass
-class _Job:
+class _WaitingRows:
     """Rows that wait for one policy."""
 
     obs: Columns
@@ -101,7 +101,7 @@ class _Job:
     state: PolicyState
     reward: float | None
     is_recorded: bool
-    result: "asyncio.Future[Choice]"
+    result: "asyncio.Future[Chosen]"
 
 
 class PolicyService:
@@ -121,7 +121,7 @@ class PolicyService:
     def __init__(self, policies: Policies, config: ServingConfig) -> None:
         self.config = config
         self.max_body, self.is_local = config.max_body, config.host in LOCAL
-        self.metrics = Metrics()
+        self.metrics = ServingMetrics()
         self.run: Where | None = None
         self.saved_as = ""
         """The file of the checkpoint that is served."""
@@ -138,7 +138,7 @@ class PolicyService:
             raise SettingsError("there is no policy to serve.")
         self._joins = {name: _can_join(policy) for name, policy in self.policies.items()}
         self._rng = np.random.default_rng(config.seed)
-        self._jobs: dict[str, list[_Job]] = {}
+        self._jobs: dict[str, list[_WaitingRows]] = {}
         self.sessions: Sessions[ServedSession] = Sessions(config.max_sessions, config.session_seconds, self._dropped)
         self.recorder: EpisodeRecorder | None = None
         if config.record is not None:
@@ -243,14 +243,14 @@ class PolicyService:
 
     def _choose(
         self, name: str, obs: Columns, state: PolicyState, reward: float | None, *, is_recorded: bool
-    ) -> "asyncio.Future[Choice]":
+    ) -> "asyncio.Future[Chosen]":
         """What a policy chooses, once it is asked for all that waits."""
         loop = asyncio.get_running_loop()
-        result: asyncio.Future[Choice] = loop.create_future()
+        result: asyncio.Future[Chosen] = loop.create_future()
         if not self._jobs:
             loop.call_soon(self._act)  # behind the requests that have been read already
         rows = len(next(iter(obs.values())))
-        self._jobs.setdefault(name, []).append(_Job(obs, rows, state, reward, is_recorded, result))
+        self._jobs.setdefault(name, []).append(_WaitingRows(obs, rows, state, reward, is_recorded, result))
         return result
 
     def _act(self) -> None:
@@ -266,7 +266,7 @@ class PolicyService:
                 rows += job.rows
             self._answer(name, jobs[start:])
 
-    def _answer(self, name: str, jobs: Sequence[_Job]) -> None:
+    def _answer(self, name: str, jobs: Sequence[_WaitingRows]) -> None:
         policy = self.policies[name]
         try:
             found = self._chosen(policy, jobs)
@@ -284,7 +284,7 @@ class PolicyService:
             if not job.result.done():  # else the server ends
                 job.result.set_result(choice)
 
-    def _chosen(self, policy: Policy, jobs: Sequence[_Job]) -> list[Choice]:
+    def _chosen(self, policy: Policy, jobs: Sequence[_WaitingRows]) -> list[Chosen]:
         rows = sum(job.rows for job in jobs)
         self.metrics.observe("etude_batch_rows", rows)
         obs, state = (jobs[0].obs, jobs[0].state) if len(jobs) == 1 else (_joined([job.obs for job in jobs]), {})
@@ -408,9 +408,9 @@ def _cut(tree: Mapping[str, Any], rows: slice) -> dict[str, Any]:
     return {key: _cut(part, rows) if isinstance(part, Mapping) else part[rows] for key, part in tree.items()}
 
 
-def _rows(choice: Choice, rows: slice) -> Choice:
+def _rows(choice: Chosen, rows: slice) -> Chosen:
     action, chosen, state = (_cut(columns, rows) for columns in choice[:3])
-    return Choice(action, chosen, state, None if choice.logp is None else choice.logp[rows])
+    return Chosen(action, chosen, state, None if choice.logp is None else choice.logp[rows])
 
 
 def _listed(policy: Policy, action: Columns) -> Any:

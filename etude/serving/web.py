@@ -36,13 +36,13 @@ class Service(Protocol):
     """The most bytes of a request's body."""
     is_local: bool
     """Only requests that name this machine as their host are answered: no page of another name that leads here."""
-    metrics: "Metrics"
+    metrics: "ServingMetrics"
 
     def about(self) -> dict[str, Any]:
         """Answer GET /policies: what there is to act with, and its spaces."""
 
     def gauges(self) -> Mapping[str, float]:
-        """What `Metrics.text` takes."""
+        """What `ServingMetrics.text` takes."""
 
     def open(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Answer POST /sessions."""
@@ -156,7 +156,7 @@ def _check_host(host: str) -> None:
         raise RequestError("Host", f"is {host[:100]!r}, but this server is for its own machine alone.", 403)
 
 
-class Metrics:
+class ServingMetrics:
     """Counts and histograms, as Prometheus reads them."""
 
     KINDS: Final[Mapping[str, tuple[str, str]]] = {
@@ -210,7 +210,7 @@ class Metrics:
 # -- the server -------------------------------------------------------------------------------------------------------
 
 
-class Server:
+class WebServer:
     """Serves an app over HTTP; `url` is where.
 
     Args:
@@ -265,7 +265,7 @@ class Server:
         self._server.should_exit = True
 
     @contextlib.contextmanager
-    def running(self) -> Iterator["Server"]:
+    def running(self) -> Iterator["WebServer"]:
         """Answer in a thread while the context lasts."""
         thread = threading.Thread(target=self.serve, name="etude-server", daemon=True)
         thread.start()

@@ -20,7 +20,7 @@ from etude.cli.main import main
 from etude.errors import DataError
 from etude.modules import make_module
 from etude.policies import Policy
-from etude.serving import PolicyService, Server, ServingConfig
+from etude.serving import PolicyService, ServingConfig, WebServer
 
 OBS, ACTION = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(4)
 
@@ -32,7 +32,9 @@ def make_policy(obs_space=OBS, action_space=ACTION):
 
 @contextmanager
 def serving(policies, path, **config):
-    with Server(PolicyService(policies, ServingConfig(record=str(path), **config)), "127.0.0.1", 0).running() as server:
+    with WebServer(
+        PolicyService(policies, ServingConfig(record=str(path), **config)), "127.0.0.1", 0
+    ).running() as server:
         yield server.url
 
 

@@ -20,10 +20,10 @@ from etude.connectors import Connector, Pipeline
 from etude.errors import SettingsError
 from etude.modules import NetworkConfig, make_module
 from etude.policies import Policy
-from etude.serving import PolicyService, Server, ServingConfig, app
+from etude.serving import PolicyService, ServingConfig, WebServer, app
 from etude.serving.protocol import RequestError
 from etude.serving.sessions import Session, Sessions
-from etude.serving.web import Metrics
+from etude.serving.web import ServingMetrics
 
 BOX = spaces.Box(-1, 1, (3,), np.float32)
 NESTED = spaces.Dict({"camera": spaces.Box(0, 255, (4, 4, 1), np.uint8), "mode": spaces.Discrete(2)})
@@ -74,7 +74,7 @@ def service(policies, **config):
 def served():
     """All kinds, on one server with small limits."""
     policies = {kind: make_policy(kind) for kind in KINDS}
-    with Server(service(policies, max_body=200_000, max_batch=64), "127.0.0.1", 0).running() as server:
+    with WebServer(service(policies, max_body=200_000, max_batch=64), "127.0.0.1", 0).running() as server:
         yield server.url, policies
 
 
@@ -282,8 +282,8 @@ def test_settings_are_checked(config, word):
 
 def test_a_port_that_is_taken():
     own = service(make_policy("plain"))
-    with Server(own, "127.0.0.1", 0).running() as server, pytest.raises(SettingsError, match="is taken"):
-        Server(own, "127.0.0.1", int(server.url.rpartition(":")[2]))
+    with WebServer(own, "127.0.0.1", 0).running() as server, pytest.raises(SettingsError, match="is taken"):
+        WebServer(own, "127.0.0.1", int(server.url.rpartition(":")[2]))
 
 
 # -- checkpoints ------------------------------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ def test_a_new_checkpoint_is_taken_without_a_dropped_request(tmp_path):
     with closing(algorithm()) as ppo:
         ppo.train()
         ppo.save(run)
-        with Server(service(str(run)), "127.0.0.1", 0).running() as server:
+        with WebServer(service(str(run)), "127.0.0.1", 0).running() as server:
 
             def ask(number):
                 with connected(server.url) as client:
@@ -385,7 +385,7 @@ def test_a_client_of_the_asgi_app_alone():
 
 
 def test_metrics_are_prometheus_text():
-    metrics = Metrics()
+    metrics = ServingMetrics()
     for value in (0.0001, 0.001, 0.003, 9.0):
         metrics.observe("etude_act_seconds", value)
     metrics.count("etude_requests_total", path="act", status="200")
