@@ -72,7 +72,8 @@ def _check_next_obs(exp: Experience) -> None:
         last = int(exp.segments.t_start[i] + exp.lengths[i] - 1)
         raise DataError(
             f"what was observed after t {last} of episode {exp.segments.episode_id[i]!r} was not recorded "
-            f"({len(unknown)} such place(s)). Train without `next_obs`, or leave this episode out."
+            f"({len(unknown)} such place(s)), so that no value can be learned there. on_bad='repair' (--on-bad repair) "
+            "leaves these steps out. Where episodes ended by their own rules, they are `terminated`."
         )
 
 

@@ -99,7 +99,8 @@ def outside_of(values: NDArray[Any], leaf: Space | None) -> Index | None:
 _REMEDIES: Final = {
     "nan": "Leave the episode out with a filter, or mend the env that gave it.",
     "out_of_space": "Was it recorded with another space? Leave these rows out with a filter, or mend them.",
-    "no_final_obs": "Train without `next_obs`, or leave the episode out.",
+    "no_final_obs": "Who learns values can't use that step: on_bad='repair' (--on-bad repair) leaves it out. Where the "
+    "episode ended by its own rules, it is `terminated`, and nothing is missing.",
     "duplicate": "Was a file copied, or an episode recorded twice? Move one of them away, or give it another id.",
     "after_end": "Two episodes may share one id: give each its own.",
     "out_of_order": "Put the files in order by their names, or read it with on_bad='repair'.",

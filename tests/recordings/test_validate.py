@@ -247,7 +247,10 @@ def test_an_end_without_a_final_observation(tmp_path):
     assert (problem.kind, problem.row, problem.column) == ("no_final_obs", 6, "final_obs")
     assert (report.ok, report.errors, report.warnings) == (True, (), (problem,))  # it was truncated
     assert str(report).startswith(f"{tmp_path}: 1 files, 12 rows, 3 episodes: no problems, 1 warning(s).")
-    assert "is not known after the last step of episode 'e1', which was truncated. Train without" in problem.message
+    assert (
+        "is not known after the last step of episode 'e1', which was truncated. Who learns values can't"
+        in problem.message
+    )
     exp.segments.truncated[:] = False
     record(tmp_path / "b", exp)
     assert only(validate(tmp_path / "b"), "no_final_obs").row == 6
