@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.columns import SEPARATOR, Columns
-from etude.errors import EtudeError
-from etude.spaces import Space, leaf_dtype, leaf_shape
+from etude.errors import EtudeError, SpaceError
+from etude.spaces import NamedDiscrete, Space, leaf_dtype, leaf_shape
 
 JSON: Final = "application/json"
 MSGPACK: Final = "application/msgpack"
@@ -106,7 +106,8 @@ def _kind(value: Any) -> str:
 def read_value(space: Space, value: Any, root: str, max_rows: int) -> tuple[Columns, bool]:
     """A value of a space, or a batch of them, as flat columns ``[B, ...]``; and whether it is a batch.
 
-    A Dict is an object, a Tuple an array, all others are numbers in nested arrays. In a batch, each part has one more
+    A Dict is an object, a Tuple an array, all others are numbers in nested arrays; those of a `NamedDiscrete` may be
+    texts. In a batch, each part has one more
     axis, in front. In msgpack, an array may also be ``{"shape": [...], "data": bytes}``: little-endian numbers of the
     dtype of the space, in C order.
 
@@ -169,6 +170,11 @@ def _numbers(name: str, leaf: Space, value: Any) -> NDArray[Any]:
             array = np.asarray(value)
         except (ValueError, TypeError, OverflowError, RecursionError):
             raise RequestError(name, "is not an array of numbers: its rows differ in length or depth.") from None
+    if isinstance(leaf, NamedDiscrete) and array.dtype.kind == "U":
+        try:
+            array = leaf.numbers(array)
+        except SpaceError as error:
+            raise RequestError(name, f"has a name that is not known: {error}") from None
     if array.dtype.kind not in "biuf":
         what = _kind(value) if not isinstance(value, list) else "an array with something else than numbers in it"
         raise RequestError(name, f"is {what}, but must be numbers.")

@@ -22,7 +22,7 @@ from etude.serving.recorder import EpisodeRecorder, ServedEpisode
 from etude.serving.sessions import Session, Sessions
 from etude.serving.web import LOCAL, ServingMetrics, repeat
 from etude.settings import check_rules, settings
-from etude.spaces import Nester, space_to_json
+from etude.spaces import NamedDiscrete, Nester, leaves, space_to_json
 
 Policies: TypeAlias = Policy | Mapping[str, Policy] | Where
 """A policy; several by name; or the path or URL of a run, whose newest checkpoint is served."""
@@ -414,5 +414,10 @@ def _rows(choice: Chosen, rows: slice) -> Chosen:
 
 
 def _listed(policy: Policy, action: Columns) -> Any:
-    """An action, or a batch of them, as nested lists and numbers."""
-    return Nester(policy.action_space, col.ACTION)({name: column.tolist() for name, column in action.items()})
+    """An action, or a batch of them, as nested lists of numbers; of texts, where actions have names."""
+    shown = {
+        name: space.named(action[name]) if isinstance(space, NamedDiscrete) else action[name]
+        for name, space in leaves(policy.action_space, col.ACTION).items()
+    }
+    listed = {name: np.asarray(column).tolist() for name, column in shown.items()}
+    return Nester(policy.action_space, col.ACTION)(listed)

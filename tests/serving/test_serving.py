@@ -24,6 +24,7 @@ from etude.serving import PolicyService, ServingConfig, WebServer, app
 from etude.serving.protocol import RequestError
 from etude.serving.sessions import Session, Sessions
 from etude.serving.web import ServingMetrics
+from etude.spaces import NamedDiscrete
 
 BOX = spaces.Box(-1, 1, (3,), np.float32)
 NESTED = spaces.Dict({"camera": spaces.Box(0, 255, (4, 4, 1), np.uint8), "mode": spaces.Discrete(2)})
@@ -53,6 +54,12 @@ KINDS = {
     "nested": (NESTED, spaces.Tuple((spaces.Discrete(3), spaces.MultiBinary(2))), [], {}),
     "recurrent": (BOX, spaces.Discrete(5), ["prev_action_reward", "frame_stack:2"], {"recurrent": "lstm"}),
     "own": (BOX, spaces.Discrete(5), [Sum()], {}),
+    "named": (
+        spaces.Dict({"device": NamedDiscrete(["desktop", "phone"]), "age": spaces.Box(0, 1, (1,), np.float32)}),
+        NamedDiscrete(["banner", "coupon", "none"]),
+        [],
+        {},
+    ),
 }
 
 
@@ -106,6 +113,19 @@ def test_actions_are_those_of_act(served, kind, fmt):
             assert found == [part.tolist() for part in policy.act(batch)]
         else:
             np.testing.assert_allclose(found, policy.act(batch), rtol=1e-6)
+
+
+def test_names_come_and_go_as_texts():
+    policy = make_policy("named")
+    with WebServer(service(policy), "127.0.0.1", 0).running() as server, connected(server.url) as client:
+        seen = {"device": "phone", "age": [0.3]}
+        assert client.act(seen) == policy.act(seen, names=True)
+        assert client.act(seen) in ("banner", "coupon", "none")
+        batch = {"device": ["phone", "desktop"], "age": [[0.3], [0.5]]}
+        assert client.act(batch) == policy.act(batch, names=True).tolist()
+        status, answer = client("/act", {"obs": {"device": "fridge", "age": [0.3]}})
+        assert (status, answer["field"]) == (400, "obs/device")
+        assert "'fridge' is none of the 2 known names" in answer["error"]
 
 
 @pytest.mark.parametrize("kind", ["recurrent", "own", "plain"])
