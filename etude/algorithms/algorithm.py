@@ -175,6 +175,8 @@ class Algorithm(Generic[C]):
 
     def __repr__(self) -> str:
         where = [] if self.config.env is None else [f"on {env_name(self.config.env)}"]
+        if not {"policies", "learner", "iteration", "env_steps"} <= vars(self).keys():
+            return short(self, *where)  # it is being made
         agents = {} if len(self.policies) == 1 else {"modules": [*self.policies]}
         counts = {name: getattr(self, name) for name in ("iteration", "env_steps", "updates")}
         return short(self, *where, **agents, **counts)

@@ -111,11 +111,13 @@ def guess_columns(data: Any, filesystem: Any = None) -> Guess:
         filesystem: As `Source.filesystem`.
 
     Raises:
-        DataError: there is no table, or it can't be read; or it has no rows.
+        DataError: there is no table, or it can't be read; or it has no rows, or no columns.
     """
     groups = [group for group in groups_of(data, filesystem) if group.num_rows]
     if not groups:
         raise DataError("the table has no rows: there is nothing to guess from.")
+    if not any(group.schema.names for group in groups):
+        raise DataError("the table has no columns: there is nothing to guess from.")
     first: list[pa.Table] = []
     try:
         for group in groups:
