@@ -53,12 +53,14 @@ def made(tmp_path):
     table = tmp_path / "t.parquet"
     pool = etude.make_arena("CartPole-v1", 2, workers=etude.Workers(num_workers=2, mode="thread"))
     pool.close()
+    external = etude.ExternalEnv(BOX, TWO, num_envs=3)
+    external.close()
     names = {f"{LONG}{i}": 1.0 for i in range(40)}
     estimate = etude.Estimate(1.0, 0.5, math.nan)
     return [
         ppo, ppo.policy, ppo.learner, ppo.module, ppo.learner.only, result, ppo.evaluate(1), recording, exp,
         dataclasses.replace(result, losses=names, custom=dict.fromkeys(names, names)), exp.segments, replay,
-        dataset, writer, arena, etude.VectorArena("CartPole-v1", 2), pool, etude.Runner(arena, ppo.policy),
+        dataset, writer, arena, etude.VectorArena("CartPole-v1", 2), pool, external, etude.Runner(arena, ppo.policy),
         etude.Checkpoints(tmp_path / LONG[:200]),
         etude.Batch({LONG: torch.zeros(9, 4)}, module), etude.Output(torch.zeros(999, 99), torch.zeros(999)),
         etude.Loss(**{f"{LONG}{i}": torch.zeros(()) for i in range(9)}), etude.RawRow("p", b"x" * 10_000, 1),
@@ -73,6 +75,7 @@ def made(tmp_path):
             experience=exp, path=None,
         ),
         etude.Source(str(table), columns={"obs": [f"{LONG}{i}" for i in range(50)], "action": "a"}),
+        *etude.find_presets()[:2],
         etude.SeedRun(seed=1, path="runs/ppo/seed-1", result=result),
         etude.PPOConfig(env=LONG, connectors=tuple(["frame_stack:4"] * 50), callbacks=tuple([LONG] * 50)),
         *[kind() for kind in (etude.GameReturns, etude.Callback, etude.Drop, etude.NormalizeObs, etude.GAE)],

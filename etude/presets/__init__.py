@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from etude.algorithms import ALGORITHMS, AlgorithmConfig
+from etude.display import short
 from etude.errors import SettingsError
 from etude.settings import choice, from_dict, nearest
 
@@ -42,6 +43,9 @@ class Preset:
     """What its source reports for them."""
     reached: Mapping[str, Any] | None = None
     """What they reached here: ``returns`` of each seed, over ``env_steps``, in ``seconds`` each. None: not run."""
+
+    def __repr__(self) -> str:
+        return short(self, self.algorithm, env=self.env)
 
     def config(self) -> AlgorithmConfig:
         """The settings, with the env."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from etude import columns as col
 from etude.columns import Columns
+from etude.display import short
 from etude.envs import Kind, Turn
 from etude.errors import EnvError
 from etude.serving.protocol import SESSION, RequestError, Step, check_fields, read_step
@@ -268,6 +269,9 @@ class ExternalEnv:
         """Where clients connect."""
         self._thread = threading.Thread(target=self._server.serve, name="etude-external-env", daemon=True)
         self._thread.start()
+
+    def __repr__(self) -> str:
+        return short(self, self.url, num_envs=self.num_envs)
 
     def __reduce__(self) -> NoReturn:
         raise EnvError("an ExternalEnv can't be sent to another process: its run is of the local engine.")
