@@ -27,7 +27,7 @@ FAMILIES: Final = {
     "Atari": ("atari:Pong", "atari:Breakout"),
     "Many agents": ("pettingzoo.sisl.pursuit_v5:parallel_env", "pettingzoo.sisl.multiwalker_v9:parallel_env"),
 }
-NAMES: Final = {"etude": "Etude", "sb3": "Stable-Baselines3", "sb3-contrib": "sb3-contrib", "d3rlpy": "d3rlpy"}
+NAMES: Final = {"sb3": "Stable-Baselines3", "sb3-contrib": "sb3-contrib", "d3rlpy": "d3rlpy"}
 PANELS: Final = 3
 """In a picture."""
 
@@ -44,12 +44,12 @@ def write(runs: Sequence[Mapping[str, Any]]) -> None:
         own = [(presets[key[0]], key[1], made) for key, made in groups.items() if presets[key[0]].env in envs]
         if own:
             lines += [f"## {family}", "", *_table(own), "", *_pictures(family, own)]
-    not_run = [
-        f"`{preset.algorithm}` on `{preset.env}`"
-        for preset in presets.values()
-        if preset.name not in {name for name, by, _ in groups if by == "etude"}
-    ]
-    lines += ["## Not run", "", f"These presets were not run: {', '.join(not_run)}."]
+    made = {name for name, by, _ in groups if by == "etude"}
+    not_run: dict[str, list[str]] = {}
+    for preset in presets.values():
+        if preset.name not in made:
+            not_run.setdefault(f"`{preset.algorithm}`", []).append(f"`{preset.env}`")
+    lines += ["## Not run", "", *(f"- {algorithm}: {', '.join(envs)}" for algorithm, envs in not_run.items())]
     before, begin, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
@@ -68,21 +68,30 @@ def _write_reached(groups: Mapping[tuple[str, str, str], Sequence[Mapping[str, A
 
 def _table(own: Sequence[tuple[Preset, str, Sequence[Mapping[str, Any]]]]) -> list[str]:
     lines = [
-        "| task | algorithm | by | after | return | 95 % interval | seeds | CPU minutes | source reports |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| task | algorithm | after | return, 95 % interval, seeds | CPU minutes | its source |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for preset, by, runs in sorted(own, key=lambda one: (one[0].env, one[0].algorithm, one[1] != "etude")):
         (unit, size), returns = next(iter(runs[0]["stop"].items())), np.array([run["return"] for run in runs])
         low, high = bootstrap_interval(returns) if len(returns) > 1 else (returns[0], returns[0])
         minutes = statistics.fmean(run["cpu_seconds"] for run in runs) / 60
-        short = "" if size >= preset.stop[unit] else f" of {preset.stop[unit]:,}"
+        short = "" if size >= preset.stop[unit] else f" of {_short(preset.stop[unit])}"
         cells = (
-            *(f"`{preset.env}`", f"`{preset.algorithm}`", NAMES[by], f"{size:,}{short} {unit.replace('_', ' ')}"),
-            *(f"{returns.mean():,.1f}", f"{low:,.1f} … {high:,.1f}", str(len(runs)), f"{minutes:,.1f}"),
-            preset.published.partition(":")[0] if by == "etude" else "",
+            f"`{preset.env.partition(':')[0].removeprefix('pettingzoo.')}`"
+            if len(preset.env) > 30
+            else f"`{preset.env}`",
+            f"`{preset.algorithm}`" + ("" if by == "etude" else f", {NAMES[by]}"),
+            f"{_short(size)}{short} {unit.removeprefix('env_')}",
+            f"**{returns.mean():,.1f}** ({low:,.1f} … {high:,.1f}), {len(runs)}",
+            f"{minutes:,.1f}",
+            preset.published.partition(" after")[0] if by == "etude" else "",
         )
         lines.append("| " + " | ".join(cells) + " |")
     return lines
+
+
+def _short(count: int) -> str:
+    return f"{count / 1e6:g}M" if count >= 1_000_000 else f"{count / 1e3:g}k"
 
 
 def _pictures(family: str, own: Sequence[tuple[Preset, str, Sequence[Mapping[str, Any]]]]) -> list[str]:
