@@ -181,7 +181,7 @@ class ClientService:
                     self._set(client, None)
 
     def shut(self) -> None:
-        """Refuse whoever waits, and all later requests."""
+        """Refuse the requests that wait, and all later ones."""
         with self._changed:
             self._is_shut = True
             for client in self._clients.values():

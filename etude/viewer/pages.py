@@ -82,8 +82,8 @@ def save_page(
         views: The recordings, at least one.
         path: The file, which appears whole or not at all.
         where: Only episodes for which this expression holds are in the lists.
-        max_episodes: Of each recording, so many of the list's first episodes can be stepped through, at least 0. Fewer
-            where the page would be larger than 64 MiB.
+        max_episodes: How many episodes of each recording can be stepped through: the first ones of the list, at least
+            0, and fewer where the page would be larger than 64 MiB.
 
     Returns:
         What is not in it, in words.

@@ -1,5 +1,6 @@
 """Tasks with a name of Etude's own: what they show, beside the same put together by hand."""
 
+import sys
 from contextlib import closing
 
 import gymnasium as gym
@@ -53,6 +54,14 @@ def test_a_run_is_loaded_again_without_trust(tmp_path):
         assert again.train().env_steps == 64
     assert not names_module("atari:Pong")
     assert names_module("my_envs:Pong")
+
+
+def test_missing_packages_of_atari_are_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    with pytest.raises(
+        etude.EnvError, match="'atari:Pong' needs packages .* opencv-python-headless"
+    ):
+        make_arena("atari:Pong", 1)
 
 
 def test_what_is_unknown_is_named():

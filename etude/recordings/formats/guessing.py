@@ -104,7 +104,7 @@ class Guess:
 
 
 def guess_columns(data: Any, filesystem: Any = None) -> Guess:
-    """Which columns of a table are probably what, by the rules above. To be checked by whoever knows the table.
+    """Guess which columns of a table are what, by the rules above. Check the guess: it knows names and types only.
 
     Args:
         data: As `Source.data`: a path, a URL, a glob, a folder, a list of them, or a table in memory.
