@@ -58,9 +58,7 @@ def test_a_run_is_loaded_again_without_trust(tmp_path):
 
 def test_missing_packages_of_atari_are_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "cv2", None)
-    with pytest.raises(
-        etude.EnvError, match="'atari:Pong' needs packages .* opencv-python-headless"
-    ):
+    with pytest.raises(etude.EnvError, match="'atari:Pong' needs packages .* opencv-python-headless"):
         make_arena("atari:Pong", 1)
 
 
