@@ -38,6 +38,7 @@ class _Still:
     def __init__(self, num_slots: int) -> None:
         self.kinds = (Kind(Box(-1, 1, (4,), np.float32), Discrete(2), range(num_slots)),)
         self.num_slots = self.num_envs = num_slots
+        self.device = None
         self.env_of = np.arange(num_slots)
         self.agents = [None] * num_slots
         obs, reward = {"obs": np.zeros((num_slots, 4), np.float32)}, np.ones(num_slots)
@@ -82,8 +83,8 @@ class _Chosen:
     def step(self, obs: Columns, state: Any = None, *, ends: Any = None) -> tuple[Columns, Columns]:
         return self._action, {"dist_inputs": self._inputs}
 
-    def finish(self, obs: Columns, extras: Columns, action: Columns) -> Columns:
-        return {name: np.zeros(len(extras["dist_inputs"]), np.float32) for name in ("logp", "value")}
+    def logp(self, dist_inputs: Any, action: Columns) -> Any:
+        return np.zeros(len(dist_inputs), np.float32)
 
 
 def collecting(num_slots: int) -> Work:

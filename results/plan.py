@@ -35,6 +35,7 @@ PLAN: Final = (
     Planned("td3-Hopper-v5", budget=200_000),
     Planned("sac-HalfCheetah-v5", budget=200_000),
     Planned("sac-Hopper-v5", budget=200_000),
+    Planned("dqn-MountainCar-v0", peer="sb3"),
     Planned("dqn-LunarLander-v3", peer="sb3"),
     Planned("ppo-no_velocity-CartPole-v1", peer="sb3-contrib"),
     Planned("ppo-HalfCheetah-v5", peer="sb3"),

@@ -46,7 +46,7 @@ def test_the_interval_holds_the_value_as_often_as_it_says():
     # 25 runs of a known distribution, many times over: the mean of it is in about 95 % of the intervals. With so few
     # runs, percentile intervals are a little too narrow.
     rng = np.random.default_rng(0)
-    samples = rng.normal(3.0, 2.0, size=(400, 25))
+    samples = rng.normal(3.0, 2.0, size=(120, 25))
     hits = 0
     for i, sample in enumerate(samples):
         low, high = bootstrap_interval(sample, seed=i)

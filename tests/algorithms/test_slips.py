@@ -206,7 +206,7 @@ def test_a_scalar_tensor_is_a_loss_of_one_part():
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch about itself, while it compiles
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_numbers_can_be_logged_and_be_parts(compiled):
     result = with_loss(
         lambda loss, output: etude.Loss(policy=loss.total, extra=0.5).log(

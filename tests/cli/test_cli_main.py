@@ -92,11 +92,14 @@ def downloaded(tmp_path):
     return tmp_path
 
 
-STARTS = {"python -m etude": ["-m", "etude"], "the script": ["-P", *ETUDE[1:]]}
+STARTS = [
+    pytest.param(["-m", "etude"], id="python -m etude"),
+    pytest.param(["-P", *ETUDE[1:]], id="the script", marks=pytest.mark.slow),
+]
 """A script has its own folder first on the path."""
 
 
-@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
+@pytest.mark.parametrize("start", STARTS)
 def test_nothing_in_the_folder_that_one_works_in_is_imported_unless_it_is_named(downloaded, start):
     def run(*words):
         path = os.path.dirname(os.path.dirname(etude.__file__))

@@ -24,6 +24,7 @@ MAIN = "import sys; from etude.cli.main import main; sys.exit(main())"
 SWEEP = ["sweep", *SMALL[1:]]
 
 
+@pytest.mark.slow
 def test_seeds_that_end_and_go_on_with_the_settings_of_their_checkpoints(tmp_path, capsys):
     out = tmp_path / "runs"
     words = [*SMALL, "--seeds", "2", "--lr", "0.002", "--checkpoints.keep-last", "1", "--log", "csv"]
@@ -76,6 +77,7 @@ def test_options_that_do_not_fit(words, message, tmp_path, monkeypatch, capsys):
 # -- sweeps -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_sweep_tries_all_and_goes_on_where_it_was(tmp_path, capsys):
     out = tmp_path / "sweep"
     words = [*SWEEP, "--space.lr", "grid:0.001,0.01", "--space.clip", "uniform:0.1,0.3", "--seeds", "2"]

@@ -82,7 +82,14 @@ KINDS = ["separate", "shared", "partly shared"]
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch about itself
-@pytest.mark.parametrize("how", [{}, {"accumulate": 3}, {"compile": True}], ids=["plain", "accumulated", "compiled"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param({}, id="plain"),
+        pytest.param({"accumulate": 3}, id="accumulated"),
+        pytest.param({"compile": True}, id="compiled", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_policy_and_value_are_limited_each_by_itself(kind: str, how: dict[str, Any]) -> None:
     module, other = make(kind), make(kind)

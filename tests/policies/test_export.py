@@ -151,7 +151,10 @@ def flat_samples(space: Any, size: int, rng: np.random.Generator) -> dict[str, n
     return found
 
 
-@pytest.mark.parametrize("kind", POLICIES)
+QUICK = ("vector", "lstm", "nested")
+
+
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=[] if k in QUICK else [pytest.mark.slow]) for k in POLICIES])
 def test_onnxruntime_alone_chooses_what_the_policy_chooses(kind: str, tmp_path: Path) -> None:
     policy, rng = POLICIES[kind](), np.random.default_rng(1)
     policy.export(tmp_path / "policy.onnx")

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m results`` makes the missing runs, resumes interrupted ones, and writes what was reached to a page."""
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+import etude
+from results import page, runs
+from results.plan import PLAN, Planned
+
+PPO = Planned("ppo-CartPole-v1")
+
+
+def line(preset="ppo-CartPole-v1", by="etude", seed=1, reached=480.0, size=100_000):
+    curve = [[1000, 20.0], [50_000, 200.0], [size, reached]]
+    stop = {"env_steps": size}
+    about = {"preset": preset, "by": by, "seed": seed, "stop": stop, "return": reached}
+    return about | {"cpu_seconds": 60 * seed, "machine": "x86_64", "curve": curve}
+
+
+@pytest.mark.parametrize("planned", PLAN, ids=lambda one: f"{one.preset} by {one.peer}")
+def test_what_is_planned_is_a_preset_and_no_longer_than_it(planned):
+    preset, stop = runs.preset_of(planned)
+    ((unit, size),) = stop.items()
+    assert size <= preset.stop[unit]
+    assert planned.seeds > 1
+    assert planned.peer is None or planned.peer in page.NAMES
+
+
+def test_a_run_is_made_once():
+    made = [line(seed=2), line(by="sb3"), line(preset="ppo-Acrobot-v1", seed=3), line(seed=4, size=5)]
+    assert [seed for seed in range(1, 5) if runs.is_made(PPO, seed, made)] == [2]
+    assert runs.is_made(PPO._replace(peer="sb3"), 1, made)
+    assert runs.is_made(PPO._replace(budget=5), 4, made)
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 50, 51, 1000])
+def test_a_curve_keeps_its_ends_and_at_most_fifty_points(size):
+    curve = [(float(k), k / 3) for k in range(size)]
+    kept = runs.thinned(curve)
+    assert len(kept) == min(size, 50)
+    assert [x for x, _ in kept] == sorted({x for x, _ in kept})
+    if curve:
+        assert [kept[0][0], kept[-1][0]] == [0.0, size - 1.0]
+        assert all(y == round(x / 3, 2) for x, y in kept)
+
+
+def test_a_run_that_is_made_again_trains_no_further(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    planned = PPO._replace(budget=8192)
+    first = runs.run(planned, 1)
+    assert first["stop"] == {"env_steps": 8192}
+    assert first["curve"][-1][0] == 8192
+    again = runs.run(planned, 1)
+    assert (again["return"], again["curve"]) == (first["return"], first["curve"])
+    with closing(etude.load(runs.FOLDER / PPO.preset / "seed-1")) as algorithm:
+        assert algorithm.evaluate(runs.EPISODES, seed=1001).return_mean == pytest.approx(first["return"], abs=1e-3)
+
+
+@pytest.fixture
+def there(tmp_path, monkeypatch):
+    """A page, and where its pictures and figures go."""
+    for name in ("PAGE", "PICTURES", "REACHED"):
+        monkeypatch.setattr(page, name, tmp_path / name)
+    page.PAGE.write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
+    page.PICTURES.mkdir()
+    return tmp_path
+
+
+def test_the_page_has_means_beside_those_of_peers_and_says_what_was_run_for_less(there):
+    made = [line(seed=1, reached=100.0), line(seed=2, reached=300.0), line(by="sb3", reached=150.0)]
+    page.write([*made, line(preset="sac-Hopper-v5", reached=2000.0, size=200_000)])
+    text = page.PAGE.read_text()
+    assert "old" not in text
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    hopper, own, peer = (row for row in text.splitlines() if row.startswith("| `"))
+    assert "**200.0** (100.0 … 300.0), 2 | 1.5 | 500 ± 0 |" in own
+    assert "`ppo`, Stable-Baselines3 | 100k steps | **150.0**" in peer
+    assert "200k of 1M steps" in hopper
+    not_run = text[text.index("## Not run") :]
+    assert "`Hopper-v5`" in next(row for row in not_run.splitlines() if row.startswith("- `ppo`"))
+    assert "CartPole" not in not_run
+    for picture in Path(page.PICTURES).iterdir():
+        assert f"(assets/results/{picture.name})" in text
+    reached = json.loads(page.REACHED.read_text())
+    assert reached["ppo-CartPole-v1"] == {"returns": [100.0, 300.0], "env_steps": 100_000, "seconds": 90}
+    assert set(reached) == {"ppo-CartPole-v1", "sac-Hopper-v5"}
+
+
+def test_a_page_without_a_place_for_the_tables_is_refused(there):
+    page.PAGE.write_text("nothing")
+    with pytest.raises(SystemExit, match="to write between"):
+        page.write([])
+    assert page.PAGE.read_text() == "nothing"
