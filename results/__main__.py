@@ -21,7 +21,7 @@ def main() -> int:
         for seed in range(1, planned.seeds + 1):
             if runs.is_made(planned, seed, runs.told()):
                 continue
-            print(f"{planned.preset} by {planned.peer or 'etude'}, seed {seed}", flush=True)
+            print(f"{planned.preset} by {planned.by}, seed {seed}", flush=True)
             try:
                 runs.make(planned, seed, options.minutes)
             except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:

@@ -27,7 +27,13 @@ FAMILIES: Final = {
     "Atari": ("atari:Pong", "atari:Breakout"),
     "Many agents": ("pettingzoo.sisl.pursuit_v5:parallel_env", "pettingzoo.sisl.multiwalker_v9:parallel_env"),
 }
-NAMES: Final = {"sb3": "Stable-Baselines3", "sb3-contrib": "sb3-contrib", "d3rlpy": "d3rlpy"}
+NAMES: Final = {
+    "etude": "",
+    "defaults": "defaults",
+    "sb3": "Stable-Baselines3",
+    "sb3-contrib": "sb3-contrib",
+    "d3rlpy": "d3rlpy",
+}
 PANELS: Final = 3
 """In a picture."""
 
@@ -80,7 +86,7 @@ def _table(own: Sequence[tuple[Preset, str, Sequence[Mapping[str, Any]]]]) -> li
             f"`{preset.env.partition(':')[0].removeprefix('pettingzoo.')}`"
             if len(preset.env) > 30
             else f"`{preset.env}`",
-            f"`{preset.algorithm}`" + ("" if by == "etude" else f", {NAMES[by]}"),
+            f"`{preset.algorithm}`, {NAMES[by]}".removesuffix(", "),
             f"{_short(size)}{short} {unit.removeprefix('env_')}",
             f"**{returns.mean():,.1f}** ({low:,.1f} … {high:,.1f}), {len(runs)}",
             f"{minutes:,.1f}",
@@ -99,7 +105,7 @@ def _pictures(family: str, own: Sequence[tuple[Preset, str, Sequence[Mapping[str
     for preset, by, runs in own:
         curves = [np.array(run["curve"], np.float64) for run in runs if len(run["curve"]) > 1]
         if curves:
-            label = preset.algorithm if by == "etude" else f"{preset.algorithm}, {NAMES[by]}"
+            label = f"{preset.algorithm}, {NAMES[by]}".removesuffix(", ")
             found = [RunCurve("", label, preset.env, curve[:, 0], curve[:, 1]) for curve in curves]
             panels.setdefault(preset.env, []).append(band_of(found))
     names, lines = list(panels), []

@@ -11,8 +11,8 @@ class Planned(NamedTuple):
     budget: int | None = None
     """Env steps, or updates offline; None is what the preset says."""
     seeds: int = 3
-    peer: str | None = None
-    """The library that runs the same settings; None is Etude."""
+    by: str = "etude"
+    """The library that runs these settings, or ``defaults``: Etude with the defaults of the algorithm in their place."""
 
 
 PLAN: Final = (
@@ -35,13 +35,18 @@ PLAN: Final = (
     Planned("td3-Hopper-v5", budget=200_000),
     Planned("sac-HalfCheetah-v5", budget=200_000),
     Planned("sac-Hopper-v5", budget=200_000),
-    Planned("dqn-MountainCar-v0", peer="sb3"),
-    Planned("dqn-LunarLander-v3", peer="sb3"),
-    Planned("ppo-no_velocity-CartPole-v1", peer="sb3-contrib"),
-    Planned("ppo-HalfCheetah-v5", peer="sb3"),
-    Planned("ppo-Hopper-v5", peer="sb3"),
-    Planned("sac-HalfCheetah-v5", budget=200_000, seeds=2, peer="sb3"),
-    Planned("sac-Hopper-v5", budget=200_000, seeds=2, peer="sb3"),
+    Planned("dqn-MountainCar-v0", by="sb3"),
+    Planned("dqn-LunarLander-v3", by="sb3"),
+    Planned("ppo-no_velocity-CartPole-v1", by="sb3-contrib"),
+    Planned("ppo-HalfCheetah-v5", by="sb3"),
+    Planned("ppo-Hopper-v5", by="sb3"),
+    Planned("sac-HalfCheetah-v5", budget=200_000, seeds=2, by="sb3"),
+    Planned("sac-Hopper-v5", budget=200_000, seeds=2, by="sb3"),
+    Planned("ppo-LunarLander-v3", by="defaults"),
+    Planned("ppo-Acrobot-v1", by="defaults"),
+    Planned("ppo-Hopper-v5", by="defaults"),
+    Planned("dqn-LunarLander-v3", by="defaults"),
+    Planned("sac-Hopper-v5", budget=200_000, by="defaults"),
     Planned("ppo-pursuit_v5"),
     Planned("ppo-multiwalker_v9"),
     Planned("ppo-atari-Pong", budget=500_000),

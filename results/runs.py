@@ -42,7 +42,7 @@ def preset_of(planned: Planned) -> tuple[Preset, dict[str, int]]:
 def is_made(planned: Planned, seed: int, made: list[dict[str, Any]]) -> bool:
     """Whether this run is among those that were made."""
     _, stop = preset_of(planned)
-    wanted = {"preset": planned.preset, "seed": seed, "by": planned.peer or "etude", "stop": stop}
+    wanted = {"preset": planned.preset, "seed": seed, "by": planned.by, "stop": stop}
     return any(all(run[name] == value for name, value in wanted.items()) for run in made)
 
 
@@ -71,16 +71,18 @@ def run(planned: Planned, seed: int) -> dict[str, Any]:
         and the mean return of training; ``cpu_seconds`` of training and evaluating.
     """
     preset, stop = preset_of(planned)
-    if planned.peer is None:
-        reached, curve = _with_etude(preset, stop, seed)
+    if planned.by in ("etude", "defaults"):
+        kind = etude.ALGORITHMS[preset.algorithm]
+        config = preset.config() if planned.by == "etude" else kind.Config(env=preset.env)
+        reached, curve = _with_etude(kind, config, stop, seed, FOLDER / planned.by / preset.name / f"seed-{seed}")
     else:
         from results import peers  # their packages are there for results only
 
-        reached, curve = peers.RUN[planned.peer](preset, stop, seed)
+        reached, curve = peers.RUN[planned.by](preset, stop, seed)
     usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return {
         "preset": planned.preset,
-        "by": planned.peer or "etude",
+        "by": planned.by,
         "seed": seed,
         "stop": stop,
         "return": round(reached, 3),
@@ -90,12 +92,12 @@ def run(planned: Planned, seed: int) -> dict[str, Any]:
     }
 
 
-def _with_etude(preset: Preset, stop: dict[str, int], seed: int) -> tuple[float, list[tuple[float, float]]]:
-    kind, folder = etude.ALGORITHMS[preset.algorithm], FOLDER / preset.name / f"seed-{seed}"
-    config = preset.config()
+def _with_etude(
+    kind: Any, config: Any, stop: dict[str, int], seed: int, folder: Path
+) -> tuple[float, list[tuple[float, float]]]:
     config = dataclasses.replace(config, seed=seed, compute=dataclasses.replace(config.compute, threads=1))
     goes_on = (folder / "checkpoint.json").exists()
-    algorithm = etude.load(folder, env=preset.env) if goes_on else kind(config)
+    algorithm = etude.load(folder, env=config.env) if goes_on else kind(config)
     with closing(algorithm):
         algorithm.fit(etude.Stop(**stop), out=folder, log=("jsonl",), save_interval=120)
         reached = algorithm.evaluate(EPISODES, seed=1000 + seed).return_mean

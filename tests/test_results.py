@@ -21,19 +21,19 @@ def line(preset="ppo-CartPole-v1", by="etude", seed=1, reached=480.0, size=100_0
     return about | {"cpu_seconds": 60 * seed, "machine": "x86_64", "curve": curve}
 
 
-@pytest.mark.parametrize("planned", PLAN, ids=lambda one: f"{one.preset} by {one.peer}")
+@pytest.mark.parametrize("planned", PLAN, ids=lambda one: f"{one.preset} by {one.by}")
 def test_what_is_planned_is_a_preset_and_no_longer_than_it(planned):
     preset, stop = runs.preset_of(planned)
     ((unit, size),) = stop.items()
     assert size <= preset.stop[unit]
     assert planned.seeds > 1
-    assert planned.peer is None or planned.peer in page.NAMES
+    assert planned.by in page.NAMES
 
 
 def test_a_run_is_made_once():
     made = [line(seed=2), line(by="sb3"), line(preset="ppo-Acrobot-v1", seed=3), line(seed=4, size=5)]
     assert [seed for seed in range(1, 5) if runs.is_made(PPO, seed, made)] == [2]
-    assert runs.is_made(PPO._replace(peer="sb3"), 1, made)
+    assert runs.is_made(PPO._replace(by="sb3"), 1, made)
     assert runs.is_made(PPO._replace(budget=5), 4, made)
 
 
@@ -56,7 +56,7 @@ def test_a_run_that_is_made_again_trains_no_further(tmp_path, monkeypatch):
     assert first["curve"][-1][0] == 8192
     again = runs.run(planned, 1)
     assert (again["return"], again["curve"]) == (first["return"], first["curve"])
-    with closing(etude.load(runs.FOLDER / PPO.preset / "seed-1")) as algorithm:
+    with closing(etude.load(runs.FOLDER / "etude" / PPO.preset / "seed-1")) as algorithm:
         assert algorithm.evaluate(runs.EPISODES, seed=1001).return_mean == pytest.approx(first["return"], abs=1e-3)
 
 
@@ -83,7 +83,7 @@ def test_the_page_has_means_beside_those_of_peers_and_says_what_was_run_for_less
     assert "200k of 1M steps" in hopper
     not_run = text[text.index("## Not run") :]
     assert "`Hopper-v5`" in next(row for row in not_run.splitlines() if row.startswith("- `ppo`"))
-    assert "CartPole" not in not_run
+    assert "`CartPole-v1`" not in not_run
     for picture in Path(page.PICTURES).iterdir():
         assert f"(assets/results/{picture.name})" in text
     reached = json.loads(page.REACHED.read_text())
