@@ -12,7 +12,7 @@ class Planned(NamedTuple):
     """Env steps, or updates offline; None is what the preset says."""
     seeds: int = 3
     by: str = "etude"
-    """The library that runs these settings, or ``defaults``: Etude with the defaults of the algorithm in their place."""
+    """Etude, another library with the same settings, or ``defaults``: Etude with the algorithm's default settings."""
 
 
 PLAN: Final = (
