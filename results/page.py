@@ -43,13 +43,17 @@ def write(runs: Sequence[Mapping[str, Any]]) -> None:
     presets = {preset.name: preset for preset in etude.find_presets()}
     groups: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
     for run in runs:
-        groups.setdefault((run["preset"], run["by"], json.dumps(run["stop"])), []).append(run)
+        groups.setdefault((run["preset"], run["by"], json.dumps([run["stop"], run.get("data")])), []).append(run)
     _write_reached(groups)
     lines = []
     for family, envs in FAMILIES.items():
         own = [(presets[key[0]], key[1], made) for key, made in groups.items() if presets[key[0]].env in envs]
-        if own:
-            lines += [f"## {family}", "", *_table(own), "", *_pictures(family, own)]
+        online, offline = ([one for one in own if ("updates" in one[0].stop) is kind] for kind in (False, True))
+        if online:
+            lines += [f"## {family}", "", *_table(online), "", *_pictures(family, "env_steps", online)]
+        if offline:
+            lines += [f"## {family}, from recordings", "", *_table(offline), ""]
+            lines += _pictures(f"{family}-offline", "updates", offline)
     made = {name for name, by, _ in groups if by == "etude"}
     not_run: dict[str, list[str]] = {}
     for preset in presets.values():
@@ -66,7 +70,7 @@ def write(runs: Sequence[Mapping[str, Any]]) -> None:
 def _write_reached(groups: Mapping[tuple[str, str, str], Sequence[Mapping[str, Any]]]) -> None:
     reached = {}
     for (name, by, _), runs in groups.items():
-        if by == "etude":
+        if by == "etude" and runs[0].get("data") in (None, "medium"):  # sources report what they reached from `medium`
             returns, seconds = [run["return"] for run in runs], statistics.fmean(run["cpu_seconds"] for run in runs)
             reached[name] = {"returns": returns, **runs[0]["stop"], "seconds": round(seconds)}
     REACHED.write_text(json.dumps(reached, indent=1, sort_keys=True) + "\n", encoding="utf-8")
@@ -86,7 +90,7 @@ def _table(own: Sequence[tuple[Preset, str, Sequence[Mapping[str, Any]]]]) -> li
             f"`{preset.env.partition(':')[0].removeprefix('pettingzoo.')}`"
             if len(preset.env) > 30
             else f"`{preset.env}`",
-            f"`{preset.algorithm}`, {NAMES[by]}".removesuffix(", "),
+            _label(f"`{preset.algorithm}`", by, runs),
             f"{_short(size)}{short} {unit.removeprefix('env_')}",
             f"**{returns.mean():,.1f}** ({low:,.1f} … {high:,.1f}), {len(runs)}",
             f"{minutes:,.1f}",
@@ -96,22 +100,26 @@ def _table(own: Sequence[tuple[Preset, str, Sequence[Mapping[str, Any]]]]) -> li
     return lines
 
 
+def _label(algorithm: str, by: str, runs: Sequence[Mapping[str, Any]]) -> str:
+    return ", ".join(part for part in (algorithm, runs[0].get("data"), NAMES[by]) if part)
+
+
 def _short(count: int) -> str:
     return f"{count / 1e6:g}M" if count >= 1_000_000 else f"{count / 1e3:g}k"
 
 
-def _pictures(family: str, own: Sequence[tuple[Preset, str, Sequence[Mapping[str, Any]]]]) -> list[str]:
+def _pictures(family: str, x: str, own: Sequence[tuple[Preset, str, Sequence[Mapping[str, Any]]]]) -> list[str]:
     panels: dict[str, list[Any]] = {}
     for preset, by, runs in own:
         curves = [np.array(run["curve"], np.float64) for run in runs if len(run["curve"]) > 1]
         if curves:
-            label = f"{preset.algorithm}, {NAMES[by]}".removesuffix(", ")
+            label = _label(preset.algorithm, by, runs)
             found = [RunCurve("", label, preset.env, curve[:, 0], curve[:, 1]) for curve in curves]
             panels.setdefault(preset.env, []).append(band_of(found))
     names, lines = list(panels), []
     for k in range(0, len(names), PANELS):
         shown = {name: panels[name] for name in names[k : k + PANELS]}
         file = PICTURES / f"{family.split()[0].lower()}-{k // PANELS + 1}.png"
-        plot_bands(shown, file, x="env_steps", y="return_mean")
+        plot_bands(shown, file, x=x, y="return_mean")
         lines += [f"![Learning curves: {', '.join(shown)}](assets/results/{file.name})", ""]
     return lines

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stable-Baselines3 and sb3-contrib with the settings of presets, through their public classes."""
+"""Stable-Baselines3, sb3-contrib and d3rlpy with the settings of presets, through their public classes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -13,6 +13,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
+import etude
 from etude.envs.registry import env_maker
 from etude.learners import points_of
 from etude.presets import Preset
@@ -132,7 +133,64 @@ _ACTIVATIONS: Final = {"tanh": torch.nn.Tanh, "relu": torch.nn.ReLU}
 _SETTINGS: Final = {"ppo": _ppo, "dqn": _dqn, "sac": _sac, "td3": _sac}
 _KINDS: Final = {"ppo": PPO, "dqn": DQN, "sac": SAC, "td3": TD3}
 
-RUN: Final[dict[str, Callable[[Preset, Mapping[str, int], int], tuple[float, Curve]]]] = {
-    "sb3": lambda preset, stop, seed: run(_KINDS[preset.algorithm], preset, stop, seed),
-    "sb3-contrib": lambda preset, stop, seed: run(_recurrent_ppo, preset, stop, seed),
+
+def offline(preset: Preset, stop: Mapping[str, int], seed: int, data: Sequence[str]) -> tuple[float, Curve]:
+    """Train d3rlpy's IQL or TD3+BC on recordings with actions in [-1, 1], and evaluate."""
+    import d3rlpy
+    from d3rlpy.models.encoders import VectorEncoderFactory
+
+    d3rlpy.seed(seed)
+    config = preset.config()
+    shape = VectorEncoderFactory(list(config.network.hidden), activation=config.network.activation)
+    given: dict[str, Any] = {"actor_encoder_factory": shape, "critic_encoder_factory": shape}
+    given |= {"actor_learning_rate": _rate(config.lr), "critic_learning_rate": _rate(config.lr), "gamma": config.gamma}
+    if preset.algorithm == "iql":
+        given |= {"value_encoder_factory": shape, "expectile": config.expectile, "weight_temp": config.beta}
+        kind = d3rlpy.algos.IQLConfig
+    else:
+        given |= {"alpha": config.alpha, "observation_scaler": d3rlpy.preprocessing.StandardObservationScaler()}
+        kind = d3rlpy.algos.TD3PlusBCConfig
+    learner = kind(batch_size=config.batch_size, **given).create(device="cpu")
+    exp = etude.Recording.open(list(data)).read()
+    dataset = d3rlpy.dataset.MDPDataset(
+        observations=exp.steps["obs"].astype(np.float32),
+        actions=exp.steps["action"],
+        rewards=exp.steps["reward"].astype(np.float32),
+        terminals=exp.at_ends(exp.segments.terminated).astype(np.float32),
+        timeouts=exp.at_ends(~exp.segments.terminated).astype(np.float32),
+    )
+    learner.build_with_dataset(dataset)
+    make, _ = env_maker(preset.env)
+    curve: Curve = []
+    parts = 10
+    for part in range(parts):
+        for _ in range(stop["updates"] // parts):
+            learner.update(dataset.sample_transition_batch(config.batch_size))
+        last = part == parts - 1
+        reached = _mean_return(learner, make(), EPISODES if last else 10, seed)
+        curve.append((stop["updates"] * (part + 1) / parts, reached))
+    return curve[-1][1], curve
+
+
+def _rate(schedule: Any) -> float:
+    """The learning rate at the start: d3rlpy has no schedules."""
+    return float(points_of(schedule)[0][1])
+
+
+def _mean_return(learner: Any, env: Any, episodes: int, seed: int) -> float:
+    returns = []
+    for episode in range(episodes):
+        obs, _ = env.reset(seed=1000 * seed + episode)
+        total, over = 0.0, False
+        while not over:
+            obs, reward, terminated, truncated, _ = env.step(learner.predict(obs[None].astype(np.float32))[0])
+            total, over = total + float(reward), terminated or truncated
+        returns.append(total)
+    return float(np.mean(returns))
+
+
+RUN: Final[dict[str, Callable[[Preset, Mapping[str, int], int, Any], tuple[float, Curve]]]] = {
+    "sb3": lambda preset, stop, seed, _: run(_KINDS[preset.algorithm], preset, stop, seed),
+    "sb3-contrib": lambda preset, stop, seed, _: run(_recurrent_ppo, preset, stop, seed),
+    "d3rlpy": offline,
 }

@@ -13,6 +13,8 @@ class Planned(NamedTuple):
     seeds: int = 3
     by: str = "etude"
     """Etude, another library with the same settings, or ``defaults``: Etude with the algorithm's default settings."""
+    data: str | None = None
+    """Offline: the level of the recording, see `results.data`."""
 
 
 PLAN: Final = (
@@ -47,6 +49,13 @@ PLAN: Final = (
     Planned("ppo-Hopper-v5", by="defaults"),
     Planned("dqn-LunarLander-v3", by="defaults"),
     Planned("sac-Hopper-v5", budget=200_000, by="defaults"),
+    *(
+        Planned(f"{name}-Hopper-v5", budget=50_000, data=level)
+        for level in ("medium", "medium-replay", "expert")
+        for name in ("bc", "marwil", "iql", "td3_bc", "cql", "decision_transformer")
+    ),
+    Planned("iql-Hopper-v5", budget=50_000, data="medium", by="d3rlpy"),
+    Planned("td3_bc-Hopper-v5", budget=50_000, data="medium", by="d3rlpy"),
     Planned("ppo-pursuit_v5"),
     Planned("ppo-multiwalker_v9"),
     Planned("ppo-atari-Pong", budget=500_000),

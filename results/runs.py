@@ -16,6 +16,7 @@ import numpy as np
 
 import etude
 from etude.presets import Preset
+from results.data import recording
 from results.plan import Planned
 
 HERE: Final = Path(__file__).parent
@@ -23,6 +24,8 @@ RUNS: Final = HERE / "runs.jsonl"
 FOLDER: Final = Path("runs/results")
 EPISODES: Final = 20
 """Of the evaluation at the end, without exploration."""
+DATA_STEPS: Final = 200_000
+"""That SAC trains for to make recordings."""
 POINTS: Final = 50
 """That are kept of a learning curve."""
 
@@ -42,8 +45,8 @@ def preset_of(planned: Planned) -> tuple[Preset, dict[str, int]]:
 def is_made(planned: Planned, seed: int, made: list[dict[str, Any]]) -> bool:
     """Whether this run is among those that were made."""
     _, stop = preset_of(planned)
-    wanted = {"preset": planned.preset, "seed": seed, "by": planned.by, "stop": stop}
-    return any(all(run[name] == value for name, value in wanted.items()) for run in made)
+    wanted = {"preset": planned.preset, "seed": seed, "by": planned.by, "stop": stop, "data": planned.data}
+    return any(all(run.get(name) == value for name, value in wanted.items()) for run in made)
 
 
 def make(planned: Planned, seed: int, minutes: float) -> None:
@@ -71,20 +74,29 @@ def run(planned: Planned, seed: int) -> dict[str, Any]:
         and the mean return of training; ``cpu_seconds`` of training and evaluating.
     """
     preset, stop = preset_of(planned)
+    data = None
+    if planned.data is not None:
+        data = recording(FOLDER / "data" / preset.env, preset.env, planned.data, DATA_STEPS)
     if planned.by in ("etude", "defaults"):
         kind = etude.ALGORITHMS[preset.algorithm]
         config = preset.config() if planned.by == "etude" else kind.Config(env=preset.env)
-        reached, curve = _with_etude(kind, config, stop, seed, FOLDER / planned.by / preset.name / f"seed-{seed}")
+        if data is not None:
+            every = max(1, stop["updates"] // (10 * config.updates_per_iteration))
+            evaluation = dataclasses.replace(config.evaluation, interval=every, episodes=10)
+            config = dataclasses.replace(config, data=data, evaluation=evaluation)
+        name = preset.name if planned.data is None else f"{preset.name}-{planned.data}"
+        reached, curve = _with_etude(kind, config, stop, seed, FOLDER / planned.by / name / f"seed-{seed}")
     else:
         from results import peers  # their packages are there for results only
 
-        reached, curve = peers.RUN[planned.by](preset, stop, seed)
+        reached, curve = peers.RUN[planned.by](preset, stop, seed, data)
     usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return {
         "preset": planned.preset,
         "by": planned.by,
         "seed": seed,
         "stop": stop,
+        "data": planned.data,
         "return": round(reached, 3),
         "cpu_seconds": round(sum(used.ru_utime + used.ru_stime for used in usage)),
         "machine": platform.machine(),
