@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was reached, as ``docs/results.md``, its pictures, and the figures that ``etude presets`` shows."""
+"""Writes ``docs/results.md``, its pictures, and the figures that ``etude presets`` shows."""
 
 import json
 import statistics
@@ -18,7 +18,23 @@ ROOT: Final = Path(__file__).parent.parent
 PAGE: Final = ROOT / "docs" / "results.md"
 PICTURES: Final = ROOT / "docs" / "assets" / "results"
 REACHED: Final = ROOT / "etude" / "presets" / RESULTS
-BEGIN, END = "<!-- begin: written by `make results` -->", "<!-- end -->"
+INTRO: Final = """# Results
+
+The returns that the [presets](presets.md) reach, next to the returns that their sources report. Where another library
+is named, it was run with the same settings on the same machine.
+
+- *Trained for*: the env steps or gradient steps of each run. *200k of 1M steps* is a run shorter than the preset says.
+- *Return*: the mean over seeds. Each seed's return is the mean of 20 evaluation episodes after training.
+- *Interval*: the 95 % interval of the interquartile mean over seeds, by the bootstrap
+  ([Agarwal et al. 2021](https://arxiv.org/abs/2108.13264)). With two or three seeds, it is only a rough guide.
+- *CPU minutes*: the time of one run with one thread, including evaluation.
+- *Published*: the return that the source of the settings reports. Most sources used older versions of the envs (`-v1`
+  to `-v3`); versions 4 and 5 of the MuJoCo envs differ in details of rewards and physics. `etude presets --json` shows
+  the sources.
+- Learning curves show the mean return of training episodes over seeds, with the same interval.
+
+`make results` runs what is missing, which takes hours, and writes this page.
+"""
 FAMILIES: Final = {
     "MuJoCo": ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5"),
     "Classic control and Box2D": (
@@ -59,12 +75,10 @@ def write(runs: Sequence[Mapping[str, Any]]) -> None:
     for preset in presets.values():
         if preset.name not in made:
             not_run.setdefault(f"`{preset.algorithm}`", []).append(f"`{preset.env}`")
-    lines += ["## Not run", "", *(f"- {algorithm}: {', '.join(envs)}" for algorithm, envs in not_run.items())]
-    before, begin, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise SystemExit(f"{PAGE} has no {BEGIN} ... {END} to write between.")
-    PAGE.write_text("\n".join([before + BEGIN, "", *lines, "", END]) + after, encoding="utf-8")
+    if not_run:
+        lines += ["## Presets without results", "", "These presets have not been run yet:", ""]
+        lines += [f"- {algorithm}: {', '.join(envs)}" for algorithm, envs in not_run.items()]
+    PAGE.write_text("\n".join([INTRO, *lines]) + "\n", encoding="utf-8")
 
 
 def _write_reached(groups: Mapping[tuple[str, str, str], Sequence[Mapping[str, Any]]]) -> None:
@@ -78,7 +92,7 @@ def _write_reached(groups: Mapping[tuple[str, str, str], Sequence[Mapping[str, A
 
 def _table(own: Sequence[tuple[Preset, str, Sequence[Mapping[str, Any]]]]) -> list[str]:
     lines = [
-        "| task | algorithm | after | return, 95 % interval, seeds | CPU minutes | its source |",
+        "| task | algorithm | trained for | return (95 % interval), seeds | CPU minutes | published |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for preset, by, runs in sorted(own, key=lambda one: (one[0].env, one[0].algorithm, one[1] != "etude")):
