@@ -31,6 +31,10 @@ is named, it was run with the same settings on the same machine.
 - *Published*: the return that the source of the settings reports. Most sources used older versions of the envs (`-v1`
   to `-v3`); versions 4 and 5 of the MuJoCo envs differ in details of rewards and physics. `etude presets --json` shows
   the sources.
+- *defaults*: Etude with the algorithm's default settings in place of the preset's.
+- *medium*, *medium-replay*, *expert*: the recording that an offline preset learned from, made by the preset of SAC as
+  D4RL's are. *expert* holds episodes of its best agent, *medium* those of an agent with a third of that return, and
+  *medium-replay* all steps until then.
 - Learning curves show the mean return of training episodes over seeds, with the same interval.
 
 `make results` runs what is missing, which takes hours, and writes this page.
