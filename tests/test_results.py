@@ -78,7 +78,7 @@ def test_the_page_has_means_beside_those_of_peers_and_says_what_was_run_for_less
     text = page.PAGE.read_text()
     assert "what was there" not in text
     assert text.startswith("# Results")
-    hopper, expert, medium, own, peer = (row for row in text.splitlines() if row.startswith("| `"))
+    hopper, medium, expert, own, peer = (row for row in text.splitlines() if row.startswith("| `"))
     assert "**200.0** (100.0 … 300.0), 2 | 1.5 | 500 ± 0 |" in own
     assert "`ppo`, Stable-Baselines3 | 100k steps | **150.0**" in peer
     assert "200k of 1M steps" in hopper
