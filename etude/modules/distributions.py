@@ -217,9 +217,10 @@ class EpsilonGreedy(Categorical):
         epsilon: 0 to 1; may be set at any time.
     """
 
-    head_gain = 1.0
-    """Inputs are values. If they all start at zero, nothing tells actions apart until a target network has moved, and
-    where rewards are rare, nothing is learned."""
+    head_gain = 0.3
+    """Inputs are values. If all are near zero at first, nothing tells actions apart until a target network has moved: DQN
+    with the settings of its preset then does not learn Acrobot in 40,000 steps. 0.3 is about what other libraries have;
+    of 0.01, 0.1, 0.3 and 1, it was the best compromise between Acrobot and CartPole."""
 
     def __init__(self, space: spaces.Discrete, root: str, epsilon: float = 0.0) -> None:
         super().__init__(space, root)

@@ -431,8 +431,8 @@ class Trunk(nn.Module):
 class Network(nn.Module):
     """Policy and value function for all spaces that Etude supports.
 
-    Weights are orthogonal, with gain sqrt(2) in hidden layers, 0.01 in the policy's head (1 where it computes the values
-    of actions, see `Distribution.head_gain`) and 1 in the value's. Biases are zero (Huang et al. 2022, "The 37
+    Weights are orthogonal, with gain sqrt(2) in hidden layers, 0.01 in the policy's head (0.3 where it computes the
+    values of actions, see `Distribution.head_gain`) and 1 in the value's. Biases are zero (Huang et al. 2022, "The 37
     implementation details of PPO").
 
     Args:
