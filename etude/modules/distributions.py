@@ -4,7 +4,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -62,6 +62,10 @@ class Distribution(ABC):
         logits: The ``inputs`` that are logits, in order; an action mask applies to these.
         flatten: Splits a nested action into columns.
     """
+
+    head_gain: ClassVar[float] = 0.01
+    """The gain of the built-in network's layer that computes ``inputs``. Small: at first, all actions are about equally
+    likely."""
 
     def __init__(
         self,
@@ -212,6 +216,11 @@ class EpsilonGreedy(Categorical):
     Attributes:
         epsilon: 0 to 1; may be set at any time.
     """
+
+    head_gain = 0.3
+    """Inputs are values. If all are near zero at first, nothing tells actions apart until a target network has moved: with
+    the settings of its preset, DQN then does not learn Acrobot in 40,000 steps. Of 0.01, 0.1, 0.3 and 1, 0.3 was the best
+    compromise between Acrobot and CartPole."""
 
     def __init__(self, space: spaces.Discrete, root: str, epsilon: float = 0.0) -> None:
         super().__init__(space, root)

@@ -431,8 +431,9 @@ class Trunk(nn.Module):
 class Network(nn.Module):
     """Policy and value function for all spaces that Etude supports.
 
-    Weights are orthogonal, with gain sqrt(2) in hidden layers, 0.01 in the policy's head and 1 in the value's. Biases
-    are zero (Huang et al. 2022, "The 37 implementation details of PPO").
+    Weights are orthogonal, with gain sqrt(2) in hidden layers, 0.01 in the policy's head (0.3 where it computes the
+    values of actions, see `Distribution.head_gain`) and 1 in the value's. Biases are zero (Huang et al. 2022, "The 37
+    implementation details of PPO").
 
     Args:
         obs_space: Boxes, MultiBinary, Discrete and MultiDiscrete (one-hot), and Dict and Tuple of them.
@@ -480,7 +481,7 @@ class Network(nn.Module):
         own_std = len(dist.log_std) > 0 and not config.state_dependent_std
         outputs = dist.num_inputs - (len(dist.log_std) if own_std else 0)
         self.policy_head = nn.Linear(self.policy.width, outputs)
-        orthogonal(self.policy_head, 0.01)
+        orthogonal(self.policy_head, dist.head_gain)
         self.log_std: nn.Parameter | None = None
         self.order: Tensor | None
         self.register_buffer("order", None, persistent=False)

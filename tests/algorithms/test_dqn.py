@@ -277,7 +277,7 @@ def test_what_can_not_be_is_refused(given: dict[str, Any], message: str) -> None
         dqn(**given)
 
 
-LIMIT = 16_000
+LIMIT = 20_000
 
 
 @pytest.mark.learning
