@@ -286,7 +286,7 @@ class OffPolicyAlgorithm(ActingAlgorithm[C]):
         return {**super().components(), **replays, "owed": owed}
 
     def _set_owed(self, owed: Mapping[str, float] | float) -> None:
-        each = owed if isinstance(owed, Mapping) else dict.fromkeys(self.policies, owed)  # older checkpoints hold one number
+        each = owed if isinstance(owed, Mapping) else dict.fromkeys(self.policies, owed)  # older states hold one number
         self._owed = {name: float(left) for name, left in each.items()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
